@@ -1,0 +1,202 @@
+"""What was said, by whom, and which token ids were sampled. Pure data, no tokenizer, no torch.
+
+A `Conversation` is a path of turns. Forks share the turns (and so the token ids) of their prefix.
+A policy turn keeps the exact ids it was sampled with: `Sample.context` are the ids the prompt gained since
+the last sample (rendered, loss mask 0) and `Sample.ids` the sampled ones (loss mask 1).
+So `conversation.ids` is what the policy saw and said, and nothing decoded is ever encoded again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One thing said, in the shape of an OpenAI chat message."""
+
+    role: str
+    """system, user, assistant or tool."""
+    content: str
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    """OpenAI tool calls: {"id", "type": "function", "function": {"name", "arguments"}}."""
+    tool_call_id: str | None = None
+    """On a tool message: the call it answers."""
+    name: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The message as chat templates and endpoints take it."""
+        out: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            out["tool_calls"] = [dict(call) for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            out["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            out["name"] = self.name
+        return out
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Message:
+        """A message from its dictionary form; content None (a bare tool call) becomes the empty string."""
+        return cls(
+            role=data["role"],
+            content=data.get("content") or "",
+            tool_calls=tuple(data.get("tool_calls") or ()),
+            tool_call_id=data.get("tool_call_id"),
+            name=data.get("name"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The tokens of one policy turn, exactly as they were sampled."""
+
+    context: tuple[int, ...]
+    """Ids put before the sampled ones since the previous sample: rendered messages and the generation prompt."""
+    ids: tuple[int, ...]
+    """The sampled ids, the end-of-turn token included when the model produced it."""
+    logprobs: tuple[float, ...]
+    """Log-probability of each sampled id under softmax(logits / temperature), before any top-k/top-p/min-p cut."""
+    finish: str
+    """stop (the model ended its turn) or length (cut at the limit)."""
+    version: int = 0
+    """Version of the weights that sampled it."""
+
+    def __post_init__(self) -> None:
+        if len(self.ids) != len(self.logprobs):
+            raise ValueError(f"a sample of {len(self.ids)} ids came with {len(self.logprobs)} log-probabilities")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A message and, when the policy in training sampled it, its tokens."""
+
+    message: Message
+    sample: Sample | None = None
+    note: Mapping[str, Any] = field(default_factory=dict)
+    """What the speaker thought or measured (a simulated user's hidden thought, flags); shown, never rendered."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a task's data: how the conversation opens and what is hidden from the policy."""
+
+    id: str
+    messages: tuple[Message, ...]
+    """The opening the policy sees."""
+    goal: Any = None
+    """What the simulated user wants; the policy never sees it."""
+    reference: Any = None
+    """The ground truth a verifier or judge compares with."""
+    source: str = ""
+    """The data source: which task or verifier the row belongs to."""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """Anything else: difficulty, unit tests, persona, groups for plots."""
+
+
+def derive_seed(seed: int, *keys: object) -> int:
+    """A new 63-bit seed from a seed and a path of keys; the same on every machine and in every process."""
+    text = repr((seed, *keys)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+class Conversation:
+    """A path of turns with the state that belongs to it: row, seed, random stream, session."""
+
+    __slots__ = ("_rng", "ended", "key", "row", "seed", "session", "turns")
+
+    def __init__(self, row: Row, seed: int = 0, key: str = "", turns: tuple[Turn, ...] | None = None) -> None:
+        self.row = row
+        self.seed = seed
+        self.key = key or row.id
+        self.turns: tuple[Turn, ...] = tuple(Turn(m) for m in row.messages) if turns is None else turns
+        self.session: dict[str, Any] = {}
+        """Private state of the participants of this conversation (environment session, simulated user's memory)."""
+        self.ended: str | None = None
+        """Why nobody speaks any more: 'user', 'done', 'turns', 'length' …; None while it can go on."""
+        self._rng: random.Random | None = None
+
+    def __repr__(self) -> str:
+        return f"Conversation({self.key!r}, {len(self.turns)} turns)"
+
+    @property
+    def rng(self) -> random.Random:
+        """The conversation's own random stream."""
+        if self._rng is None:
+            self._rng = random.Random(derive_seed(self.seed, "rng"))
+        return self._rng
+
+    @property
+    def messages(self) -> list[Message]:
+        """Everything said so far."""
+        return [turn.message for turn in self.turns]
+
+    def say(self, message: Message, sample: Sample | None = None, note: Mapping[str, Any] | None = None) -> Turn:
+        """Append a turn and return it."""
+        turn = Turn(message, sample, note or {})
+        self.turns = (*self.turns, turn)
+        return turn
+
+    def fork(self, *path: object) -> Conversation:
+        """A conversation that shares all turns so far and goes its own way, with its own random stream.
+
+        The session is copied one level deep, so a fork's participants never write into their sibling's state.
+        """
+        key = "/".join([self.key, *map(str, path)])
+        twin = Conversation(self.row, derive_seed(self.seed, *path), key, self.turns)
+        twin.session = dict(self.session)
+        return twin
+
+    def samples(self) -> Iterator[Sample]:
+        """The policy's samples, in order."""
+        return (turn.sample for turn in self.turns if turn.sample is not None)
+
+    @property
+    def ids(self) -> list[int]:
+        """All ids of the policy's context up to and including its last sample."""
+        out: list[int] = []
+        for sample in self.samples():
+            out += sample.context
+            out += sample.ids
+        return out
+
+    @property
+    def mask(self) -> list[int]:
+        """Loss mask beside `ids`: 1 exactly where the policy sampled."""
+        out: list[int] = []
+        for sample in self.samples():
+            out += [0] * len(sample.context)
+            out += [1] * len(sample.ids)
+        return out
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Sampling log-probabilities beside `ids`, 0.0 where nothing was sampled."""
+        out: list[float] = []
+        for sample in self.samples():
+            out += [0.0] * len(sample.context)
+            out += sample.logprobs
+        return out
+
+    @property
+    def unrendered(self) -> list[Message]:
+        """Messages said since the last sample: what the next prompt must still render."""
+        pending: list[Message] = []
+        for turn in reversed(self.turns):
+            if turn.sample is not None:
+                break
+            pending.append(turn.message)
+        return pending[::-1]
+
+    def last(self, role: str) -> Message | None:
+        """The latest message of a role."""
+        return next((turn.message for turn in reversed(self.turns) if turn.message.role == role), None)
+
+
+def messages_from(data: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+    """Messages from a list of dictionaries."""
+    return tuple(Message.from_dict(item) for item in data)

@@ -1,0 +1,21 @@
+"""Errors that are the user's to mend: one clear line, exit code 2, no traceback."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(Exception):
+    """Something in the input is wrong; the message names the thing, the value and the way out."""
+
+
+class BudgetExceeded(UserError):
+    """A call, token or spend budget ran out; finished work is saved and the run can be resumed."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The tail of an error message: the nearest known word, or the list of all of them."""
+    known = sorted(known)
+    near = get_close_matches(word, known, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean '{near[0]}'?"
+    return f"known: {', '.join(known)}" if known else "none are known"

@@ -1,0 +1,133 @@
+"""The one interface of every model: a `Request` goes in, `Completion`s come out.
+
+The policy, the simulated user and the judge are all models. A backend says what it can do in `Abilities`;
+asking for more raises `UserError` before any work. A failed call raises `ModelCallError` with a reason; it is never
+an empty string.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from upshot.chat import Message
+
+
+class ModelCallError(Exception):
+    """A call that gave no completion after all retries; `reason` is short, countable and stable."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+        """timeout, rate_limited, connection, http_500, bad_response, refused …"""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample. Temperature 0 is greedy."""
+
+    max_tokens: int = 512
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps all tokens."""
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    """Strings that end the completion (not part of its text)."""
+    stop_ids: tuple[int, ...] = ()
+    """Token ids that end the completion besides the model's own end-of-turn ids (they stay part of its ids)."""
+    seed: int | None = None
+    """Seed of this call; sample i of n uses a seed derived from it. None: the backend's own randomness."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked of a model: messages, or the exact token ids to continue."""
+
+    prompt: Sequence[Message] | Sequence[int]
+    sampling: Sampling = field(default_factory=Sampling)
+    n: int = 1
+    schema: Mapping[str, Any] | None = None
+    """JSON schema that the text must follow, where the backend can enforce it."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """OpenAI tool definitions."""
+    role: str = ""
+    """Who speaks (policy, user, judge …): calls, cost and latency are counted by it."""
+    top_logprobs: int = 0
+
+    @property
+    def by_ids(self) -> bool:
+        """Whether the prompt is token ids."""
+        return bool(self.prompt) and isinstance(self.prompt[0], int)
+
+    def with_seed(self, seed: int) -> Request:
+        """The same request with another seed."""
+        return replace(self, sampling=replace(self.sampling, seed=seed))
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sampled continuation."""
+
+    text: str
+    finish: str
+    """stop, length, or tool_calls."""
+    ids: tuple[int, ...] | None = None
+    """Sampled ids, the end-of-turn token included; None where the backend does not tell."""
+    logprobs: tuple[float, ...] | None = None
+    """Beside `ids`: log softmax(logits / temperature) of each, before top-k/top-p/min-p cuts."""
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+    """US dollars, where known."""
+    version: int = 0
+    """Version of the weights (in process)."""
+    cached: bool = False
+    """Came from the response cache."""
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a backend can do."""
+
+    ids_in: bool = False
+    """Takes token ids as a prompt."""
+    ids_out: bool = False
+    """Returns sampled ids and log-probabilities."""
+    schema: bool = False
+    """Enforces a JSON schema."""
+    tools: bool = False
+    seed: bool = False
+    """Same request, same seed: same completion."""
+
+
+class Model(ABC):
+    """Something that continues text."""
+
+    name: str
+    abilities: Abilities = Abilities()
+
+    @abstractmethod
+    async def generate(self, request: Request) -> list[Completion]:
+        """`request.n` completions, or `ModelCallError`."""
+
+    async def start(self) -> None:
+        """Check keys and files, load what must be loaded; raises `UserError` before any work is lost."""
+
+    async def aclose(self) -> None:
+        """Cancel what is under way and release connections or memory."""
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the start (calls, tokens, cost, retries, cache hits, latency), for the metrics."""
+        return {}
+
+    async def __aenter__(self) -> Model:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()

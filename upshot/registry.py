@@ -1,0 +1,141 @@
+"""Names → classes: `gsm8k`, or `my_pkg.mod:Thing`, with did-you-mean errors.
+
+A registry owns a package; its modules are imported at the first look-up, so adding a thing is adding one file
+with a decorator in it. `create` checks names and types of the options before anything is built.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from upshot.errors import UserError, did_you_mean
+
+T = TypeVar("T")
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+class Registry(Generic[T]):
+    """One kind of thing that a recipe can name."""
+
+    def __init__(self, kind: str, package: str) -> None:
+        self.kind = kind
+        self.package = package
+        self._things: dict[str, Callable[..., T]] = {}
+        self._loaded = False
+
+    def register(self, name: str, *aliases: str) -> Callable[[C], C]:
+        """Decorator: make a class (or factory) known by name and aliases."""
+
+        def add(thing: C) -> C:
+            for key in (name, *aliases):
+                if self._things.get(key, thing) is not thing:
+                    raise ValueError(f"two {self.kind}s are called '{key}'")
+                self._things[key] = thing
+            return thing
+
+        return add
+
+    def names(self) -> list[str]:
+        """All known names, sorted."""
+        self._load()
+        return sorted(self._things)
+
+    def __contains__(self, name: str) -> bool:
+        self._load()
+        return name in self._things
+
+    def get(self, name: str, where: str = "") -> Callable[..., T]:
+        """The class behind a name or a `package.module:Thing` path."""
+        if ":" in name:
+            return self._import(name, where)
+        self._load()
+        if name in self._things:
+            return self._things[name]
+        place = f" in {where}" if where else ""
+        raise UserError(
+            f"unknown {self.kind} '{name}'{place}; {did_you_mean(name, self._things)} "
+            f"(your own: 'my_package.module:Thing')"
+        )
+
+    def create(self, name: str, options: Mapping[str, Any] | None = None, where: str = "", **context: Any) -> T:
+        """Build a thing; `options` come from the recipe and are checked, `context` from the program.
+
+        Context is passed only where the constructor names it.
+        """
+        thing = self.get(name, where)
+        checked = check_options(thing, dict(options or {}), context, f"{self.kind} '{name}'", where)
+        return thing(**checked)
+
+    def check(self, name: str, options: Mapping[str, Any] | None = None, where: str = "", **context: Any) -> None:
+        """Raise what `create` would raise for a wrong name or option, without building."""
+        check_options(self.get(name, where), dict(options or {}), context, f"{self.kind} '{name}'", where, False)
+
+    def _load(self) -> None:
+        if self._loaded:
+            return
+        self._loaded = True
+        package = importlib.import_module(self.package)
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{self.package}.{module.name}")
+
+    def _import(self, path: str, where: str) -> Callable[..., T]:
+        module_name, _, attribute = path.partition(":")
+        place = f" in {where}" if where else ""
+        try:
+            module = importlib.import_module(module_name)
+        except ImportError as error:
+            raise UserError(f"cannot import {self.kind} '{path}'{place}: {error}") from error
+        if not hasattr(module, attribute):
+            public = [name for name in vars(module) if not name.startswith("_")]
+            raise UserError(
+                f"module '{module_name}' has no '{attribute}' ({self.kind}{place}); {did_you_mean(attribute, public)}"
+            )
+        found: Callable[..., T] = getattr(module, attribute)
+        return found
+
+
+def check_options(
+    thing: Callable[..., Any],
+    options: dict[str, Any],
+    context: Mapping[str, Any],
+    what: str,
+    where: str,
+    complete: bool = True,
+) -> dict[str, Any]:
+    """Keyword arguments for a constructor: options validated against its annotations, context where named."""
+    from pydantic import TypeAdapter, ValidationError
+
+    target = thing.__init__ if inspect.isclass(thing) else thing
+    parameters = {k: p for k, p in inspect.signature(target).parameters.items() if k != "self"}
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = {k: p for k, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    place = f" in {where}" if where else ""
+    hints = _hints(target)
+    out: dict[str, Any] = {k: v for k, v in context.items() if k in named}
+    for key, value in options.items():
+        if key not in named or (key in context and key not in options):
+            if open_ended:
+                out[key] = value
+                continue
+            raise UserError(f"unknown option '{key}' of {what}{place}; {did_you_mean(key, set(named) - set(context))}")
+        try:
+            out[key] = TypeAdapter(hints[key]).validate_python(value) if key in hints else value
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise UserError(f"option '{key}' of {what}{place} is {value!r}: {reason}") from error
+    missing = [k for k, p in named.items() if p.default is p.empty and k not in out]
+    if missing and complete:
+        raise UserError(f"{what}{place} needs the option '{missing[0]}'")
+    return out
+
+
+def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(target)
+    except NameError:  # an annotation only imported for the type checker: leave the value unchecked
+        return {}
