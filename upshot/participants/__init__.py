@@ -1,0 +1,1 @@
+"""Who speaks besides the policy: simulated users, judges, environments."""

@@ -1,0 +1,65 @@
+"""A participant answers the policy: a simulated user, an environment, a tool.
+
+One participant object serves all conversations at once, so it keeps no state of its own: whatever belongs to a
+conversation lives in `conversation.session`, `.row` and `.rng`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from upshot.chat import Conversation, Message
+from upshot.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What comes back after a policy turn."""
+
+    messages: tuple[Message, ...] = ()
+    """Said next, in proper chat roles; empty when there is nothing to add."""
+    done: bool = False
+    """Nobody speaks after this."""
+    reason: str = "done"
+    """Why it is done: 'user' (ended the chat), 'solved', 'given up' …"""
+    note: Mapping[str, Any] = field(default_factory=dict)
+    """Hidden thoughts and flags, kept with the turn for the reader; never rendered."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers to add up over the conversation, such as {'format_errors': 1}."""
+
+
+class Participant(ABC):
+    """Someone who takes turns with the policy."""
+
+    async def start(self, conversation: Conversation) -> None:
+        """Prepare the session of one conversation; may say opening messages."""
+
+    @abstractmethod
+    async def observe(self, conversation: Conversation) -> Observation:
+        """Answer the policy's last turn."""
+
+    async def end(self, conversation: Conversation) -> None:
+        """Finish the session; a final score of the environment's own goes to `conversation.session['score']`."""
+
+    async def aclose(self) -> None:
+        """Release what all conversations shared."""
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the start, for the metrics (a simulated user's quality, for one)."""
+        return {}
+
+
+def count(conversation: Conversation, metrics: Mapping[str, float]) -> None:
+    """Add an observation's numbers to the conversation's own totals (`session['metrics']`)."""
+    if metrics:
+        totals = dict(conversation.session.get("metrics", {}))
+        for name, value in metrics.items():
+            totals[name] = totals.get(name, 0.0) + value
+        conversation.session["metrics"] = totals
+
+
+users: Registry[Participant] = Registry("user", "upshot.participants")
+"""Simulated users that a recipe can name in `futures.user`."""

@@ -1,0 +1,1 @@
+"""Metrics, weights and gates → scores with credit spans."""

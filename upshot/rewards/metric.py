@@ -1,0 +1,35 @@
+"""A metric looks at a finished conversation and returns a score, or missing with the reason.
+
+Raising is fine too: the scorer turns any exception of one conversation into a missing score with the exception's
+name as the reason. The rest of the run goes on. `breakpoint()` works: everything runs in one process.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from upshot.chat import Conversation
+from upshot.registry import Registry
+from upshot.score import Score
+
+
+class Metric(ABC):
+    """Scores conversations. Constructor keyword arguments are its options in the recipe.
+
+    A constructor may also name any of these, and gets them from the program: `task` (the `Task`), `judge`
+    (a `Model`), `tokenizer` (of the policy), `models` (all helper models by name), `sandbox` (a `CodeRunner`).
+    """
+
+    intrinsic: bool = False
+    """About how it was said (length, interactivity) rather than what was achieved; the log keeps both sums."""
+
+    @abstractmethod
+    async def score(self, conversation: Conversation) -> Score:
+        """The score of one finished conversation, the last word included."""
+
+    async def aclose(self) -> None:
+        """Release what all conversations shared."""
+
+
+metrics: Registry[Metric] = Registry("metric", "upshot.rewards.metrics")
+"""Metrics that a recipe can name in `reward.metrics`."""

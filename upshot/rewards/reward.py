@@ -1,0 +1,58 @@
+"""Scores of a reply's futures → one reward, with its breakdown. Pure functions.
+
+Per metric: the mean over the futures that have a value, times the weight, clamped; then summed. A metric without any
+value makes the reply's reward missing: adding up the rest would compare sums of different things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from upshot.score import Score, mean_score
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """How one metric enters the reward."""
+
+    weight: float = 1.0
+    """0 logs the metric without rewarding it."""
+    clamp: tuple[float, float] | None = None
+    """Bounds of weight × mean; None leaves it unbounded."""
+    intrinsic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """The reward of one reply, and where it comes from."""
+
+    total: Score
+    parts: Mapping[str, Score] = field(default_factory=dict)
+    """Per metric: weight × mean over futures, clamped; or missing."""
+    means: Mapping[str, Score] = field(default_factory=dict)
+    """Per metric: the plain mean over futures."""
+    extrinsic: float = 0.0
+    """Sum of the present parts about what was achieved."""
+    intrinsic: float = 0.0
+    """Sum of the present parts about how it was said."""
+
+
+def combine(futures: Sequence[Mapping[str, Score]], weights: Mapping[str, Weighted]) -> Reward:
+    """The reward of a reply from the metric scores of its futures."""
+    means = {name: mean_score((f[name] for f in futures if name in f), f"{name}: no future") for name in weights}
+    parts: dict[str, Score] = {}
+    for name, how in weights.items():
+        mean = means[name]
+        parts[name] = mean if mean.value is None else Score(_clamp(mean.value * how.weight, how.clamp))
+    counted = {name: part for name, part in parts.items() if weights[name].weight != 0}
+    absent = [part.reason for part in counted.values() if part.value is None]
+    sums = {False: 0.0, True: 0.0}
+    for name, part in counted.items():
+        sums[weights[name].intrinsic] += part.value or 0.0
+    total = Score.missing(absent[0]) if absent else Score(sums[False] + sums[True])
+    return Reward(total, parts, means, extrinsic=sums[False], intrinsic=sums[True])
+
+
+def _clamp(value: float, bounds: tuple[float, float] | None) -> float:
+    return value if bounds is None else min(max(value, bounds[0]), bounds[1])

@@ -1,0 +1,1 @@
+"""One file a task: its rows, prompts, environment, verifier and metrics."""

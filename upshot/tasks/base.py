@@ -1,0 +1,52 @@
+"""What a task supplies. Adding one is one file with `@tasks.register("name")`, or `my_pkg.mod:Task` in the recipe."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from upshot.chat import Conversation, Message, Row
+from upshot.participants.base import Participant
+from upshot.registry import Registry
+from upshot.score import Score
+
+
+class Task(ABC):
+    """Rows, and how their conversations are answered and verified.
+
+    The constructor's keyword arguments are the task's options in the recipe (`task: {name: gsm8k, train_file: …}`).
+    Split names are 'train', 'validation' and 'test'; splits never share a goal.
+    """
+
+    name: str = ""
+
+    @abstractmethod
+    def rows(self, split: str) -> Sequence[Row]:
+        """The rows of a split, in a stable order."""
+
+    def environment(self) -> Participant | None:
+        """Who answers between the policy turns of an episode; None for one reply."""
+        return None
+
+    def user(self) -> Participant | None:
+        """The simulated user of this task when the recipe names none; None when the task has no own."""
+        return None
+
+    async def verify(self, conversation: Conversation) -> Score:
+        """Whether the finished conversation meets the row's reference; what the metric `verifier` reports."""
+        return Score.missing(f"task '{self.name}' has no verifier")
+
+    def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
+        """Whole conversations to imitate, for supervised training; empty when the task has none."""
+        return []
+
+    def groups(self, row: Row) -> Mapping[str, str]:
+        """By which groups a row's results are also reported: {'difficulty': 'hard'}."""
+        return {}
+
+    async def aclose(self) -> None:
+        """Release sandboxes, sessions, worker processes."""
+
+
+tasks: Registry[Task] = Registry("task", "upshot.tasks")
+"""Tasks that a recipe can name in `task.name`."""

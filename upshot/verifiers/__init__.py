@@ -1,0 +1,1 @@
+"""Right or wrong: verifiers found by data source."""
