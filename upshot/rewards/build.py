@@ -1,0 +1,66 @@
+"""Metric names of a recipe → metrics: `accuracy`, `my_pkg.mod:Metric`, or `artefact->metric`.
+
+`document->bleu` reads: extract the document from the finished conversation, then score it by BLEU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from upshot.errors import UserError, did_you_mean
+from upshot.rewards.metric import Metric, metrics
+
+ARROW = "->"
+
+
+def build_metric(name: str, options: Mapping[str, Any] | None = None, where: str = "", **context: Any) -> Metric:
+    """The metric behind a name; `options` come from the recipe, `context` (task, judge, …) from the program.
+
+    Two options work for every metric: `judge` names one of the helper models to judge with, and on
+    `artefact->metric` names `extract` says how the artefact is found.
+    """
+    options, context = _choose_judge(dict(options or {}), context, f"metric '{name}'", where)
+    if ARROW not in name:
+        return metrics.create(name, options, where, **context)
+    from upshot.rewards.metrics.extraction import Extracted, build_extractor
+
+    artefact, inner_name = _split(name, where)
+    how = options.pop("extract", "judge")
+    extractor = build_extractor(artefact, how, context.get("judge"), where)
+    return Extracted(extractor, metrics.create(inner_name, options, where, **context))
+
+
+def check_metric(name: str, options: Mapping[str, Any] | None = None, where: str = "", **context: Any) -> None:
+    """Raise what `build_metric` would raise for a wrong name or option, without building."""
+    options = dict(options or {})
+    if isinstance(options.get("judge"), str):
+        options.pop("judge")
+    if ARROW in name:
+        from upshot.rewards.metrics.extraction import check_extraction
+
+        artefact, name = _split(name, where)
+        check_extraction(artefact, options.pop("extract", "judge"), where)
+    metrics.check(name, options, where, **context)
+
+
+def _split(name: str, where: str) -> tuple[str, str]:
+    artefact, _, inner = (part.strip() for part in name.partition(ARROW))
+    if not artefact or not inner or ARROW in inner:
+        place = f" in {where}" if where else ""
+        raise UserError(f"metric '{name}'{place} should read 'artefact->metric', such as 'document->bleu'")
+    return artefact, inner
+
+
+def _choose_judge(
+    options: dict[str, Any], context: dict[str, Any], what: str, where: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`judge: NAME` among the options picks that helper model for this metric."""
+    chosen = options.get("judge")
+    if not isinstance(chosen, str):
+        return options, context
+    models = context.get("models") or {}
+    if chosen not in models:
+        place = f" in {where}" if where else ""
+        raise UserError(f"{what}{place} names the judge '{chosen}', which is no model; {did_you_mean(chosen, models)}")
+    return {k: v for k, v in options.items() if k != "judge"}, {**context, "judge": models[chosen]}

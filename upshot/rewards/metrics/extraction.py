@@ -1,0 +1,127 @@
+"""`artefact->metric`: find what the conversation produced, then score only that.
+
+The inner metric sees a conversation whose last word is the artefact, so any metric, yours included, works behind the
+arrow. Nothing found is missing, with the reason; it is never an empty artefact that scores 0.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+
+from upshot.chat import Conversation, Message
+from upshot.errors import UserError, did_you_mean
+from upshot.models.base import Model
+from upshot.rewards.metric import Metric
+from upshot.score import Score
+
+ARTEFACTS = ("answer", "code", "document")
+WAYS = ("fence", "judge", "last")
+_FENCE = re.compile(r"^[ \t]*(```+|~~~+)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.DOTALL | re.MULTILINE)
+
+
+class Extractor(ABC):
+    """Finds an artefact in a conversation."""
+
+    def __init__(self, artefact: str) -> None:
+        self.artefact = artefact
+
+    @abstractmethod
+    async def extract(self, conversation: Conversation) -> str | Score:
+        """The artefact's text, or a missing score that says why there is none."""
+
+
+class LastMessage(Extractor):
+    """The assistant's last message as it stands."""
+
+    async def extract(self, conversation: Conversation) -> str | Score:
+        """The text of the last assistant message."""
+        last = conversation.last("assistant")
+        return last.content if last and last.content.strip() else Score.missing(f"{self.artefact}: nothing said")
+
+
+class Fence(Extractor):
+    """The last fenced block any assistant message holds."""
+
+    async def extract(self, conversation: Conversation) -> str | Score:
+        """The text inside the last code fence."""
+        for message in reversed(conversation.messages):
+            if message.role == "assistant":
+                block = last_fence(message.content)
+                if block is not None:
+                    return block
+        return Score.missing(f"{self.artefact}: no fenced block")
+
+
+class ByJudge(Extractor):
+    """A model reads the conversation and writes the artefact down as it stands at the end."""
+
+    def __init__(self, artefact: str, judge: Model) -> None:
+        super().__init__(artefact)
+        self.judge = judge
+
+    async def extract(self, conversation: Conversation) -> str | Score:
+        """The artefact by the extraction prompt, at temperature 0."""
+        from upshot.participants.judge import extract_artefact
+
+        return await extract_artefact(self.judge, self.artefact, conversation)
+
+
+class Extracted(Metric):
+    """A metric of the artefact instead of the whole conversation."""
+
+    def __init__(self, extractor: Extractor, inner: Metric) -> None:
+        self.extractor = extractor
+        self.inner = inner
+        self.intrinsic = inner.intrinsic
+
+    async def score(self, conversation: Conversation) -> Score:
+        """The inner metric's score of the artefact; missing when none was found."""
+        found = await self.extractor.extract(conversation)
+        if isinstance(found, Score):
+            return found
+        score = await self.inner.score(ending_with(conversation, found))
+        detail = {self.extractor.artefact: found, **score.detail}
+        return Score(score.value, score.reason, detail)
+
+    async def aclose(self) -> None:
+        """Close the inner metric."""
+        await self.inner.aclose()
+
+
+def ending_with(conversation: Conversation, artefact: str) -> Conversation:
+    """The row's opening followed by the artefact as the only thing the assistant said."""
+    only = Conversation(conversation.row, conversation.seed, conversation.key)
+    only.session = dict(conversation.session)
+    only.say(Message("assistant", artefact))
+    return only
+
+
+def last_fence(text: str) -> str | None:
+    """The content of the last fenced block of a text."""
+    blocks = _FENCE.findall(text)
+    return blocks[-1][1].rstrip("\n") if blocks else None
+
+
+def check_extraction(artefact: str, how: str, where: str = "") -> None:
+    """Raise when the artefact or the way to find it is unknown."""
+    place = f" in {where}" if where else ""
+    if artefact not in ARTEFACTS:
+        raise UserError(f"unknown artefact '{artefact}'{place}; {did_you_mean(artefact, ARTEFACTS)}")
+    if how not in WAYS:
+        raise UserError(f"unknown way '{how}' to extract a {artefact}{place}; {did_you_mean(how, WAYS)}")
+
+
+def build_extractor(artefact: str, how: str, judge: Model | None, where: str = "") -> Extractor:
+    """The extractor of an artefact: by `judge`, from the last code `fence`, or the `last` message itself."""
+    check_extraction(artefact, how, where)
+    if how == "fence":
+        return Fence(artefact)
+    if how == "last":
+        return LastMessage(artefact)
+    if judge is None:
+        place = f" in {where}" if where else ""
+        raise UserError(
+            f"extracting a {artefact}{place} needs a judge model; name one, or set extract: fence or extract: last"
+        )
+    return ByJudge(artefact, judge)
