@@ -19,3 +19,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     if near:
         return f"did you mean '{near[0]}'?"
     return f"known: {', '.join(known)}" if known else "none are known"
+
+
+def user_error_in(error: BaseException) -> UserError | None:
+    """The user error inside an exception or exception group, if there is one."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for part in error.exceptions if (found := user_error_in(part))), None)
+    return None

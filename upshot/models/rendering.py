@@ -1,0 +1,155 @@
+"""Messages → token ids, so that a next turn only appends.
+
+The first prompt is the chat template's own rendering. After a policy turn the template is applied to a stand-in
+conversation that ends where the policy's turn ended, and only what comes after that point is taken: the end of the
+policy's turn, the new messages, the next generation prompt. So earlier ids are never rendered again, even where the
+template itself would rewrite history (thinking models drop old thoughts; Mistral moves the system prompt).
+
+What this does not do: text that spells a special token inside a message is tokenised as that token, as chat templates
+always do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from upshot.chat import Conversation, Message
+from upshot.errors import UserError
+
+STAND_IN = "⟦upshot-reply⟧"
+"""Content of the stand-in policy turn; found again in the rendered text to know where the turn ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateCheck:
+    """What the start-up check found out about a chat template."""
+
+    appends: bool
+    """Its own rendering of a longer conversation starts with that of the shorter one."""
+    reason: str
+    """How it rewrites history, where it does."""
+
+
+class Renderer:
+    """Renders conversations for one tokenizer."""
+
+    def __init__(self, tokenizer: Any, template_options: Mapping[str, Any] | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.template_options = dict(template_options or {})
+        if not getattr(tokenizer, "chat_template", None):
+            raise UserError(
+                f"tokenizer '{getattr(tokenizer, 'name_or_path', '?')}' has no chat template; "
+                "use an instruct model or set model.chat_template"
+            )
+
+    def prompt_text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """The template's own rendering of an opening, up to where the policy starts to speak."""
+        return self._apply(messages, tools, generation=True)
+
+    def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Token ids of `prompt_text`."""
+        return self._encode(self.prompt_text(messages, tools))
+
+    def delta_text(self, new: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """What follows a policy turn: its closing marks, the new messages, the next generation prompt."""
+        base = [Message("user", "?"), Message("assistant", STAND_IN)]
+        rendered = self._apply([*base, *new], tools, generation=True)
+        _, found, after = rendered.rpartition(STAND_IN)
+        if not found:
+            raise UserError("this chat template drops the assistant's words; its turns cannot be appended")
+        return after
+
+    def context(self, conversation: Conversation, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Ids to put after `conversation.ids` so that the policy can speak next."""
+        last = None
+        for sample in conversation.samples():
+            last = sample
+        pending = conversation.unrendered
+        if last is None:
+            return self.prompt_ids(pending, tools)
+        return self._encode(self._unsaid(self.delta_text(pending, tools), last.ids))
+
+    def completed(self, text: str) -> list[int]:
+        """Ids of an assistant turn that was not sampled (a demonstration), with its end-of-turn token."""
+        return [*self._encode(text), self.end_id]
+
+    @cached_property
+    def end_id(self) -> int:
+        """The token the template closes a policy turn with."""
+        return self._encode(self.delta_text([Message("user", "?")]))[0]
+
+    @property
+    def end_ids(self) -> set[int]:
+        """Token ids that end a policy turn: the template's own and the tokenizer's end token."""
+        eos = self.tokenizer.eos_token_id
+        return {self.end_id} if eos is None else {self.end_id, eos}
+
+    def demonstration(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        """Ids and loss mask of a whole dialogue, rendered turn by turn exactly as a rollout would be."""
+        ids: list[int] = []
+        mask: list[int] = []
+        pending: list[Message] = []
+        spoken = False
+        for message in messages:
+            if message.role != "assistant":
+                pending.append(message)
+                continue
+            text = self.delta_text(pending) if spoken else self.prompt_text(pending)
+            context = self._encode(self._unsaid(text, ids) if spoken else text)
+            said = self.completed(message.content)
+            ids += context + said
+            mask += [0] * len(context) + [1] * len(said)
+            pending, spoken = [], True
+        return ids, mask
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of sampled ids without end-of-turn and other special tokens."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def check(self) -> TemplateCheck:
+        """Whether the template itself only appends, over a probe of three turns with a system prompt and a thought."""
+        talk = [
+            Message("user", "one"),
+            Message("assistant", "<think>\nhm\n</think>\n\ntwo"),
+            Message("user", "three"),
+            Message("assistant", "four"),
+            Message("user", "five"),
+        ]
+        for opening in ([Message("system", "zero")], []):
+            try:
+                self._apply([*opening, *talk], (), generation=True)
+            except UserError:
+                continue  # a template without system prompts refuses here; the next probe has none
+            for cut in (1, 3):
+                shorter = self._apply([*opening, *talk[:cut]], (), generation=True) + talk[cut].content
+                longer = self._apply([*opening, *talk[: cut + 2]], (), generation=True)
+                if not longer.startswith(shorter):
+                    return TemplateCheck(False, f"it renders turn {cut} differently once the conversation goes on")
+        return TemplateCheck(True, "")
+
+    def _unsaid(self, delta: str, said: Sequence[int]) -> str:
+        """The delta without the end-of-turn token when the policy has sampled it already."""
+        if said and said[-1] == self.end_id:
+            token = self.tokenizer.decode([self.end_id], skip_special_tokens=False)
+            if delta.startswith(token):
+                return delta[len(token) :]
+        return delta
+
+    def _apply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], generation: bool) -> str:
+        try:
+            return self.tokenizer.apply_chat_template(
+                [message.to_dict() for message in messages],
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=generation,
+                **self.template_options,
+            )
+        except Exception as error:  # jinja's TemplateError: imported lazily by transformers
+            roles = " → ".join(message.role for message in messages)
+            raise UserError(f"the chat template refuses the roles {roles}: {error}") from error
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)

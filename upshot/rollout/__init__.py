@@ -1,0 +1,1 @@
+"""Episodes and futures: the async loop that plays conversations."""

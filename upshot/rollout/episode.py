@@ -1,0 +1,59 @@
+"""The trained part of a conversation, and its futures: turn-taking, nothing else."""
+
+from __future__ import annotations
+
+from upshot.chat import Conversation
+from upshot.participants.base import Observation, Participant, count
+from upshot.rollout.policy import Policy
+
+
+async def play_episode(
+    conversation: Conversation, policy: Policy, environment: Participant | None = None, max_turns: int = 1
+) -> None:
+    """Let the policy take up to `max_turns` turns with the environment's observations between them.
+
+    Without an environment one turn is played. The observation after the last turn is asked for (it may settle the
+    environment's own score) but not appended: nobody would answer it.
+    """
+    if environment is None:
+        await policy.reply(conversation)
+        return
+    await environment.start(conversation)
+    try:
+        await _alternate(conversation, policy, environment, max_turns)
+    finally:
+        await environment.end(conversation)
+
+
+async def _alternate(conversation: Conversation, policy: Policy, environment: Participant, max_turns: int) -> None:
+    for turn in range(max_turns):
+        if await policy.reply(conversation) is None:
+            return
+        observation = await environment.observe(conversation)
+        count(conversation, observation.metrics)
+        if observation.done:
+            conversation.ended = observation.reason
+            return
+        if turn < max_turns - 1:
+            _append(conversation, observation)
+    conversation.ended = "turns"
+
+
+async def play_future(conversation: Conversation, user: Participant, policy: Policy, window: int) -> None:
+    """Continue a fork for up to `window` rounds, each a turn of the user and one of the policy."""
+    for _ in range(window):
+        observation = await user.observe(conversation)
+        count(conversation, observation.metrics)
+        _append(conversation, observation)
+        if observation.done:
+            conversation.ended = observation.reason
+            return
+        if await policy.reply(conversation, role="future") is None:
+            return
+    conversation.ended = "window"
+
+
+def _append(conversation: Conversation, observation: Observation) -> None:
+    for position, message in enumerate(observation.messages):
+        last = position == len(observation.messages) - 1
+        conversation.say(message, note=observation.note if last else None)

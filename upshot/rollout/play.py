@@ -1,0 +1,148 @@
+"""reply ──fork──▶ continue ──▶ score: all conversations of a step at once, on one event loop.
+
+Nothing waits for a sibling: a future is scored as soon as it ends, while others still talk. What can fail fails alone:
+an exception in a participant or a metric makes that future's score missing, with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from upshot.chat import Conversation, Row, derive_seed
+from upshot.errors import UserError
+from upshot.models.base import ModelCallError
+from upshot.participants.base import Participant
+from upshot.rewards.credit import credit_sampled
+from upshot.rewards.metric import Metric
+from upshot.rewards.reward import Reward, Weighted, combine
+from upshot.rollout.episode import play_episode, play_future
+from upshot.rollout.policy import Policy, cut_short
+from upshot.rollout.reply import Future, Reply
+from upshot.score import Score
+
+
+@dataclass(frozen=True)
+class Overlong:
+    """What happens to a reply that was cut at the token limit: 'score' it, 'missing', or a 'penalty'."""
+
+    rule: str = "score"
+    penalty: float = -1.0
+    """The reward of such a reply under the rule 'penalty'; its futures are not played."""
+
+
+@dataclass
+class Scene:
+    """Everything a step's conversations are played and scored with."""
+
+    policy: Policy
+    metrics: Mapping[str, Metric]
+    weights: Mapping[str, Weighted]
+    environment: Participant | None = None
+    max_turns: int = 1
+    user: Participant | None = None
+    samples: int = 1
+    window: int = 0
+    overlong: Overlong = field(default_factory=Overlong)
+    concurrency: int = 1024
+    """Most episodes under way at once; their futures and metrics are bounded by the models' own limits."""
+
+
+async def play_step(
+    scene: Scene, rows: Sequence[Row], group_size: int, seed: int, done: Callable[[Reply], None] | None = None
+) -> list[list[Reply]]:
+    """Play `group_size` replies to every row; a list of groups in the order of the rows."""
+    gate = asyncio.Semaphore(scene.concurrency)
+
+    async def one(group: int, row: Row, index: int) -> Reply:
+        async with gate:
+            conversation = Conversation(row, derive_seed(seed, row.id, group, index), key=f"{row.id}#{index}")
+            reply = await play_reply(scene, conversation, group)
+        if done is not None:
+            done(reply)
+        return reply
+
+    async with asyncio.TaskGroup() as tasks:
+        groups = [
+            [tasks.create_task(one(number, row, index)) for index in range(group_size)]
+            for number, row in enumerate(rows)
+        ]
+    return [[task.result() for task in group] for group in groups]
+
+
+async def play_reply(scene: Scene, conversation: Conversation, group: int = 0) -> Reply:
+    """Play one episode, fork it into futures, score them, credit the tokens."""
+    reply = Reply(conversation, group)
+    failure = await _guard(play_episode(conversation, scene.policy, scene.environment, scene.max_turns))
+    if failure is not None:
+        reply.reward = Reward(Score.missing(f"episode: {failure}"))
+    else:
+        await score_reply(scene, reply)
+    reply.credit = credit_sampled(reply.reward.total, conversation.mask)
+    return reply
+
+
+async def score_reply(scene: Scene, reply: Reply) -> None:
+    """Play and score the futures of a reply that has been given; sets its futures and reward."""
+    cut = cut_short(reply.conversation.turns[-1])
+    if cut and scene.overlong.rule == "penalty":
+        reply.reward = Reward(Score(scene.overlong.penalty))
+        return
+    if cut and scene.overlong.rule == "missing":
+        reply.reward = Reward(Score.missing("overlong"))
+        return
+    # Without a next turn all futures would be the same conversation: one is enough.
+    samples = scene.samples if scene.window and scene.user is not None else 1
+    async with asyncio.TaskGroup() as tasks:
+        played = [tasks.create_task(_play_and_score(scene, reply.conversation, i)) for i in range(samples)]
+    reply.futures = [task.result() for task in played]
+    reply.reward = combine([future.scores for future in reply.futures], scene.weights)
+
+
+async def _play_and_score(scene: Scene, conversation: Conversation, index: int) -> Future:
+    fork = conversation.fork("future", index)
+    future = Future(fork)
+    if scene.user is not None and scene.window:
+        future.missing = await _guard(play_future(fork, scene.user, scene.policy, scene.window))
+    else:
+        fork.ended = conversation.ended
+    if future.missing is not None:
+        future.scores = {name: Score.missing(f"future: {future.missing}") for name in scene.metrics}
+        return future
+    future.scores = await score_conversation(scene.metrics, fork)
+    return future
+
+
+async def score_conversation(metrics: Mapping[str, Metric], conversation: Conversation) -> dict[str, Score]:
+    """All metrics of one finished conversation, concurrently; one that raises is missing with its reason."""
+
+    async def one(name: str, metric: Metric) -> Score:
+        try:
+            return await metric.score(conversation)
+        except UserError:
+            raise
+        except Exception as error:
+            return Score.missing(f"{name}: {describe(error)}")
+
+    scores = await asyncio.gather(*(one(name, metric) for name, metric in metrics.items()))
+    return dict(zip(metrics, scores, strict=True))
+
+
+async def _guard(play: object) -> str | None:
+    """Await a piece of play; the reason when it failed, None when it went through."""
+    try:
+        await play  # type: ignore[misc]
+    except UserError:
+        raise
+    except Exception as error:
+        return describe(error)
+    return None
+
+
+def describe(error: Exception) -> str:
+    """A short, countable reason for an exception."""
+    if isinstance(error, ModelCallError):
+        return error.reason
+    text = str(error).splitlines()[0][:120] if str(error) else ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

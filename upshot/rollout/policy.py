@@ -1,0 +1,84 @@
+"""The model in training as a speaker: renders what was said, samples a turn, keeps its exact ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from upshot.chat import Conversation, Message, Sample, Turn, derive_seed
+from upshot.models.base import Completion, Model, Request, Sampling
+from upshot.models.rendering import Renderer
+
+
+class Policy:
+    """Speaks as the assistant in any number of conversations at once."""
+
+    def __init__(
+        self,
+        model: Model,
+        renderer: Renderer | None = None,
+        sampling: Sampling | None = None,
+        max_context: int = 0,
+        system: str = "",
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        self.model = model
+        self.renderer = renderer if model.abilities.ids_in and model.abilities.ids_out else None
+        """None: the model is asked with messages (an endpoint); its turns can be scored but not trained."""
+        self.sampling = sampling or Sampling()
+        self.max_context = max_context
+        """Most tokens of prompt and reply together; 0 for no limit."""
+        self.system = system
+        """A system prompt shown to this model only (the proactive prompt, for one)."""
+        self.tools = tools
+
+    async def reply(self, conversation: Conversation, role: str = "policy") -> Turn | None:
+        """Sample the next turn and append it; None, with `ended = 'length'`, when there is no room left."""
+        seed = derive_seed(conversation.seed, "turn", len(conversation.turns))
+        sampling = replace(self.sampling, seed=seed)
+        if self.renderer is None:
+            return await self._reply_by_messages(conversation, sampling, role)
+        context = self.renderer.context(self._shown(conversation), self.tools)
+        prompt = conversation.ids + context
+        if self.max_context:
+            room = self.max_context - len(prompt)
+            if room < 1:
+                conversation.ended = "length"
+                return None
+            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        (completion,) = await self.model.generate(Request(prompt, sampling, role=role))
+        sample = _sample(completion, context)
+        return conversation.say(Message("assistant", completion.text, tool_calls=completion.tool_calls), sample)
+
+    async def _reply_by_messages(self, conversation: Conversation, sampling: Sampling, role: str) -> Turn:
+        messages = self._shown(conversation).messages
+        (completion,) = await self.model.generate(Request(messages, sampling, tools=self.tools, role=role))
+        message = Message("assistant", completion.text, tool_calls=completion.tool_calls)
+        return conversation.say(message, note={"finish": completion.finish})
+
+    def _shown(self, conversation: Conversation) -> Conversation:
+        """The conversation as this model sees it: with its own system prompt in front."""
+        if not self.system:
+            return conversation
+        first = conversation.turns[:1]
+        own = self.system
+        rest = conversation.turns
+        if first and first[0].message.role == "system":
+            own = f"{first[0].message.content}\n\n{own}"
+            rest = conversation.turns[1:]
+        return Conversation(
+            conversation.row, conversation.seed, conversation.key, (Turn(Message("system", own)), *rest)
+        )
+
+
+def _sample(completion: Completion, context: Sequence[int]) -> Sample:
+    if completion.ids is None or completion.logprobs is None:
+        raise ValueError("the policy's backend returned no token ids or log-probabilities; it cannot be trained")
+    return Sample(tuple(context), completion.ids, completion.logprobs, completion.finish, completion.version)
+
+
+def cut_short(turn: Turn) -> bool:
+    """Whether a policy turn was cut at the token limit rather than ended by the model."""
+    finish = turn.sample.finish if turn.sample is not None else turn.note.get("finish")
+    return finish == "length"

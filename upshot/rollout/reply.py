@@ -1,0 +1,90 @@
+"""A reply and what came of it: the unit that is scored, credited and written to the run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from upshot.chat import Conversation, Turn
+from upshot.rewards.credit import Credit
+from upshot.rewards.reward import Reward
+from upshot.score import Score
+
+
+@dataclass
+class Future:
+    """One continuation of a reply, and its scores."""
+
+    conversation: Conversation
+    missing: str | None = None
+    """Why this future could not be played to its end; its scores are then missing for the same reason."""
+    scores: Mapping[str, Score] = field(default_factory=dict)
+
+
+@dataclass
+class Reply:
+    """A trained episode with its futures, reward, credit and advantage."""
+
+    conversation: Conversation
+    """The episode; its last turn is the reply that the futures continue."""
+    group: int = 0
+    """Replies to the same prompt share a group."""
+    futures: list[Future] = field(default_factory=list)
+    reward: Reward = field(default_factory=lambda: Reward(Score.missing("not scored")))
+    credit: Credit | None = None
+    advantages: Sequence[float | None] = ()
+    """One per credit span; None where the reply left the statistics."""
+
+    def to_dict(self, step: int, groups: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """The line of `rollouts.jsonl`."""
+        spans = self.credit.spans if self.credit else ()
+        advantages = [*self.advantages, *[None] * (len(spans) - len(self.advantages))]
+        return {
+            "step": step,
+            "row": self.conversation.row.id,
+            "group": self.group,
+            "key": self.conversation.key,
+            "messages": [turn_to_dict(turn) for turn in self.conversation.turns],
+            "ended": self.conversation.ended,
+            "futures": [self._future_to_dict(future) for future in self.futures],
+            "reward": reward_to_dict(self.reward),
+            "credit": [
+                {"start": span.start, "stop": span.stop, "parts": list(span.parts), "advantage": advantage}
+                for span, advantage in zip(spans, advantages, strict=True)
+            ],
+            "groups": dict(groups or {}),
+        }
+
+    def _future_to_dict(self, future: Future) -> dict[str, Any]:
+        new = future.conversation.turns[len(self.conversation.turns) :]
+        return {
+            "key": future.conversation.key,
+            "messages": [turn_to_dict(turn, trained=False) for turn in new],
+            "ended": future.conversation.ended,
+            "missing": future.missing,
+            "scores": {name: score.to_dict() for name, score in future.scores.items()},
+        }
+
+
+def turn_to_dict(turn: Turn, trained: bool = True) -> dict[str, Any]:
+    """A turn for the transcript."""
+    out: dict[str, Any] = turn.message.to_dict()
+    out["trained"] = trained and turn.sample is not None
+    if turn.sample is not None:
+        out["tokens"] = len(turn.sample.ids)
+        out["finish"] = turn.sample.finish
+    if turn.note:
+        out["note"] = dict(turn.note)
+    return out
+
+
+def reward_to_dict(reward: Reward) -> dict[str, Any]:
+    """A reward's breakdown for the transcript."""
+    return {
+        "total": reward.total.to_dict(),
+        "parts": {name: part.to_dict() for name, part in reward.parts.items()},
+        "means": {name: mean.to_dict() for name, mean in reward.means.items()},
+        "extrinsic": reward.extrinsic,
+        "intrinsic": reward.intrinsic,
+    }
