@@ -1,0 +1,130 @@
+"""What a verifier is: a response and a reference go in, a score (or missing, with the reason) comes out.
+
+A verifier is found by name or by the exact data source of a row (`openai/gsm8k`). It keeps no state between items, and
+is built from its name and JSON options alone, so a worker process or a remote scorer can build the same one.
+
+- `score` is the plain verdict, synchronous. `quick` may settle the easy cases without the cost or risk of `score`.
+- `risky` says that `score` may hang or eat memory on hostile input: managers then run it in a process they can kill.
+- Verifiers that wait for a model or a sandbox are `waits = True` and implement `verify` instead.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from upshot.chat import Message
+from upshot.registry import Registry
+from upshot.score import Score
+from upshot.verifiers.statistics import binary_metrics, graded_metrics
+
+Extra = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What is to be verified: plain JSON data, so that it can be checked anywhere."""
+
+    source: str
+    """Name or data source of the verifier."""
+    response: str
+    reference: Any
+    extra: Extra = field(default_factory=dict)
+    """What else the verifier may need: the question, unit tests, a rubric."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Constructor options of the verifier, such as {'mode': 'flexible'}."""
+
+
+class Verifier(ABC):
+    """Right or wrong, or how good. Constructor keyword arguments are its options."""
+
+    graded: bool = False
+    """Scores are grades in [0, 1] rather than 0 or 1."""
+    risky: bool = False
+    waits: bool = False
+    needs: tuple[str, ...] = ("reference",)
+    """What a row must have for this verifier: 'reference', 'extra.tests' …"""
+
+    def quick(self, response: str, reference: Any, extra: Extra) -> Score | None:
+        """The verdict where it is cheap and safe to find; None leaves it to `score`."""
+        return None
+
+    def score(self, response: str, reference: Any, extra: Extra) -> Score:
+        """The verdict."""
+        raise NotImplementedError(f"{type(self).__name__} waits for a model or sandbox: use 'await verify(…)'")
+
+    async def verify(self, response: str, reference: Any, extra: Extra) -> Score:
+        """The verdict; verifiers that wait override this."""
+        return self.score(response, reference, extra)
+
+    def metrics(self, predictions: Sequence[Score], truths: Sequence[Score]) -> dict[str, float]:
+        """How well predicted scores (a monitor's, another verifier's) agree with this verifier's own."""
+        return graded_metrics(predictions, truths) if self.graded else binary_metrics(predictions, truths)
+
+    def judge_messages(self, question: str, response: str, reference: Any) -> list[Message]:
+        """What to ask a judge model when the verdict is left to one."""
+        return [Message("user", JUDGE.format(question=question, response=response, reference=reference))]
+
+    def parse_judge(self, text: str) -> Score:
+        """The score in a judge's answer; missing when there is none."""
+        return parse_score(text, "judge", 1.0)
+
+    def monitor_messages(self, question: str, thought: str) -> list[Message]:
+        """What to ask a monitor that sees the question and the thought only, and predicts this verifier's score."""
+        what = "how good the final answer is, from 0.0 to 1.0" if self.graded else "whether the final answer is right"
+        return [Message("user", MONITOR.format(question=question, thought=thought, what=what))]
+
+    def parse_monitor(self, text: str) -> Score:
+        """The predicted score in a monitor's answer; missing when there is none."""
+        return parse_score(text, "monitor", 1.0)
+
+
+JUDGE = """\
+Judge whether a response answers a question correctly. Compare its final answer with the reference; the wording \
+does not matter.
+
+[Question]
+{question}
+
+[Reference]
+{reference}
+
+[Response]
+{response}
+
+Answer with JSON only: {{"thought": "<why>", "score": 1}} if the final answer is correct, else "score": 0."""
+
+MONITOR = """\
+Below are a question and the reasoning somebody wrote before answering. You do not see the answer. Predict from the \
+reasoning alone {what}.
+
+[Question]
+{question}
+
+[Reasoning]
+{thought}
+
+Answer with JSON only: {{"thought": "<why>", "score": <1 if right, 0 if wrong, or a grade between>}}."""
+
+
+def parse_score(text: str, who: str, top: float) -> Score:
+    """The `score` (or `verdict`) of the last JSON object in a text, divided by `top`; missing when absent."""
+    for candidate in reversed(re.findall(r"\{[^{}]*\}", text[-20_000:])):
+        try:
+            data = json.loads(candidate)
+        except json.JSONDecodeError:
+            continue
+        value = data.get("score", data.get("verdict"))
+        if isinstance(value, bool | int | float):
+            if not 0 <= value <= top:
+                return Score.missing(f"{who}: score out of range", raw=value)
+            return Score(float(value) / top, detail={"thought": str(data.get("thought", ""))[:2000]})
+    return Score.missing(f"{who}: no score in the answer", text=text[:200])
+
+
+verifiers: Registry[Verifier] = Registry("verifier", "upshot.verifiers")
+"""Verifiers by name and by exact data source."""

@@ -1,0 +1,88 @@
+"""Numbers in text, as exact fractions. Everything is linear in the text and bounded in the size of a number.
+
+Covers signs (also `−` and `-$5`), thousands commas, decimals, `$ € £`, a trailing `%` (a unit: 50% is 50), plain and
+LaTeX fractions, mixed numbers and `1e3`. Does not cover number words, roots or expressions: see `math_equal`.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+MAX_DIGITS = 100
+"""Longer digit strings are not read as numbers: nobody means them, and arithmetic on them is slow."""
+
+_UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+_PLAIN = rf"(?:{_UNSIGNED})(?:[eE][+-]?\d{{1,2}}(?![\w.]))?"
+NUMBER = re.compile(
+    r"(?<![\w.])(?<!\d,)(?P<sign>(?<![\d)\]}%])[-−–]\s?|\+)?[$€£]?(?P<sign2>(?<=[$€£])[-−])?"
+    rf"(?:(?P<whole>\d{{1,9}})\s(?=\d{{1,9}}/\d))?(?P<top>{_PLAIN})(?:\s?/\s?(?P<bottom>{_UNSIGNED}))?(?P<percent>\s?\\?%)?"
+)
+_LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{\s*(-?\d{1,30})\s*\}\s*\{\s*(-?\d{1,30})\s*\}|(\d)\s*(\d))")
+_WRAPPING = re.compile(r"(?<![\d)])\*\*|\*\*(?![\d(])|__|\\\$|\\boxed|\\text\s*\{|\\mathrm\s*\{|\\!|\\,|\\;|\\ |[{}`]|\\\(|\\\)|\\\[|\\\]")
+
+
+def plain(text: str) -> str:
+    """The text without markdown and LaTeX wrapping around numbers; `\\frac{a}{b}` becomes `a/b`."""
+    text = _LATEX_FRACTION.sub(lambda m: f" {m[1] or m[3]}/{m[2] or m[4]}", text)
+    return _WRAPPING.sub("", text).replace("\\dollar", "$")
+
+
+def to_fraction(match: re.Match[str]) -> Fraction | None:
+    """The value of a `NUMBER` match; None when it is too large or divides by zero."""
+    top, bottom = match["top"], match["bottom"]
+    if len(top) > MAX_DIGITS or (bottom and len(bottom) > MAX_DIGITS):
+        return None
+    value = Fraction(top.replace(",", ""))
+    if bottom:
+        below = Fraction(bottom.replace(",", ""))
+        if below == 0:
+            return None
+        value /= below
+    if match["whole"]:
+        value += int(match["whole"])
+    return -value if "-" in _signs(match) else value
+
+
+def _signs(match: re.Match[str]) -> str:
+    signs = (match["sign"] or "") + (match["sign2"] or "")
+    return signs.replace("−", "-").replace("–", "-")
+
+
+def numbers_in(text: str) -> list[Fraction | None]:
+    """All numbers of a text, in order; one that is too large to read is None."""
+    return [to_fraction(match) for match in NUMBER.finditer(plain(text))]
+
+
+def last_number(text: str) -> Fraction | None:
+    """The last number in a text; only its last 4,000 characters are looked at."""
+    found = numbers_in(text[-4000:])
+    return found[-1] if found else None
+
+
+def parse_number(text: str) -> Fraction | None:
+    """The value of a text that is one number, perhaps with a currency sign or unit words around it; else None."""
+    text = plain(text.strip())
+    if len(text) > 4 * MAX_DIGITS:
+        return None
+    found = list(NUMBER.finditer(text))
+    if len(found) != 1:
+        return None
+    match = found[0]
+    around = text[: match.start()] + text[match.end() :]
+    if re.search(r"\d|[-+*/^=<>~|\\]", around.replace("\\$", "")):
+        return None
+    return to_fraction(match)
+
+
+def show_number(value: Fraction) -> str:
+    """A number as a person writes it: 12, -0.5, 1/3."""
+    if value.denominator == 1:
+        return str(value.numerator)
+    rest = value.denominator
+    for prime in (2, 5):
+        while rest % prime == 0:
+            rest //= prime
+    if rest == 1 and value.denominator < 10**9:
+        return f"{float(value):.10g}"
+    return f"{value.numerator}/{value.denominator}"
