@@ -1,0 +1,228 @@
+"""YAML + dotted overrides → a checked recipe that knows where each value came from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from upshot.errors import UserError, did_you_mean
+from upshot.recipe import Recipe
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+COMMAND_LINE = "command line"
+DEFAULT = "default"
+
+
+@dataclass
+class Loaded:
+    """A resolved recipe and the origin of each value, by dotted key."""
+
+    recipe: Recipe
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def origin(self, key: str) -> str:
+        """Where a value came from: the command line, a file, or the default."""
+        while key:
+            if key in self.origins:
+                return self.origins[key]
+            key = key.rpartition(".")[0]
+        return DEFAULT
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML whose numbers include 1e-5, which YAML 1.1 takes for a text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)$"),
+    list("-+.0123456789"),
+)
+
+
+def load(name_or_path: str, overrides: Sequence[str] = ()) -> Loaded:
+    """A recipe by name or path, with `key=value` overrides."""
+    path = find(name_or_path)
+    data, origins = _read(path, ())
+    for override in overrides:
+        _override(data, origins, override)
+    return Loaded(validate(data, str(path)), origins)
+
+
+def find(name_or_path: str) -> Path:
+    """The file of a recipe: a path, or the name of one that ships with the project."""
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml"):
+        for candidate in (path, RECIPES / path.name if path.parent.name in ("", "recipes") else path):
+            if candidate.is_file():
+                return candidate
+        raise UserError(f"recipe '{name_or_path}': no such file; {did_you_mean(path.stem, names())}")
+    shipped = RECIPES / f"{name_or_path}.yaml"
+    if shipped.is_file():
+        return shipped
+    raise UserError(f"unknown recipe '{name_or_path}'; {did_you_mean(name_or_path, names())} (or a path to a .yaml)")
+
+
+def names() -> list[str]:
+    """The recipes that ship with the project."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def describe(path: Path) -> str:
+    """A recipe's own first comment line."""
+    for line in path.read_text().splitlines():
+        text = line.lstrip("# ").strip()
+        if line.startswith("#") and text and not text.startswith("yaml-language-server"):
+            return text
+    return ""
+
+
+def validate(data: Mapping[str, Any], source: str = "recipe") -> Recipe:
+    """Check types and keys; what is wrong becomes one clear line."""
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        raise UserError(f"{source}: {_explain(error)}") from error
+
+
+def dump(recipe: Recipe) -> str:
+    """The resolved recipe as YAML."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and leaf values of a nested mapping."""
+    items: Sequence[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        items = list(value.items())
+    elif isinstance(value, list) and any(isinstance(item, (Mapping, list)) for item in value):
+        items = list(enumerate(value))
+    if not items:
+        yield prefix, value
+    for key, item in items:
+        yield from flatten(item, f"{prefix}.{key}" if prefix else str(key))
+
+
+def _read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
+    """A file merged over those it extends."""
+    path = path.resolve()
+    if path in seen:
+        raise UserError(f"{path.name}: 'extends' goes in a circle: {' → '.join(p.name for p in (*seen, path))}")
+    try:
+        data = yaml.load(path.read_text(), _Loader)
+    except OSError as error:
+        raise UserError(f"cannot read recipe '{path}': {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise UserError(f"{path.name}: a recipe is a mapping of sections, not {type(data).__name__}")
+    base: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    parents = data.pop("extends", [])
+    for parent in [parents] if isinstance(parents, str) else parents:
+        other = path.parent / parent
+        more, more_origins = _read(other if other.is_file() else find(parent), (*seen, path))
+        _merge(base, more)
+        origins.update(more_origins)
+    _merge(base, data)
+    origins.update({key: path.name for key, _ in flatten(data)})
+    return base, origins
+
+
+def _merge(into: dict[str, Any], data: Mapping[str, Any]) -> None:
+    for key, value in data.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict) and _same_thing(into[key], value):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _same_thing(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether two mappings configure the same named thing, so that options of the old one still apply."""
+    return "name" not in new or new["name"] == old.get("name")
+
+
+def _override(data: dict[str, Any], origins: dict[str, str], text: str) -> None:
+    key, equals, raw = text.partition("=")
+    if not equals or not key:
+        raise UserError(f"override '{text}' should read key=value, such as train.lr=1e-5")
+    try:
+        value = yaml.load(raw, _Loader)
+    except yaml.YAMLError as error:
+        raise UserError(f"override '{key}': '{raw}' is not valid YAML") from error
+    node: Any = data
+    parts = key.split(".")
+    for position, part in enumerate(parts):
+        last = position == len(parts) - 1
+        where = ".".join(parts[:position])
+        if isinstance(node, list):
+            index = _index(node, part, where)
+            if last:
+                node[index] = value
+            node = node[index]
+        elif last:
+            node[part] = value
+        else:
+            if isinstance(node.get(part), str) and part in ("task", "user", "manager"):
+                node[part] = {"name": node[part]}  # the short form of a named thing
+            if not isinstance(node.get(part), (dict, list)):
+                node[part] = {}
+            node = node[part]
+    for old in [k for k in origins if k.startswith(key + ".")]:
+        del origins[old]
+    origins[key] = COMMAND_LINE
+
+
+def _index(items: list[Any], part: str, where: str) -> int:
+    """A list position: a number, or the name of a named item (reward.metrics.accuracy.weight=2)."""
+    if part.isdigit() and int(part) < len(items):
+        return int(part)
+    known = [item.get("name", "") if isinstance(item, Mapping) else str(item) for item in items]
+    if part in known:
+        index = known.index(part)
+        if not isinstance(items[index], Mapping):
+            items[index] = {"name": part}
+        return index
+    raise UserError(f"'{where}' has no item '{part}'; {did_you_mean(part, known)}")
+
+
+def _explain(error: ValidationError) -> str:
+    """The first validation error as one line that names the key, the value and the way out."""
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    key = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        section = _model_at(Recipe, path[:-1])
+        known = section.model_fields if section is not None else {}
+        place = f" in {'.'.join(path[:-1])}" if path[:-1] else ""
+        return f"unknown key '{path[-1]}'{place}; {did_you_mean(path[-1], known)}"
+    if first["type"] == "missing":
+        return f"'{key}' is needed and not there"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{key} = {first['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _model_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | None:
+    for part in path:
+        if part.isdigit():
+            continue
+        info = model.model_fields.get(part)
+        if info is None:
+            return None
+        found = _models_in(info.annotation)
+        if not found:
+            return None
+        model = found[0]
+    return model
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]

@@ -1,0 +1,277 @@
+"""The recipe: what a YAML file may say, as pydantic models. Loading and overrides are in `config.py`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from upshot.models.spec import ModelSpec
+
+
+class Section(BaseModel):
+    """A part of the recipe; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class Named(BaseModel):
+    """Something chosen by name; all other keys are its own options, checked against its constructor."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+
+    name: str
+    """A built-in name, or 'my_pkg.module:Thing'."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the named thing."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+
+class LoraConfig(Section):
+    """Low-rank adapters (peft) instead of full fine-tuning."""
+
+    r: int = Field(32, ge=1)
+    """Rank."""
+    alpha: int = Field(16, ge=1)
+    """Scale: the update is multiplied by alpha / r."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Dropout on the adapter's input."""
+    targets: list[str] | None = None
+    """Module names; None: the seven projections of Llama-like models, or all linear layers where those are absent."""
+
+
+class TinyConfig(Section):
+    """A new Llama of random weights, for the quickstart and for tests; its tokenizer comes from the task."""
+
+    hidden: int = 128
+    """Width of the residual stream."""
+    layers: int = 4
+    """Number of blocks."""
+    heads: int = 4
+    """Attention heads."""
+    mlp: int = 384
+    """Width of the MLP."""
+    context: int = 256
+    """Most positions."""
+
+
+class PolicyConfig(Section):
+    """The model in training."""
+
+    path: str = ""
+    """A Hugging Face folder or name, or 'smollm2-135m'; empty: a new tiny model as `tiny` says."""
+    tiny: TinyConfig = TinyConfig()
+    """Shape of the new model when `path` is empty."""
+    lora: LoraConfig | None = None
+    """Train adapters only; None trains all weights."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 on a GPU, float32 on the CPU."""
+    device: str = "auto"
+    """auto: the first GPU, else the CPU."""
+    chat_template: str | None = None
+    """A Jinja chat template (text, or a path to one) instead of the tokenizer's own."""
+    template_options: dict[str, Any] = Field(default_factory=dict)
+    """Options passed to the chat template, such as {enable_thinking: false}."""
+    max_context: int = Field(0, ge=0)
+    """Most tokens of prompt and reply together; 0: what the model's configuration says."""
+    gradient_checkpointing: bool = False
+    """Trade compute for memory in the learner's forward."""
+
+
+class EpisodeConfig(Section):
+    """How the trained part of a conversation unfolds."""
+
+    max_turns: int = Field(1, ge=1)
+    """Policy turns, with the task's environment between them."""
+    max_tokens: int = Field(512, ge=1)
+    """Most tokens of one policy turn, in the futures too."""
+    temperature: float = Field(1.0, ge=0)
+    """Of the policy, in the futures too."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus cut; 1 keeps all."""
+    top_k: int = Field(0, ge=0)
+    """Keep the k likeliest tokens; 0 keeps all."""
+    system: str = ""
+    """A system prompt for the policy, put before the row's own messages."""
+
+
+class FuturesConfig(Section):
+    """How a reply is continued before it is scored."""
+
+    samples: int = Field(1, ge=1)
+    """Futures per reply."""
+    window: int = Field(0, ge=0)
+    """Rounds (user turn + policy turn) a future may last; 0 scores the reply itself."""
+    user: Named | None = None
+    """The simulated user; None: the task's own."""
+
+
+class MetricConfig(Named):
+    """One metric of the reward; further keys are its own options."""
+
+    weight: float = 1.0
+    """Factor on the mean over futures; 0 only logs it."""
+    clamp: tuple[float, float] | None = None
+    """Bounds of weight x mean."""
+
+
+class OverlongConfig(Section):
+    """What happens to a reply that was cut at `episode.max_tokens`."""
+
+    rule: Literal["score", "missing", "penalty"] = "score"
+    """score: as any other. missing: it leaves the statistics. penalty: it gets `penalty` and no futures."""
+    penalty: float = -1.0
+    """The reward under the rule 'penalty'."""
+
+
+class RewardConfig(Section):
+    """What a conversation is worth."""
+
+    metrics: list[MetricConfig] = Field(default_factory=lambda: [MetricConfig(name="verifier")])
+    """Summed up after weight and clamp."""
+    overlong: OverlongConfig = OverlongConfig()
+    """Rule for replies cut at the token limit."""
+    manager: Named = Named(name="inline")
+    """Where verifiers run: inline, pool or remote."""
+    max_missing: float = Field(0.5, ge=0, le=1)
+    """A step in which a larger share of the replies has no reward stops the run with the reasons."""
+
+
+class TrainConfig(Section):
+    """How the policy learns."""
+
+    method: Literal["rl", "sft", "dpo", "online-dpo", "ppo"] = "rl"
+    """rl: policy gradient over groups. sft, dpo: from a data file or the task's dialogues. online-dpo: pairs of replies
+    ranked by reward. ppo: value head and GAE."""
+    data: str | None = None
+    """sft, dpo: parquet or JSONL file of `upshot data prepare`; None: the task's own dialogues (sft)."""
+    advantage: Literal["grpo", "dr-grpo", "rloo"] = "grpo"
+    """grpo: centred by the group and divided by its standard deviation. dr-grpo: centred. rloo: leave one out."""
+    steps: int = Field(100, ge=0)
+    """Optimizer steps (rl: one round of rollouts each)."""
+    prompts_per_step: int = Field(16, ge=1)
+    """Rows a step; sft and dpo: examples a step."""
+    group_size: int = Field(8, ge=1)
+    """Replies to each row."""
+    minibatches: int = Field(1, ge=1)
+    """Optimizer updates per round of rollouts; more than one makes the later ones off-policy (clipped)."""
+    lr: float = Field(1e-6, gt=0)
+    """Peak learning rate."""
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """After the warm-up: stay, or fall to `lr * min_lr`."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps of linear warm-up."""
+    min_lr: float = Field(0.0, ge=0, le=1)
+    """Final learning rate as a share of the peak."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Of AdamW."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Of AdamW."""
+    grad_clip: float = Field(1.0, gt=0)
+    """Most norm of the gradient."""
+    clip_low: float = Field(0.2, ge=0)
+    """The ratio to the sampling policy is clipped at 1 - clip_low …"""
+    clip_high: float = Field(0.2, ge=0)
+    """… and at 1 + clip_high."""
+    kl: float = Field(0.0, ge=0)
+    """Weight of the KL divergence to the initial model in the loss."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """k1: log ratio. k2: half its square. k3: the low-variance one."""
+    length_norm: Literal["sequence", "token", "constant"] = "token"
+    """sequence: mean over each reply, then over replies. token: mean over all tokens of the step. constant: sum over
+    replies x `episode.max_tokens` (Dr.GRPO)."""
+    beta: float = Field(0.1, gt=0)
+    """dpo, online-dpo: strength of the reference."""
+    min_gap: float = Field(0.0, ge=0)
+    """dpo, online-dpo: pairs whose scores differ by less are left out."""
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    """ppo: decay of the advantage."""
+    gamma: float = Field(1.0, ge=0, le=1)
+    """ppo: discount per token."""
+    value_weight: float = Field(0.5, ge=0)
+    """ppo: weight of the value loss."""
+    token_budget: int = Field(16384, ge=1)
+    """Most tokens (padding included) of one micro-batch; gradients are accumulated over them."""
+    save_every: int = Field(0, ge=0)
+    """Steps between checkpoints; 0: only at the end and when stopped."""
+    keep: int = Field(2, ge=1)
+    """Checkpoints to keep; the newest always stays."""
+
+
+class WarmStartConfig(Section):
+    """Supervised training on the task's dialogues before the reinforcement."""
+
+    steps: int = Field(100, ge=1)
+    """Optimizer steps."""
+    batch: int = Field(64, ge=1)
+    """Dialogues a step."""
+    lr: float = Field(1e-3, gt=0)
+    """Peak learning rate, with a cosine to zero."""
+    warmup_steps: int = Field(10, ge=0)
+    """Steps of linear warm-up."""
+
+
+class EvalConfig(Section):
+    """Playing held-out rows while training."""
+
+    every: int = Field(0, ge=0)
+    """Steps between evaluations; 0: none."""
+    rows: int = Field(64, ge=1)
+    """Rows of the validation split."""
+    temperature: float = Field(0.0, ge=0)
+    """Of the policy in evaluation."""
+
+
+class BudgetConfig(Section):
+    """What the helper models may cost; the run stops cleanly, and can be resumed, when it is used up."""
+
+    calls: int | None = None
+    """Calls of endpoints and providers."""
+    tokens: int | None = None
+    """Their prompt and completion tokens."""
+    dollars: float | None = None
+    """Their cost."""
+
+
+class Recipe(Section):
+    """One training setting: a task, an episode, futures, a reward and a learner."""
+
+    name: str = "run"
+    """Names the run folder."""
+    seed: int = 0
+    """One seed, one run (on the CPU)."""
+    run_dir: str = ""
+    """The run folder; empty: runs/NAME-DATE."""
+    model: PolicyConfig = PolicyConfig()
+    """The policy."""
+    models: dict[str, ModelSpec] = Field(default_factory=dict)
+    """Helper models by name (user, judge …): a URL, provider/model, a folder, 'policy', 'scripted:…'."""
+    sandbox: str = "local"
+    """Where untrusted programs run: 'local', or the URL of a sandbox server."""
+    task: Named
+    """The task; its other keys are its own options."""
+    episode: EpisodeConfig = EpisodeConfig()
+    """How the trained part unfolds."""
+    futures: FuturesConfig = FuturesConfig()
+    """How it is continued."""
+    reward: RewardConfig = RewardConfig()
+    """What it is worth."""
+    warm_start: WarmStartConfig | None = None
+    """Supervised steps before the first rollout; None: none."""
+    train: TrainConfig = TrainConfig()
+    """How the policy learns."""
+    eval: EvalConfig = EvalConfig()
+    """Held-out rows while training."""
+    budget: BudgetConfig = BudgetConfig()
+    """Limits for the helper models."""
+    trackers: list[str] = Field(default_factory=list)
+    """Besides file and console: tensorboard, wandb, trackio."""
+    keep_rollouts: int = Field(64, ge=0)
+    """Replies a step that go to rollouts.jsonl; 0 keeps all."""
