@@ -1,7 +1,8 @@
 """`artefact->metric`: find what the conversation produced, then score only that.
 
 The inner metric sees a conversation whose last word is the artefact, so any metric, yours included, works behind the
-arrow. Nothing found is missing, with the reason; it is never an empty artefact that scores 0.
+arrow. An extraction that fails is missing, with the reason. A conversation that produced nothing is a result of the
+policy's, not a failure to measure: the artefact is then empty, marked `absent` in the detail, and scored as that.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Extractor(ABC):
 
     @abstractmethod
     async def extract(self, conversation: Conversation) -> str | Score:
-        """The artefact's text, or a missing score that says why there is none."""
+        """The artefact's text, empty where there is none; or a missing score that says why it could not be told."""
 
 
 class LastMessage(Extractor):
@@ -37,7 +38,7 @@ class LastMessage(Extractor):
     async def extract(self, conversation: Conversation) -> str | Score:
         """The text of the last assistant message."""
         last = conversation.last("assistant")
-        return last.content if last and last.content.strip() else Score.missing(f"{self.artefact}: nothing said")
+        return last.content if last is not None else ""
 
 
 class Fence(Extractor):
@@ -50,7 +51,7 @@ class Fence(Extractor):
                 block = last_fence(message.content)
                 if block is not None:
                     return block
-        return Score.missing(f"{self.artefact}: no fenced block")
+        return ""
 
 
 class ByJudge(Extractor):
@@ -76,12 +77,14 @@ class Extracted(Metric):
         self.intrinsic = inner.intrinsic
 
     async def score(self, conversation: Conversation) -> Score:
-        """The inner metric's score of the artefact; missing when none was found."""
+        """The inner metric's score of the artefact; missing when it could not be extracted."""
         found = await self.extractor.extract(conversation)
         if isinstance(found, Score):
             return found
         score = await self.inner.score(ending_with(conversation, found))
         detail = {self.extractor.artefact: found, **score.detail}
+        if not found.strip():
+            detail["absent"] = True
         return Score(score.value, score.reason, detail)
 
     async def aclose(self) -> None:

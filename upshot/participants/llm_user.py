@@ -1,0 +1,199 @@
+"""A simulated user played by a language model: any model of the `models/` layer.
+
+It sees the task, the hidden goal and the history, and answers with `{current_answer, thought, response}`. Its state
+lives in `conversation.session['user']`; the object itself only counts, so it serves all conversations at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from upshot.chat import Conversation, Message, derive_seed
+from upshot.errors import UserError, did_you_mean
+from upshot.models.base import Model, ModelCallError, Sampling
+from upshot.participants.ask import Answer, Flaw, ask, text_schema
+from upshot.participants.base import Observation, Participant, count, users
+from upshot.participants.personas import VAGUENESS, check_persona, choose_persona
+from upshot.participants.quality import is_early_end, is_role_flip, overlap
+from upshot.participants.template import render
+from upshot.participants.transcript import as_lines, as_text, task_of
+
+END_SIGNAL = "[[TERMINATE CHAT]]"
+SCHEMA = text_schema("current_answer", "thought", "response")
+_NAMES = {"user": "You", "assistant": "Assistant", "tool": "Tool"}
+
+
+@users.register("llm")
+class LLMUser(Participant):
+    """A language model that plays the person with the hidden goal."""
+
+    def __init__(
+        self,
+        model: Any = "user",
+        models: Mapping[str, Model] | None = None,
+        task_description: str = "",
+        persona: str | list[str] = "plain",
+        vagueness: Literal["low", "medium", "high"] = "medium",
+        end_signal: str = END_SIGNAL,
+        template: str = "user",
+        temperature: float = 1.0,
+        max_tokens: int = 512,
+        repairs: int = 2,
+        paste_share: float = 0.5,
+        seed: int = 0,
+    ) -> None:
+        """Make the user.
+
+        model: a `Model`, or the name of one among the recipe's `models`.
+        task_description: what conversations are for; a row's own `meta['task_desc']` comes first.
+        persona: a name of `personas.PERSONAS`, 'mixed', a list to draw from by row, or a description in words.
+        vagueness: how much the user tells by itself.
+        template: name or path (.j2) of the prompt.
+        repairs: how often an unusable or out-of-role answer is asked for again.
+        paste_share: share of the goal's word 6-grams in one message from which it counts as pasted.
+        seed: of the draw of personas.
+        """
+        check_persona(persona)
+        self.model = _find_model(model, models or {})
+        self.task_description = task_description
+        self.persona = persona
+        self.vagueness = VAGUENESS[vagueness]
+        self.end_signal = end_signal
+        self.template = template
+        self.sampling = Sampling(max_tokens=max_tokens, temperature=temperature)
+        self.repairs = repairs
+        self.paste_share = paste_share
+        self.seed = seed
+        self._counts: Counter[str] = Counter()
+
+    async def start(self, conversation: Conversation) -> None:
+        """Say the opening message where nobody has spoken yet."""
+        if not any(message.role in ("user", "assistant") for message in conversation.messages):
+            observation = await self.observe(conversation)
+            count(conversation, observation.metrics)
+            for message in observation.messages:
+                conversation.say(message, note=observation.note)
+            if observation.done:
+                conversation.ended = observation.reason
+
+    async def observe(self, conversation: Conversation) -> Observation:
+        """The user's next message, or its leaving; `ModelCallError` when the model gives nothing usable."""
+        flaws: list[str] = []
+        seed = derive_seed(conversation.seed, "user", len(conversation.turns))
+        sampling = Sampling(self.sampling.max_tokens, self.sampling.temperature, seed=seed)
+        try:
+            answer = await ask(
+                self.model,
+                self.prompt(conversation),
+                SCHEMA,
+                lambda values: self._flaw(values, conversation),
+                sampling,
+                "user",
+                self.repairs,
+                flaws,
+            )
+        except ModelCallError as error:
+            metrics = self._measure(conversation, None, flaws)
+            metrics["user_failed"] = 1.0
+            self._counts.update(metrics)
+            count(conversation, metrics)
+            raise ModelCallError(f"user {error.reason}", str(error)) from error
+        return self._observation(conversation, answer)
+
+    def prompt(self, conversation: Conversation) -> str:
+        """What the model is shown of a conversation."""
+        _, persona = choose_persona(self.persona, conversation.row, self.seed)
+        return render(
+            self.template,
+            persona=persona,
+            task=task_of(conversation, self.task_description),
+            goal=as_text(conversation.row.goal),
+            vagueness=self.vagueness,
+            end_signal=self.end_signal,
+            history=as_lines(conversation.messages, _NAMES),
+        )
+
+    def stats(self) -> dict[str, float]:
+        """Totals of the quality counters since the start, and the rates that can be compared between runs."""
+        totals = {name: float(value) for name, value in sorted(self._counts.items())}
+        turns, ends = totals.get("user_turns", 0.0), totals.get("user_ended", 0.0)
+        if turns:
+            for name in ("user_role_flip", "user_goal_pasted", "user_goal_overlap"):
+                totals[f"{name}_rate"] = totals.get(name, 0.0) / turns
+        if ends:
+            totals["user_ended_early_rate"] = totals.get("user_ended_early", 0.0) / ends
+        return totals
+
+    def _observation(self, conversation: Conversation, answer: Answer) -> Observation:
+        said, ended = self._split_end(str(answer.values["response"]))
+        current = as_text(answer.values["current_answer"])
+        metrics = self._measure(conversation, said, answer.flaws)
+        if ended:
+            spoke = conversation.last("assistant") is not None
+            metrics["user_ended"] = 1.0
+            metrics["user_ended_early"] = float(is_early_end(spoke, current))
+        self._counts.update(metrics)
+        name, _ = choose_persona(self.persona, conversation.row, self.seed)
+        before = conversation.session.get("user", {})
+        conversation.session["user"] = {"persona": name, "answer": current, "turns": before.get("turns", 0) + 1}
+        note: dict[str, Any] = {
+            "current_answer": current,
+            "thought": as_text(answer.values["thought"]),
+            "persona": name,
+        }
+        if answer.flaws:
+            note["flaws"] = list(answer.flaws)
+        messages = (Message("user", said),) if said else ()
+        return Observation(messages, done=ended, reason="user", note=note, metrics=metrics)
+
+    def _split_end(self, response: str) -> tuple[str, bool]:
+        return response.replace(self.end_signal, "").strip(), self.end_signal in response
+
+    def _flaw(self, values: Mapping[str, Any], conversation: Conversation) -> Flaw | None:
+        """What is wrong with an answer; the first that applies."""
+        missing = [key for key in SCHEMA["required"] if key not in values]
+        if missing:
+            return Flaw("missing_key", f'the key "{missing[0]}" is missing')
+        if not isinstance(values["response"], str):
+            return Flaw("not_text", '"response" must be text')
+        said, ended = self._split_end(values["response"])
+        if not said and not ended:
+            return Flaw("empty", '"response" is empty')
+        if is_role_flip(said, self._heard(conversation)):
+            return Flaw("role_flip", "it talks like the assistant; you are the person who wants something", False)
+        if overlap(as_text(conversation.row.goal), said) >= self.paste_share:
+            return Flaw("goal_pasted", "it copies the goal; say it in your own words and leave details out", False)
+        return None
+
+    def _measure(
+        self, conversation: Conversation, said: str | None, flaws: tuple[str, ...] | list[str]
+    ) -> dict[str, float]:
+        """The quality counters of one turn: what was accepted, and how many attempts were not."""
+        metrics = {"user_asked_again": float(len(flaws)), "user_empty": float(flaws.count("empty"))}
+        broken = sum(flaw in ("bad_json", "truncated", "missing_key", "not_text") for flaw in flaws)
+        metrics["user_broken_json"] = float(broken)
+        if said is None:
+            return metrics
+        share = overlap(as_text(conversation.row.goal), said)
+        metrics["user_turns"] = 1.0
+        metrics["user_goal_overlap"] = share
+        metrics["user_goal_pasted"] = float(share >= self.paste_share)
+        metrics["user_role_flip"] = float(is_role_flip(said, self._heard(conversation)))
+        return metrics
+
+    @staticmethod
+    def _heard(conversation: Conversation) -> str:
+        last = conversation.last("assistant")
+        return last.content if last is not None else ""
+
+
+def _find_model(model: Any, models: Mapping[str, Model]) -> Model:
+    if isinstance(model, Model):
+        return model
+    if model not in models:
+        raise UserError(
+            f"the user 'llm' is to be played by '{model}', which is no model; {did_you_mean(model, models)}"
+        )
+    return models[model]

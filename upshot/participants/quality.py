@@ -1,0 +1,68 @@
+"""How well a simulated user plays its part: pure measures of one message.
+
+They are heuristics with known blind spots, made to be counted over many conversations, not to judge one: a role flip
+that uses none of the phrases below is not seen, nor is a goal retold in other words.
+"""
+
+from __future__ import annotations
+
+import re
+
+_WORD = re.compile(r"\w+", re.UNICODE)
+_ASSISTANT_PHRASES = re.compile(
+    r"""^\W*(assistant|ai|chatbot)\s*:
+    | \bas\ an?\ (ai|assistant|language\ model)\b
+    | \bi(\ a|['’])m\ an?\ (ai|assistant|language\ model)\b
+    | \bhow\ (can|may|could)\ i\ (help|assist)\ you
+    | \bwhat\ can\ i\ (help|assist)\ you\ with
+    | \bi(\ woul|['’])d\ be\ (happy|glad)\ to\ (help|assist)
+    | \bi(\ a|['’])m\ (here|happy|glad)\ to\ (help|assist)
+    | \b(please\ )?(feel\ free\ to|don['’]t\ hesitate\ to)\ (ask|reach\ out)
+    | \blet\ me\ know\ if\ you\ (have|need|would|['’]d)
+    | \bi\ hope\ (this|that)\ helps\b
+    | ^\W*(certainly|sure|of\ course|absolutely)\W+(here|i\ can|i['’]ll|let['’]s|let\ me)\b
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+ECHO_SHARE = 0.6
+"""Share of the assistant's last message that makes a user's message its echo."""
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, lower case, without punctuation."""
+    return _WORD.findall(text.lower())
+
+
+def overlap(source: str, text: str, n: int = 6) -> float:
+    """The share of the source's word n-grams that the text repeats: 1.0 is a copy, 0.0 shares none.
+
+    A source shorter than n words counts as one n-gram; one of fewer than three words cannot be called copied.
+    """
+    source_words, text_words = words(source), words(text)
+    n = min(n, len(source_words))
+    if n < 3:
+        return 0.0
+    wanted = [tuple(source_words[i : i + n]) for i in range(len(source_words) - n + 1)]
+    said = {tuple(text_words[i : i + n]) for i in range(len(text_words) - n + 1)}
+    return sum(gram in said for gram in wanted) / len(wanted)
+
+
+def is_role_flip(message: str, assistant: str = "") -> bool:
+    """Whether a user's message reads like an assistant's: its set phrases, or an echo of what it just said."""
+    if _ASSISTANT_PHRASES.search(message):
+        return True
+    return len(words(assistant)) >= 12 and overlap(assistant, message) >= ECHO_SHARE
+
+
+def is_early_end(assistant_spoke: bool, current_answer: str) -> bool:
+    """Whether a user left before it had anything: the assistant said nothing yet, or there is no answer so far."""
+    nothing = current_answer.strip().strip(".").lower() in {
+        "",
+        "none",
+        "n/a",
+        "null",
+        "unknown",
+        "nothing",
+        "nothing yet",
+    }
+    return nothing or not assistant_spoke

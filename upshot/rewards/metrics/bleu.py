@@ -1,0 +1,43 @@
+"""BLEU of a text against the reference, on words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from upshot.chat import Conversation
+from upshot.participants.transcript import as_text
+from upshot.rewards.metric import Metric, metrics
+from upshot.score import Score
+
+
+@metrics.register("bleu")
+class Bleu(Metric):
+    """Sentence BLEU (sacrebleu, 13a words, effective order) of the last assistant message, from 0 to 1.
+
+    `document->bleu` scores the document instead. The paper's tables print it times 100.
+    """
+
+    async def score(self, conversation: Conversation) -> Score:
+        """The score; missing without a reference or without any assistant message."""
+        references = _references(conversation.row.reference)
+        last = conversation.last("assistant")
+        if not references:
+            return Score.missing("bleu: no reference")
+        if last is None:
+            return Score.missing("bleu: nothing said")
+        # A long document costs milliseconds of CPU: off the event loop, where other conversations wait.
+        return Score(await asyncio.to_thread(word_bleu, last.content, references))
+
+
+def word_bleu(text: str, references: Sequence[str]) -> float:
+    """BLEU on words of a text against its references, from 0 to 1."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    # sacrebleu takes strings and cuts them into words itself; n-grams of characters come from feeding NLTK strings.
+    return float(BLEU(effective_order=True).sentence_score(text, list(references)).score) / 100.0
+
+
+def _references(reference: object) -> list[str]:
+    many = list(reference) if isinstance(reference, list | tuple) else [reference]
+    return [text for item in many if (text := as_text(item).strip())]

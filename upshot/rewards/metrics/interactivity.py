@@ -1,0 +1,19 @@
+"""How well the assistant works together with the user, by a judge."""
+
+from __future__ import annotations
+
+from upshot.models.base import Model
+from upshot.rewards.metric import metrics
+from upshot.rewards.metrics.judged import Judged
+
+
+@metrics.register("interactivity")
+class Interactivity(Judged):
+    """Understanding, clarification and suggestions, from 0 to 1."""
+
+    intrinsic = True
+
+    def __init__(
+        self, judge: Model | None = None, rubric: str = "interactivity", max_tokens: int = 2048, repairs: int = 2
+    ) -> None:
+        super().__init__(rubric, judge, "interactivity", 0.0, 1.0, max_tokens=max_tokens, repairs=repairs)

@@ -1,0 +1,128 @@
+"""What a sequence-classification reward model thinks of the conversation."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any, Literal
+
+from upshot.chat import Conversation
+from upshot.rewards.metric import Metric, metrics
+from upshot.score import Score
+
+
+@metrics.register("rm_score")
+class RewardModelScore(Metric):
+    """The reward model's logit for the whole conversation, squashed to 0…1 by default.
+
+    The model is loaded at the first use. Conversations that wait at the same time are scored in one batch, in a
+    thread; one batch at a time.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        batch_size: int = 8,
+        max_length: int = 4096,
+        squash: Literal["sigmoid", "none"] = "sigmoid",
+        device: str = "auto",
+    ) -> None:
+        """Make the metric.
+
+        model: Hugging Face name or folder of a sequence-classification model with one output.
+        max_length: tokens; a longer conversation loses its beginning.
+        squash: sigmoid maps the logit to 0…1, none leaves it.
+        """
+        self.name = model
+        self.batch_size = batch_size
+        self.max_length = max_length
+        self.squash = squash
+        self.device = device
+        self._loaded: tuple[Any, Any] | None = None
+        self._waiting: list[tuple[list[dict[str, Any]], asyncio.Future[float]]] = []
+        self._worker: asyncio.Task[None] | None = None
+
+    async def score(self, conversation: Conversation) -> Score:
+        """The reward model's score of everything said."""
+        if conversation.last("assistant") is None:
+            return Score.missing("rm_score: nothing said")
+        done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._waiting.append(([message.to_dict() for message in conversation.messages], done))
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        value = await done
+        if not math.isfinite(value):
+            return Score.missing("rm_score: not finite")
+        return Score(value)
+
+    async def aclose(self) -> None:
+        """Stop scoring and let go of the model."""
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+        for _, done in self._waiting:
+            done.cancel()
+        self._loaded = None
+
+    async def _work(self) -> None:
+        await asyncio.sleep(0)  # let conversations that are ready in this very moment join the batch
+        while self._waiting:
+            batch, self._waiting = self._waiting[: self.batch_size], self._waiting[self.batch_size :]
+            batch = [(messages, done) for messages, done in batch if not done.done()]
+            try:
+                values = await asyncio.to_thread(self._rate, [messages for messages, _ in batch])
+            except Exception as error:
+                _settle(batch, error)
+                continue
+            for (_, done), value in zip(batch, values, strict=True):
+                if not done.done():
+                    done.set_result(value)
+
+    def _rate(self, conversations: list[list[dict[str, Any]]]) -> list[float]:
+        if not conversations:
+            return []
+        import torch
+
+        tokenizer, model = self._load()
+        texts = [_text(tokenizer, messages) for messages in conversations]
+        inputs = tokenizer(
+            texts,
+            padding=True,
+            truncation=True,
+            max_length=self.max_length,
+            add_special_tokens=False,
+            return_tensors="pt",
+        ).to(model.device)
+        with torch.inference_mode():
+            logits = model(**inputs).logits[:, 0].float()
+        return [float(v) for v in (torch.sigmoid(logits) if self.squash == "sigmoid" else logits)]
+
+    def _load(self) -> tuple[Any, Any]:
+        if self._loaded is None:
+            import torch
+            from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+            device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+            # bfloat16 is slow or broken on many CPUs.
+            dtype = torch.float32 if device == "cpu" else torch.bfloat16
+            tokenizer = AutoTokenizer.from_pretrained(self.name, truncation_side="left")
+            model = AutoModelForSequenceClassification.from_pretrained(self.name, dtype=dtype).to(device).eval()
+            if tokenizer.pad_token is None:
+                tokenizer.pad_token = tokenizer.eos_token
+            if model.config.pad_token_id is None:
+                model.config.pad_token_id = tokenizer.pad_token_id
+            self._loaded = (tokenizer, model)
+        return self._loaded
+
+
+def _settle(batch: list[tuple[list[dict[str, Any]], asyncio.Future[float]]], error: Exception) -> None:
+    """Tell everyone who waits for a batch that it failed."""
+    for _, done in batch:
+        if not done.done():
+            done.set_exception(error)
+
+
+def _text(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
+    if getattr(tokenizer, "chat_template", None):
+        return str(tokenizer.apply_chat_template(messages, tokenize=False))
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
