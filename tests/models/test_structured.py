@@ -1,0 +1,125 @@
+"""JSON out of a model keeps what was meant and says what is wrong."""
+
+import asyncio
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from upshot.chat import Message
+from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
+from upshot.models.structured import ask_json, parse_json_object, schema_flaw
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"response": {"type": "string"}, "score": {"type": "number", "minimum": 0, "maximum": 1}},
+    "required": ["response"],
+    "additionalProperties": False,
+}
+CONTROL_BEFORE_LETTER = re.compile(r"[\b\f\r\t\n](?=[A-Za-z])")
+
+
+@given(st.text())
+def test_any_text_survives_the_round_trip(text):
+    # A control character before a letter is what unescaped LaTeX looks like; everything else comes back as it was.
+    text = CONTROL_BEFORE_LETTER.sub(" ", text)
+    for written in (json.dumps({"response": text}), json.dumps({"response": text}, ensure_ascii=False)):
+        assert parse_json_object(written) == {"response": text}
+        assert parse_json_object(f"Sure!\n```json\n{written}\n```") == {"response": text}
+        assert parse_json_object(f"Here you go: {written} Hope it helps") == {"response": text}
+
+
+@given(st.lists(st.sampled_from(["\\", '"', "{", "}", "n", "u00e9", "frac", " ", "é", "[", "```"]), max_size=12))
+def test_backslashes_and_braces_survive_in_any_mixture(pieces):
+    text = "".join(pieces)
+    assert parse_json_object("x " + json.dumps({"response": text}) + " y") == {"response": text}
+
+
+@pytest.mark.parametrize(
+    "latex",
+    [r"\frac{1}{2}", r"\beta", r"\times 3", r"\neq 0", r"\right)", r"\sqrt{2}", r"\underline{x}", r"\text{if }"],
+)
+def test_latex_survives_whether_or_not_its_backslash_was_escaped(latex):
+    for written in (latex, latex.replace("\\", "\\\\")):
+        assert parse_json_object('{"response": "so $x = ' + written + '$"}')["response"] == f"so $x = {latex}$"
+
+
+def test_line_breaks_and_tabs_stay():
+    assert parse_json_object(r'{"response": "one\nnew line\n\tcode\nuse"}')["response"] == "one\nnew line\n\tcode\nuse"
+    assert parse_json_object('{"response": "a raw\nbreak"}')["response"] == "a raw\nbreak"
+
+
+def test_a_number_in_quotes_stays_text():
+    assert parse_json_object('{"response": "42"}', SCHEMA) == {"response": "42"}
+    with pytest.raises(ValueError, match=r"'response' is a number \(42\); it must be string"):
+        parse_json_object('{"response": 42}', SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("no", "not valid JSON"),
+        ("[1]", "a JSON object is needed, not list"),
+        ('{"response": "cut', "not valid JSON"),
+        ('{"score": 0.5}', "'response' is missing"),
+        ('{"response": "a", "score": 1.5}', "'score' is 1.5; it must be at most 1"),
+        ('{"response": "a", "score": NaN}', "NaN"),
+        ('{"response": "a", "score": true}', "'score' is true or false"),
+        ('{"response": "a", "other": 1}', "'other' is not asked for"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_reason(text, reason):
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        parse_json_object(text, SCHEMA)
+
+
+def test_the_first_object_that_fits_is_taken():
+    assert parse_json_object('{"thought": 1} then {"response": "b"}', SCHEMA) == {"response": "b"}
+
+
+def test_nested_lists_enums_and_lengths_are_checked():
+    schema = {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1, "maxItems": 2}
+    assert schema_flaw(["a"], schema) is None
+    assert "'[1]' is 'c'" in str(schema_flaw(["a", "c"], schema))
+    assert "has 0 items" in str(schema_flaw([], schema))
+    assert schema_flaw(2.0, {"type": "integer"}) is None
+    assert schema_flaw(2.5, {"type": "integer"}) is not None
+    assert schema_flaw(None, {"type": ["string", "null"]}) is None
+    assert schema_flaw(None, {"anyOf": [{"type": "string"}, {"type": "null"}]}) is None
+
+
+class Lines(Model):
+    """Answers with the next line each time."""
+
+    name = "lines"
+
+    def __init__(self, *lines: str, schema: bool = False) -> None:
+        self.lines = list(lines)
+        self.asked: list[Request] = []
+        self.abilities = Abilities(schema=schema)
+
+    async def generate(self, request: Request) -> list[Completion]:
+        self.asked.append(request)
+        return [Completion(self.lines.pop(0), "stop")]
+
+
+def test_a_model_is_asked_again_with_the_error():
+    model = Lines("hm", '{"response": 3}', '{"response": "fine"}')
+    assert asyncio.run(ask_json(model, [Message("user", "q")], SCHEMA)) == {"response": "fine"}
+    assert "JSON schema" in model.asked[0].prompt[-1].content
+    assert "'response' is a number (3)" in model.asked[2].prompt[-1].content
+
+
+def test_exhausted_repairs_are_a_failure_with_its_reason():
+    with pytest.raises(ModelCallError, match="bad_json") as caught:
+        asyncio.run(ask_json(Lines("a", "b", "c"), [Message("user", "q")], SCHEMA))
+    assert caught.value.reason == "bad_json"
+
+
+def test_an_endpoint_that_enforces_schemas_is_not_asked_in_words():
+    model = Lines('{"response": "fine"}', schema=True)
+    asyncio.run(ask_json(model, [Message("user", "q")], SCHEMA))
+    assert [m.content for m in model.asked[0].prompt] == ["q"]
+    assert model.asked[0].schema == SCHEMA

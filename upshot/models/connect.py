@@ -1,0 +1,95 @@
+"""From what a recipe says to models that can be called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from upshot.errors import UserError
+from upshot.models.base import Model
+from upshot.models.budget import Budget
+from upshot.models.guarded import GuardedModel
+from upshot.models.limits import Limits
+from upshot.models.spec import ModelSpec
+
+
+class Endpoints:
+    """Limits by endpoint, so that all roles that call one share them; the first role's settings hold."""
+
+    def __init__(self) -> None:
+        self._limits: dict[str, Limits] = {}
+
+    def limits(self, spec: ModelSpec) -> Limits:
+        """The limits of the spec's endpoint (a URL, or a provider's model)."""
+        return self._limits.setdefault(spec.url or spec.model, Limits.of(spec))
+
+
+def connect(
+    spec: ModelSpec | Mapping[str, Any] | str,
+    *,
+    role: str = "",
+    budget: Budget | None = None,
+    endpoints: Endpoints | None = None,
+    policy: Model | None = None,
+    where: str = "",
+) -> Model:
+    """The model that a spec names, not yet started (`async with`, or `start()`).
+
+    `role` is counted when a request names none; `budget` and `endpoints` are shared by the models of a run; `policy`
+    is what the word 'policy' means; `where` is the recipe field for error messages.
+    """
+    spec = ModelSpec.parse(spec, where or (f"models.{role}" if role else ""))
+    limits = endpoints.limits(spec) if endpoints is not None and spec.kind != "policy" else None
+    shared: dict[str, Any] = {"role": role, "budget": budget, "limits": limits}
+    if spec.kind == "policy":
+        if policy is None:
+            raise UserError(f"{where or role or 'model'}: 'policy' means the model in training, and there is none here")
+        from upshot.models.local import BorrowedModel
+
+        return BorrowedModel(spec, policy, **shared)
+    return _backend(spec)(spec, **shared)
+
+
+def _backend(spec: ModelSpec) -> type[GuardedModel]:
+    """The class of a spec; what it needs is imported here and not before."""
+    if spec.kind == "endpoint" and spec.via == "http":
+        from upshot.models.endpoint import EndpointModel
+
+        return EndpointModel
+    if spec.kind == "endpoint" and spec.via == "openai":
+        from upshot.models.openai_client import OpenAIClientModel
+
+        return OpenAIClientModel
+    if spec.kind in ("endpoint", "provider"):
+        from upshot.models.provider import ProviderModel
+
+        return ProviderModel
+    if spec.kind == "scripted":
+        from upshot.models.scripted import ScriptedModel
+
+        return ScriptedModel
+    from upshot.models.local import LocalModel
+
+    return LocalModel
+
+
+def connect_all(
+    specs: Mapping[str, ModelSpec | Mapping[str, Any] | str],
+    *,
+    budget: Budget | None = None,
+    policy: Model | None = None,
+    where: str = "models",
+) -> dict[str, Model]:
+    """Models by role; roles with the same spec share one model, so weights are loaded and connections opened once."""
+    endpoints = Endpoints()
+    by_spec: dict[str, Model] = {}
+    out: dict[str, Model] = {}
+    for role, given in specs.items():
+        spec = ModelSpec.parse(given, f"{where}.{role}")
+        key = spec.model_dump_json()
+        if key not in by_spec:
+            by_spec[key] = connect(
+                spec, role=role, budget=budget, endpoints=endpoints, policy=policy, where=f"{where}.{role}"
+            )
+        out[role] = by_spec[key]
+    return out

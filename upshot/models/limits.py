@@ -1,0 +1,90 @@
+"""How hard an endpoint may be called: calls in flight, calls and tokens per minute, and when to try again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+from upshot.models.spec import ModelSpec
+
+LONGEST_BACKOFF_S = 20.0
+
+
+class Pace:
+    """A token bucket that holds one second's worth; first come, first served."""
+
+    def __init__(self, per_minute: float) -> None:
+        self.rate = per_minute / 60
+        self.capacity = max(1.0, self.rate)
+        self._level = self.capacity
+        self._filled = time.monotonic()
+        self._turn = asyncio.Lock()
+
+    async def take(self, amount: float) -> None:
+        """Wait until `amount` may be used; more than the bucket holds is paid back by those who come after."""
+        async with self._turn:
+            missing = min(amount, self.capacity) - self._fill()
+            while missing > 0:
+                await asyncio.sleep(missing / self.rate)
+                missing = min(amount, self.capacity) - self._fill()
+            self._level -= amount
+
+    def correct(self, amount: float) -> None:
+        """Use so much more (or, negative, less) than was taken."""
+        self._level = min(self.capacity, self._level - amount)
+
+    def _fill(self) -> float:
+        now = time.monotonic()
+        self._level = min(self.capacity, self._level + (now - self._filled) * self.rate)
+        self._filled = now
+        return self._level
+
+
+class Limits:
+    """The limits of one endpoint, shared by every role that calls it."""
+
+    def __init__(
+        self, concurrency: int, requests_per_minute: float | None = None, tokens_per_minute: float | None = None
+    ):
+        self.concurrency = concurrency
+        self.slots = asyncio.Semaphore(concurrency)
+        """Held by each call in flight, while it backs off too, so that a busy endpoint is called less."""
+        self._requests = Pace(requests_per_minute) if requests_per_minute else None
+        self.tokens = Pace(tokens_per_minute) if tokens_per_minute else None
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> Limits:
+        """The limits a spec asks for."""
+        return cls(spec.concurrency, spec.requests_per_minute, spec.tokens_per_minute)
+
+    async def pace(self, tokens: float) -> None:
+        """Wait until one more request with about so many tokens may be sent."""
+        if self._requests:
+            await self._requests.take(1)
+        if self.tokens:
+            await self.tokens.take(tokens)
+
+
+def retry_after(value: str | None, now: datetime | None = None) -> float | None:
+    """Seconds that a Retry-After header asks for (a number or an HTTP date); None when absent or unreadable."""
+    if not value:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        when = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    return max(0.0, (when - (now or datetime.now(UTC))).total_seconds())
+
+
+def backoff(attempt: int, first: float, rng: random.Random) -> float:
+    """Seconds before retry number `attempt` (from 0): exponential, jittered by half on both sides."""
+    return min(LONGEST_BACKOFF_S, first * 2**attempt) * rng.uniform(0.5, 1.5)

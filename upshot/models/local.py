@@ -1,0 +1,110 @@
+"""Models in this process: a Hugging Face folder (or hub name), `smollm2-135m`, or the policy that a caller lends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from upshot.errors import UserError
+from upshot.models.base import Model, Request
+from upshot.models.budget import Budget
+from upshot.models.guarded import GuardedModel
+from upshot.models.limits import Limits
+from upshot.models.spec import SMOLLM2, ModelSpec
+from upshot.models.wire import Answer
+
+
+def local_path(name: str) -> str:
+    """The folder (or hub name) behind the name of a local model; `smollm2-135m` is converted at its first use."""
+    name = name.removeprefix("local:")
+    if name == SMOLLM2:
+        from upshot.models.smollm2 import smollm2_folder
+
+        return str(smollm2_folder())
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UserError(f"the folder '{name}' has no config.json: it is not a model in Hugging Face's format")
+        return str(folder)
+    if name.startswith((".", "/", "~")):
+        raise UserError(f"there is no folder '{name}'")
+    return name
+
+
+def load_local(name: str, dtype: str = "auto", device: str = "auto") -> tuple[Any, Any]:
+    """(module, tokenizer) of a folder, hub name or `smollm2-135m`: float32 on the CPU, bfloat16 on a GPU.
+
+    Many CPUs have no bfloat16 arithmetic and take hundreds of times as long with it, so auto never picks it there.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = local_path(name)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if dtype == "auto":
+        dtype = "float32" if torch.device(device).type == "cpu" else "bfloat16"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        module = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load the model '{name}': {error}") from error
+    return module.to(device).eval(), tokenizer  # type: ignore[arg-type]
+
+
+class BorrowedModel(GuardedModel):
+    """A model that somebody else owns (the policy), counted under its own role; closing it leaves the owner's alone."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        model: Model,
+        *,
+        role: str = "",
+        budget: Budget | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        super().__init__(spec, role=role, budget=budget, limits=limits or Limits(1_000_000))
+        self.inner: Model | None = model
+        self.name = model.name
+        self.abilities = model.abilities
+
+    async def _attempt(self, request: Request, n: int, seed: int | None) -> Answer:
+        if self.inner is None:
+            raise UserError(f"model '{self.name}' is not started")
+        asked = Request(
+            request.prompt, request.sampling, n, request.schema, request.tools, request.role, request.top_logprobs
+        )
+        completions = await self.inner.generate(asked if seed is None else asked.with_seed(seed))
+        prompt_tokens = completions[0].prompt_tokens if completions else 0
+        return Answer(completions, prompt_tokens, sum(c.completion_tokens for c in completions))
+
+
+class LocalModel(BorrowedModel):
+    """A helper model in this process: loaded at `start()`, sampled in batches, released at `aclose()`."""
+
+    def __init__(
+        self, spec: ModelSpec, *, role: str = "", budget: Budget | None = None, limits: Limits | None = None
+    ) -> None:
+        from upshot.models.sampler import Sampler
+
+        GuardedModel.__init__(self, spec, role=role, budget=budget, limits=Limits(1_000_000))
+        self.inner = None
+        self.abilities = Sampler.abilities
+
+    async def start(self) -> None:
+        """Load weights and tokenizer (once)."""
+        await super().start()
+        if self.inner is None:
+            from upshot.models.rendering import Renderer
+            from upshot.models.sampler import Sampler
+
+            module, tokenizer = load_local(self.spec.model, self.spec.dtype, self.spec.device)
+            self.inner = Sampler(module, Renderer(tokenizer), self.name)
+
+    async def aclose(self) -> None:
+        """Release the weights."""
+        await super().aclose()
+        inner, self.inner = self.inner, None
+        if inner is not None:
+            await inner.aclose()

@@ -1,0 +1,72 @@
+"""Counters of a model's calls by role: calls, failures by reason, retries, tokens, cost, latency, cache hits."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+LATENCIES_KEPT = 4096
+"""Quantiles are of the last so many calls, so that memory stays flat."""
+
+
+def quantile(values: list[float], q: float) -> float:
+    """The q-quantile of sorted values (nearest rank)."""
+    return values[min(len(values) - 1, int(q * len(values)))]
+
+
+@dataclass
+class RoleCount:
+    """What one role's calls came to."""
+
+    calls: int = 0
+    """Calls sent (cache hits are not calls)."""
+    failed: Counter[str] = field(default_factory=Counter)
+    retries: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+    cache_hits: int = 0
+    """Completions served from the cache."""
+    cache_misses: int = 0
+    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=LATENCIES_KEPT))
+    """Seconds from the free slot to the answer, retries and their waits included."""
+
+    def stats(self) -> dict[str, float]:
+        """The counters as numbers."""
+        out: dict[str, float] = {
+            "calls": self.calls,
+            "failed": sum(self.failed.values()),
+            "retries": sum(self.retries.values()),
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "cost": self.cost,
+        }
+        out |= {f"failed/{reason}": count for reason, count in self.failed.items()}
+        out |= {f"retries/{reason}": count for reason, count in self.retries.items()}
+        if self.latencies:
+            ordered = sorted(self.latencies)
+            out |= {"latency_p50": quantile(ordered, 0.5), "latency_p95": quantile(ordered, 0.95)}
+        asked = self.cache_hits + self.cache_misses
+        if asked:
+            out |= {"cache_hits": self.cache_hits, "cache_hit_rate": self.cache_hits / asked}
+        return out
+
+
+class Meter:
+    """Counts by role."""
+
+    def __init__(self) -> None:
+        self._roles: dict[str, RoleCount] = {}
+
+    def role(self, name: str) -> RoleCount:
+        """The counters of a role."""
+        if name not in self._roles:
+            self._roles[name] = RoleCount()
+        return self._roles[name]
+
+    def stats(self) -> dict[str, float]:
+        """All counters; those of a named role are called `role/counter`."""
+        out: dict[str, float] = {}
+        for name, count in self._roles.items():
+            out |= {f"{name}/{key}" if name else key: value for key, value in count.stats().items()}
+        return out

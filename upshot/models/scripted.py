@@ -1,0 +1,148 @@
+"""Scripted models: a function answers. For tests, offline work and timing, through the same guards as a real call."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+from upshot.chat import Message, derive_seed
+from upshot.errors import UserError, did_you_mean
+from upshot.models.base import Abilities, Completion, Request
+from upshot.models.budget import Budget
+from upshot.models.guarded import GuardedModel
+from upshot.models.limits import Limits
+from upshot.models.spec import ModelSpec
+from upshot.models.wire import Answer
+
+Reply = str | Completion
+Script = Callable[[Request], Reply | Awaitable[Reply]]
+
+SCRIPTS: dict[str, Script] = {}
+"""Scripts by name: `scripted:NAME`."""
+
+
+def script(name: str) -> Callable[[Script], Script]:
+    """Decorator: make a function known as `scripted:NAME`."""
+
+    def add(function: Script) -> Script:
+        SCRIPTS[name] = function
+        return function
+
+    return add
+
+
+class ScriptedModel(GuardedModel):
+    """A model whose every completion is a function of the request; sample i of n sees a seed derived from its own."""
+
+    abilities = Abilities(schema=True, tools=True, seed=True)
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        function: Script | None = None,
+        *,
+        role: str = "",
+        budget: Budget | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        super().__init__(spec, role=role, budget=budget, limits=limits)
+        self._function = function or find_script(spec.model.removeprefix("scripted:"))
+
+    async def _attempt(self, request: Request, n: int, seed: int | None) -> Answer:
+        if self.spec.latency_s:
+            await asyncio.sleep(self.spec.latency_s)
+        completions = []
+        for i in range(n):
+            own = request if seed is None else request.with_seed(seed if i == 0 else derive_seed(seed, i))
+            reply = self._function(own)
+            if inspect.isawaitable(reply):
+                reply = await reply
+            completions.append(reply if isinstance(reply, Completion) else _completion(reply, request))
+        used = sum(completion.completion_tokens for completion in completions)
+        return Answer(completions, completions[0].prompt_tokens, used, sum(c.cost for c in completions))
+
+
+def _completion(text: str, request: Request) -> Completion:
+    """Text as a completion; a word counts as a token."""
+    prompt = sum(len(message.content.split()) for message in cast("Sequence[Message]", request.prompt))
+    return Completion(text, "stop", prompt_tokens=prompt, completion_tokens=len(text.split()))
+
+
+def find_script(name: str) -> Script:
+    """The function behind a name or a `package.module:function` path."""
+    module_name, _, attribute = name.partition(":")
+    if not attribute:
+        if name not in SCRIPTS:
+            raise UserError(
+                f"unknown model 'scripted:{name}'; {did_you_mean(name, SCRIPTS)} "
+                "(your own: 'scripted:my_package.module:function')"
+            )
+        return SCRIPTS[name]
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(f"cannot import 'scripted:{name}': {error}") from error
+    function: Any = getattr(module, attribute, None)
+    if not callable(function):
+        raise UserError(f"'scripted:{name}': module '{module_name}' has no function '{attribute}'")
+    return function  # type: ignore[no-any-return]
+
+
+def last_text(request: Request) -> str:
+    """What was said last."""
+    return request.prompt[-1].content if request.prompt else ""  # type: ignore[union-attr]
+
+
+@script("echo")
+def echo(request: Request) -> str:
+    """Says the last message again; asked for JSON, fills the schema's text fields with it."""
+    return _filled(request, last_text(request))
+
+
+@script("ok")
+def ok(request: Request) -> str:
+    """Says OK, or the smallest JSON that the schema allows."""
+    return _filled(request, "OK")
+
+
+@script("count")
+def count_words(request: Request) -> str:
+    """Says how many words the last message has."""
+    return _filled(request, str(len(last_text(request).split())))
+
+
+@script("number")
+def last_number(request: Request) -> str:
+    """Says the last number of the last message after '####', as gsm8k asks for."""
+    numbers = re.findall(r"-?\d+(?:\.\d+)?", last_text(request))
+    return _filled(request, f"#### {numbers[-1] if numbers else 0}")
+
+
+def _filled(request: Request, text: str) -> str:
+    if request.schema is None:
+        return text
+    return json.dumps(minimal(request.schema, text), ensure_ascii=False)
+
+
+def minimal(schema: Any, text: str) -> Any:
+    """A small value that fits a schema, with `text` where text is wanted."""
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        return schema["enum"][0]
+    for choice in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        return minimal(choice, text)
+    kind = schema.get("type", "object")
+    kind = kind[0] if isinstance(kind, list) else kind
+    if kind == "object":
+        return {key: minimal(value, text) for key, value in schema.get("properties", {}).items()}
+    if kind == "array":
+        return [minimal(schema.get("items", {"type": "string"}), text)] * schema.get("minItems", 0)
+    if kind in ("integer", "number"):
+        return schema.get("minimum", schema.get("maximum", 0))
+    return {"string": text, "boolean": True, "null": None}[kind]

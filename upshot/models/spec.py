@@ -1,0 +1,162 @@
+"""How a recipe names a model: one string, or a mapping with the string and its options.
+
+http://127.0.0.1:8000/v1#served-name    any OpenAI-compatible endpoint
+openai/gpt-4o-mini                      a provider, through litellm
+path/to/hf-folder, local:NAME           in process
+smollm2-135m                            in process, offline
+scripted:echo, scripted:pkg.mod:function
+policy                                  the model in training
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from upshot.errors import UserError, did_you_mean
+from upshot.models.base import Sampling
+
+SMOLLM2 = "smollm2-135m"
+Kind = Literal["endpoint", "provider", "local", "scripted", "policy"]
+
+
+class ModelSpec(BaseModel):
+    """A model and how it may be called."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = ""
+    """The model: a name of this page's first lines, or beside `url` the name the endpoint serves it by.
+    Empty beside `url`: the only model that the endpoint lists."""
+    url: str | None = None
+    """Base address of an OpenAI-compatible endpoint, with its `/v1`."""
+    via: Literal["http", "openai", "litellm"] = "http"
+    """Client for a `url`: our own (fastest), the official `openai` package, or litellm."""
+
+    concurrency: int = Field(64, ge=1)
+    """Calls in flight at once, over all roles that share the endpoint."""
+    requests_per_minute: float | None = Field(None, gt=0)
+    """Calls per minute; None: no limit of ours."""
+    tokens_per_minute: float | None = Field(None, gt=0)
+    """Prompt and completion tokens per minute; None: no limit of ours."""
+    timeout_s: float = Field(120.0, gt=0)
+    """Seconds one attempt may take, connecting included."""
+    retries: int = Field(6, ge=0)
+    """Further attempts after a dropped connection, a timeout, a 5xx or an unreadable answer."""
+    backoff_s: float = Field(0.2, gt=0)
+    """Mean wait before the first retry; doubles with each one, up to 20 s, with jitter."""
+    patience_s: float = Field(300.0, ge=0)
+    """Seconds one call may spend waiting out rate limits (429) before it fails as rate_limited."""
+
+    temperature: float | None = Field(None, ge=0)
+    """When set, wins over the temperature that the role asks for."""
+    max_tokens: int | None = Field(None, ge=1)
+    """When set, wins over the length limit that the role asks for."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    """When set, wins over the nucleus cut that the role asks for."""
+
+    cache: bool | str = False
+    """Response cache: false, true (the user's cache folder), or a folder."""
+    price_in: float | None = Field(None, ge=0)
+    """US dollars per million prompt tokens; None: the provider's list price, 0 for endpoints on this machine."""
+    price_out: float | None = Field(None, ge=0)
+    """US dollars per million completion tokens; None as above."""
+
+    api_key_env: str | None = None
+    """Environment variable with the key; None: OPENAI_API_KEY for api.openai.com, the provider's own for providers."""
+    headers_env: dict[str, str] = Field(default_factory=dict)
+    """Extra headers: name → environment variable with the value."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Fields added to every request body."""
+    omit: tuple[str, ...] = ()
+    """Fields never sent, for endpoints that refuse them (seed, top_p …)."""
+    structured: bool | None = None
+    """Whether the endpoint enforces JSON schemas; None: try, and remember a refusal."""
+    token_ids: bool | None = None
+    """Whether the endpoint returns token ids (`return_token_ids`, as vLLM does); None: ask its model list."""
+
+    latency_s: float = Field(0.0, ge=0)
+    """scripted only: seconds each reply takes."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """In process only: auto is float32 on the CPU and bfloat16 on a GPU."""
+    device: str = "auto"
+    """In process only: auto is the first GPU, else the CPU."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = {"model": value}
+        if not isinstance(value, Mapping):
+            return value
+        data = dict(value)
+        for key in data:
+            if key not in cls.model_fields:
+                raise ValueError(f"unknown option '{key}' of a model; {did_you_mean(str(key), cls.model_fields)}")
+        address = data.get("url") or data.get("model")
+        if isinstance(address, str) and address.startswith(("http://", "https://")):
+            data["url"], _, served = address.partition("#")
+            data["url"] = data["url"].rstrip("/")
+            if data.get("url") and data.get("model") == address:
+                data["model"] = served
+            data["model"] = data.get("model") or served
+        return data
+
+    @model_validator(mode="after")
+    def _known(self) -> ModelSpec:
+        _ = self.kind
+        return self
+
+    @classmethod
+    def parse(cls, value: Any, where: str = "") -> ModelSpec:
+        """A spec from a string, mapping or spec; what is wrong is a `UserError`."""
+        if isinstance(value, ModelSpec):
+            return value
+        try:
+            return cls.model_validate(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"])
+            place = ".".join(part for part in (where, field) if part) or "model"
+            raise UserError(f"{place}: {first['msg'].removeprefix('Value error, ')}") from error
+
+    @property
+    def kind(self) -> Kind:
+        """Which backend the spec means."""
+        if self.url:
+            return "endpoint"
+        if self.model == "policy":
+            return "policy"
+        if self.model.startswith("scripted:"):
+            return "scripted"
+        if self.model == SMOLLM2 or self.model.startswith(("local:", "/", "./", "../", "~")):
+            return "local"
+        if self.model and (Path(self.model) / "config.json").is_file():
+            return "local"
+        if "/" in self.model.strip("/"):
+            return "provider"
+        raise ValueError(
+            f"unknown model '{self.model}'; give a URL ('http://host:8000/v1#name'), 'provider/model', a folder with "
+            f"a config.json, 'local:NAME', 'scripted:NAME', '{SMOLLM2}' or 'policy'"
+        )
+
+    @property
+    def label(self) -> str:
+        """A short name for messages and logs."""
+        return f"{self.url}#{self.model}" if self.url else self.model
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether the endpoint is on the loopback interface, so free and without a proxy."""
+        host = urlsplit(self.url or "").hostname or ""
+        return host in ("localhost", "::1") or host.startswith("127.")
+
+    def sampling(self, asked: Sampling) -> Sampling:
+        """What a role asks for, with the spec's own settings put over it."""
+        own = {k: v for k in ("temperature", "max_tokens", "top_p") if (v := getattr(self, k)) is not None}
+        return replace(asked, **own) if own else asked

@@ -1,0 +1,179 @@
+"""OpenAI's wire format, both ways: requests to bodies, answers to completions. Pure functions, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from upshot.models.base import Completion, Request
+
+
+class BadResponse(Exception):
+    """An answer that is not what the API promises: worth another try."""
+
+
+class Refused(Exception):
+    """The model or its filter declined to answer: the same request would be declined again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one call gave, and what it used."""
+
+    completions: list[Completion]
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+
+
+def sampling_fields(request: Request, n: int, seed: int | None) -> dict[str, Any]:
+    """The fields that chat and completions share; what is at its default is left out."""
+    sampling = request.sampling
+    body: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
+    if sampling.top_p != 1.0:
+        body["top_p"] = sampling.top_p
+    if sampling.top_k:
+        body["top_k"] = sampling.top_k
+    if sampling.min_p:
+        body["min_p"] = sampling.min_p
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    if sampling.stop_ids:
+        body["stop_token_ids"] = list(sampling.stop_ids)
+    if seed is not None:
+        body["seed"] = seed
+    if n > 1:
+        body["n"] = n
+    return body
+
+
+def chat_body(request: Request, n: int, seed: int | None, schema: bool, ids: bool) -> dict[str, Any]:
+    """The body of a chat completion without its model name; `schema` and `ids`: what the endpoint can do."""
+    body = {"messages": [message.to_dict() for message in request.prompt]}  # type: ignore[union-attr]
+    body |= sampling_fields(request, n, seed)
+    if request.schema is not None and schema:
+        body["response_format"] = response_format(request.schema)  # type: ignore[assignment]
+    if request.tools:
+        body["tools"] = [dict(tool) for tool in request.tools]
+    if ids or request.top_logprobs:
+        body["logprobs"] = True  # type: ignore[assignment]
+        if request.top_logprobs:
+            body["top_logprobs"] = request.top_logprobs  # type: ignore[assignment]
+    return body | (_id_fields(request) if ids else {})
+
+
+def completion_body(request: Request, n: int, seed: int | None, ids: bool) -> dict[str, Any]:
+    """The body of a completion whose prompt is token ids."""
+    body: dict[str, Any] = {"prompt": list(request.prompt), **sampling_fields(request, n, seed)}
+    if ids or request.top_logprobs:
+        body["logprobs"] = request.top_logprobs
+    return body | (_id_fields(request) if ids else {})
+
+
+def _id_fields(request: Request) -> dict[str, Any]:
+    fields = {"return_token_ids": True}
+    if request.top_logprobs:
+        fields["return_tokens_as_token_ids"] = True
+    return fields
+
+
+def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Structured output by JSON schema; strict where the schema meets OpenAI's terms for it."""
+    name = str(schema.get("title") or "answer").replace(" ", "_")
+    described = {"name": name, "schema": dict(schema), "strict": _closed(schema)}
+    return {"type": "json_schema", "json_schema": described}
+
+
+def _closed(schema: Any) -> bool:
+    if isinstance(schema, Mapping):
+        properties = schema.get("properties")
+        if schema.get("type") == "object" or properties is not None:
+            complete = set(properties or {}) == set(schema.get("required") or ())
+            if schema.get("additionalProperties") is not False or not complete:
+                return False
+        return all(_closed(value) for value in schema.values())
+    return all(_closed(item) for item in schema) if isinstance(schema, list) else True
+
+
+def read_answer(data: Any, price_in: float = 0.0, price_out: float = 0.0) -> Answer:
+    """Completions of a chat or completions answer; prices are per million tokens. Raises `BadResponse` or `Refused`."""
+    try:
+        choices = sorted(data["choices"], key=lambda choice: choice.get("index") or 0)
+        if not choices:
+            raise BadResponse("no choices")
+        usage = data.get("usage") or {}
+        prompt_tokens = int(usage.get("prompt_tokens") or 0)
+        completion_tokens = int(usage.get("completion_tokens") or 0)
+        lengths = _lengths(choices, completion_tokens)
+        share = prompt_tokens * price_in / 1e6 / len(choices)
+        completions = [
+            _read_choice(choice, prompt_tokens, length, share + length * price_out / 1e6)
+            for choice, length in zip(choices, lengths, strict=True)
+        ]
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        raise BadResponse(f"{type(error).__name__}: {error}") from error
+    cost = (prompt_tokens * price_in + completion_tokens * price_out) / 1e6
+    return Answer(completions, prompt_tokens, completion_tokens, cost)
+
+
+def _lengths(choices: Sequence[Mapping[str, Any]], total: int) -> list[int]:
+    ids = [choice.get("token_ids") for choice in choices]
+    if all(ids):
+        return [len(i) for i in ids if i is not None]
+    each, rest = divmod(total, len(choices))
+    return [each + (i < rest) for i in range(len(choices))]
+
+
+def _read_choice(choice: Mapping[str, Any], prompt_tokens: int, completion_tokens: int, cost: float) -> Completion:
+    finish = choice.get("finish_reason") or "stop"
+    message = choice.get("message")
+    calls: tuple[Mapping[str, Any], ...] = ()
+    if message is None:
+        text = choice["text"]
+    else:
+        text, calls = message.get("content"), tuple(message.get("tool_calls") or ())
+        if message.get("refusal"):
+            raise Refused(str(message["refusal"]))
+    if finish == "content_filter":
+        raise Refused("the endpoint's content filter")
+    if text is None:
+        if not calls and finish != "length":
+            raise BadResponse("neither content nor tool calls")
+        text = ""
+    if not isinstance(text, str):
+        raise BadResponse(f"content is {type(text).__name__}, not text")
+    logprobs, top = _read_logprobs(choice.get("logprobs"))
+    ids = choice.get("token_ids")
+    return Completion(
+        text=text,
+        finish={"eos": "stop", "stop": "stop", "length": "length", "tool_calls": "tool_calls"}.get(finish, finish),
+        ids=tuple(ids) if ids is not None else None,
+        logprobs=logprobs if ids is not None and logprobs is not None and len(logprobs) == len(ids) else None,
+        tool_calls=calls,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        cost=cost,
+        top_logprobs=top,
+    )
+
+
+Logprobs = tuple[tuple[float, ...] | None, tuple[tuple[tuple[int, float], ...], ...] | None]
+
+
+def _read_logprobs(data: Mapping[str, Any] | None) -> Logprobs:
+    """Log-probabilities of the sampled tokens and, where tokens are named by id, of the likeliest ones."""
+    if not data:
+        return None, None
+    content = data.get("content")
+    if content is not None:  # chat
+        chosen = tuple(float(item["logprob"]) for item in content)
+        tops = [{t["token"]: t["logprob"] for t in item.get("top_logprobs") or ()} for item in content]
+    elif data.get("token_logprobs") is not None:  # completions
+        chosen = tuple(float(value) for value in data["token_logprobs"])
+        tops = [dict(item or {}) for item in data.get("top_logprobs") or ()]
+    else:
+        return None, None
+    if not tops or not all(token.startswith("token_id:") for item in tops for token in item) or not any(tops):
+        return chosen, None
+    return chosen, tuple(tuple((int(t[9:]), float(p)) for t, p in item.items()) for item in tops)
