@@ -1,0 +1,115 @@
+"""Which candidates become rows for sft, rl and dpo. Pure functions; everything dropped is counted with its reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from upshot.data.candidate import Candidate
+from upshot.tasks.collabllm_goals import plain
+
+ROUNDING = 1e-9
+"""So that 0.7 − 0.2 counts as a gap of 0.5; equal scores are never a pair."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two replies to the same history, of which the first led further."""
+
+    chosen: Candidate
+    rejected: Candidate
+
+
+def merge_duplicates(candidates: Iterable[Candidate], dropped: Counter[str]) -> list[Candidate]:
+    """Candidates without repeats of the same reply to the same history of a goal; repeats average their scores."""
+    groups: dict[tuple, list[Candidate]] = {}
+    for candidate in candidates:
+        key = (*_place(candidate), candidate.completion.strip())
+        groups.setdefault(key, []).append(candidate)
+    merged = []
+    for same in groups.values():
+        scores = [c.score for c in same if c.score is not None]
+        merged.append(replace(same[0], score=sum(scores) / len(scores)) if scores else same[0])
+        _count(dropped, "duplicate candidate", len(same) - 1)
+    return merged
+
+
+def best_conversations(
+    candidates: Sequence[Candidate], dropped: Counter[str], min_score: float | None = None
+) -> list[Candidate]:
+    """SFT: per conversation the best reply of its last turn, which carries the best replies before it in its history.
+
+    Where no candidate of the last turn has a score, the file gives no ranking and the first one is taken only if
+    none of the file's candidates has a score (an ordinary prompt/completion file).
+    """
+    ranked = any(c.score is not None for c in candidates)
+    conversations: dict[object, list[Candidate]] = {}
+    for number, candidate in enumerate(candidates):
+        conversations.setdefault(candidate.conv_id or number, []).append(candidate)
+    chosen: list[Candidate] = []
+    for own in conversations.values():
+        last_turn = max(c.turn for c in own)
+        usable = [c for c in own if c.turn == last_turn and (c.score is not None or not ranked)]
+        if not usable:
+            _count(dropped, "no score at the last turn", len(own))
+            continue
+        best = max(usable, key=_score)
+        if min_score is not None and _score(best) < min_score:
+            _count(dropped, "score below the minimum", len(own))
+            continue
+        _count(dropped, "not the best of its conversation", len(own) - 1)
+        chosen.append(best)
+    return _unique(chosen, dropped, "duplicate conversation", with_reply=True)
+
+
+def distinct_prompts(candidates: Sequence[Candidate], dropped: Counter[str]) -> list[Candidate]:
+    """RL: one row per history of a goal; which of its candidates stands for it does not matter."""
+    with_goal = [c for c in candidates if c.goal]
+    _count(dropped, "no hidden goal", len(candidates) - len(with_goal))
+    return _unique(with_goal, dropped, "same prompt and goal", with_reply=False)
+
+
+def best_and_worst(candidates: Sequence[Candidate], dropped: Counter[str], min_gap: float) -> list[Pair]:
+    """DPO: per history the best against the worst reply, where their scores are at least `min_gap` apart."""
+    turns: dict[tuple, list[Candidate]] = {}
+    for candidate in candidates:
+        if candidate.score is None:
+            _count(dropped, "no score", 1)
+        else:
+            turns.setdefault(_place(candidate), []).append(candidate)
+    pairs = []
+    for tried in turns.values():
+        best, worst = max(tried, key=_score), min(tried, key=_score)
+        if len(tried) < 2:
+            _count(dropped, "only one scored candidate", 1)
+        elif _score(best) - _score(worst) < max(min_gap - ROUNDING, ROUNDING):
+            _count(dropped, f"gap below {min_gap:g}", len(tried))
+        else:
+            _count(dropped, "neither best nor worst", len(tried) - 2)
+            pairs.append(Pair(best, worst))
+    return pairs
+
+
+def _place(candidate: Candidate) -> tuple:
+    """Where a reply was tried: the goal and every word before it."""
+    return (plain(candidate.goal), *((m.role, m.content.strip()) for m in candidate.history))
+
+
+def _unique(candidates: Sequence[Candidate], dropped: Counter[str], why: str, with_reply: bool) -> list[Candidate]:
+    seen: dict[tuple, Candidate] = {}
+    for candidate in candidates:
+        key = (*_place(candidate), candidate.completion.strip()) if with_reply else _place(candidate)
+        if key in seen:
+            _count(dropped, why, 1)
+        seen.setdefault(key, candidate)
+    return list(seen.values())
+
+
+def _score(candidate: Candidate) -> float:
+    return float("-inf") if candidate.score is None else candidate.score
+
+
+def _count(dropped: Counter[str], why: str, how_many: int) -> None:
+    if how_many:
+        dropped[why] += how_many

@@ -1,0 +1,147 @@
+"""Tables from anywhere: a .jsonl, .json, .parquet or .csv file, a folder of them, or a Hugging Face name.
+
+Covers reading only: the result is plain dictionaries by split. What the columns mean is decided by the caller.
+`datasets` is imported only for a Hugging Face name; without a network that is one clear line.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from upshot.errors import UserError
+
+Record = dict[str, Any]
+
+SPLITS = {
+    "train": "train",
+    "training": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "dev": "validation",
+    "test": "test",
+}
+"""Words in a file name (or splits of the Hub) that say which split it is."""
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def read_tables(source: str, hub_splits: tuple[str, ...] = ()) -> dict[str, list[Record]]:
+    """The records of a source by split; everything is 'train' where the source names no split.
+
+    `hub_splits` picks splits of a Hub dataset by their own names (they then count as 'train').
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _folder(path)
+    if path.is_file():
+        return {split_of(path.name): read_file(path)}
+    if path.suffix in READERS:
+        raise UserError(f"no file '{source}'; give a .jsonl, .json, .parquet or .csv file, a folder, or a Hub name")
+    if HUB_NAME.fullmatch(source):
+        return _hub(source, hub_splits)
+    raise UserError(f"'{source}' is no file, no folder and no Hugging Face name (owner/name)")
+
+
+def read_file(path: Path) -> list[Record]:
+    """The records of one file."""
+    reader = READERS.get(path.suffix)
+    if reader is None:
+        raise UserError(f"cannot read '{path}': its ending is not one of {', '.join(READERS)}")
+    return list(reader(path))
+
+
+def split_of(file_name: str) -> str:
+    """The split a file name speaks of: 'rl_validation.parquet' → 'validation'; 'train' when it says nothing."""
+    words = re.split(r"[^a-z]+", file_name.lower())
+    return next((SPLITS[word] for word in reversed(words) if word in SPLITS), "train")
+
+
+def _folder(folder: Path) -> dict[str, list[Record]]:
+    files = sorted(p for p in folder.rglob("*") if p.suffix in READERS and p.is_file() and p.name[0] not in "._")
+    if not files:
+        raise UserError(f"folder '{folder}' holds no file ending in {', '.join(READERS)}")
+    tables: dict[str, list[Record]] = {}
+    for file in files:
+        tables.setdefault(split_of(file.name), []).extend(read_file(file))
+    return tables
+
+
+def _jsonl(path: Path) -> Iterator[Record]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise UserError(f"{path}, line {number} is not JSON: {error}") from error
+            if not isinstance(record, dict):
+                raise UserError(f"{path}, line {number} holds a {type(record).__name__}; every line must be an object")
+            yield record
+
+
+def _json(path: Path) -> Iterator[Record]:
+    """A list of objects, bare or under 'data' (the layout of the CoQA family)."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not JSON: {error} (one object a line? name it .jsonl)") from error
+    rows = content.get("data") if isinstance(content, dict) else content
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{path} must hold a list of objects, or an object with such a list under 'data'")
+    yield from rows
+
+
+def _parquet(path: Path) -> Iterator[Record]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise UserError(f"{path} is not readable as parquet: {error}") from error
+    yield from table.to_pylist()
+
+
+def _csv(path: Path) -> Iterator[Record]:
+    csv.field_size_limit(2**31 - 1)  # whole articles sit in one cell
+    with path.open(encoding="utf-8", newline="") as lines:
+        yield from csv.DictReader(lines)
+
+
+READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
+    ".jsonl": _jsonl,
+    ".json": _json,
+    ".parquet": _parquet,
+    ".csv": _csv,
+}
+
+
+def _hub(name: str, hub_splits: tuple[str, ...]) -> dict[str, list[Record]]:
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise UserError(f"'{name}' is a Hugging Face name: pip install 'upshot[hub]', or give a file") from error
+    try:
+        loaded = load_dataset(name)
+    except (OSError, ValueError, RuntimeError) as error:  # not found, offline, gated: all are the user's to mend
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"cannot load '{name}' from Hugging Face: {first_line}; without a network, download it elsewhere and give "
+            f"the .jsonl or .parquet file, or the folder"
+        ) from error
+    if hub_splits:
+        present = [split for split in hub_splits if split in loaded]
+        if not present:
+            raise UserError(f"'{name}' has no split {' or '.join(hub_splits)}; it has {', '.join(loaded)}")
+        return {"train": [dict(row) for row in loaded[present[0]]]}
+    tables: dict[str, list[Record]] = {}
+    for split, rows in loaded.items():
+        tables.setdefault(split_of(split), []).extend(dict(row) for row in rows)
+    return tables
