@@ -55,7 +55,10 @@ class Policy:
         messages = self._shown(conversation).messages
         (completion,) = await self.model.generate(Request(messages, sampling, tools=self.tools, role=role))
         message = Message("assistant", completion.text, tool_calls=completion.tool_calls)
-        return conversation.say(message, note={"finish": completion.finish})
+        note: dict[str, Any] = {"finish": completion.finish}
+        if completion.completion_tokens:
+            note["tokens"] = completion.completion_tokens
+        return conversation.say(message, note=note)
 
     def _shown(self, conversation: Conversation) -> Conversation:
         """The conversation as this model sees it: with its own system prompt in front."""

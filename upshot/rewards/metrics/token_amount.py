@@ -29,7 +29,10 @@ class TokenAmount(Metric):
             if turn.sample is not None:
                 total += len(turn.sample.ids)
             elif turn.message.role == "assistant":
-                if self.tokenizer is None:
+                if self.tokenizer is not None:
+                    total += len(self.tokenizer.encode(turn.message.content, add_special_tokens=False))
+                elif "tokens" in turn.note:  # as the policy's own endpoint counted them
+                    total += int(turn.note["tokens"])
+                else:
                     return Score.missing("token_amount: no tokenizer")
-                total += len(self.tokenizer.encode(turn.message.content, add_special_tokens=False))
         return Score(float(total))
