@@ -1,0 +1,211 @@
+"""A realistic run folder: three stages side by side, ragged futures, missing scores, hostile text."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+STAGES = {"warm-start": "sft", "single-reply": "rl", "multiturn": "rl"}
+REASONS = ["judge: timeout", "judge: no JSON in answer", "user: budget"]
+HOSTILE = "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 2'> &amp; <!-- %DATA%"
+RECIPE = """# resolved
+name: quickstart
+seed: 1
+task:
+  name: slots  # recipe
+  slots: 3
+futures:
+  samples: 3  # override
+  window: 2
+reward:
+  metrics:
+    - name: accuracy
+      weight: 1.0
+train:
+  lr: 3e-4
+"""
+
+
+def message(role: str, content: str, trained: bool = False, **note: Any) -> dict[str, Any]:
+    """One logged message."""
+    return {"role": role, "content": content, "trained": trained, "tokens": len(content.split()) + 2, "note": note}
+
+
+def future(rng: random.Random, index: int, good: bool) -> dict[str, Any]:
+    """One logged future; some are cut off, some scores are missing."""
+    if rng.random() < 0.06:
+        return {"key": f"f{index}", "messages": [], "ended": None, "missing": "user: budget", "scores": {}}
+    turns = [
+        message("user", "the blue one, large, for Friday", thought="I want a large blue tent by Friday. Keep it short."),
+        message("assistant", "Booked: large blue tent, Friday." if good else "Here is a small red tent for Monday."),
+    ]
+    if rng.random() < 0.4:
+        turns.append(message("user", "thanks!", thought="Done.", vague=True))
+    lost = rng.random() < 0.08
+    accuracy: dict[str, Any] = {"missing": rng.choice(REASONS[:2])} if lost else {"value": float(good)}
+    tokens = sum(turn["tokens"] for turn in turns)
+    judged = {"value": round(0.3 + 0.6 * rng.random(), 3), "detail": {"thought": "It asks before it acts."}}
+    scores = {"accuracy": accuracy, "interactivity": judged, "token_amount": {"value": float(tokens)}}
+    ended = rng.choice(["goal reached", "window"])
+    return {"key": f"f{index}", "messages": turns, "ended": ended, "missing": None, "scores": scores}
+
+
+def reward(futures: list[dict[str, Any]]) -> dict[str, Any]:
+    """Means over the futures that have a value, weighted and summed; missing when one metric has none."""
+    weights = {"accuracy": 1.0, "interactivity": 0.5, "token_amount": -0.01}
+    means: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
+    for name, weight in weights.items():
+        values = [f["scores"][name]["value"] for f in futures if "value" in f["scores"].get(name, {})]
+        means[name] = {"value": sum(values) / len(values)} if values else {"missing": f"{name}: no future"}
+        parts[name] = {"value": means[name]["value"] * weight} if values else means[name]
+    lacking = [part["missing"] for part in parts.values() if "missing" in part]
+    total = {"missing": lacking[0]} if lacking else {"value": sum(part["value"] for part in parts.values())}
+    sums = {name: part.get("value", 0.0) for name, part in parts.items()}
+    intrinsic = sums["token_amount"] + sums["interactivity"]
+    return {
+        "total": total,
+        "parts": parts,
+        "means": means,
+        "extrinsic": sums["accuracy"],
+        "intrinsic": intrinsic,
+    }
+
+
+def reply(rng: random.Random, step: int, group: int, index: int, skill: float) -> dict[str, Any]:
+    """One logged reply with its futures and credit."""
+    hard = group % 2 == 0
+    asks = rng.random() < skill
+    said = "Which colour and size would you like, and by when?" if asks else "Booked: small red tent, Monday."
+    opening = "I need a tent." if hard else "I need a large blue tent by Friday."
+    system = message("system", "You are a shop assistant. Answer in the little language, or ask for what is missing.")
+    futures = [future(rng, n, rng.random() < (0.9 if asks or not hard else 0.15)) for n in range(rng.choice([2, 3, 3]))]
+    worth = reward(futures)
+    value = worth["total"].get("value")
+    return {
+        "step": step,
+        "row": f"goal-{group:03d}",
+        "group": group,
+        "key": f"s{step}/g{group}/r{index}",
+        "messages": [system, message("user", opening, thought="A tent: large, blue, Friday."), message("assistant", said, True)],
+        "futures": futures,
+        "reward": worth,
+        "credit": [
+            {"start": 31, "stop": 36, "parts": ["main"], "advantage": None if value is None else round(value - 0.7, 4)},
+            {
+                "start": 36,
+                "stop": 45,
+                "parts": ["main", "classmate"],
+                "advantage": None if value is None else round(1.2 * (value - 0.6), 4),
+            },
+        ],
+        "groups": {"difficulty": "hard" if hard else "easy"},
+    }
+
+
+def metrics_row(rng: random.Random, stage: str, phase: str, step: int, steps: int) -> dict[str, Any]:
+    """One logged line of metrics."""
+    gain = {"warm-start": 0.1, "single-reply": 0.25, "multiturn": 0.6}[stage] * (1 - math.exp(-4 * step / steps))
+
+    def noisy(level: float) -> float:
+        return round(level + rng.gauss(0, 0.04), 5)
+
+    row: dict[str, Any] = {"step": step, "phase": phase, "loss/total": noisy(2.5 * math.exp(-3 * step / steps) + 0.3)}
+    row |= {"train/lr": 3e-4 * min(1.0, step / 10), "train/grad_norm": abs(noisy(0.8)), "time/step": abs(noisy(0.7))}
+    if phase == "rl":
+        row |= {
+            "reward/mean": None if step in (7, 8) else noisy(0.3 + gain),
+            "reward/std": abs(noisy(0.3)),
+            "reward/accuracy": noisy(0.25 + gain),
+            "reward/token_amount": noisy(-0.2),
+            "by/difficulty=hard/reward": noisy(0.1 + gain),
+            "by/difficulty=easy/reward": noisy(0.8 + gain / 10),
+            "missing/futures": rng.choice([0, 0, 1, 2]),
+            "policy/kl": abs(noisy(0.02 * step / steps)),
+            "policy/entropy": noisy(2 - gain),
+            "question/share": min(1.0, abs(noisy(gain))),
+            "time/rollout": abs(noisy(0.4)),
+        }
+    return row
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]], tail: str = "") -> None:
+    """A .jsonl file, with whatever a killed process left at its end."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + tail, "utf-8")
+
+
+def make_run(folder: Path, steps: int = 60, groups: int = 4, replies: int = 4, every: int = 10) -> Path:
+    """Write the synthetic run folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "recipe.yaml").write_text(RECIPE)
+    versions = {"upshot": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "transformers": "5.1.0", "platform": "linux-aarch64"}
+    (folder / "versions.json").write_text(json.dumps(versions))
+    status = {"state": "finished", "started": "2026-11-15T10:00:00+00:00", "finished": "2026-11-15T10:03:21+00:00", "seed": 1}
+    (folder / "status.json").write_text(json.dumps(status))
+    (folder / "table.json").write_text(json.dumps(TABLE))
+    for number, (stage, phase) in enumerate(STAGES.items()):
+        inner = folder / stage
+        inner.mkdir(exist_ok=True)
+        rng = random.Random(number)
+        (inner / "recipe.yaml").write_text(RECIPE.replace("quickstart", f"quickstart-{stage}"))
+        (inner / "status.json").write_text(json.dumps({"state": "finished", "started": 1000.0 + number, "seconds": 61.5}))
+        write_lines(inner / "metrics.jsonl", [metrics_row(rng, stage, phase, step, steps) for step in range(1, steps + 1)])
+        if phase == "rl":
+            skill = 0.15 if stage == "single-reply" else 0.8
+            logged = [
+                reply(rng, step, group, index, skill)
+                for step in range(every, steps + 1, every)
+                for group in range(groups)
+                for index in range(replies)
+            ]
+            logged[-1]["messages"][1]["content"] = HOSTILE
+            write_lines(inner / "rollouts.jsonl", logged, tail='{"step": 60, "mess' if stage == "multiturn" else "")
+    return folder
+
+
+TABLE = {
+    "title": "Held-out goals",
+    "columns": ["", "task, ambiguous", "task, unambiguous", "tokens", "asks first"],
+    "rows": [
+        [
+            "warm start",
+            {"value": 0.214, "low": 0.18, "high": 0.25},
+            {"value": 0.902, "low": 0.87, "high": 0.93},
+            {"value": 11.2, "low": 11.0, "high": 11.4},
+            "9 %",
+        ],
+        [
+            "single-reply reward",
+            {"value": 0.261, "low": 0.22, "high": 0.3},
+            {"value": 0.951, "low": 0.93, "high": 0.97},
+            {"value": 9.8, "low": 9.7, "high": 9.9},
+            "2 %",
+        ],
+        [
+            "multiturn-aware reward",
+            {"value": 0.873, "low": 0.84, "high": 0.9},
+            {"value": 0.944, "low": 0.92, "high": 0.96},
+            {"value": 16.1, "low": 15.7, "high": 16.5},
+            "91 %",
+        ],
+    ],
+    "note": "600 goals each, 95 % intervals from 2,000 bootstrap samples.",
+}
+
+
+@pytest.fixture
+def synthetic_run(tmp_path: Path) -> Path:
+    """The synthetic run folder, small."""
+    return make_run(tmp_path / "demo-run")
+
+
+@pytest.fixture
+def run_maker() -> Callable[..., Path]:
+    """`make_run`, for tests that want other sizes."""
+    return make_run

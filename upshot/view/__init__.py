@@ -1,0 +1,1 @@
+"""Run folder → web page: curves, conversation trees, reward breakdown."""

@@ -1,0 +1,79 @@
+// Bars for scores, rewards and credit. A missing score has no bar but its reason.
+
+function scale(scores) {
+  const values = scores.map(scoreValue).filter(isNumber);
+  const low = Math.min(0, ...values), high = Math.max(0, ...values);
+  return low === high ? [0, 1] : [low, high];
+}
+
+function bar(score, [low, high]) {
+  const value = scoreValue(score);
+  if (value === null) return h("div", { class: "barbox none" }, h("span", {}, whyMissing(score)));
+  const place = (x) => (100 * (x - low)) / (high - low);
+  const from = place(Math.min(0, value)), to = place(Math.max(0, value));
+  return h("div", { class: "barbox" },
+    h("i", { class: value < 0 ? "fill minus" : "fill", style: `left:${from}%;width:${Math.max(0.8, to - from)}%` }),
+    low < 0 && h("i", { class: "zero", style: `left:${place(0)}%` }));
+}
+
+function detailOf(score) {
+  const detail = score && typeof score === "object" ? score.detail : null;
+  return detail && Object.keys(detail).length > 0 && h("details", { class: "quiet detail" }, h("summary", {}, "detail"), pairs(detail));
+}
+
+const pairs = (object) => h("dl", { class: "pairs" }, Object.entries(object).map(([name, value]) => [h("dt", {}, name), h("dd", {}, plain(value))]));
+
+// Raw scores have different units, so each metric has its own scale: that of all its scores in the run.
+function scalesOf(run) {
+  if (!run.scales) {
+    const all = {};
+    for (const reply of run.replies) for (const future of reply.futures || []) for (const [name, score] of Object.entries(future.scores || {})) (all[name] ||= []).push(score);
+    run.scales = Object.fromEntries(Object.entries(all).map(([name, scores]) => {
+      const [low, high] = scale(scores);
+      return [name, low === 0 && high <= 1 ? [0, 1] : [low, high]];
+    }));
+  }
+  return run.scales;
+}
+
+function bars(scores, { second, scales } = {}) {
+  const names = Object.keys(scores || {});
+  if (!names.length) return null;
+  const span = scale(names.map((name) => scores[name]));
+  return h("div", { class: "bars" }, names.map((name) => {
+    const value = scoreValue(scores[name]);
+    return h("div", { class: "barrow" },
+      h("span", { class: "barname", title: name }, name),
+      bar(scores[name], scales?.[name] || span),
+      h("span", { class: value === null ? "barvalue missing-text" : "barvalue" }, value === null ? "missing" : format(value),
+        second && second[name] !== undefined && scoreValue(second[name]) !== null && h("small", {}, `mean ${format(scoreValue(second[name]))}`)),
+      detailOf(scores[name]));
+  }));
+}
+
+function rewardCard(reward) {
+  if (!reward || !reward.total) return h("p", { class: "note" }, "No reward in this log.");
+  const total = scoreValue(reward.total);
+  return h("div", { class: "reward" },
+    h("div", { class: "total" },
+      h("small", {}, "reward"),
+      total === null ? h("b", { class: "missing-text" }, "missing") : h("b", {}, format(total)),
+      total === null && h("span", { class: "missing-text" }, whyMissing(reward.total)),
+      isNumber(reward.extrinsic) && isNumber(reward.intrinsic) && h("span", { class: "note" }, `what was achieved ${signed(reward.extrinsic)}, how it was said ${signed(reward.intrinsic)}`)),
+    bars(reward.parts, { second: reward.means }));
+}
+
+function creditCard(credit) {
+  if (!Array.isArray(credit) || !credit.length) return null;
+  const most = Math.max(...credit.map((span) => Math.abs(span.advantage || 0)), 1e-9);
+  return h("div", { class: "credit" }, h("h4", {}, "Credit"),
+    h("div", { class: "strip", "aria-hidden": "true" }, credit.map((span) => h("i", {
+      class: !isNumber(span.advantage) ? "none" : span.advantage < 0 ? "minus" : "plus",
+      style: `flex-grow:${Math.max(1, span.stop - span.start)};--strength:${isNumber(span.advantage) ? 0.2 + (0.8 * Math.abs(span.advantage)) / most : 1}`,
+    }))),
+    h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "tokens"), h("th", {}, "earns"), h("th", { class: "num" }, "advantage"))),
+      h("tbody", {}, credit.map((span) => h("tr", {},
+        h("td", {}, `${span.start} to ${span.stop - 1}`, h("small", {}, count(span.stop - span.start, "token"))),
+        h("td", {}, (span.parts || []).map(plain).join(" + ")),
+        h("td", { class: "num" }, isNumber(span.advantage) ? h("b", { class: span.advantage < 0 ? "minus-text" : "plus-text" }, signed(span.advantage)) : h("span", { class: "missing-text" }, "missing: left out of the loss"))))))));
+}

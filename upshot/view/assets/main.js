@@ -1,0 +1,26 @@
+// Tabs, remembered in the address, so that a view can be linked to.
+
+const tabs = { overview: ["Overview", overview], curves: ["Curves", curvesView], conversations: ["Conversations", conversationsView], recipe: ["Recipe", recipes] };
+const panel = h("main", { id: "panel" });
+const nav = h("nav", { "aria-label": "Views" }, Object.entries(tabs).map(([id, [name]]) => h("button", { "data-tab": id, onclick: () => open(id) }, name)));
+
+function open(id, ...rest) {
+  charts.length = 0;
+  tip.hidden = true;
+  view.smooth = 0;
+  history.replaceState(null, "", `#${id}`);
+  for (const button of nav.children) button.setAttribute("aria-current", String(button.dataset.tab === id));
+  panel.replaceChildren(tabs[id][1](...rest));
+  redraw();
+}
+
+const page = document.getElementById("page");
+page.replaceChildren(header(), nav, panel, h("footer", {}, `Written by Upshot ${data.upshot} on ${data.written.replace("T", " ").replace("+00:00", " UTC")}. Everything is in this one file.`), tip);
+function route() {
+  const [wanted, run, at] = location.hash.slice(1).split("/");
+  open(tabs[wanted] ? wanted : "overview", run === undefined ? undefined : Number(run), at === undefined ? undefined : Number(at));
+}
+addEventListener("hashchange", route);
+let pending = 0;
+addEventListener("resize", () => { cancelAnimationFrame(pending); pending = requestAnimationFrame(redraw); });
+route();

@@ -1,0 +1,123 @@
+// The header, the headline table, and what is missing or left out.
+
+const STATES = { finished: "good", running: "busy", stopped: "bad", failed: "bad", killed: "bad" };
+
+function statusPill(status) {
+  const state = String(status.state || "no status");
+  return h("span", { class: `pill ${STATES[state] || ""}` }, h("i", { class: "dot" }), state);
+}
+
+function header() {
+  const first = data.runs[0];
+  const seconds = first.seconds ?? (data.runs.reduce((sum, run) => sum + (run.seconds || 0), 0) || null);
+  const steps = Math.max(...data.runs.map((run) => run.curves.last ?? -1));
+  const replies = data.runs.reduce((sum, run) => sum + run.counts.replies, 0);
+  const futures = data.runs.reduce((sum, run) => sum + run.counts.futures, 0);
+  const logged = data.runs.filter((run) => run.curves.rows > 0 || run.counts.replies > 0).length;
+  const facts = [
+    lasting(seconds),
+    logged > 1 && `${logged} runs`,
+    steps >= 0 && `step ${format(steps)}`,
+    replies > 0 && count(replies, "reply", "replies"),
+    futures > 0 && count(futures, "future"),
+  ].filter(Boolean);
+  const status = data.runs.find((run) => run.status.state)?.status || {};
+  const versions = Object.keys(first.versions).length ? first.versions : data.runs.find((run) => Object.keys(run.versions).length)?.versions || {};
+  const extra = Object.entries(status).filter(([name, value]) => name !== "state" && value !== null && typeof value !== "object");
+  return h("header", {},
+    h("div", { class: "brand" }, "Upshot"),
+    h("h1", {}, data.title, " ", statusPill(status)),
+    h("p", { class: "facts" }, facts.map((fact) => h("span", {}, fact))),
+    (extra.length > 0 || Object.keys(versions).length > 0) && h("details", { class: "quiet" },
+      h("summary", {}, versionLine(versions) || "Status"),
+      h("dl", { class: "pairs" }, [...extra, ...Object.entries(versions)].map(([name, value]) => [h("dt", {}, name), h("dd", {}, plain(value))]))));
+}
+
+function versionLine(versions) {
+  const wanted = ["upshot", "python", "torch", "transformers", "device", "commit"];
+  const known = wanted.filter((name) => typeof versions[name] === "string");
+  const names = known.length ? known : Object.keys(versions).filter((name) => typeof versions[name] === "string").slice(0, 4);
+  return names.map((name) => `${name} ${versions[name].slice(0, 24)}`).join(" · ");
+}
+
+function headlineTable(table) {
+  const bounds = table.columns.map((_, column) => {
+    const cells = table.rows.map((row) => row[column]).filter((cell) => cell && isNumber(cell.value));
+    const all = cells.flatMap((cell) => [cell.low, cell.value, cell.high].filter(isNumber));
+    return all.length ? { low: Math.min(0, ...all), high: Math.max(...all), digits: decimals(all) } : null;
+  });
+  return h("section", { class: "card" },
+    h("h2", {}, table.title || "Results"),
+    h("div", { class: "scroll" }, h("table", { class: "headline" },
+      h("thead", {}, h("tr", {}, table.columns.map((name, column) => h("th", { class: bounds[column] || table.rows.every((row) => looksNumeric(row[column])) ? "num" : "" }, plain(name))))),
+      h("tbody", {}, table.rows.map((row) => h("tr", {}, row.map((cell, column) => tableCell(cell, bounds[column]))))))),
+    table.note && h("p", { class: "note" }, plain(table.note)));
+}
+
+const looksNumeric = (cell) => isNumber(cell) || (typeof cell === "string" && /^[+−-]?[\d.,]+\s?%?$/.test(cell));
+
+function tableCell(cell, bounds) {
+  if (cell === null || cell === undefined) return h("td", { class: "num missing-text" }, "missing");
+  if (typeof cell !== "object") return h("td", { class: looksNumeric(cell) ? "num" : "" }, isNumber(cell) ? format(cell) : cell);
+  if (!isNumber(cell.value)) return h("td", { class: "num missing-text" }, cell.missing ? `missing: ${cell.missing}` : "missing");
+  const interval = isNumber(cell.low) && isNumber(cell.high);
+  return h("td", { class: "num" },
+    h("b", {}, fixed(cell.value, bounds.digits)),
+    interval && h("small", {}, `${fixed(cell.low, bounds.digits)} to ${fixed(cell.high, bounds.digits)}`),
+    interval && whisker(cell, bounds));
+}
+
+function whisker(cell, { low, high }) {
+  const place = (value) => 3 + (94 * (value - low)) / (high - low || 1);
+  return svg("svg", { class: "whisker", viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" },
+    svg("line", { x1: 0, x2: 100, y1: 4, y2: 4, class: "rail" }),
+    svg("line", { x1: place(cell.low), x2: place(cell.high), y1: 4, y2: 4, class: "reach" }),
+    svg("line", { x1: place(cell.value), x2: place(cell.value), y1: 0, y2: 8, class: "middle" }));
+}
+
+function missingCard() {
+  const withCounts = data.runs.filter((run) => run.counts.replies > 0);
+  if (!withCounts.length) return null;
+  const rows = withCounts.flatMap((run) => run.missing.map((entry) => ({ run, ...entry })));
+  const many = data.runs.length > 1;
+  const more = withCounts.filter((run) => run.more_reasons[0] > 0);
+  return h("section", { class: "card" },
+    h("h2", {}, "Missing, by reason"),
+    rows.length === 0
+      ? h("p", { class: "note" }, `Nothing is missing: every score of ${count(withCounts.reduce((sum, run) => sum + run.counts.replies, 0), "logged reply", "logged replies")} has a value.`)
+      : [h("div", { class: "scroll" }, h("table", { class: "missing" },
+          h("thead", {}, h("tr", {}, many && h("th", {}, "run"), h("th", {}, "what"), h("th", {}, "reason"), h("th", { class: "num" }, "count"), h("th", { class: "num" }, "share"), h("th", {}))),
+          h("tbody", {}, rows.map((row) => h("tr", {},
+            many && h("td", {}, row.run.name), h("td", {}, row.what), h("td", {}, row.reason),
+            h("td", { class: "num" }, row.count.toLocaleString("en-US"), h("small", {}, ` of ${row.of.toLocaleString("en-US")}`)),
+            h("td", { class: "num" }, `${fixed((100 * row.count) / row.of, 1)} %`),
+            h("td", { class: "sharecell" }, h("span", { class: "share" }, h("i", { style: `width:${Math.max(1.5, (100 * row.count) / row.of)}%` })))))))),
+        h("p", { class: "note" }, "Missing is not zero: these leave the means and the loss. Counted over all logged replies, not only those on this page.")],
+    more.map((run) => h("p", { class: "note" }, `${run.name}: ${count(run.more_reasons[0], "rarer reason")} (${run.more_reasons[1]} in all) are not listed.`)));
+}
+
+function notesCard() {
+  const notes = data.runs.flatMap((run) => run.notes);
+  return notes.length > 0 && h("section", { class: "card" }, h("h2", {}, "Left out, or not readable"), h("ul", { class: "notes" }, notes.map((note) => h("li", {}, note))));
+}
+
+function overview() {
+  const tables = data.runs.filter((run) => run.table).map((run) => headlineTable(run.table));
+  const glance = glanceCharts();
+  return h("div", {}, tables, glance && h("section", { class: "card" }, h("h2", {}, "At a glance"), glance), missingCard(), notesCard());
+}
+
+function recipes() {
+  const runs = data.runs.filter((run) => run.recipe !== null);
+  if (!runs.length) return h("p", { class: "empty" }, "There is no recipe.yaml in this folder.");
+  return h("div", {}, runs.map((run) => h("section", { class: "card" }, h("h2", {}, runs.length > 1 || data.runs.length > 1 ? run.name : "Resolved recipe"), recipeText(run.recipe))));
+}
+
+function recipeText(text) {
+  return h("pre", { class: "recipe" }, text.split("\n").map((line) => {
+    const [, key, rest] = line.match(/^(\s*(?:- )?[\w./-]+:)(.*)$/) || [null, "", line];
+    const at = rest.search(/(^|\s)#/);
+    const value = at < 0 ? rest : rest.slice(0, at);
+    return [h("b", {}, key), value, at >= 0 && h("em", {}, rest.slice(at)), "\n"];
+  }));
+}
