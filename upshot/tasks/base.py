@@ -9,6 +9,7 @@ from upshot.chat import Conversation, Message, Row
 from upshot.participants.base import Participant
 from upshot.registry import Registry
 from upshot.score import Score
+from upshot.verifiers.base import Claim
 
 
 class Task(ABC):
@@ -32,12 +33,20 @@ class Task(ABC):
         """The simulated user of this task when the recipe names none; None when the task has no own."""
         return None
 
+    def claim(self, conversation: Conversation) -> Claim | None:
+        """What there is to verify, as plain data that any reward manager can check; None: ask `verify`."""
+        return None
+
     async def verify(self, conversation: Conversation) -> Score:
         """Whether the finished conversation meets the row's reference; what the metric `verifier` reports."""
         return Score.missing(f"task '{self.name}' has no verifier")
 
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
         """Whole conversations to imitate, for supervised training; empty when the task has none."""
+        return []
+
+    def vocabulary(self) -> Sequence[str]:
+        """Words of the task's own little language, for a new tiny model; empty when it speaks a real one."""
         return []
 
     def groups(self, row: Row) -> Mapping[str, str]:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import islice
 
 MAX_SCAN = 20_000
 """Characters of a reply that are looked at (its end): enough for any solution, and a bound on the work."""
 _MAX_TERMS = 40
-_STEP = re.compile(r"[-−$€£(\d.][-−+*/×÷x·$€£%(),.\d\s]*=[\s$€£]*[-−]?[$€£]?\s*\d[\d,]*(?:\.\d+)?%?")
+_MAX_STEPS = 500
+_LEFT = "-−+*/×÷x·$€£%(),. \t0123456789"
+_RESULT = re.compile(r"[ \t]*[$€£]?[ \t]*[-−]?[$€£]?[ \t]*\d[\d,]{0,40}(?:\.\d{1,40})?%?")
 _TOKEN = re.compile(r"\s*(?:(\d[\d,]*(?:\.\d+)?|\.\d+)(\s?%)?|([-+*/()]))")
 # '3x-5' is algebra, '6 / 1/4' may mean either order, a leading '- 3' belongs to what stood before it
 _AMBIGUOUS = re.compile(r"\dx\s*[-−+*/)=]|\dx$|/\s*\d+\s*/\s*\d|^\s*[-−]\s|,\s|\d\s+\d")
@@ -41,14 +44,20 @@ def steps(text: str) -> list[Step]:
     """The arithmetic steps that could be read in full."""
     text = re.sub(r"<<[^<>]{0,200}>>", "", text[-MAX_SCAN:])
     found = []
-    for match in _STEP.finditer(text):
-        before = text[max(0, match.start() - 3) : match.start()]
-        after = text[match.end() : match.end() + 3].lstrip()
+    for equals in islice(re.finditer("=", text), _MAX_STEPS):
+        window = text[max(0, equals.start() - 200) : equals.start()]
+        left = window[len(window.rstrip(_LEFT)) :].lstrip(" \t,.%)+*/×÷x·")
+        result = _RESULT.match(text, equals.end())
+        if not left or result is None:
+            continue
+        start = equals.start() - len(left)
+        before = text[max(0, start - 3) : start]
+        after = text[result.end() : result.end() + 3].lstrip()
         if before[-1:].isalnum() or before[-1:] in (".", ",", "_") or (before.strip()[-1:] or "a") in "+*/×÷·^=)%\\-−":
             continue
         if after[:1] and after[:1] in "+-−*/×÷x·^%":
             continue
-        step = _read(match[0])
+        step = _read(f"{left}={result[0]}")
         if step is not None:
             found.append(step)
     return found

@@ -49,6 +49,9 @@ class Verifier(ABC):
     needs: tuple[str, ...] = ("reference",)
     """What a row must have for this verifier: 'reference', 'extra.tests' …"""
 
+    def warm(self) -> None:
+        """Import and build what is slow to start, before the first item is timed."""
+
     def quick(self, response: str, reference: Any, extra: Extra) -> Score | None:
         """The verdict where it is cheap and safe to find; None leaves it to `score`."""
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from upshot.chat import Conversation
+from upshot.rewards.managers.base import Manager
 from upshot.rewards.metric import Metric, metrics
 from upshot.score import Score
 from upshot.tasks.base import Task
@@ -10,12 +11,18 @@ from upshot.tasks.base import Task
 
 @metrics.register("verifier")
 class Verifier(Metric):
-    """What `task.verify` says, or what the environment itself decided at the end of its session."""
+    """What the environment decided at the end of its session, else the verdict on the task's claim."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, manager: Manager | None = None) -> None:
         self.task = task
+        self.manager = manager
 
     async def score(self, conversation: Conversation) -> Score:
-        """The environment's own score when it gave one, else the task's verdict."""
+        """The environment's own score when it gave one, else the reward manager's, else the task's."""
         own = conversation.session.get("score")
-        return own if isinstance(own, Score) else await self.task.verify(conversation)
+        if isinstance(own, Score):
+            return own
+        claim = self.task.claim(conversation) if self.manager is not None else None
+        if claim is None or self.manager is None:
+            return await self.task.verify(conversation)
+        return await self.manager.verify(claim)

@@ -1,0 +1,1 @@
+"""Reward managers: where verifiers run. In process, in killable worker processes, or behind HTTP."""

@@ -1,0 +1,111 @@
+"""The answer in a mathematical reply, and its normal form as a string. Pure and linear in the text."""
+
+from __future__ import annotations
+
+import re
+
+MAX_REPLY = 200_000
+MAX_ANSWER = 1_000
+"""A longer final answer is compared by string equality only: no exam has one, and parsing it takes seconds."""
+
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*")
+_MINERVA = re.compile(r"[Ff]inal [Aa]nswer(?: is|:)\s*:?\s*(.{1,400}?)(?:\.?\s*I hope it is correct|\.?\s*$|\.\s)", re.S)
+_ANSWER_IS = re.compile(r"(?:[Tt]he\s+)?(?:[Aa]nswer|ANSWER)\s*(?:is|:|=)\s*:?\s*(.{1,300}?)(?:\.\s|\.?\s*$|\n)", re.S)
+_INLINE = re.compile(r"\$\$?([^$]{1,500})\$\$?|\\\((.{1,500}?)\\\)|\\\[(.{1,500}?)\\\]", re.S)
+_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?|-?\.\d+")
+_JOIN = re.compile(r"[\s$,;.]*(?:and|or|,)?[\s$,;]*")
+
+
+def boxes(text: str) -> list[tuple[int, int, str]]:
+    """(start, stop, content) of every \\boxed{…}, by matching braces; an unclosed box is left out."""
+    out: list[tuple[int, int, str]] = []
+    position = 0
+    while match := _BOX.search(text, position):
+        position = match.end()
+        if text[position : position + 1] == "{":
+            stop = _closing(text, position)
+            if stop is None:
+                break  # nothing after an unclosed box can be closed inside it either: keeps the scan linear
+            out.append((match.start(), stop, text[position + 1 : stop - 1]))
+            position = stop
+        elif bare := re.match(r"-?[\w.,/]+", text[position : position + 40]):
+            out.append((match.start(), position + bare.end(), bare[0]))
+    return out
+
+
+def _closing(text: str, opening: int) -> int | None:
+    depth = 0
+    for brace in re.finditer(r"\\?[{}]", text[opening:]):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return opening + brace.end()
+    return None
+
+
+def boxed_answer(text: str) -> str | None:
+    """The content of the last box; boxes joined by a comma or 'and' at the end count as one list."""
+    found = boxes(text)
+    if not found:
+        return None
+    parts = [found[-1][2]]
+    for (_, stop, content), (start, _, _) in zip(found[-2::-1], found[:0:-1], strict=False):
+        if not _JOIN.fullmatch(text[stop:start]) or start - stop > 40 or "," not in text[stop:start] + "," * (
+            "and" in text[stop:start] or "or" in text[stop:start]
+        ):
+            break
+        parts.append(content)
+    return ", ".join(reversed(parts))
+
+
+def final_answer(text: str, boxed_only: bool = False) -> str | None:
+    """The answer of a reply: the box, else 'final answer is …' (Minerva), else the last expression or number."""
+    text = text[-MAX_REPLY:]
+    boxed = boxed_answer(text)
+    if boxed is not None or boxed_only:
+        return boxed
+    tail = text[-4000:]
+    for pattern in (_MINERVA, _ANSWER_IS):
+        said = list(pattern.finditer(tail))
+        if said:
+            return said[-1][1].strip()
+    inline = list(_INLINE.finditer(tail))
+    if inline:
+        return next(group for group in inline[-1].groups() if group is not None)
+    numbers = _NUMBER.findall(tail)
+    return numbers[-1] if numbers else None
+
+
+_DROP = re.compile(
+    r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;: ]|\\q?quad|\\displaystyle|\\limits|\\(?:big|Big|bigg|Bigg)[lr]?(?![a-z])|\\\$|[$]|~"
+)
+_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
+_UNITS = re.compile(
+    r"(?<=[\d}).])\s*(?:\\text\{)?\s*(?:square|cubic|sq\.?|per)?\s*(?:degrees?|dollars?|cents?|units?|(?:centi|milli|kilo)?met(?:er|re)s?|cm|mm|km|"
+    r"inch(?:es)?|in\.|feet|foot|ft\.?|yards?|miles?|mph|hours?|minutes?|seconds?|days?|weeks?|months?|years?|people|students?|points?|"
+    r"ways?|apples|grams?|kg|liters?|pounds?|percent|square units?|cubic units?)(?:\s*\^?\s*\{?[23]\}?)?\s*\}?\.?$"
+)
+
+
+def normal_form(answer: str) -> str:
+    """The answer without what does not change its value: spacing, `$`, `\\left`, `\\text`, units, a final full stop."""
+    out = answer.strip().strip("$").strip()
+    out = out.replace("−", "-").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")
+    out = _UNITS.sub("", _DROP.sub("", out))
+    out = _TEXT.sub(lambda m: m[1].strip() if m[1].strip() else "", out)
+    out = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°", "", out)
+    out = re.sub(r"\\?%", "", out)
+    out = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", out)
+    out = re.sub(r"\\frac\s*\{?(\d+)\}?\s*\{(\d+)\}", r"\\frac{\1}{\2}", out)
+    out = re.sub(r"\\sqrt\s*(\d)", r"\\sqrt{\1}", out)
+    out = re.sub(r"(?<![\d.])\.(?=\d)", "0.", out)
+    out = re.sub(r"(\d)\.0+(?!\d)", r"\1", out)
+    out = re.sub(r"(?<=\d)\{?,\}?(?=\d{3}(?!\d))", _thousands(out), out)
+    out = re.sub(r"\s+", "", out).rstrip(".").replace("\\{", "{").replace("\\}", "}")
+    return out
+
+
+def _thousands(text: str) -> str:
+    """'' when the commas of a text are thousands separators, ',' when they separate a list's items."""
+    plain = re.sub(r"\{,\}", ",", text)
+    alone = re.fullmatch(r"[^\d(\[{]*-?\d{1,3}(,\d{3})+(\.\d+)?[^\d)\]}]*", plain)
+    return "" if alone else ","
