@@ -12,6 +12,7 @@ from typing import Any
 
 from upshot.chat import Message, derive_seed
 from upshot.models.base import Model, ModelCallError, Request, Sampling
+from upshot.models.structured import parse_json_object
 from upshot.participants.template import render
 
 
@@ -75,8 +76,6 @@ async def ask(
 
 def read_answer(text: str, finish: str, check: Check) -> tuple[Mapping[str, Any] | None, Flaw | None]:
     """The object in a completion and what is wrong with it."""
-    from upshot.models.structured import parse_json_object
-
     try:
         values = parse_json_object(text)
     except ValueError as error:
