@@ -1,0 +1,102 @@
+"""Families of transformers models: driven, or refused by name."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from upshot.engine.engine import Engine
+from upshot.engine.sequence import Rules
+from upshot.errors import UserError
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+}
+
+FAMILIES: list[tuple[str, dict[str, Any]]] = [
+    ("Llama", {}),
+    ("Qwen2", {}),
+    ("Qwen3", {}),
+    ("Mistral", {"sliding_window": 12}),
+    ("Gemma", {}),
+    ("Gemma2", {"sliding_window": 12, "query_pre_attn_scalar": 16}),
+    ("Gemma3", {"sliding_window": 12, "query_pre_attn_scalar": 16}),
+    ("Olmo", {}),
+    ("Olmo2", {}),
+    ("Olmo3", {"sliding_window": 12}),
+    ("SmolLM3", {}),
+    ("Phi3", {}),
+    ("Granite", {}),
+    ("StableLm", {}),
+]
+
+
+def build(family: str, over: dict[str, Any]) -> torch.nn.Module:
+    config_name = {"Gemma3": "Gemma3TextConfig"}.get(family, f"{family}Config")
+    torch.manual_seed(0)
+    config = getattr(transformers, config_name)(**{**SMALL, **over})
+    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+
+
+@pytest.mark.parametrize(("family", "over"), FAMILIES, ids=[f for f, _ in FAMILIES])
+def test_greedy_ids_match_transformers_for_every_family(family: str, over: dict[str, Any]) -> None:
+    model = build(family, over)
+    engine = Engine(model, eos_ids=set())
+    prompts = [[3 + (5 * i + j) % 90 for j in range(4 + 7 * i)] for i in range(4)]
+    seqs = [engine.submit(p, Rules(max_tokens=16, temperature=0))[0] for p in prompts]
+    engine.run_until_done()
+    for prompt, seq in zip(prompts, seqs, strict=True):
+        ids = list(prompt)
+        for _ in range(16):  # the plain forward without a cache is the reference that has no state of its own
+            with torch.no_grad():
+                ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+        assert seq.ids == ids
+
+
+def test_a_model_with_other_state_is_refused_by_name() -> None:
+    config = transformers.T5Config(vocab_size=32, d_model=16, d_ff=16, num_layers=1, num_heads=2)
+    with pytest.raises(UserError, match="T5ForConditionalGeneration"):
+        Engine(transformers.T5ForConditionalGeneration(config))
+
+
+def test_a_rotary_embedding_that_depends_on_the_batch_is_refused(make_llama: Callable[..., torch.nn.Module]) -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    with pytest.raises(UserError, match="dynamic"):
+        Engine(make_llama(rope_parameters=rope))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
+def test_lora_adapters_are_part_of_what_is_driven(make_llama: Callable[..., torch.nn.Module]) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    lora = LoraConfig(
+        r=4, lora_alpha=16, lora_dropout=0.3, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False
+    )
+    model = get_peft_model(make_llama(), lora)
+    model.train()
+    engine = Engine(model, eos_ids=set())
+    [seq] = engine.submit([5, 6, 7, 8], Rules(max_tokens=12, temperature=0))
+    engine.run_until_done()
+    model.eval()
+    ids = [5, 6, 7, 8]
+    for _ in range(12):
+        with torch.no_grad():
+            ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    assert seq.ids == ids

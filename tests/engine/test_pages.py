@@ -1,0 +1,121 @@
+"""The page pool: nothing leaks, nothing is shared by mistake."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from upshot.engine.pages import ROOT, PagePool
+from upshot.engine.scheduler import Scheduler
+from upshot.engine.sequence import DONE, Rules, Sequence
+
+
+def test_a_published_prefix_is_found_by_its_exact_ids() -> None:
+    pool = PagePool(8, 2)
+    a, b = pool.take(), pool.take()
+    chain = pool.publish(ROOT, (1, 2), a)
+    pool.publish(chain, (3, 4), b)
+    assert pool.match([1, 2, 3, 4, 5], 4)[0] == [a, b]
+    assert pool.match([1, 2, 9, 4], 4)[0] == [a]
+    assert pool.match([3, 4], 2)[0] == [], "a page is not found without what came before it"
+
+
+def test_idle_prefixes_make_room_oldest_end_first() -> None:
+    pool = PagePool(4, 1)
+    pages = [pool.take() for _ in range(3)]
+    chain = ROOT
+    for token, page in enumerate(pages):
+        chain = pool.publish(chain, (token,), page)
+    pool.drop_all(pages)
+    assert pool.available == 3 and pool.held == 0
+    pool.take()
+    assert pool.match([0, 1, 2], 3)[0] == pages[:2]
+
+
+def test_forget_makes_nothing_findable() -> None:
+    pool = PagePool(4, 1)
+    page = pool.take()
+    pool.publish(ROOT, (5,), page)
+    pool.drop(page)
+    pool.forget()
+    assert pool.match([5], 1)[0] == [] and pool.available == 3
+
+
+class Fake:
+    """A model of the engine: the 'key' of a position is the tuple of ids up to it, checked on every read."""
+
+    def __init__(self, n_pages: int, page_size: int, slots: int, chunk: int) -> None:
+        self.pool = PagePool(n_pages, page_size)
+        self.scheduler = Scheduler(self.pool, slots, chunk, max_streak=2)
+        self.cells: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def write(self, seq: Sequence, position: int) -> None:
+        size = self.pool.page_size
+        page = seq.pages[position // size]
+        self.cells[page, position % size] = tuple(seq.ids[: position + 1])
+
+    def check(self, seq: Sequence, upto: int) -> None:
+        size = self.pool.page_size
+        for position in range(upto):
+            assert self.cells[seq.pages[position // size], position % size] == tuple(seq.ids[: position + 1])
+
+    def step(self) -> None:
+        plan = self.scheduler.plan()
+        assert plan is not None, "busy, yet nothing to compute"
+        for source, target in plan.copies:
+            for i in range(self.pool.page_size):
+                if (source, i) in self.cells:
+                    self.cells[target, i] = self.cells[source, i]
+        for chunk in plan.chunks:
+            for position in range(chunk.start, chunk.stop):
+                self.write(chunk.seq, position)
+        for chunk in plan.chunks:
+            for seq in [chunk.seq, *chunk.samplers]:
+                self.check(seq, chunk.stop)
+        if not plan.chunks:
+            for seq in plan.rows:
+                self.write(seq, len(seq.ids) - 1)
+            for seq in plan.rows:
+                self.check(seq, len(seq.ids))
+        for seq in plan.rows:
+            self.scheduler.commit(seq, (sum(seq.ids) * 7 + seq.rules.seed) % 3, 0.0, 0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_mix_of_requests_forks_aborts_and_restarts_reads_only_its_own_ids(data: st.DataObject) -> None:
+    size = data.draw(st.sampled_from([1, 2, 4]))
+    fake = Fake(
+        data.draw(st.integers(24 // size + 2, 60)), size, data.draw(st.integers(1, 6)), data.draw(st.integers(1, 20))
+    )
+    everything: list[Sequence] = []
+    for _ in range(data.draw(st.integers(1, 25))):
+        action = data.draw(st.sampled_from(["add", "add", "step", "step", "step", "abort", "fork", "restart"]))
+        live = [s for s in everything if s.state != DONE]
+        if action == "add":
+            ids = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=14))
+            n = data.draw(st.integers(1, 3))
+            group = [Sequence(list(ids), Rules(max_tokens=data.draw(st.integers(1, 6)), seed=i)) for i in range(n)]
+            group[0].siblings = group[1:]
+            everything += group
+            fake.scheduler.add(group[0])
+        elif action == "step" and fake.scheduler.busy:
+            fake.step()
+        elif action == "abort" and live:
+            fake.scheduler.finish(data.draw(st.sampled_from(live)), "abort")
+        elif action == "fork" and live:
+            seq = data.draw(st.sampled_from(live))
+            if len(seq.ids) < 18:
+                everything.append(fake.scheduler.fork(seq, Rules(max_tokens=3, seed=9)))
+        elif action == "restart":
+            fake.scheduler.restart()
+            fake.pool.forget()
+            fake.cells.clear()
+    for _ in range(3000):
+        if not fake.scheduler.busy:
+            break
+        fake.step()
+    assert not fake.scheduler.busy, "it never came to an end"
+    assert all(s.state == DONE for s in everything)
+    assert fake.pool.held == 0, "pages leaked"
+    assert sorted(fake.scheduler._slots) == list(range(fake.scheduler.max_running)), "slots leaked"

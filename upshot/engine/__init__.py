@@ -1,0 +1,6 @@
+"""The embedded inference engine: paged KV with forks, continuous batching, kernels, sampler, server.
+
+It drives the learner's own `torch.nn.Module`: one set of weights. It knows nothing about tokenising; `EngineModel` does.
+"""
+
+from __future__ import annotations

@@ -1,0 +1,118 @@
+"""How the engine gets logits out of a transformers model: the shape of its cache, and one forward over packed tokens.
+
+`ModuleDriver` calls the model itself. `BlockDriver` (blocks.py) calls the model's own layers one by one with less overhead.
+Both use the live parameters. What cannot be driven is refused by name, and `checked_driver` compares the first forward
+with the model's own before anything else runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from upshot.engine.attention import Step, driving, register
+from upshot.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the cache must hold."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    max_length: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Driver(Protocol):
+    """One forward over packed tokens."""
+
+    shape: Shape
+
+    def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor) -> torch.Tensor:
+        """Logits of the tokens at the indices `last`."""
+        ...
+
+
+def causal_lm(model: torch.nn.Module) -> Any:
+    """The causal LM inside adapter wrappers."""
+    return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
+
+
+def shape_of(model: torch.nn.Module) -> Shape:
+    """The cache's shape, or a `UserError` that says why the model cannot be driven."""
+    lm = causal_lm(model)
+    name = type(lm).__name__
+    config = getattr(lm, "config", None)
+    if config is None or lm.get_output_embeddings() is None:
+        raise UserError(f"the engine drives transformers causal language models; {name} has no config or output head")
+    text = config.get_text_config()
+    if getattr(config, "is_encoder_decoder", False):
+        raise UserError(f"the engine drives decoder-only models; {name} is an encoder-decoder")
+    kinds = set(getattr(text, "layer_types", None) or ())
+    odd = kinds - {"full_attention", "sliding_attention"}
+    if odd:
+        raise UserError(
+            f"the engine cannot drive {name}: layers of type {', '.join(sorted(odd))} keep other state than keys and values"
+        )
+    rope = getattr(text, "rope_parameters", None) or {}
+    rope_types = {str(r.get("rope_type")) for r in [rope, *rope.values()] if isinstance(r, dict)}
+    if rope_types & {"dynamic", "longrope"}:
+        raise UserError(
+            f"the engine cannot drive {name}: its rotary embedding ({', '.join(sorted(rope_types & {'dynamic', 'longrope'}))}) depends on the batch"
+        )
+    heads = text.num_attention_heads
+    weight = lm.get_input_embeddings().weight
+    return Shape(
+        layers=text.num_hidden_layers,
+        heads=heads,
+        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        vocab=lm.get_output_embeddings().weight.shape[0],
+        max_length=getattr(text, "max_position_embeddings", None) or 1 << 20,
+        dtype=weight.dtype,
+        device=weight.device,
+    )
+
+
+def quiet_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Modules whose training mode changes what they compute or how: dropout and gradient checkpointing."""
+    return [
+        m
+        for m in model.modules()
+        if isinstance(m, torch.nn.modules.dropout._DropoutNd) or hasattr(m, "gradient_checkpointing")
+    ]
+
+
+class ModuleDriver:
+    """Calls the model itself, with our attention function."""
+
+    def __init__(self, model: torch.nn.Module, shape: Shape) -> None:
+        register()
+        self.shape = shape
+        self.lm = causal_lm(model)
+        configs = {id(c): c for c in (self.lm.config, self.lm.config.get_text_config())}
+        for module in self.lm.modules():
+            config = getattr(module, "config", None)
+            if config is not None and hasattr(config, "_attn_implementation"):
+                configs[id(config)] = config
+        self.configs = list(configs.values())
+        self.quiet = quiet_modules(model)
+
+    def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor) -> torch.Tensor:
+        """Logits of the tokens at the indices `last`."""
+        with driving(self.configs, self.quiet, step):
+            out = self.lm(
+                input_ids=ids[None],
+                position_ids=positions[None],
+                attention_mask=None,
+                use_cache=False,
+                logits_to_keep=last,
+            )
+        return out.logits[0]

@@ -1,0 +1,294 @@
+"""The engine: queue, step loop, versions of the weights. Knows ids, not text.
+
+On the CPU a step runs on the event loop itself, so batches form in the same order every run and `breakpoint()` works.
+After an optimizer step call `weights_changed`: what older weights computed is never read again, and requests under way
+keep their ids and are computed again on the new weights (their `version` stays that of their first id).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from upshot.chat import derive_seed
+from upshot.engine.driver import Driver, ModuleDriver, causal_lm, shape_of
+from upshot.engine.pages import PagePool
+from upshot.engine.scheduler import Scheduler
+from upshot.engine.sequence import DONE, Grammar, Rules, Sequence
+from upshot.errors import UserError
+
+Token = Callable[[Sequence, int, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Sizes of the engine."""
+
+    kv_bytes: int = 0
+    """Memory for keys and values; 0: 512 MiB on the CPU, a third of what is free on a GPU."""
+    page_size: int = 16
+    """Ids a page holds."""
+    max_running: int = 0
+    """Sequences computed at once; 0: 512 on the CPU, 1024 on a GPU."""
+    chunk_tokens: int = 0
+    """Prompt ids read in one step; 0: 2048 on the CPU, 16384 on a GPU."""
+    max_waiting: int = 1 << 20
+    """Sequences that may wait; more are refused."""
+    seed: int = 0
+    """Seed of requests that bring none."""
+    lean: bool = True
+    """Drive known families layer by layer (blocks.py) instead of through the model's forward."""
+    check: bool = True
+    """Compare the first forward with the model's own before anything runs."""
+
+
+class QueueFull(Exception):
+    """More requests wait than `max_waiting`."""
+
+
+class Engine:
+    """Continues token ids with a live transformers model."""
+
+    def __init__(
+        self, model: torch.nn.Module, eos_ids: set[int] | None = None, settings: EngineSettings | None = None
+    ) -> None:
+        self.settings = settings or EngineSettings()
+        self.model = model
+        self.shape = shape_of(model)
+        self.eos_ids = frozenset(eos_ids if eos_ids is not None else _eos_of(model))
+        self.version = 0
+        self.steps = 0
+        self.generated = 0
+        self.prompted = 0
+        self._submitted = 0
+        self._loop_task: asyncio.Task[None] | None = None
+        self._idle: list[asyncio.Future[None]] = []
+        self.runner: Any
+        self.on_gpu = self.shape.device.type == "cuda"
+        n_pages = self._n_pages()
+        if self.on_gpu:
+            from upshot.engine.cuda_runner import CudaRunner
+
+            self.runner = CudaRunner(
+                model, self.shape, n_pages, self.settings.page_size, self._max_running, self.settings
+            )
+        else:
+            from upshot.engine.torch_runner import TorchRunner
+
+            driver = checked_driver(model, self.settings)
+            self.runner = TorchRunner(driver, n_pages, self.settings.page_size, self._kv_bytes())
+        self.pool = PagePool(n_pages, self.settings.page_size)
+        self.scheduler = Scheduler(
+            self.pool, self._max_running, self.settings.chunk_tokens or (16384 if self.on_gpu else 2048)
+        )
+
+    @property
+    def _max_running(self) -> int:
+        return self.settings.max_running or (1024 if self.on_gpu else 512)
+
+    def _kv_bytes(self) -> int:
+        if self.settings.kv_bytes:
+            return self.settings.kv_bytes
+        return torch.cuda.mem_get_info(self.shape.device)[0] // 3 if self.on_gpu else 512 << 20
+
+    def _n_pages(self) -> int:
+        shape = self.shape
+        page = 2 * shape.layers * shape.kv_heads * shape.head_dim * self.settings.page_size * shape.dtype.itemsize
+        # No more pages than all running sequences could fill at the model's full length.
+        most = self._max_running * -(-shape.max_length // self.settings.page_size) + 1
+        n_pages = min(self._kv_bytes() // page, most)
+        if n_pages < 8:
+            raise UserError(
+                f"engine.kv_bytes={self._kv_bytes()} holds {n_pages} pages of {page} bytes; give it at least {8 * page}"
+            )
+        return n_pages
+
+    # --- requests
+
+    def submit(
+        self,
+        ids: list[int],
+        rules: Rules,
+        n: int = 1,
+        grammar: Callable[[], Grammar] | None = None,
+        on_token: Token | None = None,
+        on_done: Callable[[Sequence], None] | None = None,
+    ) -> list[Sequence]:
+        """Queue n continuations of `ids`; they read the prompt once."""
+        if not ids:
+            raise UserError("an empty prompt cannot be continued; give at least one token id")
+        if max(ids) >= self.shape.vocab or min(ids) < 0:
+            raise UserError(
+                f"token id {max(ids) if max(ids) >= self.shape.vocab else min(ids)} is outside the vocabulary (0 to {self.shape.vocab - 1})"
+            )
+        if len(self.scheduler.waiting) + n > self.settings.max_waiting:
+            raise QueueFull(f"{len(self.scheduler.waiting)} requests wait already")
+        rules = replace(rules, stop_ids=rules.stop_ids | self.eos_ids)
+        room = self.shape.max_length - len(ids)
+        if room < 1:
+            raise UserError(f"the prompt has {len(ids)} ids, the model takes {self.shape.max_length}")
+        rules = replace(rules, max_tokens=min(rules.max_tokens, room))
+        seqs = [
+            Sequence(
+                list(ids), replace(rules, seed=derive_seed(rules.seed, "sample", i)), on_token=on_token, on_done=on_done
+            )
+            for i in range(n)
+        ]
+        if grammar is not None:
+            for seq in seqs:
+                seq.grammar = grammar()
+        if self.scheduler.most_pages(seqs[0]) > self.pool.n_pages - 1:
+            raise UserError(
+                f"{len(ids)} prompt ids and {rules.max_tokens} new ones need {self.scheduler.most_pages(seqs[0])} pages; "
+                f"the cache has {self.pool.n_pages - 1}: raise engine.kv_bytes or lower max_tokens"
+            )
+        if rules.max_tokens < 1:
+            raise UserError(f"max_tokens must be at least 1, got {rules.max_tokens}")
+        leader = seqs[0]
+        leader.siblings = seqs[1:]
+        self.scheduler.add(leader)
+        self.prompted += len(ids) * n
+        return seqs
+
+    def fresh_seed(self) -> int:
+        """A seed for a request that brings none: the engine's seed and the request's number."""
+        self._submitted += 1
+        return derive_seed(self.settings.seed, "request", self._submitted)
+
+    def abort(self, seq: Sequence) -> None:
+        """End a sequence now, in whatever state it is."""
+        self.scheduler.finish(seq, "abort")
+
+    def fork(self, seq: Sequence, rules: Rules) -> Sequence:
+        """A new sequence that goes on from all ids `seq` has so far and shares its pages."""
+        self._drain()
+        rules = replace(rules, stop_ids=rules.stop_ids | self.eos_ids)
+        return self.scheduler.fork(seq, rules)
+
+    def weights_changed(self) -> int:
+        """Call after every change of the weights; the new version."""
+        self._drain()
+        self.version += 1
+        self.scheduler.restart()
+        self.pool.forget()
+        self.runner.forget()
+        return self.version
+
+    # --- steps
+
+    def step(self) -> bool:
+        """Compute one step; False if there is nothing to do."""
+        plan = self.scheduler.plan()
+        if plan is None:
+            return self._drain()
+        self.steps += 1
+        results = self.runner.run(plan)
+        self._commit(results)
+        return True
+
+    def _commit(self, results: Any) -> None:
+        rows, ids, logprobs, tops = results
+        commit, version = self.scheduler.commit, self.version
+        self.generated += len(rows)
+        if tops is not None:
+            for seq, top in zip(rows, tops, strict=True):
+                if seq.state != DONE:
+                    seq.tops.append(top)
+        for seq, token, logprob in zip(rows, ids, logprobs, strict=True):
+            commit(seq, token, logprob, version)
+
+    def _drain(self) -> bool:
+        """Take the results still under way."""
+        if not self.on_gpu:
+            return False
+        drained = False
+        while (results := self.runner.collect()) is not None:
+            self._commit(results)
+            drained = True
+        return drained
+
+    def run_until_done(self) -> None:
+        """Step until nothing is left (no event loop needed)."""
+        while self.scheduler.busy:
+            self.step()
+        self._drain()
+
+    def wake(self) -> None:
+        """Make sure the step loop runs on the current event loop."""
+        if self._loop_task is None or self._loop_task.done():
+            self._loop_task = asyncio.get_running_loop().create_task(self._steps())
+
+    async def _steps(self) -> None:
+        try:
+            await asyncio.sleep(0)
+            while self.scheduler.busy:
+                self.step()
+                await asyncio.sleep(0)
+            self._drain()
+        except Exception as error:
+            self._fail_all(error)
+            raise
+
+    def _fail_all(self, error: BaseException) -> None:
+        for seq in self.scheduler.all():
+            seq.error = error
+            self.scheduler.finish(seq, "error")
+        self.pool.forget()
+        self.runner.forget()
+
+    async def aclose(self) -> None:
+        """Abort everything and stop the step loop."""
+        self._drain()
+        for seq in list(self.scheduler.all()):
+            self.abort(seq)
+        if self._loop_task is not None and not self._loop_task.done():
+            self._loop_task.cancel()
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the start."""
+        return {
+            "steps": self.steps,
+            "generated": self.generated,
+            "prompted": self.prompted,
+            "prefix_hits": self.pool.hits,
+            "prefix_lookups": self.pool.lookups,
+            "pages_held": self.pool.held,
+            "pages_total": self.pool.n_pages - 1,
+            "running": len(self.scheduler.running),
+            "waiting": len(self.scheduler.waiting),
+            "preempted": self.scheduler.preempted,
+            "version": self.version,
+        }
+
+
+def _eos_of(model: torch.nn.Module) -> set[int]:
+    lm = causal_lm(model)
+    eos = getattr(getattr(lm, "generation_config", None), "eos_token_id", None)
+    if eos is None:
+        eos = lm.config.get_text_config().eos_token_id
+    return set() if eos is None else {eos} if isinstance(eos, int) else set(eos)
+
+
+def checked_driver(model: torch.nn.Module, settings: EngineSettings) -> Driver:
+    """The leanest driver whose logits agree with the model's own forward; `UserError` if none does."""
+    from upshot.engine.blocks import BlockDriver, is_block_family
+    from upshot.engine.probe import disagreement
+
+    shape = shape_of(model)
+    drivers: list[Callable[[], Driver]] = [lambda: ModuleDriver(model, shape)]
+    if settings.lean and is_block_family(model):
+        drivers.insert(0, lambda: BlockDriver(model, shape))
+    reasons = []
+    for make in drivers:
+        driver = make()
+        if not settings.check:
+            return driver
+        reason = disagreement(model, driver)
+        if reason is None:
+            return driver
+        reasons.append(f"{type(driver).__name__}: {reason}")
+    raise UserError(f"the engine cannot drive {type(causal_lm(model)).__name__} ({'; '.join(reasons)})")

@@ -1,0 +1,66 @@
+"""JSON schemas as grammars over token ids, by llguidance (optional extra `schema`).
+
+llguidance was taken over xgrammar and outlines-core because one abi3 wheel serves all Pythons and platforms, it needs no
+torch, and a mask takes tens of microseconds without compiling the schema first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from upshot.engine.sequence import Grammar
+from upshot.errors import UserError
+
+
+def available() -> bool:
+    """Whether the JSON schema library is installed."""
+    return importlib.util.find_spec("llguidance") is not None
+
+
+class JsonGrammar:
+    """The state of one text that must follow a schema."""
+
+    def __init__(self, matcher: Any, words: int) -> None:
+        from llguidance.numpy import allocate_token_bitmask
+
+        self.matcher = matcher
+        self._mask = allocate_token_bitmask(1, words)
+
+    def allowed(self) -> np.ndarray:
+        """Bit mask of the ids that may come next."""
+        from llguidance.numpy import fill_next_token_bitmask
+
+        fill_next_token_bitmask(self.matcher, self._mask, 0)
+        return self._mask[0].view(np.uint32)
+
+    def accept(self, token: int) -> bool:
+        """Take the sampled id; True when the text is complete."""
+        if not self.matcher.consume_token(token):
+            raise RuntimeError(f"the grammar refused token id {token}: {self.matcher.get_error()}")
+        return bool(self.matcher.is_stopped())
+
+
+class SchemaCompiler:
+    """Makes grammars for one tokenizer."""
+
+    def __init__(self, tokenizer: Any, vocab: int, end_ids: set[int]) -> None:
+        from llguidance.hf import from_tokenizer
+
+        self.vocab = vocab
+        end = sorted(end_ids)[0] if end_ids else None
+        self._tokenizer = from_tokenizer(tokenizer, n_vocab=vocab, eos_token=end)
+
+    def grammar(self, schema: Mapping[str, Any]) -> Callable[[], Grammar]:
+        """A factory of fresh grammar states for a schema."""
+        from llguidance import LLMatcher
+
+        text = LLMatcher.grammar_from_json_schema(json.dumps(dict(schema)))
+        trouble = LLMatcher.validate_grammar(text, self._tokenizer)
+        if trouble:
+            raise UserError(f"the JSON schema cannot be enforced: {trouble}")
+        return lambda: JsonGrammar(LLMatcher(self._tokenizer, text), self.vocab)

@@ -1,0 +1,145 @@
+"""The engine as a `Model`: messages or ids in, text, ids and log-probabilities out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from upshot.chat import Message, messages_from
+from upshot.engine import grammar as grammars
+from upshot.engine.engine import Engine, QueueFull
+from upshot.engine.sequence import Rules
+from upshot.engine.sequence import Sequence as Running
+from upshot.errors import UserError
+from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request, Sampling
+from upshot.models.rendering import Renderer
+
+
+def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """The text before the first stop string, and whether one was found."""
+    found = [at for stop in stops if (at := text.find(stop)) >= 0]
+    return (text[: min(found)], True) if found else (text, False)
+
+
+class EngineModel(Model):
+    """A live transformers model behind the model interface."""
+
+    def __init__(self, engine: Engine, tokenizer: Any, name: str = "engine") -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.name = name
+        self._renderer: Renderer | None = Renderer(tokenizer) if getattr(tokenizer, "chat_template", None) else None
+        self.end_ids = set(engine.eos_ids)
+        if tokenizer.eos_token_id is not None:
+            self.end_ids.add(tokenizer.eos_token_id)
+        if self._renderer is not None:
+            self.end_ids |= self._renderer.end_ids
+        self._compiler: grammars.SchemaCompiler | None = None
+        self.abilities = Abilities(ids_in=True, ids_out=True, seed=True, schema=grammars.available())
+        self.calls = 0
+
+    async def generate(self, request: Request) -> list[Completion]:
+        """`request.n` completions on the weights as they are."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        left = request.n
+
+        def finished(_: Running) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0 and not done.done():
+                done.set_result(None)
+
+        seqs = self.submit(request, on_done=finished)
+        try:
+            await done
+        except asyncio.CancelledError:
+            for seq in seqs:
+                self.engine.abort(seq)
+            raise
+        return [self.completion(seq, request.sampling) for seq in seqs]
+
+    def submit(
+        self,
+        request: Request,
+        on_token: Callable[[Running, int, float], None] | None = None,
+        on_done: Callable[[Running], None] | None = None,
+    ) -> list[Running]:
+        """Queue a request without waiting for it."""
+        self.calls += 1
+        ids = self.prompt_ids(request)
+        grammar = self._grammar(request) if request.schema is not None else None
+        try:
+            seqs = self.engine.submit(ids, self.rules(request), request.n, grammar, on_token, on_done)
+        except QueueFull as error:
+            raise ModelCallError("rate_limited", str(error)) from error
+        self.engine.wake()
+        return seqs
+
+    def prompt_ids(self, request: Request) -> list[int]:
+        """The ids to continue."""
+        if request.by_ids:
+            return [int(i) for i in request.prompt]  # type: ignore[arg-type]
+        if self._renderer is None:
+            raise UserError(f"model '{self.name}' has no chat template; give token ids as the prompt")
+        messages = [m if isinstance(m, Message) else messages_from([m])[0] for m in request.prompt]  # type: ignore[list-item]
+        return self._renderer.prompt_ids(messages, request.tools)
+
+    def rules(self, request: Request) -> Rules:
+        """The request's sampling in the engine's terms."""
+        sampling = request.sampling
+        return Rules(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seed=self.engine.fresh_seed() if sampling.seed is None else sampling.seed,
+            stop_ids=frozenset(sampling.stop_ids) | self.end_ids,
+            top_logprobs=request.top_logprobs,
+            stopped=self._stop_check(sampling.stop) if sampling.stop else None,
+        )
+
+    def _stop_check(self, stops: tuple[str, ...]) -> Callable[[list[int]], bool]:
+        # A token has at least one character unless it is part of one, so this many last ids hold any stop string.
+        reach = max(map(len, stops)) + 8
+
+        def stopped(ids: list[int]) -> bool:
+            tail = self.tokenizer.decode(ids[-reach:], skip_special_tokens=True)
+            return any(stop in tail for stop in stops)
+
+        return stopped
+
+    def _grammar(self, request: Request) -> Any:
+        if not grammars.available():
+            raise UserError("a JSON schema needs the library llguidance: pip install 'upshot[schema]'")
+        if self._compiler is None:
+            self._compiler = grammars.SchemaCompiler(self.tokenizer, self.engine.shape.vocab, self.end_ids)
+        assert request.schema is not None
+        return self._compiler.grammar(request.schema)
+
+    def completion(self, seq: Running, sampling: Sampling) -> Completion:
+        """What a finished sequence said."""
+        if seq.finish in ("error", "abort"):
+            raise ModelCallError("engine_error" if seq.error else "aborted", str(seq.error or "")) from seq.error
+        ids = seq.sampled
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        text, stopped = cut_at_stop(text, sampling.stop)
+        return Completion(
+            text=text,
+            finish="stop" if stopped else seq.finish,
+            ids=tuple(ids),
+            logprobs=tuple(seq.logprobs),
+            prompt_tokens=seq.prompt_len,
+            completion_tokens=len(ids),
+            version=seq.version,
+            top_logprobs=tuple(seq.tops) if seq.rules.top_logprobs else None,
+        )
+
+    async def aclose(self) -> None:
+        """Abort what is under way."""
+        await self.engine.aclose()
+
+    def stats(self) -> dict[str, float]:
+        """The engine's counters."""
+        return {"calls": self.calls, **self.engine.stats()}

@@ -1,0 +1,96 @@
+"""From logits to ids on the CPU: temperature, top-k, top-p, min-p, one uniform number per (seed, position).
+
+The log-probability of an id is that of softmax(logits / temperature) before any cut (temperature 0: of softmax(logits)).
+Cuts come in this order: the top_k likeliest ids; of those the fewest that hold top_p of their mass; of those the ones with
+at least min_p of the likeliest one's probability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+
+from upshot.engine.sequence import Rules
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX2 = np.uint64(0x94D049BB133111EB)
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * _MIX1
+    x = (x ^ (x >> np.uint64(27))) * _MIX2
+    return x ^ (x >> np.uint64(31))
+
+
+def keys(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """A 64-bit key for each (seed, position): what a sequence draws does not depend on its neighbours."""
+    with np.errstate(over="ignore"):
+        return _mixed(_mixed(seeds.astype(np.uint64) + _GOLDEN) + positions.astype(np.uint64) * _GOLDEN)
+
+
+def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """One number in [0, 1) for each (seed, position)."""
+    return (keys(seeds, positions) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def cut(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """`logits` (already divided by temperature) with what the cuts remove set to -inf; one row per setting."""
+    values, order = logits.sort(dim=-1, descending=True)
+    rank = torch.arange(logits.shape[-1], device=logits.device)
+    k = torch.where(top_k > 0, top_k, logits.shape[-1])
+    keep = rank < k[:, None]
+    probs = values.masked_fill(~keep, -torch.inf).softmax(-1)
+    # An id stays while the mass before it is under top_p, so the likeliest one always stays.
+    keep &= probs.cumsum(-1) - probs < top_p[:, None]
+    keep &= probs >= min_p[:, None] * probs[:, :1]
+    keep[:, 0] = True
+    return torch.full_like(logits, -torch.inf).scatter_(-1, order, values.masked_fill(~keep, -torch.inf))
+
+
+class RowRules:
+    """The sampling rules of a batch as tensors; built again only when the batch changes."""
+
+    def __init__(self, rules: Seq[Rules]) -> None:
+        self.temperature = np.array([r.temperature for r in rules], dtype=np.float32)
+        self.greedy = self.temperature <= 0
+        self.all_greedy = bool(self.greedy.all())
+        self.any_greedy = bool(self.greedy.any())
+        self.scale = torch.from_numpy(1.0 / np.where(self.greedy, 1.0, self.temperature))[:, None]
+        self.plain = bool((self.scale == 1).all())
+        self.seeds = np.array([r.seed & 0xFFFFFFFFFFFFFFFF for r in rules], dtype=np.uint64)
+        self.cuts = [i for i, r in enumerate(rules) if r.cuts]
+        picked = [rules[i] for i in self.cuts]
+        self.top_k = torch.tensor([r.top_k for r in picked])
+        self.top_p = torch.tensor([r.top_p for r in picked], dtype=torch.float32)
+        self.min_p = torch.tensor([r.min_p for r in picked], dtype=torch.float32)
+        self.tops = max((r.top_logprobs for r in rules), default=0)
+
+
+def sample(
+    logits: torch.Tensor, rows: RowRules, positions: np.ndarray
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sampled ids, their log-probabilities, and all log-probabilities, for float32 `logits` of one row per sequence."""
+    logits = logits if rows.plain else logits * rows.scale
+    logprobs = logits.log_softmax(-1)
+    if rows.all_greedy:
+        ids = logprobs.argmax(-1)
+    else:
+        source = logprobs
+        if rows.cuts:
+            source = logprobs.clone()
+            source[rows.cuts] = cut(logprobs[rows.cuts], rows.top_k, rows.top_p, rows.min_p)
+        mass = source.exp().cumsum(-1)
+        point = torch.from_numpy(uniforms(rows.seeds, positions)).to(mass.dtype) * mass[:, -1]
+        ids = torch.searchsorted(mass, point[:, None], right=True)[:, 0].clamp_(max=mass.shape[-1] - 1)
+        if rows.any_greedy:
+            ids = torch.where(torch.from_numpy(rows.greedy), logprobs.argmax(-1), ids)
+    return ids, logprobs.gather(-1, ids[:, None])[:, 0], logprobs
+
+
+def apply_bitmask(logits: torch.Tensor, row: int, mask: np.ndarray) -> None:
+    """Set what a grammar forbids in one row to -inf, in place."""
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: logits.shape[-1]]
+    logits[row].masked_fill_(torch.from_numpy(bits == 0).to(logits.device), -torch.inf)

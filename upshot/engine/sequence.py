@@ -1,0 +1,100 @@
+"""One continuation in the making: its ids, its pages, how it is sampled and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from upshot.engine.pages import ROOT
+
+
+class Grammar(Protocol):
+    """What decides which tokens may come next (a JSON schema, say)."""
+
+    def allowed(self) -> np.ndarray:
+        """Bit mask of the vocabulary, uint32 words, least significant bit first."""
+        ...
+
+    def accept(self, token: int) -> bool:
+        """Take the sampled token; True when the text is complete."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How one sequence is sampled and when it ends, in the engine's terms (ids, no text)."""
+
+    max_tokens: int = 512
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    """Any of these ends the sequence and stays its last id."""
+    top_logprobs: int = 0
+    stopped: Callable[[list[int]], bool] | None = None
+    """Called with the sampled ids after each one; True ends the sequence (stop strings)."""
+
+    @property
+    def cuts(self) -> bool:
+        """Whether the distribution is cut before sampling."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
+
+
+WAITING, RUNNING, DONE = 0, 1, 2
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One continuation. `length` counts the ids known to the host plus those still being computed (`pending`)."""
+
+    ids: list[int]
+    """Prompt and sampled ids."""
+    rules: Rules
+    prompt_len: int = 0
+    grammar: Grammar | None = None
+    on_token: Callable[[Sequence, int, float], None] | None = None
+    on_done: Callable[[Sequence], None] | None = None
+    siblings: list[Sequence] = field(default_factory=list)
+    """Sequences with the same prompt that fork off when it has been read."""
+    state: int = WAITING
+    pages: list[int] = field(default_factory=list)
+    computed: int = 0
+    """Ids whose keys and values are in the pages (or will be, by work already queued)."""
+    pending: int = 0
+    published: int = 0
+    """Pages offered to the prefix cache."""
+    chain: int = ROOT
+    slot: int = -1
+    logprobs: list[float] = field(default_factory=list)
+    tops: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    finish: str = ""
+    """stop, length, abort or error; empty while it goes on."""
+    error: BaseException | None = None
+    version: int = -1
+    """Version of the weights that sampled its first id."""
+    cached: int = 0
+    """Prompt ids whose keys and values were found in the prefix cache."""
+    tag: Any = None
+
+    def __post_init__(self) -> None:
+        self.prompt_len = self.prompt_len or len(self.ids)
+
+    @property
+    def length(self) -> int:
+        """Ids known plus ids in the making."""
+        return len(self.ids) + self.pending
+
+    @property
+    def max_length(self) -> int:
+        """Length at which it is cut."""
+        return self.prompt_len + self.rules.max_tokens
+
+    @property
+    def sampled(self) -> list[int]:
+        """The sampled ids."""
+        return self.ids[self.prompt_len :]

@@ -1,0 +1,359 @@
+"""Runs steps with plain PyTorch: the CPU's runner, and the reference the kernels are checked against.
+
+Keys and values live in pages. While a sequence is being extended, a dense copy of its keys and values stays in a window,
+one row a sequence, so that a step is one batched attention call that copies nothing but the new token.
+The window is bounded (`window_bytes`); beyond that a step gathers from the pages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from upshot.engine.driver import Driver
+from upshot.engine.sampling import RowRules, apply_bitmask, sample
+from upshot.engine.scheduler import Chunk, Plan
+from upshot.engine.sequence import Sequence
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float,
+    causal: bool = False,
+) -> torch.Tensor:
+    """Attention of q [batch, kv_heads, queries, dim]; mask True where a query may look."""
+    if not softcap:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, is_causal=causal)
+    scores = torch.tanh(q @ k.transpose(-1, -2) * (scale / softcap)) * softcap
+    if causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+class Store:
+    """Keys and values in pages: one tensor each, [layers, pages × page_size, kv_heads, dim]."""
+
+    def __init__(self, layers: int, n_pages: int, page_size: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
+        self.page_size = page_size
+        self.k = torch.zeros(layers, n_pages * page_size, kv_heads, dim, dtype=dtype)
+        self.v = torch.zeros(layers, n_pages * page_size, kv_heads, dim, dtype=dtype)
+
+    def copy_pages(self, copies: list[tuple[int, int]]) -> None:
+        """Copy whole pages (from, to) in all layers."""
+        if not copies:
+            return
+        source, target = (torch.tensor(x) for x in zip(*copies, strict=True))
+        for cache in (self.k, self.v):
+            pages = cache.view(cache.shape[0], -1, self.page_size, *cache.shape[2:])
+            pages[:, target] = pages[:, source]
+
+    def cells(self, seq: Sequence, start: int, stop: int) -> np.ndarray:
+        """Where positions start:stop of a sequence lie."""
+        positions = np.arange(start, stop)
+        return np.asarray(seq.pages)[positions // self.page_size] * self.page_size + positions % self.page_size
+
+
+class Window:
+    """Dense keys and values of the sequences being extended: [layers, rows, kv_heads, length, dim]."""
+
+    def __init__(self, store: Store, limit_bytes: int) -> None:
+        self.store = store
+        self.limit = limit_bytes
+        self.k = store.k.new_empty(0)
+        self.v = store.v.new_empty(0)
+        self.rows: list[Sequence] = []
+        self._shape = (0, 0)
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self.rows = []
+
+    def admit(self, wanted: list[Sequence], positions: list[int]) -> bool:
+        """Make the rows exactly `wanted` (in the order of `rows`), filled up to each one's position; False if too large."""
+        need = max(positions) + 1
+        if not self._grow(len(wanted), need):
+            self.rows = []
+            return False
+        keep = set(map(id, wanted))
+        self._compact(keep)
+        here = set(map(id, self.rows))
+        fresh = [(seq, position) for seq, position in zip(wanted, positions, strict=True) if id(seq) not in here]
+        if fresh:
+            self._fill(fresh)
+        return True
+
+    def _compact(self, keep: set[int]) -> None:
+        rows = self.rows
+        index = 0
+        while index < len(rows):
+            if id(rows[index]) in keep:
+                index += 1
+                continue
+            last = rows.pop()
+            if index < len(rows):
+                n = last.length
+                self.k[:, index, :, :n] = self.k[:, len(rows), :, :n]
+                self.v[:, index, :, :n] = self.v[:, len(rows), :, :n]
+                rows[index] = last
+
+    def _fill(self, fresh: list[tuple[Sequence, int]]) -> None:
+        start = len(self.rows)
+        longest = max(position for _, position in fresh)
+        cells = np.zeros((len(fresh), longest), dtype=np.int64)
+        for row, (seq, position) in enumerate(fresh):
+            cells[row, :position] = self.store.cells(seq, 0, position)
+        index = torch.from_numpy(cells)
+        stop = start + len(fresh)
+        for dense, paged in ((self.k, self.store.k), (self.v, self.store.v)):
+            for layer in range(len(paged)):
+                dense[layer, start:stop, :, :longest] = paged[layer][index].transpose(1, 2)
+        self.rows.extend(seq for seq, _ in fresh)
+
+    def _grow(self, rows: int, length: int) -> bool:
+        have_rows, have_length = self._shape
+        if rows <= have_rows and length <= have_length:
+            return True
+        rows = max(have_rows, -(-rows // 16) * 16)
+        length = max(have_length, -(-(length + length // 4) // 32) * 32)
+        store = self.store.k
+        layers, _, heads, dim = store.shape
+        if 2 * layers * rows * heads * length * dim * store.element_size() > self.limit:
+            return False
+        for name in ("k", "v"):
+            old = getattr(self, name)
+            new = store.new_zeros(layers, rows, heads, length, dim)
+            if self.rows:
+                new[:, : len(self.rows), :, :have_length] = old[:, : len(self.rows)]
+            setattr(self, name, new)
+        self._shape = (rows, length)
+        return True
+
+
+class DecodeStep:
+    """One new token for each row."""
+
+    def __init__(self, store: Store, window: Window | None, rows: list[Sequence], positions: np.ndarray) -> None:
+        self.store, self.window = store, window
+        self.n = len(rows)
+        self.length = int(positions.max()) + 1
+        size = store.page_size
+        pages = np.fromiter(
+            (s.pages[p // size] for s, p in zip(rows, positions.tolist(), strict=True)), np.int64, self.n
+        )
+        self.cells = torch.from_numpy(pages * size + positions % size)
+        self.positions = torch.from_numpy(positions)
+        self.row_index = torch.arange(self.n)
+        self._masks: dict[int, torch.Tensor | None] = {}
+        self.table: torch.Tensor | None = None
+        if window is None:
+            cells = np.zeros((self.n, self.length), dtype=np.int64)
+            for row, (seq, position) in enumerate(zip(rows, positions.tolist(), strict=True)):
+                cells[row, : position + 1] = store.cells(seq, 0, position + 1)
+            self.table = torch.from_numpy(cells)
+
+    def mask(self, window: int) -> torch.Tensor | None:
+        """Which positions each row sees."""
+        if window not in self._masks:
+            back = self.positions[:, None] - torch.arange(self.length)
+            seen = back >= 0
+            if window:
+                seen &= back < window
+            self._masks[window] = None if bool(seen.all()) else seen[:, None, None, :]
+        return self._masks[window]
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+    ) -> torch.Tensor:
+        """Store and attend; see `attention.Step`."""
+        self.store.k[layer].index_copy_(0, self.cells, k)
+        self.store.v[layer].index_copy_(0, self.cells, v)
+        if self.window is not None:
+            keys, values = self.window.k[layer], self.window.v[layer]
+            keys[self.row_index, :, self.positions] = k
+            values[self.row_index, :, self.positions] = v
+            keys, values = keys[: self.n, :, : self.length], values[: self.n, :, : self.length]
+        else:
+            keys, values = (x[layer][self.table].transpose(1, 2) for x in (self.store.k, self.store.v))
+        heads, kv_heads = q.shape[1], k.shape[1]
+        # The heads that share a key head are its queries: nothing is repeated.
+        grouped = q.reshape(self.n, kv_heads, heads // kv_heads, -1)
+        return attention(grouped, keys, values, self.mask(window), scale, softcap).reshape(q.shape)
+
+
+@dataclass(slots=True)
+class Group:
+    """Chunks of similar length, attended in one padded call."""
+
+    rows: torch.Tensor
+    """[chunks, longest] index of each query in the packed tokens; padding repeats the chunk's first."""
+    real: torch.Tensor
+    """[chunks, longest] which are no padding."""
+    table: torch.Tensor | None
+    """[chunks, longest context] cells of keys; None when all chunks start at 0 and can use the packed keys."""
+    mask_parts: tuple[torch.Tensor, torch.Tensor] | None
+    """Positions of the queries and of the keys."""
+
+
+def grouped(chunks: list[Chunk]) -> list[list[tuple[int, Chunk]]]:
+    """Chunks with their offsets among the packed tokens, in groups that waste little on padding."""
+    offset = 0
+    items: list[tuple[int, Chunk]] = []
+    for chunk in chunks:
+        items.append((offset, chunk))
+        offset += chunk.stop - chunk.start
+    items.sort(key=lambda x: (x[1].start > 0, x[1].stop - x[1].start, x[1].stop))
+    groups: list[list[tuple[int, Chunk]]] = []
+    for item in items:
+        chunk = item[1]
+        n = chunk.stop - chunk.start
+        if groups:
+            first = groups[-1][0][1]
+            size = first.stop - first.start
+            alike = (first.start > 0) == (chunk.start > 0) and n <= size * 1.25 + 4
+            if alike and chunk.stop <= 2 * first.stop + 32 and len(groups[-1]) * n * chunk.stop < 1 << 24:
+                groups[-1].append(item)
+                continue
+        groups.append([item])
+    return groups
+
+
+class PrefillStep:
+    """Chunks of prompts, packed."""
+
+    def __init__(self, store: Store, chunks: list[Chunk]) -> None:
+        self.store = store
+        self.cells = torch.from_numpy(np.concatenate([store.cells(c.seq, c.start, c.stop) for c in chunks]))
+        self.positions = torch.from_numpy(np.concatenate([np.arange(c.start, c.stop) for c in chunks]))
+        self.groups = [self._group(items) for items in grouped(chunks)]
+
+    def _group(self, items: list[tuple[int, Chunk]]) -> Group:
+        longest = max(c.stop - c.start for _, c in items)
+        context = max(c.stop for _, c in items)
+        starts = np.array([c.start for _, c in items])
+        sizes = np.array([c.stop - c.start for _, c in items])
+        offsets = np.array([o for o, _ in items])
+        steps = np.arange(longest)
+        real = steps < sizes[:, None]
+        rows = torch.from_numpy(offsets[:, None] + np.where(real, steps, 0))
+        if not starts.any():
+            return Group(rows, torch.from_numpy(real), None, None)
+        cells = np.zeros((len(items), context), dtype=np.int64)
+        for row, (_, chunk) in enumerate(items):
+            cells[row, : chunk.stop] = self.store.cells(chunk.seq, 0, chunk.stop)
+        queries = torch.from_numpy(starts[:, None] + np.where(real, steps, 0))
+        return Group(rows, torch.from_numpy(real), torch.from_numpy(cells), (queries, torch.arange(context)))
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+    ) -> torch.Tensor:
+        """Store and attend; see `attention.Step`."""
+        self.store.k[layer].index_copy_(0, self.cells, k)
+        self.store.v[layer].index_copy_(0, self.cells, v)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        per_key = q.shape[1] // k.shape[1]
+        for group in self.groups:
+            queries = q[group.rows].transpose(1, 2)
+            if group.table is None:
+                keys, values = k[group.rows].transpose(1, 2), v[group.rows].transpose(1, 2)
+                steps = torch.arange(group.rows.shape[1])
+                back = steps[:, None] - steps
+            else:
+                keys, values = (x[layer][group.table].transpose(1, 2) for x in (self.store.k, self.store.v))
+                assert group.mask_parts is not None
+                back = (group.mask_parts[0][:, :, None] - group.mask_parts[1])[:, None]
+            if per_key > 1:
+                keys, values = keys.repeat_interleave(per_key, 1), values.repeat_interleave(per_key, 1)
+            if group.table is None and not window:
+                result = attention(queries, keys, values, None, scale, softcap, causal=True)
+            else:
+                seen = (back >= 0) & (back < window) if window else back >= 0
+                result = attention(queries, keys, values, seen, scale, softcap)
+            out[group.rows[group.real]] = result.transpose(1, 2)[group.real]
+        return out
+
+
+Tops = list[tuple[tuple[int, float], ...]]
+
+
+class TorchRunner:
+    """Runs plans on the CPU, one after another."""
+
+    def __init__(self, driver: Driver, n_pages: int, page_size: int, window_bytes: int) -> None:
+        shape = driver.shape
+        self.driver = driver
+        self.store = Store(shape.layers, n_pages, page_size, shape.kv_heads, shape.head_dim, shape.dtype)
+        self.window = Window(self.store, window_bytes)
+        self._rules: tuple[list[Sequence], RowRules] | None = None
+
+    def forget(self) -> None:
+        """The weights changed: nothing computed so far may be read again."""
+        self.window.clear()
+
+    def run(self, plan: Plan) -> tuple[list[Sequence], list[int], list[float], list[Tops] | None]:
+        """Compute a step: the sequences that sampled, their ids, log-probabilities and top log-probabilities."""
+        with torch.inference_mode():
+            self.store.copy_pages(plan.copies)
+            rows, logits, positions = self._prefill(plan.chunks) if plan.chunks else self._decode(plan.rows)
+            if not rows:
+                return [], [], [], None
+            return self._sample(rows, logits, positions)
+
+    def _prefill(self, chunks: list[Chunk]) -> tuple[list[Sequence], torch.Tensor, np.ndarray]:
+        step = PrefillStep(self.store, chunks)
+        ids = torch.tensor([t for c in chunks for t in c.seq.ids[c.start : c.stop]])
+        ends = np.cumsum([c.stop - c.start for c in chunks]) - 1
+        last = [int(end) for end, c in zip(ends, chunks, strict=True) for _ in c.samplers]
+        rows = [s for c in chunks for s in c.samplers]
+        logits = self.driver.logits(ids, step.positions, step, torch.tensor(last, dtype=torch.int64))
+        return rows, logits, np.array([len(s.ids) for s in rows])
+
+    def _decode(self, wanted: list[Sequence]) -> tuple[list[Sequence], torch.Tensor, np.ndarray]:
+        before = [len(s.ids) - 1 for s in wanted]
+        dense = self.window.admit(wanted, before)
+        rows = list(self.window.rows) if dense else wanted
+        positions = np.fromiter((len(s.ids) - 1 for s in rows), np.int64, len(rows))
+        step = DecodeStep(self.store, self.window if dense else None, rows, positions)
+        ids = torch.tensor([s.ids[-1] for s in rows])
+        return rows, self.driver.logits(ids, step.positions, step, step.row_index), positions + 1
+
+    def _sample(self, rows: list[Sequence], logits: torch.Tensor, positions: np.ndarray) -> Any:
+        logits = logits.float()
+        for index, seq in enumerate(rows):
+            if seq.grammar is not None:
+                apply_bitmask(logits, index, seq.grammar.allowed())
+        if self._rules is None or self._rules[0] != rows:
+            self._rules = (rows, RowRules([s.rules for s in rows]))
+        rules = self._rules[1]
+        ids, logprobs, everything = sample(logits, rules, positions)
+        tops: list[Tops] | None = None
+        if rules.tops:
+            values, order = everything.topk(min(rules.tops, everything.shape[-1]), dim=-1)
+            tops = [
+                tuple(zip(o, v, strict=True))[: s.rules.top_logprobs]  # type: ignore[misc]
+                for s, o, v in zip(rows, order.tolist(), values.tolist(), strict=True)
+            ]
+        return rows, ids.tolist(), logprobs.tolist(), tops
