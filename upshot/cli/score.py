@@ -21,7 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         action="append",
         default=[],
         metavar="NAME[=WEIGHT]",
-        help="a metric and its weight, or NAME={weight: 1, option: value}; repeatable (default: accuracy, interactivity)",
+        help="a metric and its weight, or NAME={weight: 1, option: value}; repeatable (accuracy, interactivity)",
     )
     for role, why in (
         ("judge", "judges and extracts"),
