@@ -42,7 +42,9 @@ def future(rng: random.Random, index: int, good: bool) -> dict[str, Any]:
     if rng.random() < 0.06:
         return {"key": f"f{index}", "messages": [], "ended": None, "missing": "user: budget", "scores": {}}
     turns = [
-        message("user", "the blue one, large, for Friday", thought="I want a large blue tent by Friday. Keep it short."),
+        message(
+            "user", "the blue one, large, for Friday", thought="I want a large blue tent by Friday. Keep it short."
+        ),
         message("assistant", "Booked: large blue tent, Friday." if good else "Here is a small red tent for Monday."),
     ]
     if rng.random() < 0.4:
@@ -93,7 +95,11 @@ def reply(rng: random.Random, step: int, group: int, index: int, skill: float) -
         "row": f"goal-{group:03d}",
         "group": group,
         "key": f"s{step}/g{group}/r{index}",
-        "messages": [system, message("user", opening, thought="A tent: large, blue, Friday."), message("assistant", said, True)],
+        "messages": [
+            system,
+            message("user", opening, thought="A tent: large, blue, Friday."),
+            message("assistant", said, True),
+        ],
         "futures": futures,
         "reward": worth,
         "credit": [
@@ -144,9 +150,20 @@ def make_run(folder: Path, steps: int = 60, groups: int = 4, replies: int = 4, e
     """Write the synthetic run folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "recipe.yaml").write_text(RECIPE)
-    versions = {"upshot": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "transformers": "5.1.0", "platform": "linux-aarch64"}
+    versions = {
+        "upshot": "0.1.0",
+        "python": "3.11.7",
+        "torch": "2.13.0",
+        "transformers": "5.1.0",
+        "platform": "linux-aarch64",
+    }
     (folder / "versions.json").write_text(json.dumps(versions))
-    status = {"state": "finished", "started": "2026-11-15T10:00:00+00:00", "finished": "2026-11-15T10:03:21+00:00", "seed": 1}
+    status = {
+        "state": "finished",
+        "started": "2026-11-15T10:00:00+00:00",
+        "finished": "2026-11-15T10:03:21+00:00",
+        "seed": 1,
+    }
     (folder / "status.json").write_text(json.dumps(status))
     (folder / "table.json").write_text(json.dumps(TABLE))
     for number, (stage, phase) in enumerate(STAGES.items()):
@@ -154,8 +171,12 @@ def make_run(folder: Path, steps: int = 60, groups: int = 4, replies: int = 4, e
         inner.mkdir(exist_ok=True)
         rng = random.Random(number)
         (inner / "recipe.yaml").write_text(RECIPE.replace("quickstart", f"quickstart-{stage}"))
-        (inner / "status.json").write_text(json.dumps({"state": "finished", "started": 1000.0 + number, "seconds": 61.5}))
-        write_lines(inner / "metrics.jsonl", [metrics_row(rng, stage, phase, step, steps) for step in range(1, steps + 1)])
+        (inner / "status.json").write_text(
+            json.dumps({"state": "finished", "started": 1000.0 + number, "seconds": 61.5})
+        )
+        write_lines(
+            inner / "metrics.jsonl", [metrics_row(rng, stage, phase, step, steps) for step in range(1, steps + 1)]
+        )
         if phase == "rl":
             skill = 0.15 if stage == "single-reply" else 0.8
             logged = [

@@ -123,7 +123,8 @@ def _rollouts(run: RunFolder, budget: int, texts: rollouts_of.Texts) -> dict[str
     if len(lines) < found.replies:
         run.notes.append(
             f"{run.name}/rollouts.jsonl: this page holds {len(lines):,} of {found.replies:,} replies, "
-            f"from {len(chosen):,} of {len(found.steps):,} steps (first, last and evenly spaced; within a step the first prompt groups)."
+            f"from {len(chosen):,} of {len(found.steps):,} steps "
+            "(first, last and evenly spaced; within a step the first prompt groups)."
         )
     reasons = found.missing.most_common()
     return {

@@ -102,7 +102,7 @@ function choice(name, options, value, change) {
 
 function stepControl(run) {
   const steps = [...new Set(run.replies.map((reply) => reply.step ?? 0))].sort((a, b) => a - b);
-  const options = [["all", "all on this page"], ...steps.map((step) => [String(step), format(step)])];
+  const options = [["all", "all"], ...steps.map((step) => [String(step), format(step)])];
   const move = (by) => {
     const at = options.findIndex(([id]) => id === browse.step) + by;
     if (at >= 0 && at < options.length) { browse.step = options[at][0]; drawControls(); refresh(); }
@@ -139,10 +139,12 @@ function bubble(message) {
   const note = message.note && typeof message.note === "object" ? message.note : {};
   const { thought, ...others } = note;
   return h("div", { class: `turn ${["user", "assistant", "system", "tool"].includes(role) ? role : "other"} ${message.trained ? "trained" : ""}` },
-    h("div", { class: "who" }, h("span", {}, role),
+    h("div", { class: "who" }, h("span", {}, message.name ? `${role}, ${plain(message.name)}` : role),
       sampled && h("span", { class: message.trained ? "mark on" : "mark" }, message.trained ? "trained" : "not trained"),
-      isNumber(message.tokens) && h("span", {}, count(message.tokens, "token"))),
+      isNumber(message.tokens) && h("span", {}, count(message.tokens, "token")),
+      message.finish === "length" && h("span", { class: "missing-text" }, "cut at the length limit")),
     h("div", { class: "says" }, textOf(message)),
+    (message.tool_calls || []).map((call) => h("div", { class: "call" }, `${plain(call.function?.name ?? "tool")} ${plain(call.function?.arguments ?? call)}`)),
     thought !== undefined && h("details", { class: "thought" }, h("summary", {}, role === "user" ? "the user's hidden thought" : "thought"), h("div", {}, plain(thought))),
     Object.keys(others).length > 0 && h("details", { class: "thought" }, h("summary", {}, "note"), pairs(others)));
 }
@@ -151,7 +153,7 @@ function futureBranch(future, index, total, open) {
   const turns = future.messages || [];
   const scored = Object.entries(future.scores || {});
   return h("details", { class: `future ${future.missing ? "gone" : ""}`, open },
-    h("summary", {}, h("b", {}, total > 1 ? `Future ${index + 1}` : "Future"), h("span", {}, count(turns.length, "turn")),
+    h("summary", {}, h("b", {}, total > 1 ? `Future ${index + 1}` : "Future"), h("span", {}, count(turns.length, "turn")), future.key && h("span", { class: "key-text" }, plain(future.key)),
       future.ended && h("span", {}, `ended: ${plain(future.ended)}`),
       future.missing && h("span", { class: "missing-text" }, `missing: ${plain(future.missing)}`),
       h("span", { class: "scores" }, scored.map(([name, score]) => h("span", { class: scoreValue(score) === null ? "missing-text" : "" }, `${name} ${scoreValue(score) === null ? "missing" : format(scoreValue(score))}`)))),
@@ -185,6 +187,7 @@ function show(reply, jump) {
     reply.reward ? rewardCard(reply.reward) : "",
     h("h4", {}, "Conversation"),
     conversation(reply.messages || []),
+    reply.ended ? h("p", { class: "note" }, `ended: ${plain(reply.ended)}`) : "",
     futures.length ? h("h4", {}, futures.length > 1 ? `What came of it: ${futures.length} futures` : "What came of it") : "",
     futures.length ? h("div", { class: "tree" }, futures.map((future, index) => futureBranch(future, index, futures.length, index === 0))) : "",
     creditCard(reply.credit) || "");

@@ -189,10 +189,13 @@ function chartCard(spec) {
     own && h("div", { class: "legend small" }, spec.lines.map((line) => h("span", {}, h("i", { class: "swatch", style: `background:${hue(line.colour)}` }), line.name))));
   chart.box.addEventListener("pointermove", (event) => hover(chart, event));
   chart.box.addEventListener("pointerdown", (event) => hover(chart, event));
-  chart.box.addEventListener("pointerleave", () => leave(chart));
+  chart.box.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && leave(chart)); // a finger leaves as it lifts
   charts.push(chart);
   return chart.card;
 }
+
+document.addEventListener("pointerdown", (event) => charts.forEach((chart) => chart.box.contains(event.target) || leave(chart)), true);
+addEventListener("scroll", () => charts.forEach(leave), { passive: true });
 
 const redraw = () => charts.forEach(drawChart);
 

@@ -88,7 +88,7 @@ function missingCard() {
       : [h("div", { class: "scroll" }, h("table", { class: "missing" },
           h("thead", {}, h("tr", {}, many && h("th", {}, "run"), h("th", {}, "what"), h("th", {}, "reason"), h("th", { class: "num" }, "count"), h("th", { class: "num" }, "share"), h("th", {}))),
           h("tbody", {}, rows.map((row) => h("tr", {},
-            many && h("td", {}, row.run.name), h("td", {}, row.what), h("td", {}, row.reason),
+            many && h("td", { class: "in" }, row.run.name), h("td", { class: "what" }, row.what), h("td", { class: "why" }, row.reason),
             h("td", { class: "num" }, row.count.toLocaleString("en-US"), h("small", {}, ` of ${row.of.toLocaleString("en-US")}`)),
             h("td", { class: "num" }, `${fixed((100 * row.count) / row.of, 1)} %`),
             h("td", { class: "sharecell" }, h("span", { class: "share" }, h("i", { style: `width:${Math.max(1.5, (100 * row.count) / row.of)}%` })))))))),
