@@ -213,7 +213,7 @@ def answer_body(path: str, body: Body, reply: str | dict[str, Any], choices_at_m
         ids = [*text.encode(), 0]
         if body.get("return_token_ids"):
             choice["token_ids"] = ids
-        if body.get("logprobs") not in (None, False):
+        if body.get("logprobs"):
             scored = [{"token": f"token_id:{i}", "logprob": -0.5, "top_logprobs": []} for i in ids]
             flat = {"tokens": [f"token_id:{i}" for i in ids], "token_logprobs": [-0.5] * len(ids)}
             choice["logprobs"] = {"content": scored} if chat else flat

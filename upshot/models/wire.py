@@ -67,7 +67,7 @@ def completion_body(request: Request, n: int, seed: int | None, ids: bool) -> di
     """The body of a completion whose prompt is token ids."""
     body: dict[str, Any] = {"prompt": list(request.prompt), **sampling_fields(request, n, seed)}
     if ids or request.top_logprobs:
-        body["logprobs"] = request.top_logprobs
+        body["logprobs"] = max(1, request.top_logprobs)  # some servers take 0 for "none"
     return body | (_id_fields(request) if ids else {})
 
 
