@@ -1,0 +1,39 @@
+"""Running programs nobody trusts: isolation, a pool of warm slots, an HTTP server, clients."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from upshot.sandbox.connection import connect as connect
+    from upshot.sandbox.limits import Limits as Limits
+    from upshot.sandbox.outcome import Outcome as Outcome
+    from upshot.sandbox.outcome import RunResult as RunResult
+    from upshot.sandbox.outcome import StdioTest as StdioTest
+    from upshot.sandbox.outcome import TestResult as TestResult
+    from upshot.sandbox.pool import Sandbox as Sandbox
+    from upshot.sandbox.runner import CodeRunner as CodeRunner
+    from upshot.sandbox.runner import Session as Session
+    from upshot.sandbox.slots import Busy as Busy
+
+_HOMES = {
+    "Busy": "slots",
+    "CodeRunner": "runner",
+    "Limits": "limits",
+    "Outcome": "outcome",
+    "RunResult": "outcome",
+    "Sandbox": "pool",
+    "Session": "runner",
+    "StdioTest": "outcome",
+    "TestResult": "outcome",
+    "connect": "connection",
+}
+__all__ = sorted(_HOMES)  # noqa: PLE0605 (the names are imported on first use)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: the zygote and the CLI import this package and need none."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'upshot.sandbox' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"upshot.sandbox.{_HOMES[name]}"), name)

@@ -1,0 +1,143 @@
+"""Control groups where they can be had: memory and process counts of a slot, v1 or v2.
+
+A slot's zygote lives in the slot's group and its runs are born there, so a run costs nothing extra.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+PREFIX = "upshot-sandbox-"
+UNLIMITED = 1 << 60
+
+
+class Cgroups:
+    """The supervisor's group, or the reason there is none."""
+
+    def __init__(self, mount: Path = Path("/sys/fs/cgroup"), disabled: bool = False) -> None:
+        self.reason = "disabled" if disabled else ""
+        self.homes: dict[str, Path] = {}
+        if disabled:
+            return
+        name = f"{PREFIX}{os.getpid()}-{os.urandom(3).hex()}"
+        try:
+            self.homes = {controller: home / name for controller, home in _homes(mount).items()}
+            for home in set(self.homes.values()):
+                _sweep(home.parent)
+                home.mkdir()
+            self._delegate()
+        except OSError as error:
+            self.reason = f"{error.strerror or error}: {error.filename or mount}"
+            self.close()
+
+    @property
+    def active(self) -> bool:
+        """Whether slots get a group."""
+        return bool(self.homes)
+
+    def slot(self, name: str) -> SlotGroup | None:
+        """A group for one zygote."""
+        if not self.active:
+            return None
+        return SlotGroup({controller: home / name for controller, home in self.homes.items()})
+
+    def close(self) -> None:
+        """Remove the groups; all their processes must have ended."""
+        for home in set(self.homes.values()):
+            _remove(home)
+        self.homes = {}
+
+    def _delegate(self) -> None:
+        """On v2 the controllers must be switched on for the children."""
+        for home in set(self.homes.values()):
+            control = home / "cgroup.subtree_control"
+            if control.exists():
+                control.write_text("+memory +pids")
+
+
+class SlotGroup:
+    """One zygote's group."""
+
+    def __init__(self, paths: dict[str, Path]) -> None:
+        self.paths = paths
+        self.memory = 0
+        for path in set(paths.values()):
+            path.mkdir(exist_ok=True)
+        self.version2 = (paths["memory"] / "memory.max").exists()
+
+    def adopt(self, pid: int) -> None:
+        """Move a zygote in."""
+        for path in set(self.paths.values()):
+            (path / "cgroup.procs").write_text(str(pid))
+
+    def limit(self, memory_bytes: int, processes: int) -> None:
+        """Set the bounds, where they differ from the last run's."""
+        if memory_bytes == self.memory:
+            return
+        self.memory = memory_bytes
+        name = "memory.max" if self.version2 else "memory.limit_in_bytes"
+        (self.paths["memory"] / name).write_text(str(memory_bytes))
+        (self.paths["pids"] / "pids.max").write_text(str(processes))
+
+    def oom_kills(self) -> int:
+        """How many processes the kernel has ended here for want of memory."""
+        name = "memory.events" if self.version2 else "memory.oom_control"
+        for line in (self.paths["memory"] / name).read_text().splitlines():
+            word, _, count = line.partition(" ")
+            if word == "oom_kill":
+                return int(count)
+        return 0
+
+    def remove(self) -> None:
+        """Remove the group."""
+        for path in set(self.paths.values()):
+            _remove(path)
+
+
+def _homes(mount: Path) -> dict[str, Path]:
+    """Where groups of ours may be made, by controller: under our own group, or at the top where ours has no limit."""
+    own: dict[str, str] = {}
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            own[controller] = path.lstrip("/")
+    if "memory" in own and "pids" in own:
+        return {name: _v1_home(mount / name, own[name]) for name in ("memory", "pids")}
+    home = mount / own.get("", "")
+    available = (home / "cgroup.subtree_control").read_text().split()
+    if not {"memory", "pids"} <= set(available):
+        (home / "cgroup.subtree_control").write_text("+memory +pids")
+    return dict.fromkeys(("memory", "pids"), home)
+
+
+def _v1_home(root: Path, own: str) -> Path:
+    limit = root / own / "memory.limit_in_bytes"
+    if limit.exists() and int(limit.read_text()) > UNLIMITED:
+        return root
+    return root / own
+
+
+def _sweep(home: Path) -> None:
+    """Remove groups of supervisors that were killed."""
+    for path in home.glob(f"{PREFIX}*"):
+        pid = path.name.removeprefix(PREFIX).split("-")[0]
+        if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a group and those in it; the kernel may need a moment to see it empty."""
+    for _ in range(50):
+        try:
+            for inner in [entry for entry in path.iterdir() if entry.is_dir()] if path.exists() else []:
+                with contextlib.suppress(OSError):
+                    inner.rmdir()
+            path.rmdir()
+            return
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(0.01)

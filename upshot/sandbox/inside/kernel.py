@@ -1,0 +1,150 @@
+"""The kernel calls the standard library does not offer, through ctypes. Standard library only: it runs in the zygote."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from upshot.sandbox.inside.syscall_table import numbers
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+CLONE_THREAD = 0x00010000
+CLONE_CHILD_CLEARTID = 0x00200000
+CLONE_CHILD_SETTID = 0x01000000
+SIGCHLD = 17
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+MNT_DETACH = 2
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_GET_TID_ADDRESS = 1, 4, 22, 38, 40
+PR_CAPBSET_DROP = 24
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_held = ctypes.PyDLL(None, use_errno=True)
+_held.syscall.restype = ctypes.c_long
+_libc.syscall.restype = ctypes.c_long
+_NR = numbers()
+
+
+def _check(value: int, what: str) -> int:
+    if value < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+    return value
+
+
+def syscall(name: str, *arguments: object) -> int:
+    """Make one system call by name; raises OSError."""
+    boxed = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    return _check(_libc.syscall(ctypes.c_long(_NR[name]), *boxed), name)
+
+
+def prctl(option: int, *arguments: object) -> int:
+    """prctl(2); raises OSError."""
+    boxed = [ctypes.c_ulong(a) if isinstance(a, int) else a for a in arguments]
+    boxed += [ctypes.c_ulong(0)] * (4 - len(boxed))
+    return _check(_libc.prctl(ctypes.c_int(option), *boxed), f"prctl({option})")
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces named by the flags for fresh ones."""
+    _check(_libc.unshare(ctypes.c_int(flags)), f"unshare({flags:#x})")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    """mount(2); raises OSError that names the target."""
+    encoded = data.encode() if data is not None else None
+    kind_encoded = kind.encode() if kind is not None else None
+    status = _libc.mount(source.encode(), target.encode(), kind_encoded, ctypes.c_ulong(flags), encoded)
+    _check(status, f"mount {kind or 'bind'} on {target}")
+
+
+def unmount(target: str, flags: int = MNT_DETACH) -> None:
+    """umount2(2)."""
+    _check(_libc.umount2(target.encode(), ctypes.c_int(flags)), f"umount {target}")
+
+
+def pivot_root(new: str, old: str) -> None:
+    """Make `new` the root directory and hang the old one under `old`."""
+    syscall("pivot_root", new.encode(), old.encode())
+
+
+class _MountAttr(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns_fd")]
+
+
+def set_mount_flags(path: str, flags: int) -> None:
+    """Add flags (MS_RDONLY, MS_NOSUID and MS_NODEV have the same values here) to a mount and all mounts under it."""
+    attr = _MountAttr(set=flags)
+    at_fdcwd, at_recursive = -100, 0x8000
+    syscall("mount_setattr", at_fdcwd, path.encode(), at_recursive, ctypes.byref(attr), ctypes.sizeof(attr))
+
+
+def close_from(first: int) -> None:
+    """Close every descriptor from `first` up."""
+    syscall("close_range", first, 0xFFFFFFFF, 0)
+
+
+class _CapHeader(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
+
+
+class _CapData(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint32) for name in ("effective", "permitted", "inheritable")]
+
+
+def drop_capabilities() -> None:
+    """Give up every capability."""
+    header = _CapHeader(version=0x20080522, pid=0)
+    _check(_libc.capset(ctypes.byref(header), (_CapData * 2)()), "capset")
+
+
+def fork_into(flags: int) -> int:
+    """Fork the single-threaded process into new namespaces in one system call; 0 in the child.
+
+    os.fork cannot take flags, and unshare(CLONE_NEWPID) works once per process, so it would need a second fork
+    for every run. The interpreter's own fork hooks are called around the call; the C library's have nothing to
+    do in a process with one thread except the cached thread id, which the kernel writes.
+    """
+    api = ctypes.pythonapi
+    thread_id = _thread_id_address()
+    api.PyOS_BeforeFork()
+    tid_flags = (CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID) if thread_id else 0
+    # x86_64 takes (flags, stack, parent_tid, child_tid, tls), aarch64 (flags, stack, parent_tid, tls, child_tid).
+    tail = (thread_id, 0) if _NR["read"] == 0 else (0, thread_id)
+    words = [ctypes.c_long(word) for word in (_NR["clone"], flags | tid_flags | SIGCHLD, 0, 0, *tail)]
+    pid = int(_held.syscall(*words))
+    if pid == 0:
+        api.PyOS_AfterFork_Child()
+        return 0
+    code = ctypes.get_errno()
+    api.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(code, f"clone({flags:#x}): {os.strerror(code)}")
+    return pid
+
+
+_thread_id_cache: int | None = None
+
+
+def _thread_id_address() -> int:
+    """Where the C library keeps the main thread's id, 0 where the kernel does not tell."""
+    global _thread_id_cache
+    if _thread_id_cache is None:
+        address = ctypes.c_void_p(0)
+        try:
+            prctl(PR_GET_TID_ADDRESS, ctypes.byref(address))
+        except OSError:
+            address = ctypes.c_void_p(0)
+        _thread_id_cache = address.value or 0
+    return _thread_id_cache
+
+
+def cpu_clock(pid: int) -> int:
+    """The clock id of a process's CPU time."""
+    return ((~pid) << 3) | 2

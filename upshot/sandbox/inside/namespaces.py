@@ -1,0 +1,125 @@
+"""Namespaces: the zygote's (network, mounts, a small read-only root) and each run's (processes, mounts, IPC, /tmp)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+
+from upshot.sandbox.inside import kernel
+
+ZYGOTE_FLAGS = kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+RUN_FLAGS = kernel.CLONE_NEWPID | kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC
+INNER_ID = 1000
+DEVICES = ("null", "zero", "full", "random", "urandom")
+SYSTEM_PATHS = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin")
+SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/alternatives", "/etc/localtime", "/etc/java-17-openjdk")
+PASSWD = f"root:x:0:0:root:/:/bin/false\nsandbox:x:{INNER_ID}:{INNER_ID}:sandbox:/tmp:/bin/sh\n"
+
+
+@dataclass(frozen=True)
+class Root:
+    """What the file system inside shows, and where it is put together."""
+
+    workbench: str
+    """An existing empty directory to mount the new root on while it is built."""
+    extra: tuple[str, ...] = ()
+    """Directories shown read-only beside the system's and Python's: language toolchains."""
+    identity: tuple[int, int] = field(default=(INNER_ID, INNER_ID))
+    """User and group id the programs run under, for /etc/passwd."""
+
+
+def python_paths() -> list[str]:
+    """Every directory this Python imports from, and its own prefix; not the working tree of anybody's project."""
+    prefixes = [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]
+    inside = [os.path.realpath(path) for path in prefixes]
+    libraries = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
+    return _without_nested([*prefixes, *inside, *libraries])
+
+
+def visible_paths(extra: tuple[str, ...] = ()) -> list[str]:
+    """All the trees a program may read."""
+    return _without_nested([*(path for path in SYSTEM_PATHS if os.path.exists(path)), *python_paths(), *extra])
+
+
+def _without_nested(paths: list[str]) -> list[str]:
+    kept: list[str] = []
+    for path in sorted(set(paths), key=len):
+        if not os.path.exists(path) or any(path == k or path.startswith(k.rstrip("/") + "/") for k in kept):
+            continue
+        kept.append(path)
+    return kept
+
+
+def enter(kind: str, root: Root) -> None:
+    """Move this process into fresh namespaces behind a small read-only root; kind is 'root' or 'user'."""
+    if kind == "user":
+        uid, gid = os.geteuid(), os.getegid()
+        kernel.unshare(kernel.CLONE_NEWUSER | ZYGOTE_FLAGS)
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{INNER_ID} {uid} 1")
+        _write("/proc/self/gid_map", f"{INNER_ID} {gid} 1")
+    else:
+        kernel.unshare(ZYGOTE_FLAGS)
+    _build_root(root)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def _build_root(root: Root) -> None:
+    base = root.workbench
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("tmpfs", base, "tmpfs", kernel.MS_NOSUID, "size=4m,nr_inodes=4096,mode=755")
+    for name in ("tmp", "dev", "etc", "proc", ".old"):
+        os.mkdir(f"{base}/{name}", 0o755)
+    for path in visible_paths(root.extra):
+        if os.path.islink(path) and not os.path.isabs(os.readlink(path)):
+            os.symlink(os.readlink(path), base + path)
+        else:
+            _bind(os.path.realpath(path), base + path)
+    for path in SYSTEM_FILES:
+        if os.path.exists(path):
+            _bind(os.path.realpath(path), base + path)
+    for name in DEVICES:
+        _bind(f"/dev/{name}", f"{base}/dev/{name}", kernel.MS_NOSUID)
+    uid, gid = root.identity
+    _write(f"{base}/etc/passwd", PASSWD.replace(f":{INNER_ID}:{INNER_ID}:", f":{uid}:{gid}:"))
+    os.symlink("/tmp", f"{base}/dev/shm")
+    for link, target in (("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1")):
+        os.symlink(target, f"{base}/dev/{link}")
+    kernel.pivot_root(base, f"{base}/.old")
+    os.chdir("/")
+    kernel.unmount("/.old")
+    os.rmdir("/.old")
+    kernel.mount("none", "/", None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID)
+
+
+def _bind(source: str, target: str, flags: int = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV) -> None:
+    if os.path.isdir(source):
+        os.makedirs(target, mode=0o755, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
+        _write(target, "")
+    kernel.mount(source, target, None, kernel.MS_BIND | kernel.MS_REC)
+    kernel.set_mount_flags(target, flags)
+
+
+def private_tmp(megabytes: int, inodes: int, uid: int, gid: int) -> None:
+    """Give this run its own empty /tmp, in memory and of bounded size."""
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    options = f"size={megabytes}m,nr_inodes={inodes},mode=700,uid={uid},gid={gid}"
+    kernel.mount("tmpfs", "/tmp", "tmpfs", flags, options)
+    os.chdir("/tmp")
+
+
+def private_proc() -> bool:
+    """Mount /proc of this run's own processes; False where the kernel refuses (a masked /proc in a container)."""
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+    try:
+        kernel.mount("proc", "/proc", "proc", flags, "hidepid=invisible,subset=pid")
+    except OSError:
+        return False
+    return True

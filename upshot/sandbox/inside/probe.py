@@ -1,0 +1,79 @@
+"""Which walls this machine can put up, found out by putting them up in throw-away processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+from upshot.sandbox.inside import kernel, landlock, namespaces, seccomp
+
+
+def attempt(step: Callable[[], None]) -> str | None:
+    """Run a step in a forked process; None if it worked, otherwise what went wrong."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            step()
+            os.write(write, b"ok")
+        except BaseException as error:
+            os.write(write, str(error).encode() or b"failed")
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        word = pipe.read().decode()
+    os.waitpid(pid, 0)
+    return None if word == "ok" else word or "the process died"
+
+
+def _namespaces(kind: str, workbench: str) -> None:
+    namespaces.enter(kind, namespaces.Root(workbench))
+    pid = kernel.fork_into(namespaces.RUN_FLAGS)
+    if pid == 0:
+        try:
+            namespaces.private_tmp(1, 16, os.getuid(), os.getgid())
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    if os.waitpid(pid, 0)[1]:
+        raise OSError("a private /tmp could not be mounted")
+
+
+def _seccomp() -> None:
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    seccomp.install(seccomp.build(seccomp.Policy()))
+    os.getpid()
+
+
+def _change_user(uid: int) -> None:
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
+def _landlock() -> None:
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    landlock.restrict(landlock.abi(), [os.open("/", os.O_PATH)], [])
+
+
+def probe(uid: int) -> dict[str, Any]:
+    """{layer: None if it works, otherwise the reason}; `landlock_abi` is a number."""
+    with tempfile.TemporaryDirectory(prefix="upshot-probe-") as workbench:
+        found: dict[str, Any] = {
+            "root": attempt(lambda: _namespaces("root", workbench)) if os.geteuid() == 0 else "not root",
+            "user": attempt(lambda: _namespaces("user", workbench)),
+        }
+    found["landlock"] = attempt(_landlock) if landlock.abi() else "the kernel has no Landlock"
+    found["landlock_abi"] = landlock.abi()
+    found["seccomp"] = attempt(_seccomp)
+    found["uid"] = attempt(lambda: _change_user(uid)) if os.geteuid() == 0 else "not root"
+    return found
+
+
+def main() -> None:
+    """Print the findings as JSON."""
+    print(json.dumps(probe(int(sys.argv[1]))))

@@ -1,0 +1,180 @@
+"""The untrusted program inside its child: load it, say what went wrong, write what it returned."""
+
+from __future__ import annotations
+
+import atexit
+import io
+import json
+import linecache
+import os
+import sys
+import threading
+import time
+import traceback
+import types
+from typing import Any
+
+from upshot.sandbox.inside import plain
+
+FILENAME = "program.py"
+TAIL_CHARS = 2000
+RESERVE = 4096
+_dumps, _write, _monotonic = json.dumps, os.write, time.perf_counter
+
+
+class Results:
+    """Lines of JSON in the result file; one too big for what is left is replaced by a line that says so."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.left = os.fstat(descriptor).st_size - RESERVE
+
+    def put(self, line: dict[str, Any]) -> None:
+        """Write one line."""
+        text = _dumps(line, separators=(",", ":")).encode() + b"\n"
+        if len(text) > self.left:
+            text = _dumps({"big": len(text)}).encode() + b"\n"
+        self.left -= len(text)
+        while text:
+            text = text[_write(self.descriptor, text) :]
+
+
+def read_payload(descriptor: int) -> dict[str, Any]:
+    """The run's input, from its memory file."""
+    size = os.fstat(descriptor).st_size
+    data = os.pread(descriptor, size, 0)
+    os.close(descriptor)
+    return json.loads(data)
+
+
+def write_files(files: dict[str, str]) -> None:
+    """Put the run's files (base64) under the working directory."""
+    import base64
+
+    for name, content in files.items():
+        path = os.path.normpath(name)
+        if os.path.isabs(path) or path.startswith(".."):
+            raise ValueError(f"file name {name!r} leaves the working directory")
+        if os.path.dirname(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(base64.b64decode(content))
+
+
+def fresh_namespace(source: str, name: str) -> dict[str, Any]:
+    """An empty module to run the program in, with its lines known to tracebacks."""
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    module.__dict__["__file__"] = FILENAME
+    linecache.cache[FILENAME] = (len(source), None, source.splitlines(True), FILENAME)
+    return module.__dict__
+
+
+def describe(error: BaseException) -> list[str]:
+    """[type name, end of the traceback] of an exception whose own methods may be hostile."""
+    name = str(type.__getattribute__(type(error), "__name__"))[:200]
+    try:
+        text = "".join(traceback.format_exception(type(error), error, _own_frames(error), limit=-8))
+    except BaseException:
+        text = f"{name}: <its description failed>"
+    return [name, text[-TAIL_CHARS:]]
+
+
+def _own_frames(error: BaseException) -> types.TracebackType | None:
+    """The traceback from the program's first frame on."""
+    step = error.__traceback__
+    while step is not None and step.tb_frame.f_code.co_filename != FILENAME and step.tb_next is not None:
+        step = step.tb_next
+    return step
+
+
+def load(source: str, name: str) -> dict[str, Any]:
+    """Run the program's top level and return its namespace."""
+    namespace = fresh_namespace(source, name)
+    exec(compile(source, FILENAME, "exec", dont_inherit=True), namespace)
+    return namespace
+
+
+def flush() -> None:
+    """Push buffered output out; a program may have closed, replaced or filled the stream."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BaseException:
+            continue
+
+
+def answer_calls(payload: dict[str, Any], results: Results) -> None:
+    """Load the program, evaluate each call, write the values; the expected ones are not here."""
+    started = _monotonic()
+    try:
+        namespace = load(payload["program"], "program")
+    except BaseException as error:
+        results.put({"load": describe(error), "t": _monotonic() - started})
+        return
+    for calls in payload["calls"]:
+        started = _monotonic()
+        try:
+            values = [plain.encode(eval(call, namespace)) for call in calls]
+            results.put({"v": values, "t": _monotonic() - started})
+        except BaseException as error:
+            results.put({"e": describe(error), "t": _monotonic() - started})
+
+
+def run_script(payload: dict[str, Any], results: Results) -> int:
+    """Run the program as `python program.py` would; returns the exit code."""
+    write_files(payload.get("files") or {})
+    sys.argv[:] = [FILENAME, *payload.get("arguments", [])]
+    sys.path.insert(0, os.getcwd())
+    code = 0
+    try:
+        load(payload["program"], "__main__")
+        threading._shutdown()  # type: ignore[attr-defined]
+    except SystemExit as error:
+        code = _exit_code(error)
+    except BaseException as error:
+        code = 1
+        _print_error(error)
+        results.put({"e": [describe(error)[0]]})
+    atexit._run_exitfuncs()
+    flush()
+    fetch_files(payload.get("fetch") or [], results)
+    return code
+
+
+def fetch_files(names: list[str], results: Results) -> None:
+    """Hand back files of the working directory, base64."""
+    import base64
+
+    for name in names:
+        path = os.path.normpath(name)
+        if os.path.isabs(path) or path.startswith("..") or not os.path.isfile(path):
+            continue
+        with open(path, "rb") as file:
+            results.put({"file": [name, base64.b64encode(file.read(1 << 22)).decode()]})
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _print_error(error: BaseException) -> None:
+    text = describe(error)[1]
+    try:
+        sys.stderr.write(text)
+    except BaseException:
+        os.write(2, text.encode(errors="replace"))
+
+
+def plain_streams() -> None:
+    """Fresh text streams on 0, 1 and 2: the zygote's were opened on other files."""
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), "utf-8")
+    out = io.BufferedWriter(io.FileIO(1, "w", closefd=False))
+    sys.stdout = sys.__stdout__ = io.TextIOWrapper(out, "utf-8", errors="surrogateescape")
+    err = io.BufferedWriter(io.FileIO(2, "w", closefd=False))
+    sys.stderr = sys.__stderr__ = io.TextIOWrapper(err, "utf-8", errors="backslashreplace", line_buffering=True)

@@ -1,0 +1,130 @@
+"""The system call filter: an allow-list compiled to a search tree of classic BPF, for x86_64 and aarch64.
+
+A tree and not a chain, because the kernel runs the filter once for each of its system calls when it is installed,
+and that happens for every run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import dataclass
+
+from upshot.sandbox.inside import kernel
+from upshot.sandbox.inside.syscall_table import ALLOWED, AUDIT_ARCH, FATAL, MACHINE, numbers
+
+LOAD, JEQ, JGE, JSET, AND, JA, RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x05, 0x06
+RET_KILL, RET_ERRNO, RET_ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
+EPERM, ENOSYS, EACCES = 1, 38, 13
+NAMESPACE_FLAGS = 0x7E020000
+OFFSET_NR, OFFSET_ARCH, OFFSET_ARG0 = 0, 4, 16
+AF_UNIX = 1
+# Options of prctl a program or its C library may use: names, timers, dumpable flag, bounding set reads, memory names.
+PRCTL_OPTIONS = (1, 2, 3, 4, 15, 16, 23, 29, 30, 39, 0x53564D41)
+
+Instruction = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the filter of one run permits beyond the fixed lists."""
+
+    processes: bool = True
+    """Whether the program may start processes; only where a PID namespace ends them with the run."""
+    signal_pid: int | None = None
+    """The only process that may be signalled; None means any (a PID namespace keeps them inside)."""
+
+
+def build(policy: Policy, machine: str = MACHINE) -> bytes:
+    """The filter's instructions, ready for the kernel."""
+    table = numbers(machine)
+    blocks = {name: _errno(code) for name, code in _softly_denied(policy).items()}
+    blocks |= {name: [_ret(RET_ALLOW)] for name in ALLOWED}
+    blocks |= {name: [_ret(RET_KILL)] for name in FATAL}
+    blocks |= _guarded(policy)
+    by_number = {table[name]: code for name, code in blocks.items() if name in table}
+    default = _errno(EPERM)
+    # Above the table: calls newer than this file. ENOSYS lets the C library fall back.
+    tree = _tree(_intervals(by_number, default, _errno(ENOSYS)))
+    head = [(LOAD, 0, 0, OFFSET_ARCH), (JEQ, 1, 0, AUDIT_ARCH[machine]), _ret(RET_KILL), (LOAD, 0, 0, OFFSET_NR)]
+    if machine == "x86_64":
+        head += [(JGE, 0, 1, 0x40000000), _ret(RET_KILL)]
+    return b"".join(struct.pack("HBBI", *instruction) for instruction in head + tree)
+
+
+def install(program: bytes) -> None:
+    """Put the filter on this process for good; needs no_new_privs."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+
+    class _Program(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+
+    described = _Program(len(program) // 8, ctypes.cast(buffer, ctypes.c_void_p))
+    kernel.prctl(kernel.PR_SET_SECCOMP, 2, ctypes.byref(described))
+
+
+def _ret(value: int) -> Instruction:
+    return (RET, 0, 0, value)
+
+
+def _errno(code: int) -> list[Instruction]:
+    return [_ret(RET_ERRNO | code)]
+
+
+def _softly_denied(policy: Policy) -> dict[str, int]:
+    denied = {"clone3": ENOSYS}
+    if not policy.processes:
+        denied |= dict.fromkeys(("fork", "vfork", "execve", "execveat"), EPERM)
+    return denied
+
+
+def _guarded(policy: Policy) -> dict[str, list[Instruction]]:
+    """Blocks for the calls whose first argument decides."""
+    allow, deny = _ret(RET_ALLOW), _ret(RET_ERRNO | EPERM)
+    arg0 = (LOAD, 0, 0, OFFSET_ARG0)
+    blocks: dict[str, list[Instruction]] = {}
+    clone = [arg0, (JSET, 0, 1, NAMESPACE_FLAGS), _ret(RET_KILL)]
+    if policy.processes:
+        clone += [allow]
+        blocks |= {name: [allow] for name in ("fork", "vfork", "execve", "execveat")}
+    else:
+        clone += [(JSET, 1, 0, kernel.CLONE_THREAD), deny, allow]
+    blocks["clone"] = clone
+    blocks["socketpair"] = [arg0, (JEQ, 1, 0, AF_UNIX), _ret(RET_ERRNO | EACCES), allow]
+    options: list[Instruction] = [arg0]
+    for index, option in enumerate(PRCTL_OPTIONS):
+        options.append((JEQ, len(PRCTL_OPTIONS) - index, 0, option))
+    blocks["prctl"] = [*options, deny, allow]
+    signal_block: list[Instruction] = [allow]
+    if policy.signal_pid is not None:
+        signal_block = [arg0, (JEQ, 1, 0, policy.signal_pid), deny, allow]
+    blocks |= {name: signal_block for name in ("kill", "tkill", "tgkill", "rt_sigqueueinfo")}
+    if policy.signal_pid is not None:
+        # Without a PID namespace these reach other processes of the same user.
+        own = [arg0, (JEQ, 2, 0, 0), (JEQ, 1, 0, policy.signal_pid), deny, allow]
+        blocks |= {"prlimit64": own, "sched_setaffinity": own, "setpriority": [deny]}
+    return blocks
+
+
+def _intervals(
+    blocks: dict[int, list[Instruction]], default: list[Instruction], beyond: list[Instruction]
+) -> list[tuple[int, list[Instruction]]]:
+    """(first number, what to do from there on), merged where neighbours do the same."""
+    intervals: list[tuple[int, list[Instruction]]] = []
+    for number in range(max(blocks) + 1):
+        action = blocks.get(number, default)
+        if not intervals or intervals[-1][1] != action:
+            intervals.append((number, action))
+    return [*intervals, (max(blocks) + 1, beyond)]
+
+
+def _tree(intervals: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
+    """A binary search over the intervals; a far jump carries the half a near one may not reach."""
+    if len(intervals) == 1:
+        return intervals[0][1]
+    middle = len(intervals) // 2
+    lower, upper = _tree(intervals[:middle]), _tree(intervals[middle:])
+    split = intervals[middle][0]
+    if len(lower) <= 255:
+        return [(JGE, len(lower), 0, split), *lower, *upper]
+    return [(JGE, 0, 1, split), (JA, 0, 0, len(lower)), *lower, *upper]

@@ -1,0 +1,328 @@
+"""The zygote: a warm Python process behind the walls that forks one confined child for every run.
+
+It never reads a program, an input or an expected value: those are in memory files it hands on unread, so nothing of
+an earlier run is in the memory a later one inherits. Standard library only, one thread.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from upshot.sandbox.inside import child, confine, kernel, namespaces
+
+HEADER_BYTES = 65536
+MAX_FDS = 16
+RENICE_AFTER = 0.2
+"""Seconds of CPU after which a run is made nicer, so that short programs do not wait behind loops."""
+
+
+class Zygote:
+    """One slot's process: takes a request from the control socket, forks, watches, answers."""
+
+    def __init__(self, control: socket.socket, spec: dict[str, Any]) -> None:
+        self.control = control
+        self.walls = confine.Walls.from_json(spec["walls"])
+        self.readable: list[int] = []
+        self.writable: list[int] = []
+        root = namespaces.Root(spec["workbench"], tuple(spec["extra_paths"]), _identity(self.walls))
+        paths = ["/"] if self.walls.namespaces else _outside_paths(tuple(spec["extra_paths"]))
+        self.proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
+        if self.walls.namespaces:
+            namespaces.enter(self.walls.namespaces, root)
+        for path in paths:
+            self.readable.append(os.open(path, os.O_PATH | os.O_CLOEXEC))
+        for name in namespaces.DEVICES:
+            self.writable.append(os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC))
+        confine.prepare(self.walls)
+        if not self.walls.namespaces and self.walls.uid is not None:
+            os.chown(self.walls.scratch, self.walls.uid, self.walls.uid)
+        os.umask(0o077)
+
+    def serve(self) -> None:
+        """Answer requests until the supervisor hangs up."""
+        gc.collect()
+        gc.freeze()
+        self._send({"ready": True, "pid": os.getpid()})
+        while True:
+            data, fds, _, _ = socket.recv_fds(self.control, HEADER_BYTES, MAX_FDS)
+            if not data:
+                os._exit(0)
+            try:
+                reply = self._run(json.loads(data), fds)
+            finally:
+                for descriptor in fds:
+                    os.close(descriptor)
+            self._send(reply)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self.control.send(json.dumps(message).encode())
+
+    def _run(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        """Start the request's children (one, or a program and its judge) and wait for all of them."""
+        request["limits"]["base_bytes"] = _address_space()
+        started = time.monotonic()
+        watched: list[Watched] = []
+        try:
+            for role in request["roles"]:
+                watched.append(self._start(role, request, fds))
+        except OSError as error:
+            for one in watched:
+                one.kill("fault")
+            return {"fault": f"fork: {error}"}
+        reports = self._wait(watched, request, started)
+        if not self.walls.namespaces:
+            _empty(self.walls.scratch)
+        return {"children": reports, "wall": time.monotonic() - started}
+
+    def _start(self, role: dict[str, Any], request: dict[str, Any], fds: list[int]) -> Watched:
+        ours, theirs = socket.socketpair()
+        pid = kernel.fork_into(confine.run_flags(self.walls))
+        if pid == 0:
+            ours.close()
+            self._become_child(role, request, [fds[index] for index in role["fds"]], theirs)
+        theirs.close()
+        return Watched(pid, ours)
+
+    def _become_child(self, role: dict[str, Any], request: dict[str, Any], fds: list[int], link: socket.socket) -> None:
+        """In the child: take the descriptors, put up the walls, say so, run. Never returns."""
+        try:
+            kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            _volunteer(self.proc)
+            native = request["limits"].get("native", False)
+            walled = False
+            try:
+                confine.confine(self.walls, request["limits"], self.readable, self.writable, native)
+                walled = True
+            except OSError as error:
+                link.send(f"walls: {error}".encode()[:500])
+            if not walled or _hung_up(link):
+                os._exit(1)
+            link.send(b"R")
+            link_fd = link.detach()
+            os.close(link_fd)
+            descriptors = _settle(fds)
+        except BaseException as error:
+            os.write(2, repr(error).encode())
+            os._exit(1)
+        child.main(role, descriptors)
+        os._exit(0)
+
+    def _wait(self, watched: list[Watched], request: dict[str, Any], started: float) -> list[dict[str, Any]]:
+        limits = request["limits"]
+        poller = select.poll()
+        poller.register(self.control, 0)
+        by_fd = {one.pidfd: one for one in watched}
+        for descriptor in by_fd:
+            poller.register(descriptor, select.POLLIN)
+        deadline = started + limits["wall_seconds"]
+        while by_fd:
+            timeout = min(one.check(limits["cpu_seconds"], deadline) for one in by_fd.values())
+            for descriptor, event in poller.poll(max(1, int(timeout * 1000) + 1)):
+                if descriptor not in by_fd:
+                    if event & (select.POLLHUP | select.POLLERR):
+                        for one in by_fd.values():
+                            one.kill("hangup")
+                        os._exit(0)
+                    continue
+                poller.unregister(descriptor)
+                by_fd.pop(descriptor).reap()
+        return [one.report() for one in watched]
+
+
+class Watched:
+    """One child under watch: its clocks, and why it was ended if it was."""
+
+    def __init__(self, pid: int, link: socket.socket) -> None:
+        self.pid = pid
+        self.link = link
+        self.pidfd = os.pidfd_open(pid)
+        self.clock = kernel.cpu_clock(pid)
+        self.why: str | None = None
+        self.nice = False
+        self.status = 0
+        self.usage: resource.struct_rusage | None = None
+
+    def check(self, cpu_limit: float, deadline: float) -> float:
+        """End the child if a clock has run out; otherwise the seconds until the next look."""
+        now = time.monotonic()
+        try:
+            used = time.clock_gettime(self.clock)
+        except OSError:
+            return 0.001
+        if used >= cpu_limit or now >= deadline:
+            self.kill("cpu" if used >= cpu_limit else "wall")
+            return 1.0
+        left = min(cpu_limit - used, deadline - now)
+        if self.nice:
+            return left
+        if used >= RENICE_AFTER:
+            self.nice = True
+            os.setpriority(os.PRIO_PROCESS, self.pid, 10)
+            return left
+        return min(left, RENICE_AFTER)
+
+    def kill(self, why: str) -> None:
+        """End the child and, inside a PID namespace, everything it started."""
+        if self.why is None:
+            self.why = why
+        try:
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+    def reap(self) -> None:
+        """Collect the exit status."""
+        _, self.status, self.usage = os.wait4(self.pid, 0)
+
+    def report(self) -> dict[str, Any]:
+        """What the supervisor needs to know."""
+        assert self.usage is not None
+        self.link.setblocking(False)
+        try:
+            word = self.link.recv(512)
+        except OSError:
+            word = b""
+        self.link.close()
+        os.close(self.pidfd)
+        return {
+            "status": self.status,
+            "why": self.why,
+            "cpu": self.usage.ru_utime + self.usage.ru_stime,
+            "max_rss_kb": self.usage.ru_maxrss,
+            "started": word == b"R",
+            "fault": None if word == b"R" else word.decode(errors="replace") or "died before its walls were up",
+        }
+
+
+def _volunteer(proc: int) -> None:
+    """Where memory runs out the kernel must end the run, not the zygote."""
+    try:
+        descriptor = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=proc)
+        os.write(descriptor, b"1000")
+    except OSError:
+        return  # no such file in this container: the memory limit of the process still holds
+    os.close(descriptor)
+
+
+def _identity(walls: confine.Walls) -> tuple[int, int]:
+    return (walls.uid, walls.uid) if walls.uid is not None else (namespaces.INNER_ID, namespaces.INNER_ID)
+
+
+def _outside_paths(extra: tuple[str, ...]) -> list[str]:
+    system = [path for path in namespaces.SYSTEM_FILES if os.path.exists(path)]
+    return [*namespaces.visible_paths(extra), *system]
+
+
+def _empty(directory: str) -> None:
+    """Remove what a run without a private /tmp left in its scratch directory."""
+    for entry in os.scandir(directory):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            os.unlink(entry.path)
+
+
+def _address_space() -> int:
+    return _BASE_PAGES * resource.getpagesize()
+
+
+def _pages() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0])
+
+
+_BASE_PAGES = 0
+
+
+def _hung_up(link: socket.socket) -> bool:
+    poller = select.poll()
+    poller.register(link, 0)
+    return any(event & (select.POLLHUP | select.POLLERR) for _, event in poller.poll(0))
+
+
+def _settle(fds: list[int]) -> list[int]:
+    """Put the run's memory files on descriptors 0, 1, 2, 3 … and close all others."""
+    base = 48
+    for index, descriptor in enumerate(fds):
+        os.dup2(descriptor, base + index, inheritable=False)
+    for index in range(len(fds)):
+        os.dup2(base + index, index, inheritable=index < 3)
+    kernel.close_from(len(fds))
+    return list(range(len(fds)))
+
+
+def _warm(modules: list[str]) -> None:
+    for name in modules:
+        try:
+            __import__(name)
+        except ImportError:
+            continue
+
+
+def template(control: socket.socket, spec: dict[str, Any]) -> None:
+    """The tier's mother process: imports once, then forks a zygote for every socket it is sent."""
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if _hung_up(control):
+        os._exit(0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    _warm(spec["modules"])
+    _forget_ourselves()
+    global _BASE_PAGES
+    _BASE_PAGES = _pages()
+    control.send(b'{"ready": true}')
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, HEADER_BYTES, MAX_FDS)
+        if not data:
+            os._exit(0)
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            _become_zygote(socket.socket(fileno=fds[0]), json.loads(data))
+        for descriptor in fds:
+            os.close(descriptor)
+        control.send(json.dumps({"pid": pid}).encode())
+
+
+def _become_zygote(control: socket.socket, spec: dict[str, Any]) -> None:
+    """In the new zygote: build the walls, serve. Never returns."""
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        zygote = Zygote(control, spec)
+    except OSError as error:
+        control.send(json.dumps({"ready": False, "error": str(error)}).encode())
+        os._exit(1)
+    zygote.serve()
+
+
+def _forget_ourselves() -> None:
+    """Take this package out of what programs see: their imports must not find it."""
+    for name in [name for name in sys.modules if name == "upshot" or name.startswith("upshot.")]:
+        del sys.modules[name]
+    sys.path[:] = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix))]
+    sys.path_hooks[:] = [hook for hook in sys.path_hooks if "editable" not in str(getattr(hook, "__module__", ""))]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if "ditable" not in repr(finder)]
+    sys.path_importer_cache.clear()
+    sys.argv[:] = ["program"]
+
+
+def main() -> None:
+    """Start as a tier's template on the control socket named by the first argument."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    spec = json.loads(sys.argv[2])
+    os.environ.clear()
+    os.environ.update({"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "TMPDIR": "/tmp"})
+    os.environ.update(spec["environment"])
+    template(control, spec)

@@ -1,0 +1,60 @@
+"""What one run may use."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from upshot.errors import UserError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one run; a run that meets one gets the outcome of that name."""
+
+    cpu_seconds: float = 6.0
+    """CPU time of the program (its load and all its assert tests together; each stdio test alone)."""
+    wall_seconds: float | None = None
+    """Real time at most; None means three times the CPU time and one second, so that a busy machine fails nobody."""
+    memory_mb: int = 512
+    """Memory of each process of the run; of all of them together where there is a cgroup."""
+    processes: int = 32
+    """Processes and threads at once."""
+    open_files: int = 128
+    """Open descriptors of each process; at least 64."""
+    file_mb: int = 64
+    """Size of one file."""
+    disk_mb: int = 64
+    """Size of the private /tmp."""
+    files: int = 4096
+    """Files and directories in the private /tmp."""
+    output_kb: int = 1024
+    """Standard output and standard error, each; more is cut and flagged."""
+    result_kb: int = 4096
+    """Values returned to the tests, together."""
+    stop_at_timeout: bool = True
+    """Whether the first timeout ends the remaining tests."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value is not None and not isinstance(value, bool) and value <= 0:
+                raise UserError(f"limit {name} is {value}; it must be above 0")
+        if self.open_files < 64:
+            raise UserError(f"limit open_files is {self.open_files}; it must be at least 64")
+
+    @property
+    def wall(self) -> float:
+        """The wall cap in seconds."""
+        return self.wall_seconds if self.wall_seconds is not None else 3 * self.cpu_seconds + 1
+
+    def with_cpu(self, seconds: float | None) -> Limits:
+        """The same limits with another CPU time; None changes nothing."""
+        return self if seconds is None else replace(self, cpu_seconds=float(seconds))
+
+    def as_request(self) -> dict[str, Any]:
+        """The fields the zygote reads."""
+        names = ("cpu_seconds", "memory_mb", "processes", "open_files", "disk_mb", "files")
+        fields = {name: getattr(self, name) for name in names}
+        # Output and results are files too: the file limit must not cut them first.
+        floor = (max(self.output_kb, self.result_kb) >> 10) + 1
+        return {**fields, "wall_seconds": self.wall, "file_mb": max(self.file_mb, floor)}

@@ -1,0 +1,83 @@
+"""What came of a run or a test."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class Outcome(enum.StrEnum):
+    """How a run or a test ended; the names are the API's."""
+
+    PASSED = "passed"
+    WRONG = "wrong"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    OUT_OF_MEMORY = "out_of_memory"
+    OUTPUT_LIMIT = "output_limit"
+    KILLED_BY_POLICY = "killed_by_policy"
+    SANDBOX_FAULT = "sandbox_fault"
+
+
+@dataclass(frozen=True)
+class TestResult:
+    """One test: its outcome, how long it took, and what there is to say about it."""
+
+    __test__ = False
+
+    outcome: Outcome
+    seconds: float | None = None
+    """Time of the test as the child measured it; None where it did not finish."""
+    detail: str = ""
+    """The end of the traceback, the reason of a fault, or empty."""
+
+    @property
+    def value(self) -> float | None:
+        """1 for a pass, 0 for a failure, None (missing) where the sandbox itself failed."""
+        if self.outcome is Outcome.SANDBOX_FAULT:
+            return None
+        return 1.0 if self.outcome is Outcome.PASSED else 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Whether the test passed."""
+        return self.outcome is Outcome.PASSED
+
+
+@dataclass(frozen=True)
+class StdioTest:
+    """One stdin/stdout test."""
+
+    input: str
+    output: str
+
+
+@dataclass(frozen=True)
+class CompileResult:
+    """What the compiler said."""
+
+    ok: bool
+    seconds: float
+    exit_code: int | None
+    output: str
+    timed_out: bool = False
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One run of a program: `passed` means it ended by itself with exit code 0."""
+
+    outcome: Outcome
+    exit_code: int | None
+    stdout: str = ""
+    stderr: str = ""
+    stdout_cut: bool = False
+    """Whether output beyond the limit was dropped."""
+    stderr_cut: bool = False
+    wall_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    max_rss_kb: int = 0
+    detail: str = ""
+    compiled: CompileResult | None = None
+    files: dict[str, bytes] = field(default_factory=dict)
+    """The files asked for, by name."""

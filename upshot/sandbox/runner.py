@@ -1,0 +1,67 @@
+"""The one door to all sandboxes: in process, our server, the compatible API, SandboxFusion, or a bare subprocess."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from upshot.errors import UserError
+from upshot.sandbox.limits import Limits
+from upshot.sandbox.outcome import RunResult, StdioTest, TestResult
+
+
+class Session(abc.ABC):
+    """A Python session that keeps its state between turns."""
+
+    @abc.abstractmethod
+    async def turn(self, code: str, cpu_seconds: float | None = None) -> RunResult:
+        """Run code in the session; the value of a last expression is printed."""
+
+    @abc.abstractmethod
+    async def aclose(self) -> None:
+        """End the session."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        await self.aclose()
+
+
+class CodeRunner(abc.ABC):
+    """Runs programs nobody trusts and says what came of them."""
+
+    @abc.abstractmethod
+    async def test_program(self, program: str, tests: Sequence[str], limits: Limits | None = None) -> list[TestResult]:
+        """Run assert tests against a Python program; one result per test."""
+
+    @abc.abstractmethod
+    async def test_stdio(self, program: str, tests: Sequence[StdioTest], limits: Limits | None = None) -> list[TestResult]:
+        """Run a Python program once per test on its input and compare the output; one result per test."""
+
+    @abc.abstractmethod
+    async def run(
+        self,
+        code: str,
+        language: str = "python",
+        stdin: str = "",
+        files: Mapping[str, bytes] | None = None,
+        limits: Limits | None = None,
+        fetch: Sequence[str] = (),
+    ) -> RunResult:
+        """Run a program and return what it printed; `fetch` names files to bring back."""
+
+    async def session(self, limits: Limits | None = None) -> Session:
+        """Open a stateful Python session where the runner has them."""
+        raise UserError(f"{type(self).__name__} has no sessions; use a local sandbox or an Upshot sandbox server")
+
+    async def aclose(self) -> None:
+        """Let go of processes and connections."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        await self.aclose()

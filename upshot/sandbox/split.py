@@ -1,0 +1,121 @@
+"""Splitting asserts: what the program must compute, and what outside it must come to.
+
+`assert CALL == LITERAL` becomes a call for the child and an expectation that stays outside. An assert whose left side
+would show the child what is expected (a comparison, arithmetic with the expected number, a helper such as isclose) is
+not split; the judge process runs it.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+OURS = (
+    frozenset(dir(builtins))
+    | sys.stdlib_module_names
+    | {"np", "numpy", "pd", "isclose", "allclose", "array_equal", "Counter", "deque", "defaultdict"}
+)
+"""Names the judge provides itself: a truth computed by one of these is not taken from the program."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One call and what its value must be."""
+
+    call: str
+    relation: str
+    """'eq', 'ne', 'is', 'truthy' or 'falsy'."""
+    expected: Any = None
+
+
+def split(test: str) -> list[Check] | None:
+    """The checks a test consists of, or None where a judge must run it."""
+    try:
+        body = ast.parse(test).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    checks = [_check(statement) for statement in body]
+    if not checks or any(check is None for check in checks):
+        return None
+    return [check for check in checks if check is not None]
+
+
+def _check(statement: ast.stmt) -> Check | None:
+    if not isinstance(statement, ast.Assert):
+        return None
+    test = statement.test
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _check_truth(test.operand, "falsy")
+    if not isinstance(test, ast.Compare):
+        return _check_truth(test, "truthy")
+    if len(test.ops) != 1:
+        return None
+    return _check_comparison(test.left, test.ops[0], test.comparators[0])
+
+
+def _check_truth(node: ast.expr, relation: str) -> Check | None:
+    if not isinstance(node, ast.Call) or _root(node) in OURS or not _harmless(node):
+        return None
+    return Check(ast.unparse(node), relation)
+
+
+def _check_comparison(left: ast.expr, operation: ast.cmpop, right: ast.expr) -> Check | None:
+    relations = {ast.Eq: "eq", ast.NotEq: "ne", ast.Is: "is"}
+    relation = relations.get(type(operation))
+    if relation is None:
+        return None
+    found, expected = _literal(right)
+    call = left
+    if not found:
+        found, expected = _literal(left)
+        call = right
+    if not found or not _is_call(call) or not _harmless(call):
+        return None
+    if relation == "is" and not (expected is None or isinstance(expected, bool)):
+        return None
+    if _root(call) in OURS and (isinstance(expected, bool) or relation != "eq"):
+        return None
+    return Check(ast.unparse(call), relation, expected)
+
+
+def _literal(node: ast.expr) -> tuple[bool, Any]:
+    try:
+        return True, ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False, None
+
+
+def _is_call(node: ast.expr) -> bool:
+    """A call, or an item or attribute of one."""
+    while isinstance(node, (ast.Subscript, ast.Attribute)):
+        node = node.value
+    return isinstance(node, ast.Call)
+
+
+def _root(node: ast.expr) -> str:
+    """The name a call chain starts from: `f` in f(x), `Solution` in Solution().f(x), `math` in math.isclose(a, b)."""
+    while True:
+        if isinstance(node, ast.Call):
+            node = node.func
+        elif isinstance(node, (ast.Attribute, ast.Subscript)):
+            node = node.value
+        else:
+            return node.id if isinstance(node, ast.Name) else ""
+
+
+def _harmless(node: ast.expr) -> bool:
+    """Whether the child may see this expression: nothing in it compares a call with anything."""
+    for part in ast.walk(node):
+        if isinstance(part, (ast.Compare, ast.BoolOp, ast.BinOp, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)):
+            holds_call = any(isinstance(inner, ast.Call) for inner in ast.walk(part))
+            if holds_call and not _inside_lambda(node, part):
+                return False
+    return True
+
+
+def _inside_lambda(tree: ast.expr, part: ast.AST) -> bool:
+    lambdas = (node for node in ast.walk(tree) if isinstance(node, ast.Lambda))
+    return any(inner is part for node in lambdas for inner in ast.walk(node))

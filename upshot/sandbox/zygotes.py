@@ -1,0 +1,144 @@
+"""The supervisor's side of templates and zygotes: start them, talk to them, notice when one is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+from typing import Any
+
+from upshot.sandbox.cgroup import SlotGroup
+from upshot.sandbox.layers import QUIET_ENVIRONMENT, command
+
+START_SECONDS = 60.0
+REPLY_BYTES = 65536
+
+_PLAIN = (
+    "abc argparse array ast asyncio base64 bisect builtins calendar cmath collections collections.abc contextlib copy csv ctypes "
+    "dataclasses datetime decimal difflib enum fractions functools gc hashlib heapq inspect io itertools json linecache locale math "
+    "numbers operator os pickle pprint queue random re resource select shutil signal socket statistics string struct subprocess sys "
+    "tempfile textwrap threading time timeit traceback types typing unittest uuid warnings weakref zlib encodings.idna encodings.latin_1"
+).split()
+TIERS: dict[str, list[str]] = {
+    "plain": _PLAIN,
+    "numpy": [*_PLAIN, "numpy"],
+    "scientific": [*_PLAIN, "numpy", "pandas", "scipy", "scipy.stats", "scipy.optimize", "scipy.linalg", "sympy"],
+    "native": ["subprocess"],
+}
+
+
+class ZygoteGone(Exception):
+    """A zygote or template ended or could not be started."""
+
+
+class Template:
+    """One tier's mother process."""
+
+    def __init__(self, tier: str) -> None:
+        self.tier = tier
+        self._lock = asyncio.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    async def spawn(self, spec: dict[str, Any], group: SlotGroup | None) -> Zygote:
+        """A fresh zygote forked from the template, which is started (again) if it is not there."""
+        async with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                await self._start()
+            assert self._control is not None
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.setblocking(False)
+            try:
+                socket.send_fds(self._control, [json.dumps(spec).encode()], [theirs.fileno()])
+                born = await _reply(self._control)
+            except OSError as error:
+                ours.close()
+                raise ZygoteGone(f"the {self.tier} template is gone: {error}") from error
+            finally:
+                theirs.close()
+        zygote = Zygote(self.tier, born["pid"], ours)
+        try:
+            ready = await _reply(ours)
+            if not ready.get("ready"):
+                raise ZygoteGone(f"a zygote could not put up its walls: {ready.get('error')}")
+            if group is not None:
+                group.adopt(zygote.pid)
+        except (ZygoteGone, OSError):
+            zygote.close()
+            raise
+        return zygote
+
+    async def _start(self) -> None:
+        self.close()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        spec = {"modules": TIERS[self.tier], "environment": {n: v for n, v in QUIET_ENVIRONMENT.items() if n != "PATH"}}
+        # Started from the loop's own thread: the kernel ends the template when the thread that started it ends.
+        self._process = subprocess.Popen(
+            command("zygote", str(theirs.fileno()), json.dumps(spec)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            env=QUIET_ENVIRONMENT,
+            cwd="/",
+            start_new_session=True,
+        )
+        theirs.close()
+        self._control = ours
+        await _reply(ours)
+
+    def close(self) -> None:
+        """End the template and with it every zygote it bore."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+class Zygote:
+    """One live zygote; serves one run at a time."""
+
+    def __init__(self, tier: str, pid: int, control: socket.socket) -> None:
+        self.tier = tier
+        self.pid = pid
+        self.control = control
+        self.runs = 0
+        self.closed = False
+
+    async def run(self, request: dict[str, Any], descriptors: list[int], patience: float) -> dict[str, Any]:
+        """Have one request run; raises ZygoteGone if the zygote does not answer."""
+        self.runs += 1
+        try:
+            socket.send_fds(self.control, [json.dumps(request).encode()], descriptors)
+            return await _reply(self.control, patience)
+        except (OSError, ZygoteGone, TimeoutError) as error:
+            self.close()
+            raise ZygoteGone(f"zygote {self.pid} is gone: {error or type(error).__name__}") from error
+        except asyncio.CancelledError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Hang up; the zygote ends its run and itself."""
+        if not self.closed:
+            self.closed = True
+            self.control.close()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+async def _reply(control: socket.socket, patience: float = START_SECONDS) -> dict[str, Any]:
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(patience):
+        data = await loop.sock_recv(control, REPLY_BYTES)
+    if not data:
+        raise ZygoteGone("it hung up")
+    return json.loads(data)
