@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from upshot.chat import Conversation, Row
 from upshot.errors import UserError
@@ -83,12 +83,9 @@ def unittest_methods(source: str) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and any("TestCase" in _name(base) for base in node.bases):
-            found += [(node.name, item.name) for item in node.body if _is_test(item)]
+            functions = [item.name for item in node.body if isinstance(item, ast.FunctionDef)]
+            found += [(node.name, name) for name in functions if name.startswith("test")]
     return found
-
-
-def _is_test(item: Any) -> bool:
-    return isinstance(item, ast.FunctionDef) and item.name.startswith("test")
 
 
 def _name(node: ast.expr) -> str:

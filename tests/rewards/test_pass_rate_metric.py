@@ -1,0 +1,109 @@
+"""pass_rate: what it sends to the sandbox and what it makes of the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.participants.speakers import chat
+from upshot.errors import UserError
+from upshot.rewards.build import build_metric
+
+UNIT = """
+import unittest
+class TestCases(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.three = 3
+    def test_one(self):
+        self.assertEqual(add(1, 2), self.three)
+    def test_two(self):
+        self.assertEqual(add(1, 1), 3)
+    def helper(self):
+        pass
+"""
+PROGRAM = "Here you go:\n```python\ndef add(a, b):\n    return a + b\n```\nEnjoy!"
+
+
+class InProcess:
+    """A stand-in for the sandbox that runs trusted test programs here."""
+
+    def __init__(self, fault: bool = False) -> None:
+        self.fault = fault
+
+    async def test_program(self, program: str, tests: list[str], limits: Any) -> list[Any]:
+        """Run asserts one after another."""
+        if self.fault:
+            return [SimpleNamespace(value=None, outcome="sandbox_fault") for _ in tests]
+        names: dict[str, Any] = {"__name__": "program"}
+        results = []
+        try:
+            exec(program, names)
+        except Exception:
+            return [SimpleNamespace(value=0.0, outcome="error") for _ in tests]
+        for test in tests:
+            try:
+                exec(test, names)
+                results.append(SimpleNamespace(value=1.0, outcome="passed"))
+            except Exception:
+                results.append(SimpleNamespace(value=0.0, outcome="wrong"))
+        return results
+
+
+def score(text: str, sandbox: Any = None, **row: Any):
+    """pass_rate of one assistant message."""
+    metric = build_metric("pass_rate", {}, sandbox=sandbox or InProcess())
+    return asyncio.run(metric.score(chat("hi", text, **row)))
+
+
+def test_the_share_of_asserts_that_pass() -> None:
+    got = score(PROGRAM, tests=["assert add(1, 2) == 3", "assert add(0, 0) == 1"])
+    assert got.value == 0.5 and got.detail["passed"] == 1 and got.detail["outcomes"] == ["passed", "wrong"]
+
+
+def test_unittest_classes_count_by_method() -> None:
+    assert score(PROGRAM, test=UNIT).value == 0.5
+    assert score("```python\ndef add(a, b):\n    return 3\n```", test=UNIT).value == 1.0
+
+
+def test_code_without_a_fence_is_the_message_itself() -> None:
+    assert score("def add(a, b):\n    return a + b", tests=["assert add(1, 2) == 3"]).value == 1.0
+
+
+def test_a_program_that_fails_is_zero_but_a_sandbox_that_fails_is_missing() -> None:
+    assert score("I cannot do that.", tests=["assert add(1, 2) == 3"]).value == 0.0
+    assert score(PROGRAM, InProcess(fault=True), tests=["assert add(1, 2) == 3"]).reason == "pass_rate: sandbox_fault"
+
+
+def test_without_tests_it_is_missing() -> None:
+    assert score(PROGRAM).reason == "pass_rate: no tests"
+
+
+def test_without_a_sandbox_it_is_a_clear_error() -> None:
+    with pytest.raises(UserError, match="needs a sandbox"):
+        build_metric("pass_rate", {}, sandbox=None)
+
+
+def test_code_arrow_pass_rate_takes_the_last_fence_of_the_whole_chat() -> None:
+    metric = build_metric("code->pass_rate", {"extract": "fence"}, sandbox=InProcess())
+    conversation = chat("hi", PROGRAM, "thanks", "You are welcome!", tests=["assert add(1, 2) == 3"])
+    assert asyncio.run(metric.score(conversation)).value == 1.0
+    empty = asyncio.run(metric.score(chat("hi", "What should it do?", tests=["assert add(1, 2) == 3"])))
+    assert empty.value == 0.0 and empty.detail["absent"] is True
+
+
+def test_in_the_real_sandbox() -> None:
+    from upshot import sandbox
+
+    async def main() -> list[Any]:
+        async with sandbox.connect("local") as runner:
+            metric = build_metric("pass_rate", {}, sandbox=runner)
+            rows: list[dict[str, Any]] = [{"tests": ["assert add(1, 2) == 3", "assert add(0, 0) == 1"]}, {"test": UNIT}]
+            return [await metric.score(chat("hi", PROGRAM, **row)) for row in rows]
+
+    asserts, units = asyncio.run(main())
+    assert asserts.value == 0.5, asserts
+    assert units.value == 0.5, units
