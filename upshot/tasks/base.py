@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from upshot.chat import Conversation, Message, Row
 from upshot.participants.base import Participant
@@ -40,6 +41,14 @@ class Task(ABC):
     async def verify(self, conversation: Conversation) -> Score:
         """Whether the finished conversation meets the row's reference; what the metric `verifier` reports."""
         return Score.missing(f"task '{self.name}' has no verifier")
+
+    def format_error(self, text: str) -> str:
+        """What is wrong with the form of a policy turn, in a word or two; empty when nothing is."""
+        return ""
+
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """OpenAI definitions of the tools that the environment answers; empty when there are none."""
+        return []
 
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
         """Whole conversations to imitate, for supervised training; empty when the task has none."""

@@ -17,6 +17,7 @@ _MAX_TERMS = 40
 _MAX_STEPS = 500
 _LEFT = "-−+*/×÷x·$€£%(),. \t0123456789"
 _RESULT = re.compile(r"[ \t]*[$€£]?[ \t]*[-−]?[$€£]?[ \t]*\d[\d,]{0,40}(?:\.\d{1,40})?%?")
+_SENTENCE = re.compile(r"[.,;:]\s|\n")
 _TOKEN = re.compile(r"\s*(?:(\d[\d,]*(?:\.\d+)?|\.\d+)(\s?%)?|([-+*/()]))")
 # '3x-5' is algebra, '6 / 1/4' may mean either order, a leading '- 3' belongs to what stood before it
 _AMBIGUOUS = re.compile(r"\dx\s*[-−+*/)=]|\dx$|/\s*\d+\s*/\s*\d|^\s*[-−]\s|,\s|\d\s+\d")
@@ -45,7 +46,7 @@ def steps(text: str) -> list[Step]:
     text = re.sub(r"<<[^<>]{0,200}>>", "", text[-MAX_SCAN:])
     found = []
     for equals in islice(re.finditer("=", text), _MAX_STEPS):
-        window = text[max(0, equals.start() - 200) : equals.start()]
+        window = _SENTENCE.split(text[max(0, equals.start() - 200) : equals.start()])[-1]
         left = window[len(window.rstrip(_LEFT)) :].lstrip(" \t,.%)+*/×÷x·")
         result = _RESULT.match(text, equals.end())
         if not left or result is None:

@@ -1,0 +1,243 @@
+"""Score a file of responses: what `upshot verify` does. All rows at once, bounded, one row's failure its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from upshot.errors import UserError, did_you_mean
+from upshot.rewards.managers.base import Manager, managers
+from upshot.score import Score
+from upshot.tasks.collabllm_files import read_file
+from upshot.tasks.rows import reference_of
+from upshot.verifiers.base import Claim, Verifier, verifiers
+from upshot.verifiers.routes import route
+
+IN_FLIGHT = 256
+"""Rows under way at once."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to verify."""
+
+    task: str | None = None
+    mode: str | None = None
+    options: Sequence[str] = ()
+    """KEY=VALUE pairs."""
+    manager: str = "inline"
+    url: str | None = None
+    workers: int | None = None
+    seconds: float = 10.0
+    judge: str | None = None
+    sandbox: str = "local"
+
+
+def verify_file(file: str | None, settings: Settings, out: str | None = None, as_json: bool = False) -> int:
+    """Score every row of a file; prints the summary, returns the exit code."""
+    if not file:
+        raise UserError("upshot verify needs a FILE (or --serve)")
+    if not Path(file).is_file():
+        raise UserError(f"no file '{file}'")
+    rows = read_file(Path(file))
+    if not rows:
+        raise UserError(f"'{file}' holds no rows")
+    claims = [_claim(row, settings, number, file) for number, row in enumerate(rows, 1)]
+    for source, options in {(c.source, tuple(c.options.items())) for c in claims}:
+        check_verifier(source, dict(options), settings)
+    start = time.perf_counter()
+    scores = asyncio.run(_verify_all(claims, settings))
+    summary = summarise(claims, scores) | {"seconds": round(time.perf_counter() - start, 3)}
+    if out:
+        _write(Path(out), rows, scores)
+    print(json.dumps(summary) if as_json else show(summary))
+    return 0
+
+
+def serve(settings: Settings, host: str, port: int) -> int:
+    """Answer `POST /verify` until stopped."""
+    from aiohttp import web
+
+    from upshot.rewards.managers.scorer import scorer_app
+
+    async def app() -> Any:
+        stack = contextlib.AsyncExitStack()
+        manager = await stack.enter_async_context(_open(settings))
+        application = scorer_app(manager)
+        application.on_cleanup.append(lambda _: stack.aclose())
+        return application
+
+    chosen = "pool" if settings.manager == "inline" else settings.manager
+    settings = Settings(**{**vars(settings), "manager": chosen})
+    web.run_app(app(), host=host, port=port, print=lambda text: print(text.splitlines()[0], flush=True))
+    return 0
+
+
+def check_verifier(source: str, options: Mapping[str, Any], settings: Settings) -> None:
+    """Refuse an unknown verifier, option or a judged verifier without a judge, before any work."""
+    verifiers.check(source, options, "--task", judge=None, sandbox=None, models=None)
+    kind = verifiers.get(source)
+    waits_for_judge = isinstance(kind, type) and issubclass(kind, Verifier) and "judge" in kind.needs
+    if waits_for_judge and settings.judge is None and settings.manager != "remote":
+        raise UserError(f"'{source}' is judged by a model: give --judge URL or provider/model")
+
+
+def _claim(row: Mapping[str, Any], settings: Settings, number: int, file: str) -> Claim:
+    response = row.get("response", row.get("completion"))
+    if response is None and isinstance(row.get("messages"), list):
+        response = next((m.get("content") for m in reversed(row["messages"]) if m.get("role") == "assistant"), None)
+    if not isinstance(response, str):
+        raise UserError(f"{file}, row {number} has no 'response' text; its keys: {', '.join(row)}")
+    source = verifier_of(settings.task) if settings.task else route(row, str(row.get("data_source") or ""))
+    if not source:
+        raise UserError(f"{file}, row {number} names no data_source; say --task NAME")
+    used = ("response", "completion", "reward_model", "extra_info", "ground_truth")
+    extra = {key: value for key, value in row.items() if key not in used}
+    extra |= row["extra_info"] if isinstance(row.get("extra_info"), Mapping) else {}
+    return Claim(source, response, reference_of(row), extra, _options(settings))
+
+
+def verifier_of(name: str) -> str:
+    """The verifier behind the name of a verifier or a task."""
+    if name in verifiers or ":" in name:
+        return name
+    from upshot.tasks.base import tasks
+
+    if name in tasks:
+        own = getattr(tasks.get(name), "verifier", "")
+        if own:
+            return str(own)
+        raise UserError(f"task '{name}' has no verifier that works on a file of responses")
+    known = sorted({*verifiers.names(), *tasks.names()})
+    raise UserError(f"unknown task or verifier '{name}'; {did_you_mean(name, known)}")
+
+
+def _options(settings: Settings) -> dict[str, Any]:
+    out: dict[str, Any] = {"mode": settings.mode} if settings.mode else {}
+    for pair in settings.options:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UserError(f"--option '{pair}' should read KEY=VALUE")
+        try:
+            out[key] = json.loads(value)
+        except json.JSONDecodeError:
+            out[key] = value
+    return out
+
+
+@contextlib.asynccontextmanager
+async def _open(settings: Settings) -> AsyncIterator[Manager]:
+    """The manager, with judge and sandbox; all closed at the end."""
+    async with contextlib.AsyncExitStack() as stack:
+        context: dict[str, Any] = {"sandbox": None, "judge": None}
+        if settings.judge:
+            from upshot.models.connect import connect
+
+            context["judge"] = await stack.enter_async_context(connect(settings.judge))
+        context["sandbox"] = _LazySandbox(settings.sandbox)
+        stack.push_async_callback(context["sandbox"].aclose)
+        options: dict[str, Any] = {"seconds": settings.seconds}
+        if settings.manager == "remote":
+            if not settings.url:
+                raise UserError("--manager remote needs --url")
+            options["url"] = settings.url
+        else:
+            options["workers"] = settings.workers or len(os.sched_getaffinity(0))
+        manager = managers.create(settings.manager, options, **context)
+        stack.push_async_callback(manager.aclose)
+        yield manager
+
+
+class _LazySandbox:
+    """Connects when the first program is to be run."""
+
+    def __init__(self, spec: str) -> None:
+        self._spec = spec
+        self._runner: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if self._runner is None:
+            from upshot.sandbox import connect
+
+            self._runner = connect(self._spec)
+        return getattr(self._runner, name)
+
+    async def aclose(self) -> None:
+        """Stop the sandbox if it was started."""
+        if self._runner is not None:
+            await self._runner.aclose()
+
+
+async def _verify_all(claims: Sequence[Claim], settings: Settings) -> list[Score]:
+    scores: list[Score | None] = [None] * len(claims)
+    todo = iter(range(len(claims)))
+    async with _open(settings) as manager:
+
+        async def work() -> None:
+            for index in todo:
+                scores[index] = await manager.verify(claims[index])
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(IN_FLIGHT, len(claims))):
+                    group.create_task(work())
+        except* UserError as errors:
+            raise errors.exceptions[0] from None
+    return [score for score in scores if score is not None]
+
+
+def summarise(claims: Sequence[Claim], scores: Sequence[Score]) -> dict[str, Any]:
+    """Accuracy over the rows that have a score, and what is missing, overall and by verifier."""
+    out = _summary(scores)
+    sources = sorted({claim.source for claim in claims})
+    if len(sources) > 1:
+        pairs = list(zip(claims, scores, strict=True))
+        out["by_task"] = {name: _summary([s for c, s in pairs if c.source == name]) for name in sources}
+    return out
+
+
+def _summary(scores: Sequence[Score]) -> dict[str, Any]:
+    values = [score.value for score in scores if score.value is not None]
+    reasons = Counter(score.reason for score in scores if score.value is None)
+    return {
+        "rows": len(scores),
+        "scored": len(values),
+        "accuracy": sum(values) / len(values) if values else None,
+        "missing": dict(sorted(reasons.items())),
+    }
+
+
+def show(summary: Mapping[str, Any]) -> str:
+    """The summary for a reader."""
+    rate = f" ({summary['rows'] / summary['seconds']:,.0f} rows/s)" if summary["seconds"] > 0 else ""
+    lines = [_line("all", summary) + rate]
+    lines += [_line(name, part) for name, part in summary.get("by_task", {}).items()]
+    lines += [f"  missing: {count} × {reason}" for reason, count in summary["missing"].items()]
+    return "\n".join(lines)
+
+
+def _line(name: str, part: Mapping[str, Any]) -> str:
+    accuracy = "no scores" if part["accuracy"] is None else f"accuracy {part['accuracy']:.4f}"
+    return f"{name}: {accuracy} over {part['scored']} of {part['rows']} rows"
+
+
+def _write(path: Path, rows: Sequence[Mapping[str, Any]], scores: Sequence[Score]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as lines:
+        for row, score in zip(rows, scores, strict=True):
+            line = {**row, "score": score.value}
+            if score.value is None:
+                line["missing"] = score.reason
+            if score.detail:
+                line["detail"] = dict(score.detail)
+            lines.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")

@@ -1,0 +1,159 @@
+"""Grade-school math in one turn or several: the environment says what is wrong, the policy may try again.
+
+Feedback, in this order: no `####` line; no number on it; an arithmetic step that does not hold; and, with `tell`, that
+the answer is wrong. `file: arithmetic` takes the project's own small word problems instead of GSM8K.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+from upshot.chat import Conversation, Message, Row, derive_seed
+from upshot.participants.base import Participant
+from upshot.participants.environments import Fault, Feedback
+from upshot.tasks import arithmetic
+from upshot.tasks.base import tasks
+from upshot.tasks.rows import row_of
+from upshot.tasks.verified import VerifiedTask
+from upshot.verifiers.arithmetic import broken_steps
+from upshot.verifiers.gsm8k import Gsm8k as Verdict
+from upshot.verifiers.gsm8k import answer_line, strict_answer
+
+NO_LINE = "Your reply has no answer line. End it with: #### <number>"
+NO_NUMBER = "What follows #### is not one number. End with: #### <number>"
+BROKEN = "This step does not hold: {step} . Check it and answer again."
+WRONG = "The answer is not right. Try again."
+
+
+@tasks.register("gsm8k", "openai/gsm8k")
+class Gsm8k(VerifiedTask):
+    """Word problems with a number for an answer."""
+
+    name = "gsm8k"
+    verifier = "gsm8k"
+    hub = "openai/gsm8k@main"
+    instructions = 'Think step by step and end your reply with the final answer on a line of its own: "#### <number>".'
+
+    def __init__(
+        self,
+        file: str | None = None,
+        train_file: str | None = None,
+        validation_file: str | None = None,
+        test_file: str | None = None,
+        held_out: float = 0.1,
+        limit: int | None = None,
+        split_seed: int = 0,
+        instructions: str | None = None,
+        system: str = "",
+        mode: Literal["strict", "flexible"] = "strict",
+        feedback: Sequence[Literal["format", "arithmetic"]] = ("format", "arithmetic"),
+        tell: bool = False,
+        flawed: float = 0.7,
+        heedless: float = 0.6,
+    ) -> None:
+        """Make the task.
+
+        mode: strict takes the number after `####`, flexible the last number where there is none.
+        feedback: which faults the environment speaks of. tell: it also says when the answer is wrong.
+        flawed, heedless: shares of faulty demonstrations and of ignored feedback (`file: arithmetic` only).
+        """
+        super().__init__(
+            file, train_file, validation_file, test_file, held_out, limit, split_seed, instructions, system
+        )
+        self.mode = mode
+        self.feedback = tuple(feedback)
+        self.tell = tell
+        self.flawed = flawed
+        self.heedless = heedless
+        self._verdict = Verdict(mode)
+
+    @property
+    def made(self) -> bool:
+        """Whether the rows are the project's own problems."""
+        return self._file == "arithmetic"
+
+    @property
+    def verifier_options(self) -> dict[str, Any]:
+        """The answer mode."""
+        return {"mode": self.mode}
+
+    def environment(self) -> Participant:
+        """Feedback on form, arithmetic and, if told so, the answer."""
+        return Feedback(self.review)
+
+    def review(self, conversation: Conversation) -> Fault | None:
+        """What is wrong with the last reply."""
+        reply = self.response(conversation) or ""
+        fault = self.fault(reply)
+        if fault is None and self.tell:
+            score = self._verdict.score(reply, conversation.row.reference, {})
+            if score.value == 0:
+                return Fault("wrong", WRONG)
+        return fault
+
+    def fault(self, reply: str) -> Fault | None:
+        """What is wrong with a reply, whatever the right answer is."""
+        if "format" in self.feedback:
+            form = self.format_error(reply)
+            if form:
+                return Fault("format", NO_LINE if form == "no #### line" else NO_NUMBER)
+        if "arithmetic" in self.feedback:
+            broken = broken_steps(reply)
+            if broken:
+                step = broken[0].text.replace("=", " = ")
+                return Fault("arithmetic", BROKEN.format(step=" ".join(step.split())))
+        return None
+
+    def format_error(self, text: str) -> str:
+        """No `####` line, or no number on it."""
+        if answer_line(text) is None:
+            return "no #### line"
+        return "" if strict_answer(text) is not None else "not a number"
+
+    def parse(self, record: Mapping[str, Any]) -> Row:
+        """A record as a row, with the number of steps of its solution as its difficulty."""
+        row = super().parse(record)
+        steps = str(row.reference).count("<<")
+        if "difficulty" in row.meta or not steps:
+            return row
+        level = "1-2 steps" if steps <= 2 else "3-4 steps" if steps <= 4 else "5+ steps"
+        return Row(row.id, row.messages, row.goal, row.reference, row.source, {**row.meta, "difficulty": level})
+
+    @cached_property
+    def _splits(self) -> dict[str, list[Row]]:
+        if not self.made:
+            return VerifiedTask._splits.func(self)  # type: ignore[attr-defined]
+        sizes = {"train": 4000, "validation": 400, "test": 400}
+        return {split: [self._made_row(p) for p in self._problems(split, n)] for split, n in sizes.items()}
+
+    def _problems(self, split: str, count: int) -> list[arithmetic.Problem]:
+        return arithmetic.problems(split, min(count, self.limit or count), self.split_seed)
+
+    def _made_row(self, problem: arithmetic.Problem) -> Row:
+        record = {"prompt": [{"role": "user", "content": problem.question}], "answer": str(problem.answer)}
+        return row_of({**record, "difficulty": problem.difficulty}, self.verifier)
+
+    def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
+        """The project's flawed demonstrations; of GSM8K, each question with its own solution."""
+        if not self.made:
+            return [
+                (*row.messages, Message("assistant", str(row.reference)))
+                for row in self.rows(split)
+                if "####" in str(row.reference)
+            ]
+        out = []
+        for number, problem in enumerate(self._problems(split, 4000)):
+            rng = random.Random(derive_seed(self.split_seed, "demo", split, number))
+            out.append(arithmetic.demonstration(problem, rng, self._told, self.flawed, self.heedless))
+        return out
+
+    def _told(self, reply: str) -> str | None:
+        fault = self.fault(reply)
+        return fault.text if fault else None
+
+    def vocabulary(self) -> Sequence[str]:
+        """The words of the made problems; empty for GSM8K, which speaks English."""
+        return arithmetic.vocabulary([NO_LINE, NO_NUMBER, BROKEN.replace("{step}", ""), WRONG]) if self.made else []

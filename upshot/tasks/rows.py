@@ -1,0 +1,112 @@
+"""Rows from anywhere: verl parquet, TRL columns, question/answer and problem/solution sets, JSONL, Hugging Face names.
+
+A record is recognised by its columns, never by its file name:
+- verl: `data_source`, `prompt` (messages), `reward_model.ground_truth`, `extra_info`
+- TRL and open-instruct: `prompt` or `messages` (text or messages), `ground_truth`/`answer`/`solution`, `dataset`
+- plain: `question`/`problem`/`query`/`input` and `answer`/`solution`/`target`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from upshot.chat import Message, Row, messages_from
+from upshot.errors import UserError
+from upshot.tasks.collabllm_files import HUB_NAME, Record, read_tables, split_of
+from upshot.verifiers.routes import route
+
+QUESTIONS = ("question", "problem", "query", "input", "instruction", "text")
+ANSWERS = ("ground_truth", "answer", "solution", "target", "label", "reference", "completion", "answers", "output")
+
+
+def load_tables(source: str, config: str | None = None) -> dict[str, list[Record]]:
+    """Records by split from a file, a folder or a Hugging Face name (`owner/name` or `owner/name@config`)."""
+    name, _, asked = source.partition("@")
+    if HUB_NAME.fullmatch(name) and (config or asked) and not _is_path(name):
+        return _hub(name, asked or config)
+    return read_tables(source)
+
+
+def _is_path(name: str) -> bool:
+    from pathlib import Path
+
+    return Path(name).expanduser().exists()
+
+
+def _hub(name: str, config: str | None) -> dict[str, list[Record]]:
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise UserError(f"'{name}' is a Hugging Face name: pip install 'upshot[hub]', or give a file") from error
+    try:
+        loaded = load_dataset(name, config)
+    except (OSError, ValueError, RuntimeError) as error:  # not found, offline, gated: all are the user's to mend
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"cannot load '{name}' from Hugging Face: {first}; without a network give the files: task.file=FILE"
+        ) from error
+    tables: dict[str, list[Record]] = {}
+    for split, rows in loaded.items():
+        tables.setdefault(split_of(split), []).extend(dict(row) for row in rows)
+    return tables
+
+
+def row_of(record: Mapping[str, Any], source: str, instructions: str = "", system: str = "") -> Row:
+    """A record as a row; `instructions` are put behind a bare question, not behind a prompt that has its own.
+
+    `source` is the verifier when the record names none.
+    """
+    extra = dict(_mapping(record.get("extra_info")) or {})
+    messages, bare = _opening(record)
+    if bare and instructions:
+        last = messages[-1]
+        messages = (*messages[:-1], Message(last.role, f"{last.content}\n\n{instructions}"))
+    if system and messages[0].role != "system":
+        messages = (Message("system", system), *messages)
+    used = {"prompt", "messages", "extra_info", "reward_model", "raw_prompt"}
+    extra |= {key: value for key, value in record.items() if key not in used and value is not None}
+    question = next((m.content for m in reversed(messages) if m.role == "user"), "")
+    extra.setdefault("question", question)
+    named = next((str(record[key]) for key in ("id", "row_id", "task_id", "unique_id") if record.get(key)), None)
+    return Row(named or fingerprint(messages), messages, None, reference_of(record), route(record, source), extra)
+
+
+def reference_of(record: Mapping[str, Any]) -> Any:
+    """The ground truth of a record; None where it has none."""
+    model = _mapping(record.get("reward_model"))
+    if model and model.get("ground_truth") is not None:
+        return model["ground_truth"]
+    return next((record[key] for key in ANSWERS if record.get(key) is not None), None)
+
+
+def fingerprint(messages: Sequence[Message]) -> str:
+    """A short stable name of an opening."""
+    text = "\x00".join(f"{m.role}\x01{m.content}" for m in messages)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def _opening(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], bool]:
+    """The messages a row opens with, and whether they are a bare question."""
+    for key in ("prompt", "messages", "raw_prompt"):
+        value = record.get(key)
+        if isinstance(value, str) and value:
+            return (Message("user", value),), True
+        if value is not None and len(value):
+            said = messages_from(value)
+            while said and said[-1].role == "assistant":  # the reply to imitate is not part of the opening
+                said = said[:-1]
+            if said:
+                return said, False
+    for key in QUESTIONS:
+        if isinstance(record.get(key), str):
+            return (Message("user", record[key]),), True
+    raise UserError(f"a row with the columns {', '.join(record)} has no prompt; expected prompt, messages or question")
+
+
+def _mapping(value: Any) -> Mapping[str, Any] | None:
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = json.loads(value)
+    return value if isinstance(value, Mapping) else None

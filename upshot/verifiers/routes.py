@@ -1,0 +1,48 @@
+"""Which verifier a row of a mixed set goes to: its data source where one is known by it, else the mix's own label.
+
+Dolci and OLMo mixes label rows in `dataset` (a name or a list of one), sometimes with the kind in front of the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from upshot.verifiers.base import verifiers
+
+LABELS: dict[str, str] = {
+    "gsm8k": "gsm8k",
+    "math": "math",
+    "strict_math": "math",
+    "math_hard": "math",
+    "code": "code",
+    "code_stdio": "code-stdio",
+    "code-stdio": "code-stdio",
+    "ifeval": "constraints",
+    "ifeval_old": "constraints",
+    "instruction_following": "constraints",
+    "precise_if": "constraints",
+    "general": "general-quality",
+    "general-quality": "general-quality",
+    "general-quality_ref": "general-quality",
+    "general_quality": "general-quality",
+    "string_matcher": "exact-match",
+    "string_f1": "exact-match",
+    "flan": "exact-match",
+}
+"""Labels of the Dolci and OLMo mixes → verifiers."""
+
+
+def route(record: Mapping[str, Any], fallback: str) -> str:
+    """The verifier's name for a record."""
+    source = record.get("data_source")
+    if isinstance(source, str) and source in verifiers:
+        return source
+    for key in ("dataset", "verifier", "ability"):
+        label = record.get(key)
+        labels = [label] if isinstance(label, str) else list(label or [])
+        for name in labels:
+            plain = str(name).lower()
+            if plain in LABELS:
+                return LABELS[plain]
+    return fallback or (source if isinstance(source, str) else "")
