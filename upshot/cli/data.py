@@ -81,9 +81,9 @@ def _add_build(halves: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="SPEC",
         help="the assistant: a URL, provider/model, folder, smollm2-135m or scripted:NAME",
     )
-    add("--user", required=True, metavar="SPEC", help="the simulated user's model, or 'script' for lines of the goal")
+    add("--user", metavar="SPEC", help="the simulated user's model, or 'script' for lines of the goal")
     add("--judge", metavar="SPEC", help="the judge's model; needed by judged metrics")
-    add("--split", default="train", help="goals to use: train, validation, test (default train)")
+    add("--split", default="train", help="goals to use: train, validation, test or all (default train)")
     add(
         "--conversations", type=int, metavar="N", help="at most so many conversations (default: all goals of the split)"
     )

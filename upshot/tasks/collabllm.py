@@ -84,14 +84,19 @@ class CollabTask(Task):
 
     def rows(self, split: str) -> Sequence[Row]:
         """The rows of a split; splits share no goal."""
+        by_split = self.all_rows()
+        found = by_split.get(split, [])
+        if not found:
+            sizes = ", ".join(f"{name} {len(rows)}" for name, rows in by_split.items()) or "none"
+            raise UserError(f"task '{self.name}' has no rows in split '{split}' (rows: {sizes})")
+        return found[: self.limit]
+
+    def all_rows(self) -> Mapping[str, Sequence[Row]]:
+        """The rows of every split that has any."""
         if self._rows is None:
             tables = {name: self._parse_all(records) for name, records in self._load().items()}
             self._rows = separate(tables, self.held_out if self._file else 0.0, self.split_seed)
-        found = self._rows.get(split, [])
-        if not found:
-            sizes = ", ".join(f"{name} {len(rows)}" for name, rows in self._rows.items()) or "none"
-            raise UserError(f"task '{self.name}' has no rows in split '{split}' (rows: {sizes})")
-        return found[: self.limit]
+        return self._rows
 
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
         """The whole conversations of sft parquet (rows with `messages`)."""

@@ -110,7 +110,8 @@ def facts(value: Any) -> dict[str, Any]:
 
 
 def _row(source: str, goal: str, reference: str, meta: Mapping[str, Any]) -> Row:
-    return Row(f"{source}/{fingerprint(goal)}", (), goal, reference, source, {k: v for k, v in meta.items() if v})
+    known = {key: value for key, value in meta.items() if value not in (None, "")}
+    return Row(f"{source}/{fingerprint(goal)}", (), goal, reference, source, known)
 
 
 def _said(value: Any) -> str:

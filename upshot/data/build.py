@@ -1,0 +1,258 @@
+"""`upshot data build`: simulate conversations, try several replies a turn, score them by what comes of them.
+
+The simulated user opens; N candidates answer (a share of them with the proactive prompt); each is scored by its
+multiturn-aware reward, its futures being played by the plain policy so that scores compare; the best one stays, and
+the next user turn is the first one of its longest future. A finished turn is a line of the journal: after kill -9 a
+build goes on behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from upshot.api import first_of
+from upshot.chat import Conversation, Message, Row, Turn, derive_seed
+from upshot.data.cast import Cast
+from upshot.data.journal import Journal
+from upshot.errors import UserError
+from upshot.models.base import Sampling
+from upshot.participants.base import Observation, Participant
+from upshot.rollout.play import Scene, describe, score_reply
+from upshot.rollout.policy import Policy
+from upshot.rollout.reply import Reply
+from upshot.tasks.collabllm_prompts import PLAIN, PROACTIVE
+
+FIRST = "first answer"
+
+
+@dataclass(frozen=True)
+class BuildSettings:
+    """How conversations are simulated."""
+
+    candidates: int = 4
+    """Replies tried at every turn."""
+    proactive_share: float = 0.5
+    """Share of them that the policy gives with the proactive prompt."""
+    samples: int = 3
+    """Futures of a candidate."""
+    window: int = 2
+    """Rounds a future lasts; 0 scores the reply itself."""
+    max_messages: int = 14
+    sampling: Sampling = field(default_factory=lambda: Sampling(max_tokens=1024))
+    concurrency: int = 32
+    """Conversations under way at once."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.candidates < 1:
+            raise UserError(f"candidates is {self.candidates}; at least one reply must be tried")
+        if not 0 <= self.proactive_share <= 1:
+            raise UserError(f"proactive-share is {self.proactive_share}; it is a share, from 0 to 1")
+        if self.max_messages < 2:
+            raise UserError(f"max-messages is {self.max_messages}; a question and a reply are two")
+
+
+@dataclass
+class Progress:
+    """A conversation under way: what is said, the user's session, and why it is over."""
+
+    row: Row
+    turns: tuple[Turn, ...] = ()
+    session: dict[str, Any] = field(default_factory=dict)
+    ended: str | None = None
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Go on as a line of the journal says."""
+        if line.get("best") is not None:
+            self.turns = (*self.turns, Turn(Message("assistant", line["candidates"][line["best"]]["completion"])))
+        said = line.get("next")
+        if said is not None:
+            self.turns = (*self.turns, Turn(Message("user", said["content"]), note=said.get("note") or {}))
+        self.session = line.get("session") or {}
+        self.ended = line["ended"]
+
+
+class FirstAnswer(Participant):
+    """The simulated user, with what it answers first in a future kept for the conversation to go on with."""
+
+    def __init__(self, user: Participant) -> None:
+        self.user = user
+
+    async def observe(self, conversation: Conversation) -> Observation:
+        """The user's own answer."""
+        observation = await self.user.observe(conversation)
+        if FIRST not in conversation.session:
+            session = copy.deepcopy({k: v for k, v in conversation.session.items() if k != "metrics"})
+            conversation.session[FIRST] = (observation, session)
+        return observation
+
+
+class Builder:
+    """Builds all conversations, concurrently and bounded."""
+
+    def __init__(self, cast: Cast, settings: BuildSettings, journal: Journal) -> None:
+        self.cast = cast
+        self.settings = settings
+        self.journal = journal
+        (model,) = cast.policies.values()
+        self.plain = Policy(model, sampling=settings.sampling, system=PLAIN)
+        self.proactive = Policy(model, sampling=settings.sampling, system=PROACTIVE)
+        self.scene = Scene(
+            self.plain,
+            cast.metrics,
+            cast.weights,
+            user=FirstAnswer(cast.user) if cast.user is not None else None,
+            samples=settings.samples,
+            window=settings.window,
+        )
+
+    async def run(self, rows: Sequence[Row], told: Callable[[dict[str, Any]], None] | None = None) -> None:
+        """Bring every row's conversation to its end; `told` hears of each finished turn."""
+        progress = {row.id: Progress(row, tuple(Turn(m) for m in row.messages)) for row in rows}
+        for line in self.journal.lines:
+            if line["conv"] in progress:
+                progress[line["conv"]].add(line)
+        gate = asyncio.Semaphore(self.settings.concurrency)
+
+        async def one(conversation: Progress) -> None:
+            async with gate:
+                while conversation.ended is None:
+                    line = await self._next(conversation)
+                    line["spent"] = self.cast.budget.state()
+                    self.journal.append(line)
+                    conversation.add(line)
+                    if told is not None:
+                        told(line)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for conversation in progress.values():
+                    tasks.create_task(one(conversation))
+        except ExceptionGroup as group:
+            raise first_of(group) from group
+
+    async def _next(self, progress: Progress) -> dict[str, Any]:
+        """The next line of a conversation: its opening, or a turn."""
+        if not any(turn.message.role == "user" for turn in progress.turns):
+            return await self._open(progress)
+        return await self._turn(progress)
+
+    async def _open(self, progress: Progress) -> dict[str, Any]:
+        row = progress.row
+        line: dict[str, Any] = {"conv": row.id, "turn": 0, "ended": None}
+        if self.cast.user is None:
+            raise UserError(f"row '{row.id}' has no opening message and there is no --user to say one")
+        conversation = self._conversation(progress)
+        try:
+            await self.cast.user.start(conversation)
+        except UserError:
+            raise
+        except Exception as error:  # this conversation is over; the others go on
+            return {**line, "ended": f"opening: {describe(error)}"}
+        said = conversation.last("user")
+        if said is None:
+            return {**line, "ended": "opening: the user said nothing"}
+        line["next"] = {"content": said.content, "note": dict(conversation.turns[-1].note)}
+        line["session"] = {k: v for k, v in conversation.session.items() if k != "metrics"}
+        return line
+
+    async def _turn(self, progress: Progress) -> dict[str, Any]:
+        """Try all candidates, keep the best, hear what the user says to it."""
+        replies = await self._candidates(progress)
+        candidates = [_tried(reply, kind, spoken) for reply, kind, spoken in replies]
+        scored = [i for i, c in enumerate(candidates) if c["score"] is not None]
+        length = sum(turn.message.role != "system" for turn in progress.turns)
+        line: dict[str, Any] = {"conv": progress.row.id, "turn": length, "candidates": candidates, "ended": None}
+        if not scored:
+            return {**line, "best": None, "ended": "no candidate has a score"}
+        line["best"] = max(scored, key=lambda i: candidates[i]["score"])
+        if length + 3 > self.settings.max_messages:
+            return {**line, "ended": "messages"}
+        return {**line, **await self._answer(replies[line["best"]][0])}
+
+    async def _candidates(self, progress: Progress) -> list[tuple[Reply, str, str | None]]:
+        """(reply, prompt it was given with, why it was not given) for every candidate."""
+        proactive = round(self.settings.candidates * self.settings.proactive_share)
+        conversation = self._conversation(progress)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tried = [
+                    tasks.create_task(self._candidate(conversation, index, index < proactive))
+                    for index in range(self.settings.candidates)
+                ]
+        except ExceptionGroup as group:
+            raise first_of(group) from group
+        return [task.result() for task in tried]
+
+    async def _candidate(
+        self, conversation: Conversation, index: int, proactive: bool
+    ) -> tuple[Reply, str, str | None]:
+        kind = "proactive" if proactive else "plain"
+        reply = Reply(conversation.fork("candidate", index))
+        try:
+            await (self.proactive if proactive else self.plain).reply(reply.conversation)
+        except UserError:
+            raise
+        except Exception as error:  # this candidate is missing, with the reason; its siblings are not
+            return reply, kind, f"reply: {describe(error)}"
+        if not reply.conversation.turns[-1].message.content.strip():
+            return reply, kind, "reply: empty"
+        await score_reply(self.scene, reply)
+        return reply, kind, None
+
+    async def _answer(self, best: Reply) -> dict[str, Any]:
+        """What the user says to the best reply: the first turn of its longest future, or, without one, asked now."""
+        played = [f for f in best.futures if f.missing is None and FIRST in f.conversation.session]
+        if played:
+            longest = max(played, key=lambda future: len(future.conversation.turns))
+            observation, session = longest.conversation.session[FIRST]
+        elif self.cast.user is None:
+            return {"ended": "no user"}
+        else:
+            fork = best.conversation.fork("user")
+            try:
+                observation = await self.cast.user.observe(fork)
+            except UserError:
+                raise
+            except Exception as error:  # the conversation ends here, with the reason
+                return {"ended": f"user: {describe(error)}"}
+            session = {k: v for k, v in fork.session.items() if k != "metrics"}
+        said = "\n\n".join(message.content for message in observation.messages)
+        if observation.done or not said:
+            return {"ended": observation.reason if observation.done else "user: said nothing"}
+        return {"next": {"content": said, "note": dict(observation.note)}, "session": session}
+
+    def _conversation(self, progress: Progress) -> Conversation:
+        """The conversation so far as the opening of the replies to come: its own turns cost them nothing."""
+        messages = tuple(turn.message for turn in progress.turns)
+        row = replace(progress.row, messages=messages)
+        seed = derive_seed(self.settings.seed, row.id, len(progress.turns))
+        conversation = Conversation(row, seed, turns=progress.turns)
+        conversation.session = copy.deepcopy(progress.session)
+        return conversation
+
+
+def _tried(reply: Reply, kind: str, failed: str | None) -> dict[str, Any]:
+    """A candidate for the journal."""
+    total = reply.reward.total
+    if failed is not None:
+        return {"completion": None, "prompt": kind, "score": None, "missing": failed, "sessions": [], "rewards": {}}
+    start = len(reply.conversation.turns)
+    return {
+        "completion": reply.conversation.turns[-1].message.content,
+        "prompt": kind,
+        "score": total.value,
+        "missing": total.reason if total.value is None else None,
+        "sessions": [
+            [{"role": t.message.role, "content": t.message.content} for t in future.conversation.turns[start:]]
+            for future in reply.futures
+        ],
+        "rewards": {
+            name: [future.scores[name].value for future in reply.futures if name in future.scores]
+            for name in reply.reward.parts
+        },
+    }

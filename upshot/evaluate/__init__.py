@@ -1,0 +1,1 @@
+"""Tables: base vs proactive vs trained; the CoT monitor; the judge judged."""

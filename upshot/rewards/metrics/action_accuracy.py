@@ -1,0 +1,53 @@
+"""Whether the assistant did the right thing with a question: ask back when it is ambiguous, answer when it is not."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from upshot.chat import Conversation
+from upshot.errors import UserError
+from upshot.models.base import Model
+from upshot.participants.judge import Judge
+from upshot.rewards.metric import Metric, metrics
+from upshot.score import Score
+
+
+@metrics.register("action_accuracy")
+class ActionAccuracy(Metric):
+    """1 when the reply asks back and the row's `meta['ambiguous']` is true, or answers and it is false; else 0."""
+
+    def __init__(
+        self,
+        judge: Model | None = None,
+        by: Literal["judge", "rule"] = "judge",
+        max_tokens: int = 512,
+        repairs: int = 2,
+    ) -> None:
+        """Make the metric; `by`: a judge decides whether the reply asks, or the rule that its last line is a question."""
+        if by == "judge" and judge is None:
+            raise UserError("the metric 'action_accuracy' needs a judge model; name one, or set by: rule")
+        asks = Judge(judge, "asks", "asks", 0, 1, True, max_tokens, repairs) if judge and by == "judge" else None
+        self.judge = asks
+
+    async def score(self, conversation: Conversation) -> Score:
+        """Right or wrong; missing when nobody says whether the question is ambiguous, or nothing was replied."""
+        ambiguous = conversation.row.meta.get("ambiguous")
+        if not isinstance(ambiguous, bool):
+            return Score.missing("action_accuracy: the row does not say whether it is ambiguous")
+        last = conversation.last("assistant")
+        if last is None or not last.content.strip():
+            return Score.missing("action_accuracy: nothing said")
+        if self.judge is None:
+            asks = Score(float(ends_asking(last.content)))
+        else:
+            asks = await self.judge.rate(conversation)
+        if asks.value is None:
+            return asks
+        right = (asks.value == 1.0) == ambiguous
+        return Score(float(right), detail={**asks.detail, "asks": asks.value == 1.0, "ambiguous": ambiguous})
+
+
+def ends_asking(text: str) -> bool:
+    """Whether the last line of a text is a question."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return bool(lines) and lines[-1].rstrip("*_\"')”’ ").endswith("?")
