@@ -56,10 +56,10 @@ async def ask(
     messages = [Message("user", prompt)]
     bearable: Mapping[str, Any] | None = None
     for attempt in range(repairs + 1):
-        seed = None if sampling.seed is None else derive_seed(sampling.seed, attempt)
-        request = Request(
-            messages, replace(sampling, seed=seed), schema=schema if model.abilities.schema else None, role=role
-        )
+        own = sampling
+        if attempt and sampling.seed is not None:
+            own = replace(sampling, seed=derive_seed(sampling.seed, attempt))
+        request = Request(messages, own, schema=schema if model.abilities.schema else None, role=role)
         (completion,) = await model.generate(request)
         values, flaw = read_answer(completion.text, completion.finish, check)
         if flaw is None and values is not None:

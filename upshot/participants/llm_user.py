@@ -7,7 +7,8 @@ lives in `conversation.session['user']`; the object itself only counts, so it se
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from upshot.chat import Conversation, Message, derive_seed
@@ -81,26 +82,22 @@ class LLMUser(Participant):
     async def observe(self, conversation: Conversation) -> Observation:
         """The user's next message, or its leaving; `ModelCallError` when the model gives nothing usable."""
         flaws: list[str] = []
+        heard: list[Heard] = []
+
+        def check(values: Mapping[str, Any]) -> Flaw | None:
+            return key_flaw(values) or self._flaw(conversation, values, heard)
+
         seed = derive_seed(conversation.seed, "user", len(conversation.turns))
         sampling = Sampling(self.sampling.max_tokens, self.sampling.temperature, seed=seed)
+        prompt = self.prompt(conversation)
         try:
-            answer = await ask(
-                self.model,
-                self.prompt(conversation),
-                SCHEMA,
-                lambda values: self._flaw(values, conversation),
-                sampling,
-                "user",
-                self.repairs,
-                flaws,
-            )
+            answer = await ask(self.model, prompt, SCHEMA, check, sampling, "user", self.repairs, flaws)
         except ModelCallError as error:
-            metrics = self._measure(conversation, None, flaws)
-            metrics["user_failed"] = 1.0
+            metrics = {**attempt_metrics(flaws), "user_failed": 1.0}
             self._counts.update(metrics)
             count(conversation, metrics)
             raise ModelCallError(f"user {error.reason}", str(error)) from error
-        return self._observation(conversation, answer)
+        return self._observation(conversation, answer, next(h for h in heard if h.values is answer.values))
 
     def prompt(self, conversation: Conversation) -> str:
         """What the model is shown of a conversation."""
@@ -126,11 +123,16 @@ class LLMUser(Participant):
             totals["user_ended_early_rate"] = totals.get("user_ended_early", 0.0) / ends
         return totals
 
-    def _observation(self, conversation: Conversation, answer: Answer) -> Observation:
-        said, ended = self._split_end(str(answer.values["response"]))
+    def _observation(self, conversation: Conversation, answer: Answer, heard: Heard) -> Observation:
         current = as_text(answer.values["current_answer"])
-        metrics = self._measure(conversation, said, answer.flaws)
-        if ended:
+        metrics = {
+            **attempt_metrics(answer.flaws),
+            "user_turns": 1.0,
+            "user_goal_overlap": heard.overlap,
+            "user_goal_pasted": float(heard.overlap >= self.paste_share),
+            "user_role_flip": float(heard.flip),
+        }
+        if heard.ended:
             spoke = conversation.last("assistant") is not None
             metrics["user_ended"] = 1.0
             metrics["user_ended_early"] = float(is_early_end(spoke, current))
@@ -145,48 +147,55 @@ class LLMUser(Participant):
         }
         if answer.flaws:
             note["flaws"] = list(answer.flaws)
-        messages = (Message("user", said),) if said else ()
-        return Observation(messages, done=ended, reason="user", note=note, metrics=metrics)
+        messages = (Message("user", heard.said),) if heard.said else ()
+        return Observation(messages, done=heard.ended, reason="user", note=note, metrics=metrics)
 
-    def _split_end(self, response: str) -> tuple[str, bool]:
-        return response.replace(self.end_signal, "").strip(), self.end_signal in response
-
-    def _flaw(self, values: Mapping[str, Any], conversation: Conversation) -> Flaw | None:
-        """What is wrong with an answer; the first that applies."""
-        missing = [key for key in SCHEMA["required"] if key not in values]
-        if missing:
-            return Flaw("missing_key", f'the key "{missing[0]}" is missing')
-        if not isinstance(values["response"], str):
-            return Flaw("not_text", '"response" must be text')
-        said, ended = self._split_end(values["response"])
+    def _flaw(self, conversation: Conversation, values: Mapping[str, Any], heard: list[Heard]) -> Flaw | None:
+        """What is wrong with an answer, the first that applies; what was measured is kept in `heard`."""
+        response = values["response"]
+        said, ended = response.replace(self.end_signal, "").strip(), self.end_signal in response
         if not said and not ended:
             return Flaw("empty", '"response" is empty')
-        if is_role_flip(said, self._heard(conversation)):
+        last = conversation.last("assistant")
+        flip = is_role_flip(said, last.content if last is not None else "")
+        share = overlap(as_text(conversation.row.goal), said)
+        heard.append(Heard(values, said, ended, flip, share))
+        if flip:
             return Flaw("role_flip", "it talks like the assistant; you are the person who wants something", False)
-        if overlap(as_text(conversation.row.goal), said) >= self.paste_share:
+        if share >= self.paste_share:
             return Flaw("goal_pasted", "it copies the goal; say it in your own words and leave details out", False)
         return None
 
-    def _measure(
-        self, conversation: Conversation, said: str | None, flaws: tuple[str, ...] | list[str]
-    ) -> dict[str, float]:
-        """The quality counters of one turn: what was accepted, and how many attempts were not."""
-        metrics = {"user_asked_again": float(len(flaws)), "user_empty": float(flaws.count("empty"))}
-        broken = sum(flaw in ("bad_json", "truncated", "missing_key", "not_text") for flaw in flaws)
-        metrics["user_broken_json"] = float(broken)
-        if said is None:
-            return metrics
-        share = overlap(as_text(conversation.row.goal), said)
-        metrics["user_turns"] = 1.0
-        metrics["user_goal_overlap"] = share
-        metrics["user_goal_pasted"] = float(share >= self.paste_share)
-        metrics["user_role_flip"] = float(is_role_flip(said, self._heard(conversation)))
-        return metrics
 
-    @staticmethod
-    def _heard(conversation: Conversation) -> str:
-        last = conversation.last("assistant")
-        return last.content if last is not None else ""
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One usable answer of the model, measured."""
+
+    values: Mapping[str, Any]
+    said: str
+    ended: bool
+    flip: bool
+    overlap: float
+
+
+def key_flaw(values: Mapping[str, Any]) -> Flaw | None:
+    """What is wrong with the shape of an answer."""
+    missing = [key for key in SCHEMA["required"] if key not in values]
+    if missing:
+        return Flaw("missing_key", f'the key "{missing[0]}" is missing')
+    if not isinstance(values["response"], str):
+        return Flaw("not_text", '"response" must be text')
+    return None
+
+
+def attempt_metrics(flaws: Sequence[str]) -> dict[str, float]:
+    """Counters of the attempts that were not good enough."""
+    broken = sum(flaw in ("bad_json", "truncated", "missing_key", "not_text") for flaw in flaws)
+    return {
+        "user_asked_again": float(len(flaws)),
+        "user_empty": float(flaws.count("empty")),
+        "user_broken_json": float(broken),
+    }
 
 
 def _find_model(model: Any, models: Mapping[str, Model]) -> Model:

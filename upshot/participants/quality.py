@@ -24,6 +24,25 @@ _ASSISTANT_PHRASES = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
+_HINTS = frozenset(
+    [
+        "assistant",
+        "ai",
+        "chatbot",
+        "model",
+        "help",
+        "assist",
+        "ask",
+        "reach",
+        "know",
+        "helps",
+        "certainly",
+        "sure",
+        "course",
+        "absolutely",
+    ]
+)
+"""Every phrase above holds one of these: a message without any needs no closer look, and most have none."""
 ECHO_SHARE = 0.6
 """Share of the assistant's last message that makes a user's message its echo."""
 
@@ -38,9 +57,14 @@ def overlap(source: str, text: str, n: int = 6) -> float:
 
     A source shorter than n words counts as one n-gram; one of fewer than three words cannot be called copied.
     """
-    source_words, text_words = words(source), words(text)
+    text_words = words(text)
+    if len(text_words) < 3:
+        return 0.0
+    source_words = words(source)
     n = min(n, len(source_words))
     if n < 3:
+        return 0.0
+    if len(text_words) < n:
         return 0.0
     wanted = [tuple(source_words[i : i + n]) for i in range(len(source_words) - n + 1)]
     said = {tuple(text_words[i : i + n]) for i in range(len(text_words) - n + 1)}
@@ -49,9 +73,9 @@ def overlap(source: str, text: str, n: int = 6) -> float:
 
 def is_role_flip(message: str, assistant: str = "") -> bool:
     """Whether a user's message reads like an assistant's: its set phrases, or an echo of what it just said."""
-    if _ASSISTANT_PHRASES.search(message):
+    if not _HINTS.isdisjoint(words(message)) and _ASSISTANT_PHRASES.search(message):
         return True
-    return len(words(assistant)) >= 12 and overlap(assistant, message) >= ECHO_SHARE
+    return len(assistant) >= 60 and overlap(assistant, message) >= ECHO_SHARE
 
 
 def is_early_end(assistant_spoke: bool, current_answer: str) -> bool:

@@ -1,0 +1,191 @@
+"""Conversations per second of one simulated GRPO step, beside how the published recipe plays it.
+
+    python benchmarks/conversations.py                 # 16 prompts x 8 replies x 3 futures x 2 rounds, 50 ms a call
+    python benchmarks/conversations.py --http          # the same through real HTTP on loopback (server in its own process)
+
+Every model call takes the same latency, so the longest chain of calls (the critical path) is known: one reply, then a
+user and a policy call a round, then a judge. Printed: seconds, conversations/s, the ratio to the critical path, CPU of
+this process a call, and the ratio to *sequential futures*: the published recipe's order, in which replies run
+concurrently but the futures of a reply one after another, and the metrics of a future one after another.
+verifiers' in-process user simulation is measured too where that package is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from upshot.chat import Message, Row
+from upshot.models.base import Model, Request, Sampling
+from upshot.models.connect import connect
+from upshot.models.scripted import ScriptedModel
+from upshot.models.spec import ModelSpec
+from upshot.participants.llm_user import LLMUser
+from upshot.rewards.build import build_metric
+from upshot.rewards.reward import Weighted, combine
+from upshot.rollout.episode import play_future
+from upshot.rollout.play import Scene, play_step
+from upshot.rollout.policy import Policy
+
+USER = json.dumps({"current_answer": "none yet", "thought": "hm", "response": "And what about the second part?"})
+JUDGES = {key: json.dumps({"thought": "fine", key: 1}) for key in ("accuracy", "interactivity")}
+
+
+def answer(prompt: str) -> str:
+    """What the scripted models say: by the prompt they are shown."""
+    if prompt.startswith("You play a person"):
+        return USER
+    for key, text in JUDGES.items():
+        if f'"{key}":' in prompt:
+            return text
+    return "Let us take it step by step. Which part is unclear?"
+
+
+def make_rows(prompts: int) -> list[Row]:
+    """Rows with a goal and a reference."""
+    return [
+        Row(f"row{i}", (Message("user", "Can you help me?"),), f"Add {i} and {i}.", str(2 * i)) for i in range(prompts)
+    ]
+
+
+def make_scene(model: Model, options: argparse.Namespace) -> Scene:
+    """One model in all three roles, two judged metrics."""
+    metrics = {name: build_metric(name, judge=model) for name in JUDGES}
+    weights = {name: Weighted(1.0, (-1.0, 1.0), metric.intrinsic) for name, metric in metrics.items()}
+    policy = Policy(model, sampling=Sampling(max_tokens=64))
+    return Scene(policy, metrics, weights, user=LLMUser(model), samples=options.futures, window=options.rounds)
+
+
+async def upshot_step(scene: Scene, options: argparse.Namespace) -> None:
+    """One step as Upshot plays it."""
+    groups = await play_step(scene, make_rows(options.prompts), options.replies, seed=0)
+    assert all(reply.reward.total.value == 2.0 for group in groups for reply in group)
+
+
+async def sequential_step(scene: Scene, options: argparse.Namespace) -> None:
+    """One step in the published recipe's order: replies at once, futures and metrics one after another."""
+    from upshot.chat import Conversation, derive_seed
+
+    async def one(row: Row, index: int) -> None:
+        conversation = Conversation(row, derive_seed(0, row.id, index))
+        await scene.policy.reply(conversation)
+        scores = []
+        for number in range(options.futures):
+            fork = conversation.fork("future", number)
+            assert scene.user is not None
+            await play_future(fork, scene.user, scene.policy, options.rounds)
+            scores.append({name: await metric.score(fork) for name, metric in scene.metrics.items()})
+        assert combine(scores, scene.weights).total.value == 2.0
+
+    async with asyncio.TaskGroup() as tasks:
+        for row in make_rows(options.prompts):
+            for index in range(options.replies):
+                tasks.create_task(one(row, index))
+
+
+def scripted_model(options: argparse.Namespace) -> Model:
+    """An in-process model that takes its time."""
+
+    def reply(request: Request) -> str:
+        return answer(request.prompt[0].content if len(request.prompt) == 1 else "")  # type: ignore[union-attr]
+
+    spec = ModelSpec(model="scripted:ok", latency_s=options.latency, concurrency=options.in_flight)
+    return ScriptedModel(spec, reply)
+
+
+def serve(options: argparse.Namespace) -> None:
+    """The server's process: answers after the latency, prints its address first."""
+    from tests.models.misbehaving_server import MisbehavingServer
+
+    async def main() -> None:
+        def reply(body: dict[str, Any]) -> str:
+            messages = body["messages"]
+            return answer(messages[0]["content"] if len(messages) == 1 else "")
+
+        async with MisbehavingServer(reply, latency=options.latency, keep_bodies=False) as server:
+            print(server.url, flush=True)
+            await asyncio.sleep(3600)
+
+    asyncio.run(main())
+
+
+async def measure(
+    play: Callable[[Scene, argparse.Namespace], Awaitable[None]], model: Model, options: argparse.Namespace
+) -> tuple[float, float]:
+    """Wall and CPU seconds of one step, after a small one that warms imports and connections."""
+    small = argparse.Namespace(**{**vars(options), "prompts": 2, "replies": 2})
+    await play(make_scene(model, small), small)
+    scene = make_scene(model, options)
+    wall, cpu = time.perf_counter(), time.process_time()
+    await play(scene, options)
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+async def compare(model: Model, options: argparse.Namespace, label: str) -> None:
+    """Print Upshot beside sequential futures."""
+    conversations = options.prompts * options.replies * options.futures
+    calls = options.prompts * options.replies + conversations * (2 * options.rounds + len(JUDGES))
+    path = options.latency * (1 + 2 * options.rounds + 1)
+    print(f"{label}: {conversations} conversations, {calls} calls of {options.latency * 1000:.0f} ms, "
+          f"{options.in_flight} in flight, critical path {path:.2f} s")  # fmt: skip
+    walls = {}
+    for name, play in (("upshot", upshot_step), ("sequential futures", sequential_step)):
+        runs = [await measure(play, model, options) for _ in range(options.repeat)]
+        wall, cpu = min(runs)
+        walls[name] = wall
+        print(f"  {name:<20}{wall:7.2f} s {conversations / wall:8.0f} conv/s {wall / path:6.2f} x path "
+              f"{cpu / calls * 1000:6.3f} ms CPU/call")  # fmt: skip
+    print(f"  ratio: upshot is {walls['sequential futures'] / walls['upshot']:.2f} x as fast as sequential futures")
+
+
+async def main(options: argparse.Namespace) -> None:
+    """Run what was asked for."""
+    async with scripted_model(options) as model:
+        await compare(model, options, "in process")
+    if options.http:
+        command = [sys.executable, __file__, "--serve", "--latency", str(options.latency)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            url = server.stdout.readline().strip()
+            try:
+                async with connect({"url": url, "concurrency": options.in_flight}) as model:
+                    await compare(model, options, "over HTTP")
+            finally:
+                server.kill()
+    if importlib.util.find_spec("verifiers") is None:
+        print("verifiers: not installed, not measured (pip install verifiers)")
+    else:
+        verifiers_step(options)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--replies", type=int, default=8)
+    parser.add_argument("--futures", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--latency", type=float, default=0.05, help="seconds each model call takes")
+    parser.add_argument("--in-flight", type=int, default=512)
+    parser.add_argument("--repeat", type=int, default=3, help="the fastest of so many runs counts")
+    parser.add_argument("--http", action="store_true", help="measure over real HTTP, too")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    chosen = parse()
+    if chosen.serve:
+        serve(chosen)
+    else:
+        asyncio.run(main(chosen))
