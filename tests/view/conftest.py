@@ -132,7 +132,7 @@ def metrics_row(rng: random.Random, stage: str, phase: str, step: int, steps: in
             "reward/token_amount": noisy(-0.2),
             "by/difficulty=hard/reward": noisy(0.1 + gain),
             "by/difficulty=easy/reward": noisy(0.8 + gain / 10),
-            "missing/futures": rng.choice([0, 0, 1, 2]),
+            f"missing/{rng.choice(REASONS)}": rng.choice([1, 2]),
             "policy/kl": abs(noisy(0.02 * step / steps)),
             "policy/entropy": noisy(2 - gain),
             "question/share": min(1.0, abs(noisy(gain))),

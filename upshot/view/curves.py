@@ -36,6 +36,18 @@ class Curves:
         """Every curve as (phase, key)."""
         return [(phase, key) for phase, of_phase in self.series.items() for key in of_phase]
 
+    def total(self, key: str) -> float | None:
+        """The sum of a metric over all steps and phases; None when it was never logged."""
+        found = [value for keys in self.series.values() for _, value in keys.get(key, []) if value is not None]
+        return sum(found) if found else None
+
+    def missing_reasons(self) -> dict[str, float]:
+        """How often each reason of the `missing/<reason>` metrics was counted in the whole run, most frequent first."""
+        keys = sorted({key for keys in self.series.values() for key in keys if key.startswith("missing/")})
+        totals = {key.removeprefix("missing/"): self.total(key) for key in keys}
+        counted = {reason: total for reason, total in totals.items() if total}
+        return dict(sorted(counted.items(), key=lambda item: -item[1]))
+
 
 def read_curves(path: Path) -> Curves:
     """Read a metrics file."""

@@ -64,7 +64,7 @@ def collect(root: Path) -> dict[str, Any]:
     for run, log in zip(runs, logs, strict=True):
         curves = _curves(run, log, limit, room)
         room -= len(curves["curves"])
-        packed.append(_head(run) | {"curves": curves} | _rollouts(run, budget, texts) | {"notes": run.notes})
+        packed.append(_head(run, log) | {"curves": curves} | _rollouts(run, budget, texts) | {"notes": run.notes})
     if texts.cut:
         runs[0].notes.append(f"{texts.cut:,} texts were longer than {rollouts_of.MAX_TEXT:,} characters and are cut.")
     written = datetime.now(UTC).isoformat(timespec="seconds")
@@ -85,11 +85,13 @@ def _title(run: RunFolder, root: Path) -> str:
     return root.resolve().name
 
 
-def _head(run: RunFolder) -> dict[str, Any]:
+def _head(run: RunFolder, log: curves_of.Curves) -> dict[str, Any]:
+    lasted = duration(run)
     return {
         "name": run.name,
         "status": run.status,
-        "seconds": duration(run),
+        "seconds": lasted if lasted is not None else log.total("time/step"),
+        "missing_logged": log.missing_reasons(),
         "versions": run.versions,
         "recipe": run.recipe,
         "table": run.table,

@@ -75,5 +75,5 @@ function creditCard(credit) {
       h("tbody", {}, credit.map((span) => h("tr", {},
         h("td", {}, `${span.start} to ${span.stop - 1}`, h("small", {}, count(span.stop - span.start, "token"))),
         h("td", {}, (span.parts || []).map(plain).join(" + ")),
-        h("td", { class: "num" }, isNumber(span.advantage) ? h("b", { class: span.advantage < 0 ? "minus-text" : "plus-text" }, signed(span.advantage)) : h("span", { class: "missing-text" }, "missing: left out of the loss"))))))));
+        h("td", { class: "num" }, isNumber(span.advantage) ? h("b", { class: span.advantage < 0 ? "minus-text" : span.advantage > 0 ? "plus-text" : "" }, signed(span.advantage)) : h("span", { class: "missing-text" }, "missing: left out of the loss"))))))));
 }

@@ -62,7 +62,7 @@ function chip(reply, open) {
   return h("button", {
     class: `chip ${value === null && !unscored ? "none" : ""} ${open ? "open" : ""}`, style: value === null ? null : `--share:${good.toFixed(3)}`, "data-reply": reply.at,
     "aria-label": `reply, reward ${value === null ? "missing" : format(value)}`, title: reply.key || null, onclick: () => show(reply, true),
-  }, unscored ? "read" : value === null ? "missing" : Math.abs(value) < 100 ? fixed(value, 2) : format(value), hasMissing(reply) && value !== null && h("sup", { title: "something in it is missing" }, "!"));
+  }, unscored ? "read" : value === null ? "missing" : Math.abs(value) < 100 ? fixed(value, high - low < 0.5 ? 3 : 2) : format(value), hasMissing(reply) && value !== null && h("sup", { title: "something in it is missing" }, "!"));
 }
 
 function promptLine(reply) {
@@ -133,6 +133,20 @@ function drawControls() {
 
 const lastStep = () => String(Math.max(...data.runs[browse.run].replies.map((reply) => reply.step ?? 0)));
 
+// A long text is folded until it is asked for, so that the tree below it stays in reach.
+function says(text) {
+  if (text.length < 1200 && text.split("\n").length < 24) return h("div", { class: "says" }, text);
+  const box = h("div", { class: "says long" }, text);
+  return [box, h("button", { class: "unfold", onclick: (event) => { event.target.textContent = box.classList.toggle("long") ? `Show all ${count(text.length, "character")}` : "Fold"; } }, `Show all ${count(text.length, "character")}`)];
+}
+
+// What a future's key adds to its reply's: a classmate's name, say; a bare number is told by the heading.
+function ownKey(future, reply) {
+  const key = plain(future.key ?? "");
+  const own = reply.key && key.startsWith(reply.key) ? key.slice(reply.key.length) : key;
+  return /^\/?(f|future\/?)?\d+$/.test(own) ? "" : own.replace(/^\//, "");
+}
+
 function bubble(message) {
   const role = String(message.role || "?");
   const sampled = typeof message.trained === "boolean" && role === "assistant";
@@ -143,17 +157,18 @@ function bubble(message) {
       sampled && h("span", { class: message.trained ? "mark on" : "mark" }, message.trained ? "trained" : "not trained"),
       isNumber(message.tokens) && h("span", {}, count(message.tokens, "token")),
       message.finish === "length" && h("span", { class: "missing-text" }, "cut at the length limit")),
-    h("div", { class: "says" }, textOf(message)),
+    says(textOf(message)),
     (message.tool_calls || []).map((call) => h("div", { class: "call" }, `${plain(call.function?.name ?? "tool")} ${plain(call.function?.arguments ?? call)}`)),
     thought !== undefined && h("details", { class: "thought" }, h("summary", {}, role === "user" ? "the user's hidden thought" : "thought"), h("div", {}, plain(thought))),
     Object.keys(others).length > 0 && h("details", { class: "thought" }, h("summary", {}, "note"), pairs(others)));
 }
 
-function futureBranch(future, index, total, open) {
+function futureBranch(future, index, reply) {
+  const total = reply.futures.length;
   const turns = future.messages || [];
   const scored = Object.entries(future.scores || {});
-  return h("details", { class: `future ${future.missing ? "gone" : ""}`, open },
-    h("summary", {}, h("b", {}, total > 1 ? `Future ${index + 1}` : "Future"), h("span", {}, count(turns.length, "turn")), future.key && h("span", { class: "key-text" }, plain(future.key)),
+  return h("details", { class: `future ${future.missing ? "gone" : ""}`, open: index === 0 },
+    h("summary", {}, h("b", {}, total > 1 ? `Future ${index + 1}` : "Future"), h("span", {}, count(turns.length, "turn")), ownKey(future, reply) && h("span", { class: "key-text" }, ownKey(future, reply)),
       future.ended && h("span", {}, `ended: ${plain(future.ended)}`),
       future.missing && h("span", { class: "missing-text" }, `missing: ${plain(future.missing)}`),
       h("span", { class: "scores" }, scored.map(([name, score]) => h("span", { class: scoreValue(score) === null ? "missing-text" : "" }, `${name} ${scoreValue(score) === null ? "missing" : format(scoreValue(score))}`)))),
@@ -189,7 +204,7 @@ function show(reply, jump) {
     conversation(reply.messages || []),
     reply.ended ? h("p", { class: "note" }, `ended: ${plain(reply.ended)}`) : "",
     futures.length ? h("h4", {}, futures.length > 1 ? `What came of it: ${futures.length} futures` : "What came of it") : "",
-    futures.length ? h("div", { class: "tree" }, futures.map((future, index) => futureBranch(future, index, futures.length, index === 0))) : "",
+    futures.length ? h("div", { class: "tree" }, futures.map((future, index) => futureBranch(future, index, reply))) : "",
     creditCard(reply.credit) || "");
   history.replaceState(null, "", `#conversations/${browse.run}/${reply.at}`);
   if (jump && matchMedia("(max-width: 899px)").matches) reading.scrollIntoView({ behavior: "smooth", block: "start" });

@@ -19,7 +19,7 @@ const lines = data.runs.flatMap((run, index) => run.curves.curves.map((curve) =>
   key: curve.key, xs: run.curves.steps[curve.x], ys: curve.y, n: curve.n, missing: curve.missing,
 })));
 
-const FIRST = ["eval", "task", "reward", "score", "by", "question", "rollout", "train", "loss", "policy"];
+const FIRST = ["eval", "reward", "metric", "score", "by", "task", "question", "rollout", "train", "loss", "policy"];
 const LAST = ["missing", "time"];
 function groupRank(name) {
   const first = FIRST.indexOf(name), last = LAST.indexOf(name);
@@ -113,7 +113,7 @@ function drawChart(chart) {
   const height = chart.wide ? 320 : 150;
   const shown = chart.lines.filter((line) => !view.hidden.has(line.label.at));
   const b = bounds(shown);
-  const yTicks = ticks(b.low, b.high, chart.wide ? 6 : 3);
+  const yTicks = ticks(b.low, b.high, chart.wide ? 7 : 4);
   const margin = { left: 12 + 6.2 * Math.max(...yTicks.map((tick) => format(tick).length), 2), right: 10, top: 8, bottom: 20 };
   const px = (x) => margin.left + ((width - margin.left - margin.right) * (x - b.left)) / (b.right - b.left);
   const py = (y) => margin.top + ((height - margin.top - margin.bottom) * (b.high - y)) / (b.high - b.low);
@@ -121,16 +121,16 @@ function drawChart(chart) {
   const xTicks = ticks(b.left, b.right, Math.max(3, Math.floor(width / 70))).filter((tick) => Number.isInteger(tick));
   const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${chart.title} over steps` });
   for (const tick of yTicks) root.append(svg("line", { class: "grid", x1: margin.left, x2: width - margin.right, y1: py(tick), y2: py(tick) }), svg("text", { x: margin.left - 6, y: py(tick) + 3.5, "text-anchor": "end" }, format(tick)));
-  for (const tick of xTicks) root.append(svg("text", { x: px(tick), y: height - 5, "text-anchor": "middle" }, format(tick)));
-  for (const line of shown) drawLine(root, line, px, py, floor);
+  for (const tick of xTicks) root.append(svg("text", { x: Math.min(px(tick), width - 2), y: height - 5, "text-anchor": px(tick) > width - 22 ? "end" : "middle" }, format(tick)));
+  for (const line of shown) drawLine(root, line, px, py, floor, line.xs.length > width / 2);
   const cross = svg("line", { class: "cross", y1: margin.top, y2: floor, x1: -9, x2: -9 });
   root.append(cross);
   chart.box.replaceChildren(root);
   chart.px = px; chart.py = py; chart.shown = shown; chart.cross = cross; chart.root = root;
 }
 
-function drawLine(root, line, px, py, floor) {
-  const style = { stroke: hue(line.colour), "stroke-dasharray": dash(line.colour), class: "curve" };
+function drawLine(root, line, px, py, floor, dense) {
+  const style = { stroke: hue(line.colour), "stroke-dasharray": dash(line.colour), class: dense && view.smooth === 0 ? "curve dense" : "curve" };
   const raw = path(line.xs, line.ys, px, py);
   if (view.smooth > 0) {
     root.append(svg("path", { ...style, d: raw.text, class: "curve raw" }));
@@ -182,7 +182,7 @@ function chartCard(spec) {
   const chart = { ...spec, box: h("div", { class: "plot" }), wide: false };
   const missing = spec.lines.reduce((sum, line) => sum + line.missing, 0);
   const own = spec.lines.some((line) => line.name !== line.label.name); // values of a slice: the page's legend does not name them
-  const grow = h("button", { class: "icon", title: "Larger or smaller", "aria-label": `Enlarge ${spec.title}`, onclick: () => { chart.wide = !chart.wide; chart.card.classList.toggle("wide", chart.wide); drawChart(chart); } }, "⤢");
+  const grow = h("button", { class: "icon", title: "Larger or smaller", "aria-label": `Enlarge ${spec.title}`, onclick: () => { chart.wide = !chart.wide; chart.card.classList.toggle("wide", chart.wide); chart.card.closest(".group")?.classList.toggle("full", Boolean(chart.card.parentNode.querySelector(".wide"))); redraw(); } }, "⤢");
   chart.card = h("figure", { class: "chart", "data-title": spec.title.toLowerCase() },
     h("figcaption", {}, h("span", { title: spec.title }, spec.title), missing > 0 && h("em", { class: "missing-text" }, `${missing} missing`), grow),
     chart.box,
@@ -217,7 +217,7 @@ function curvesView() {
   const smooth = () => { slider.disabled = !toggle.checked; view.smooth = toggle.checked ? Number(slider.value) : 0; redraw(); };
   toggle.addEventListener("change", smooth);
   slider.addEventListener("input", smooth);
-  const sections = groups.map((group) => h("details", { class: "group", open: group.name !== "time", ontoggle: redraw }, h("summary", {}, group.name, h("small", {}, count(group.charts.length, "chart"))), h("div", { class: "grid" }, group.charts.map(chartCard))));
+  const sections = groups.map((group) => h("details", { class: `group span-${Math.min(4, group.charts.length)}`, open: group.name !== "time", ontoggle: redraw }, h("summary", {}, group.name, h("small", {}, count(group.charts.length, "chart"))), h("div", { class: "grid" }, group.charts.map(chartCard))));
   const find = h("input", { type: "search", placeholder: "Find a metric", "aria-label": "Find a metric", oninput: (event) => {
     const text = event.target.value.toLowerCase();
     for (const section of sections) {
@@ -226,15 +226,15 @@ function curvesView() {
       section.hidden = !any;
     }
   } });
-  return h("div", {}, h("div", { class: "bar" }, legend(), h("span", { class: "spring" }), h("label", { class: "check" }, toggle, "Smooth"), slider, find), sections);
+  return h("div", {}, h("div", { class: "bar" }, legend(), h("span", { class: "spring" }), h("label", { class: "check" }, toggle, "Smooth"), slider, find), h("div", { class: "groups" }, sections));
 }
 
 // The few charts that say how it went, for the first tab: rewards and evaluation, or else whatever comes first.
 function glanceCharts() {
   const groups = chartGroups().filter((group) => !["time", "missing"].includes(group.name));
-  const telling = (chart) => (/^(mean|total|score|accuracy|reward)\b/.test(chart.title) ? 0 : /std|min|max/.test(chart.title) ? 2 : 1);
+  const telling = (chart) => (/^(mean|total|score|accuracy|reward)\b/.test(chart.title) ? 0 : /std|min|max|missing|flat/.test(chart.title) ? 2 : 1);
   const few = (group) => [...group.charts].sort((a, b) => telling(a) - telling(b)).slice(0, ["reward", "eval"].includes(group.name) || group.name.startsWith("by ") ? 2 : 1);
-  const named = (group) => (chart) => (group.name === "other" || group.name.startsWith("by ") ? chart : { ...chart, title: `${group.name}/${chart.title}` });
+  const named = (group) => (chart) => (group.name === "other" || chart.title.includes(" = ") ? chart : { ...chart, title: group.name.startsWith("by ") ? `${chart.title} ${group.name}` : `${group.name}/${chart.title}` });
   const chosen = groups.flatMap((group) => few(group).map(named(group))).slice(0, 4);
   return chosen.length > 0 && h("div", {}, legend(), h("div", { class: "grid four" }, chosen.map(chartCard)));
 }

@@ -30,7 +30,7 @@ function header() {
     h("p", { class: "facts" }, facts.map((fact) => h("span", {}, fact))),
     (extra.length > 0 || Object.keys(versions).length > 0) && h("details", { class: "quiet" },
       h("summary", {}, versionLine(versions) || "Status"),
-      h("dl", { class: "pairs" }, [...extra, ...Object.entries(versions)].map(([name, value]) => [h("dt", {}, name), h("dd", {}, plain(value))]))));
+      h("dl", { class: "pairs" }, [...extra, ...Object.entries(versions)].map(([name, value]) => [h("dt", {}, name), h("dd", {}, isNumber(value) && value > 1e9 && value < 1e10 ? new Date(1000 * value).toLocaleString() : plain(value))]))));
 }
 
 function versionLine(versions) {
@@ -75,16 +75,27 @@ function whisker(cell, { low, high }) {
     svg("line", { x1: place(cell.value), x2: place(cell.value), y1: 0, y2: 8, class: "middle" }));
 }
 
+// Counts that the trainer logged at every step, over all replies; rollouts.jsonl may hold only some of them.
+function trainedMissing(run) {
+  const many = data.runs.length > 1;
+  return Object.entries(run.missing_logged).map(([reason, total]) => h("tr", {}, many && h("td", { class: "in" }, run.name), h("td", { class: "why" }, reason), h("td", { class: "num" }, format(total))));
+}
+
 function missingCard() {
   const withCounts = data.runs.filter((run) => run.counts.replies > 0);
-  if (!withCounts.length) return null;
+  const logged = data.runs.flatMap(trainedMissing);
+  if (!withCounts.length && !logged.length) return null;
   const rows = withCounts.flatMap((run) => run.missing.map((entry) => ({ run, ...entry })));
   const many = data.runs.length > 1;
   const more = withCounts.filter((run) => run.more_reasons[0] > 0);
   return h("section", { class: "card" },
     h("h2", {}, "Missing, by reason"),
+    logged.length > 0 && [
+      h("p", { class: "note first" }, "In the whole run, as metrics.jsonl counts them:"),
+      h("div", { class: "scroll" }, h("table", { class: "missing" }, h("thead", {}, h("tr", {}, many && h("th", {}, "run"), h("th", {}, "reason"), h("th", { class: "num" }, "count"))), h("tbody", {}, logged)))],
+    logged.length > 0 && rows.length > 0 && h("p", { class: "note" }, "In the replies that rollouts.jsonl holds:"),
     rows.length === 0
-      ? h("p", { class: "note" }, `Nothing is missing: every score of ${count(withCounts.reduce((sum, run) => sum + run.counts.replies, 0), "logged reply", "logged replies")} has a value.`)
+      ? withCounts.length > 0 && h("p", { class: "note" }, `${logged.length ? "In rollouts.jsonl nothing" : "Nothing"} is missing: every score of ${count(withCounts.reduce((sum, run) => sum + run.counts.replies, 0), "logged reply", "logged replies")} has a value.`)
       : [h("div", { class: "scroll" }, h("table", { class: "missing" },
           h("thead", {}, h("tr", {}, many && h("th", {}, "run"), h("th", {}, "what"), h("th", {}, "reason"), h("th", { class: "num" }, "count"), h("th", { class: "num" }, "share"), h("th", {}))),
           h("tbody", {}, rows.map((row) => h("tr", {},
@@ -92,7 +103,7 @@ function missingCard() {
             h("td", { class: "num" }, row.count.toLocaleString("en-US"), h("small", {}, ` of ${row.of.toLocaleString("en-US")}`)),
             h("td", { class: "num" }, `${fixed((100 * row.count) / row.of, 1)} %`),
             h("td", { class: "sharecell" }, h("span", { class: "share" }, h("i", { style: `width:${Math.max(1.5, (100 * row.count) / row.of)}%` })))))))),
-        h("p", { class: "note" }, "Missing is not zero: these leave the means and the loss. Counted over all logged replies, not only those on this page.")],
+        h("p", { class: "note" }, "Missing is not zero: these leave the means and the loss. Counted over all replies in rollouts.jsonl, not only those on this page.")],
     more.map((run) => h("p", { class: "note" }, `${run.name}: ${count(run.more_reasons[0], "rarer reason")} (${run.more_reasons[1]} in all) are not listed.`)));
 }
 
