@@ -7,7 +7,7 @@ from typing import Any, Literal
 from upshot.score import Score
 from upshot.verifiers.base import Extra, Verifier, verifiers
 from upshot.verifiers.math_answer import boxed_answer, final_answer
-from upshot.verifiers.math_equal import normal_form_for_parsing, quick_verdict
+from upshot.verifiers.math_equal import WARM_UP, equivalent, normal_form_for_parsing, quick_verdict
 
 
 @verifiers.register(
@@ -34,10 +34,9 @@ class Mathematics(Verifier):
         self.mode = mode
 
     def warm(self) -> None:
-        """Import math-verify and build its parser."""
-        from upshot.verifiers.math_equal import equivalent
-
-        equivalent("\\frac{x+1}{2}", "\\frac{1+x}{2}")
+        """Import math-verify and fill its parser's tables; workers forked afterwards share them."""
+        for pair in WARM_UP:
+            equivalent(*pair)
 
     def quick(self, response: str, reference: Any, extra: Extra) -> Score | None:
         """Settled by strings and exact numbers, in microseconds."""
@@ -52,8 +51,6 @@ class Mathematics(Verifier):
 
     def score(self, response: str, reference: Any, extra: Extra) -> Score:
         """The verdict, by math-verify where it takes mathematics."""
-        from upshot.verifiers.math_equal import equivalent
-
         quick = self.quick(response, reference, extra)
         if quick is not None:
             return quick

@@ -1,0 +1,121 @@
+"""Programming: asserts, stdin/stdout, contests, and the shapes of HumanEval, MBPP and BigCodeBench."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from upshot.chat import Row
+from upshot.tasks.base import tasks
+from upshot.tasks.rows import row_of
+from upshot.tasks.verified import VerifiedTask
+from upshot.verifiers.code import program_in
+
+
+class CodeTask(VerifiedTask):
+    """Problems whose reply is a Python program."""
+
+    instructions = "Write the program in Python, in one ```python code block."
+
+    def __init__(
+        self,
+        file: str | None = None,
+        train_file: str | None = None,
+        validation_file: str | None = None,
+        test_file: str | None = None,
+        held_out: float = 0.1,
+        limit: int | None = None,
+        split_seed: int = 0,
+        instructions: str | None = None,
+        system: str = "",
+        partial: bool = False,
+        cpu_seconds: float = 6.0,
+        max_tests: int = 50,
+    ) -> None:
+        """partial: reward the share of passed tests instead of all or nothing."""
+        super().__init__(
+            file, train_file, validation_file, test_file, held_out, limit, split_seed, instructions, system
+        )
+        self._options = {"partial": partial, "cpu_seconds": cpu_seconds, "max_tests": max_tests}
+
+    @property
+    def verifier_options(self) -> dict[str, Any]:
+        """Limits, and whether parts count."""
+        return dict(self._options)
+
+    def format_error(self, text: str) -> str:
+        """No program."""
+        return "" if program_in(text) is not None else "no program"
+
+
+@tasks.register("code", "mbpp")
+class Code(CodeTask):
+    """Functions checked by asserts (MBPP, AceCode); the first assert is shown where the row is a bare text."""
+
+    name = "code"
+    verifier = "code"
+    hub = "google-research-datasets/mbpp@sanitized"
+
+    def parse(self, record: Mapping[str, Any]) -> Row:
+        """A record as a row; the first test tells the function's name."""
+        tests = record.get("test_list") or []
+        if len(tests) and not record.get("messages") and not record.get("data_source"):
+            question = record.get("prompt") or record.get("text") or record.get("question")
+            record = {**record, "prompt": f"{question}\nYour code should pass this test: {tests[0]}"}
+            return row_of({**record, "ground_truth": list(tests)}, self.verifier, self.instructions, self.system)
+        return super().parse(record)
+
+
+@tasks.register("code-stdio")
+class CodeStdio(CodeTask):
+    """Programs that read stdin and write stdout."""
+
+    name = "code-stdio"
+    verifier = "code-stdio"
+
+
+@tasks.register("code-contests")
+class CodeContests(CodeTask):
+    """Contest problems with public, private and generated tests."""
+
+    name = "code-contests"
+    verifier = "code-contests"
+    hub = "deepmind/code_contests"
+
+    def parse(self, record: Mapping[str, Any]) -> Row:
+        """A record as a row; the description is the question."""
+        if isinstance(record.get("description"), str) and not record.get("prompt"):
+            record = {**record, "prompt": record["description"]}
+        return super().parse(record)
+
+
+@tasks.register("humaneval")
+class HumanEval(CodeTask):
+    """Functions to complete."""
+
+    name = "humaneval"
+    verifier = "humaneval"
+    hub = "openai/openai_humaneval"
+    instructions = "Complete the function. Answer with the whole function in one ```python code block."
+
+    def parse(self, record: Mapping[str, Any]) -> Row:
+        """A record as a row; the prompt is the stub of the function."""
+        if isinstance(record.get("prompt"), str):
+            stub = record["prompt"]
+            record = {**record, "stub": stub, "prompt": f"```python\n{stub.rstrip()}\n```", "ground_truth": record.get("test")}
+        return super().parse(record)
+
+
+@tasks.register("bigcodebench-instruct")
+class BigCodeBench(CodeTask):
+    """BigCodeBench in one turn; in conversation it is the CollabLLM task `bigcodebench`."""
+
+    name = "bigcodebench-instruct"
+    verifier = "bigcodebench"
+    hub = "bigcode/bigcodebench"
+
+    def parse(self, record: Mapping[str, Any]) -> Row:
+        """A record as a row, asked by its instruct prompt."""
+        if isinstance(record.get("instruct_prompt"), str):
+            record = {**record, "prompt": record["instruct_prompt"], "ground_truth": record.get("test")}
+        return super().parse(record)

@@ -1,0 +1,54 @@
+"""Replies rated by a judge model: with your rubric file, or by one of the built-in behaviours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from upshot.errors import UserError
+from upshot.tasks.base import tasks
+from upshot.tasks.verified import VerifiedTask
+from upshot.verifiers.base import verifiers
+from upshot.verifiers.judged import JudgedVerifier
+
+
+@tasks.register("judged")
+class Judged(VerifiedTask):
+    """Requests whose replies a judge rates."""
+
+    name = "judged"
+    verifier = "judged"
+
+    def __init__(
+        self,
+        file: str | None = None,
+        train_file: str | None = None,
+        validation_file: str | None = None,
+        test_file: str | None = None,
+        held_out: float = 0.1,
+        limit: int | None = None,
+        split_seed: int = 0,
+        system: str = "",
+        rubric: str = "",
+        low: int = 1,
+        high: int = 10,
+        behaviour: str = "",
+    ) -> None:
+        """Make the task.
+
+        rubric: a text or the path of a .txt or .md file, with ratings from low to high.
+        behaviour: sycophancy, confidence, longer-response, unsafe-compliance or general-quality instead.
+        """
+        super().__init__(file, train_file, validation_file, test_file, held_out, limit, split_seed, None, system)
+        if bool(rubric) == bool(behaviour):
+            raise UserError("task 'judged' needs one of 'rubric' (a text or file) and 'behaviour'")
+        if behaviour:
+            kind = verifiers.get(behaviour, "task.behaviour")
+            if not (isinstance(kind, type) and issubclass(kind, JudgedVerifier)):
+                raise UserError(f"task.behaviour '{behaviour}' is not judged by a model; use its own task")
+        self.verifier = behaviour or "judged"
+        self._options: dict[str, Any] = {} if behaviour else {"rubric": rubric, "low": low, "high": high}
+
+    @property
+    def verifier_options(self) -> dict[str, Any]:
+        """The rubric."""
+        return dict(self._options)

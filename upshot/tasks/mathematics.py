@@ -1,0 +1,60 @@
+"""Mathematics with a reference answer: MATH and everything shaped like it. Multi-turn: told when there is no answer."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from upshot.chat import Conversation
+from upshot.participants.base import Participant
+from upshot.participants.environments import Fault, Feedback
+from upshot.tasks.base import tasks
+from upshot.tasks.verified import VerifiedTask
+from upshot.verifiers.math_answer import final_answer
+
+NO_ANSWER = "Your reply has no final answer. Put it in \\boxed{}."
+
+
+@tasks.register("math", "hendrycks_math", "math-500")
+class Mathematics(VerifiedTask):
+    """Problems whose final answer goes in a box."""
+
+    name = "math"
+    verifier = "math"
+    hub = "DigitalLearningGmbH/MATH-lighteval"
+    instructions = "Think step by step and put the final answer in \\boxed{}."
+
+    def __init__(
+        self,
+        file: str | None = None,
+        train_file: str | None = None,
+        validation_file: str | None = None,
+        test_file: str | None = None,
+        held_out: float = 0.1,
+        limit: int | None = None,
+        split_seed: int = 0,
+        instructions: str | None = None,
+        system: str = "",
+        mode: Literal["boxed", "flexible"] = "flexible",
+    ) -> None:
+        """mode: boxed takes nothing but a box; flexible also 'the final answer is …' and the last expression."""
+        super().__init__(
+            file, train_file, validation_file, test_file, held_out, limit, split_seed, instructions, system
+        )
+        self.mode = mode
+
+    @property
+    def verifier_options(self) -> dict[str, Any]:
+        """The answer mode."""
+        return {"mode": self.mode}
+
+    def environment(self) -> Participant:
+        """Says when there is no box."""
+        return Feedback(self.review)
+
+    def review(self, conversation: Conversation) -> Fault | None:
+        """A missing box; whether the answer is right is not told."""
+        return Fault("format", NO_ANSWER) if self.format_error(self.response(conversation) or "") else None
+
+    def format_error(self, text: str) -> str:
+        """No box."""
+        return "" if final_answer(text, boxed_only=True) is not None else "no \\boxed answer"

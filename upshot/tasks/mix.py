@@ -1,0 +1,165 @@
+"""Several tasks in one training run, each with a weight: the share of its rows in the mix."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from upshot.chat import Conversation, Message, Row, derive_seed
+from upshot.errors import UserError
+from upshot.participants.base import Observation, Participant
+from upshot.score import Score
+from upshot.tasks.base import Task, tasks
+from upshot.verifiers.base import Claim
+
+KEY = "mix_task"
+"""Where a row's meta says which of the tasks it belongs to."""
+
+
+@tasks.register("mix")
+class Mix(Task):
+    """`tasks: [{name: gsm8k, weight: 2, …}, {name: code, …}]`; other keys are the options of each."""
+
+    name = "mix"
+
+    def __init__(self, tasks: Sequence[Mapping[str, Any]], seed: int = 0) -> None:
+        """tasks: each with its name, weight (default 1) and options; `as` gives a second one of a kind its own name."""
+        if not tasks:
+            raise UserError("task 'mix' needs at least one task under 'tasks'")
+        self.parts: dict[str, Task] = {}
+        self.weights: dict[str, float] = {}
+        self.seed = seed
+        for number, entry in enumerate(tasks):
+            self._add(dict(entry), f"task.tasks.{number}")
+
+    def _add(self, entry: dict[str, Any], where: str) -> None:
+        if "name" not in entry:
+            raise UserError(f"{where} names no task")
+        name = str(entry.pop("name"))
+        called = str(entry.pop("as", name))
+        weight = float(entry.pop("weight", 1.0))
+        if weight <= 0:
+            raise UserError(f"{where}.weight is {weight}; it must be above 0")
+        if called in self.parts:
+            raise UserError(f"{where} is a second '{called}'; give it another name with 'as'")
+        self.parts[called] = tasks.create(name, entry, where)
+        self.weights[called] = weight
+
+    @cached_property
+    def _rows(self) -> dict[str, list[Row]]:
+        return {}
+
+    def rows(self, split: str) -> Sequence[Row]:
+        """Rows of all tasks, by weight: in any stretch each task has about its share."""
+        if split not in self._rows:
+            pools = {name: [_marked(row, name) for row in part.rows(split)] for name, part in self.parts.items()}
+            self._rows[split] = interleave(pools, self.weights, derive_seed(self.seed, split))
+        return self._rows[split]
+
+    def part(self, row: Row) -> Task:
+        """The task a row belongs to."""
+        return self.parts[str(row.meta[KEY])]
+
+    def environment(self) -> Participant:
+        """Each row's own environment."""
+        return _Environments({name: part.environment() for name, part in self.parts.items()})
+
+    def user(self) -> Participant | None:
+        """Each row's own user, where all tasks have one."""
+        users = {name: part.user() for name, part in self.parts.items()}
+        return None if None in users.values() else _Environments(users)
+
+    def claim(self, conversation: Conversation) -> Claim | None:
+        """The claim of the row's own task."""
+        return self.part(conversation.row).claim(conversation)
+
+    async def verify(self, conversation: Conversation) -> Score:
+        """The verdict of the row's own task."""
+        return await self.part(conversation.row).verify(conversation)
+
+    def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
+        """The dialogues of all tasks."""
+        return [dialogue for part in self.parts.values() for dialogue in part.dialogues(split)]
+
+    def vocabulary(self) -> Sequence[str]:
+        """The words of all tasks, if every one of them has its own little language."""
+        found = [set(part.vocabulary()) for part in self.parts.values()]
+        return sorted(set().union(*found)) if all(found) else []
+
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """The tools of all tasks."""
+        named = {tool["function"]["name"]: tool for part in self.parts.values() for tool in part.tools()}
+        return list(named.values())
+
+    def groups(self, row: Row) -> Mapping[str, str]:
+        """The task, and the groups of the row's own."""
+        return {**self.part(row).groups(row), "task": str(row.meta[KEY])}
+
+    async def aclose(self) -> None:
+        """Close all tasks."""
+        for part in self.parts.values():
+            await part.aclose()
+
+
+class _Environments(Participant):
+    """Hands each conversation to its task's own participant; a row without one ends after one turn."""
+
+    def __init__(self, parts: Mapping[str, Participant | None]) -> None:
+        self.parts = parts
+
+    def _of(self, conversation: Conversation) -> Participant | None:
+        return self.parts[str(conversation.row.meta[KEY])]
+
+    async def start(self, conversation: Conversation) -> None:
+        part = self._of(conversation)
+        if part is not None:
+            await part.start(conversation)
+
+    async def observe(self, conversation: Conversation) -> Observation:
+        part = self._of(conversation)
+        return await part.observe(conversation) if part is not None else Observation(done=True)
+
+    async def end(self, conversation: Conversation) -> None:
+        part = self._of(conversation)
+        if part is not None:
+            await part.end(conversation)
+
+    async def aclose(self) -> None:
+        for part in self.parts.values():
+            if part is not None:
+                await part.aclose()
+
+
+def interleave(pools: Mapping[str, Sequence[Row]], weights: Mapping[str, float], seed: int) -> list[Row]:
+    """Rows of all pools in the proportion of the weights.
+
+    As long as the largest share of any pool lasts; smaller pools are reshuffled and repeated (with ids of their own).
+    """
+    pools = {name: rows for name, rows in pools.items() if rows}
+    total = sum(weights[name] for name in pools)
+    length = round(max((len(rows) * total / weights[name] for name, rows in pools.items()), default=0))
+    rng = random.Random(seed)
+    decks: dict[str, list[Row]] = {name: [] for name in pools}
+    rounds = dict.fromkeys(pools, 0)
+    debt = dict.fromkeys(pools, 0.0)
+    out: list[Row] = []
+    for _ in range(length):
+        for name in pools:
+            debt[name] += weights[name] / total
+        name = max(debt, key=lambda n: debt[n])
+        debt[name] -= 1
+        if not decks[name]:
+            decks[name] = rng.sample(list(pools[name]), len(pools[name]))
+            rounds[name] += 1
+        out.append(_repeated(decks[name].pop(), rounds[name]))
+    return out
+
+
+def _repeated(row: Row, round_: int) -> Row:
+    return row if round_ == 1 else Row(f"{row.id}~{round_}", row.messages, row.goal, row.reference, row.source, row.meta)
+
+
+def _marked(row: Row, name: str) -> Row:
+    return Row(f"{name}/{row.id}", row.messages, row.goal, row.reference, row.source, {**row.meta, KEY: name})

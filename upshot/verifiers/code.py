@@ -1,0 +1,216 @@
+"""Programs against tests, through the sandbox: asserts, stdin/stdout, and the shapes of the public sets.
+
+A test that the sandbox itself failed to run is missing, not failed. Without any valid test the score is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from upshot.errors import UserError
+from upshot.score import Score
+from upshot.verifiers.base import Extra, Verifier, verifiers
+
+MAX_TESTS = 200
+_FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
+
+
+def program_in(text: str) -> str | None:
+    """The program of a response: its last Python block (or last unnamed block), else the whole when it looks like code."""
+    text = text[-200_000:]
+    blocks = _FENCE.findall(text)
+    for wanted in (("python", "py", "python3"), ("",)):
+        named = [body for language, body in blocks if language.lower() in wanted and body.strip()]
+        if named:
+            return str(named[-1])
+    if not blocks and re.search(r"^(?:def|class|import|from|print|for|while|if|\w+\s*=)\b?", text, re.MULTILINE):
+        return text
+    return None
+
+
+class CodeVerifier(Verifier):
+    """Runs a program's tests; 1 when all pass, with `partial` the share that does."""
+
+    waits = True
+    needs = ("sandbox", "reference")
+
+    def __init__(self, partial: bool = False, cpu_seconds: float = 6.0, max_tests: int = 50, sandbox: Any = None) -> None:
+        """partial: grade by the share of passed tests. max_tests: at most so many are run, the first ones."""
+        self.partial = partial
+        self.graded = partial
+        self.cpu_seconds = cpu_seconds
+        self.max_tests = min(max_tests, MAX_TESTS)
+        self.sandbox = sandbox
+
+    async def verify(self, response: str, reference: Any, extra: Extra) -> Score:
+        """The verdict."""
+        if self.sandbox is None:
+            raise UserError("code is verified in a sandbox, and there is none: set sandbox (or --sandbox)")
+        tests = self.tests(reference, extra)[: self.max_tests]
+        if not tests:
+            return Score.missing("code: no tests in the row")
+        program = program_in(response)
+        if program is None:
+            return Score(0.0, detail={"fault": "no program in the response", "tests": len(tests)})
+        return self._verdict(await self.run(self.program(program, extra), tests))
+
+    def program(self, program: str, extra: Extra) -> str:
+        """What is run; shapes that complete a given beginning put it in front."""
+        return program
+
+    def tests(self, reference: Any, extra: Extra) -> list[Any]:
+        """The tests of a row."""
+        raise NotImplementedError
+
+    async def run(self, program: str, tests: Sequence[Any]) -> list[Any]:
+        """Results of assert-like tests."""
+        return list(await self.sandbox.test_program(program, tests, self._limits()))
+
+    def _limits(self) -> Any:
+        from upshot.sandbox.limits import Limits
+
+        return Limits(cpu_seconds=self.cpu_seconds)
+
+    def _verdict(self, results: Sequence[Any]) -> Score:
+        values = [result.value for result in results if result.value is not None]
+        outcomes = [str(result.outcome) for result in results]
+        if len(values) < len(results):
+            return Score.missing("sandbox_fault", outcomes=outcomes[:50])
+        share = sum(values) / len(values)
+        failed = next((r.detail for r in results if r.value == 0), "")
+        detail = {"passed": int(sum(values)), "tests": len(values), "outcomes": outcomes[:50], "first_failure": failed[:500]}
+        return Score(share if self.partial else float(share == 1), detail=detail)
+
+
+@verifiers.register("code", "mbpp", "google-research-datasets/mbpp", "evalplus/mbppplus", "TIGER-Lab/AceCode-87K")
+class Code(CodeVerifier):
+    """Python with assert statements: a list (or JSON list) in the reference, `test_list` or `tests`."""
+
+    def tests(self, reference: Any, extra: Extra) -> list[Any]:
+        """The asserts."""
+        given = first_list(reference, extra, ("test_list", "tests", "assert_case"))
+        setup = "\n".join(extra.get("test_imports") or []) or str(extra.get("test_setup_code") or "")
+        return [f"{setup}\n{test}" if setup else str(test) for test in given]
+
+
+@verifiers.register("code-stdio", "code_stdio", "livecodebench", "PrimeIntellect/verifiable-coding-problems")
+class CodeStdio(CodeVerifier):
+    """A program that reads stdin and writes stdout: [{input, output}], or {inputs, outputs}."""
+
+    def tests(self, reference: Any, extra: Extra) -> list[Any]:
+        """The input/output pairs."""
+        from upshot.sandbox.outcome import StdioTest
+
+        return [StdioTest(given, wanted) for given, wanted in stdio_pairs(decoded(reference) or extra)]
+
+    async def run(self, program: str, tests: Sequence[Any]) -> list[Any]:
+        """Results of stdin/stdout tests."""
+        return list(await self.sandbox.test_stdio(program, tests, self._limits()))
+
+
+@verifiers.register("code-contests", "deepmind/code_contests", "codeforces", "apps", "taco")
+class CodeContests(CodeStdio):
+    """Public, private and generated tests of a contest problem."""
+
+    def tests(self, reference: Any, extra: Extra) -> list[Any]:
+        """Tests of all the columns there are."""
+        from upshot.sandbox.outcome import StdioTest
+
+        found: list[tuple[str, str]] = []
+        row = {**extra, **(decoded(reference) if isinstance(decoded(reference), Mapping) else {})}
+        for column in ("public_tests", "private_tests", "generated_tests", "input_output"):
+            found += stdio_pairs(decoded(row.get(column)))
+        found = found or stdio_pairs(decoded(reference))
+        return [StdioTest(given, wanted) for given, wanted in found]
+
+
+@verifiers.register("humaneval", "openai/openai_humaneval", "openai_humaneval", "evalplus/humanevalplus")
+class HumanEval(CodeVerifier):
+    """A function to complete, checked by `check(candidate)`: columns prompt, test, entry_point."""
+
+    def program(self, program: str, extra: Extra) -> str:
+        """The completion behind its prompt, or the program alone where it defines the function itself."""
+        entry = str(extra.get("entry_point", ""))
+        stub = str(extra.get("stub") or extra.get("prompt_code") or extra.get("code_prompt") or "")
+        if re.search(rf"^\s*(?:async\s+)?def {re.escape(entry)}\b", program, re.MULTILINE) or not stub:
+            helpers = stub.split(f"def {entry}")[0] if entry and stub else ""
+            return f"{helpers}\n{program}"
+        return stub + program
+
+    def tests(self, reference: Any, extra: Extra) -> list[Any]:
+        """One test: the check function and its call."""
+        test = str(extra.get("test") or reference or "")
+        entry = str(extra.get("entry_point", ""))
+        return [f"{test}\n\ncheck({entry})"] if test and entry else []
+
+
+@verifiers.register("bigcodebench", "bigcode/bigcodebench")
+class BigCode(CodeVerifier):
+    """A function with a unittest.TestCase named TestCases in the column test."""
+
+    def program(self, program: str, extra: Extra) -> str:
+        """The program behind the imports of its stub."""
+        stub = str(extra.get("code_prompt") or "")
+        return f"{stub.split('def ')[0]}\n{program}" if stub else program
+
+    def tests(self, reference: Any, extra: Extra) -> list[Any]:
+        """One test: the whole test case must succeed."""
+        test = str(extra.get("test") or reference or "")
+        if "TestCases" not in test:
+            return []
+        run = (
+            "import unittest as _unittest\n"
+            "_result = _unittest.TestResult()\n"
+            "_unittest.defaultTestLoader.loadTestsFromTestCase(TestCases).run(_result)\n"
+            "assert _result.wasSuccessful() and _result.testsRun > 0, str(_result.errors + _result.failures)[:500]"
+        )
+        return [f"{test}\n\n{run}"]
+
+
+def decoded(value: Any) -> Any:
+    """A value that may be JSON in a string."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except json.JSONDecodeError:
+            return value
+    return value
+
+
+def first_list(reference: Any, extra: Extra, keys: Sequence[str]) -> list[Any]:
+    """The tests as a list: the reference itself, or the first of the columns that has some."""
+    value = decoded(reference)
+    if isinstance(value, Mapping):
+        value = next((value[key] for key in keys if value.get(key)), None)
+    if isinstance(value, list | tuple) and value:
+        return list(value)
+    if isinstance(value, str) and "assert" in value:
+        return [value]
+    for key in keys:
+        value = decoded(extra.get(key))
+        if isinstance(value, list | tuple) and value:
+            return list(value)
+    return []
+
+
+def stdio_pairs(value: Any) -> list[tuple[str, str]]:
+    """(input, output) pairs from a list of them or from two lists side by side."""
+    if isinstance(value, Mapping):
+        inner = decoded(value.get("tests") or value.get("test_cases"))
+        if inner:
+            return stdio_pairs(inner)
+        inputs = value.get("inputs", value.get("input"))
+        outputs = value.get("outputs", value.get("output"))
+        if isinstance(inputs, list | tuple) and isinstance(outputs, list | tuple):
+            return [(_text(i), _text(o)) for i, o in zip(inputs, outputs, strict=False)]
+        return [(str(inputs), str(outputs))] if inputs is not None and outputs is not None else []
+    if isinstance(value, list | tuple):
+        return [pair for item in value for pair in stdio_pairs(item) if isinstance(item, Mapping)]
+    return []
+
+
+def _text(value: Any) -> str:
+    return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
