@@ -65,7 +65,7 @@ async def judge(request: Request) -> str:
     """Likes questions; the answer is right when it was given."""
     await _linger()
     text = _text(request)
-    said = text.split("<conversation>")[-1]
+    said = text.split("<conversation>")[-1].split("</conversation>")[0]
     if '"accuracy"' in text:
         return json.dumps({"thought": "", "accuracy": int("it is." in said)})
     if '"asks"' in text:
@@ -87,3 +87,13 @@ async def failing_judge(request: Request) -> str:
     if random.Random(_text(request)).random() < 0.33:
         return "I would rather not."
     return await judge(request)
+
+
+def asks(request: Request) -> str:
+    """Always asks back."""
+    return "Which one do you mean?"
+
+
+def answers(request: Request) -> str:
+    """Always answers."""
+    return "It is the second one."

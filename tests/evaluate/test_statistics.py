@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upshot.evaluate.statistics import compare, estimate, sign_flip_p
+from upshot.evaluate.statistics import bootstrap, compare, estimate, sign_flip_p, wilson
 
 values = st.lists(st.floats(-10, 10), min_size=1, max_size=30)
 
@@ -21,8 +21,8 @@ def test_nothing_has_no_mean() -> None:
 @settings(deadline=None, max_examples=30)
 @given(values)
 def test_the_interval_holds_the_mean_and_stays_within_the_data(data: list[float]) -> None:
-    found = estimate(data)
-    assert found is not None and found.n == len(data)
+    found = bootstrap(data)
+    assert found.n == len(data)
     slack = 1e-9
     assert min(data) - slack <= found.low <= found.mean + slack and found.mean - slack <= found.high
     assert found.high <= max(data) + slack
@@ -81,3 +81,10 @@ def test_only_goals_that_both_have_are_compared() -> None:
     found = compare({"a": 1.0, "b": 1.0, "only": 100.0}, {"a": 0.0, "b": 0.0, "other": -100.0})
     assert found is not None and found.estimate.n == 2 and found.estimate.mean == 1.0
     assert found.p_value == 0.5  # two pairs cannot be significant
+
+
+def test_scores_of_zero_and_one_that_all_agree_still_have_an_interval() -> None:
+    found = estimate([1.0] * 10)
+    assert found is not None and found.mean == found.high == 1.0 and found.low == pytest.approx(0.7225, abs=1e-3)
+    half = wilson(5, 10)
+    assert (half.low, half.high) == (pytest.approx(0.2366, abs=1e-3), pytest.approx(0.7634, abs=1e-3))

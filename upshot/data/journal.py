@@ -17,10 +17,13 @@ from upshot.errors import UserError
 
 
 class Journal:
-    """Finished work, line by line; the first line says with which settings it was done."""
+    """Finished work, line by line, behind a first line that says with which settings it was done."""
 
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        """Open or begin a journal; one that was begun with other settings is a `UserError`."""
+    def __init__(self, path: Path, settings: Mapping[str, Any] | None) -> None:
+        """Open or begin a journal; one that was begun with other settings is a `UserError`.
+
+        With settings None the file has no first line of settings: every line is finished work.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -55,12 +58,14 @@ class Journal:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _recover(self, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _recover(self, settings: Mapping[str, Any] | None) -> list[dict[str, Any]]:
         content = self.path.read_bytes()
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
             os.ftruncate(self._file, whole)
         lines: list[dict[str, Any]] = [json.loads(line) for line in content[:whole].splitlines() if line]
+        if settings is None:
+            return lines
         wanted = json.loads(json.dumps({"settings": dict(settings)}))
         if not lines:
             self.append(wanted)

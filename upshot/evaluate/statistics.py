@@ -6,9 +6,11 @@ values have left the lists before they come here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from statistics import NormalDist
 
 LEVEL = 0.95
 RESAMPLES = 4000
@@ -27,6 +29,10 @@ class Estimate:
     high: float
     n: int
 
+    def times(self, factor: float) -> Estimate:
+        """The same in another unit."""
+        return Estimate(self.mean * factor, self.low * factor, self.high * factor, self.n)
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -36,16 +42,28 @@ class Difference:
     p_value: float
     """Two-sided; of the sign-flip test on paired differences, uncorrected for the number of comparisons."""
 
+    def times(self, factor: float) -> Difference:
+        """The same in another unit."""
+        return Difference(self.estimate.times(factor), self.p_value)
+
 
 def estimate(values: Sequence[float], seed: int = 0, level: float = LEVEL) -> Estimate | None:
-    """The mean with its bootstrap percentile interval; None without values.
+    """The mean with its interval; None without values.
 
-    All-equal values and a single value have the interval [mean, mean]: the data show no spread to resample.
+    Bootstrap percentiles; for scores that are all 0 or 1 Wilson's interval, which does not shrink to a point when all
+    agree. Other all-equal values have the interval [mean, mean]: the data show no spread to resample.
     """
-    import numpy as np
-
     if not values:
         return None
+    if all(value in (0.0, 1.0) for value in values):
+        return wilson(int(sum(values)), len(values), level)
+    return bootstrap(values, seed, level)
+
+
+def bootstrap(values: Sequence[float], seed: int = 0, level: float = LEVEL) -> Estimate:
+    """The mean and the percentile interval of its bootstrap."""
+    import numpy as np
+
     data = np.asarray(values, dtype=np.float64)
     mean = float(data.mean())
     if len(data) == 1 or float(data.min()) == float(data.max()):
@@ -61,12 +79,20 @@ def estimate(values: Sequence[float], seed: int = 0, level: float = LEVEL) -> Es
     return Estimate(mean, float(low), float(high), len(data))
 
 
+def wilson(hits: int, n: int, level: float = LEVEL) -> Estimate:
+    """A share and Wilson's score interval of it."""
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    share = hits / n
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return Estimate(share, max(0.0, min(centre - half, share)), min(1.0, max(centre + half, share)), n)
+
+
 def compare(ours: Mapping[str, float], theirs: Mapping[str, float], seed: int = 0) -> Difference | None:
     """Our values minus theirs, over the goals that both have; None when they share none."""
     shared = sorted(ours.keys() & theirs.keys())
     differences = [ours[goal] - theirs[goal] for goal in shared]
-    spread = estimate(differences, seed)
-    return None if spread is None else Difference(spread, sign_flip_p(differences, seed))
+    return Difference(bootstrap(differences, seed), sign_flip_p(differences, seed)) if differences else None
 
 
 def sign_flip_p(differences: Sequence[float], seed: int = 0) -> float:

@@ -44,6 +44,8 @@ class CollabTask(Task):
     """Whether the simulated user says the first message of a single-turn row."""
     max_messages = 14
     """Most messages of a whole conversation, the system prompt not counted."""
+    table_group: str | None = None
+    """By which of its groups the table shows the task metric, too."""
     hub = ""
     """Hugging Face name of the single-turn set; '' when it has none."""
     hub_splits: tuple[str, ...] = ()
@@ -208,6 +210,7 @@ class AbgCoqa(CollabTask):
     metrics: Mapping[str, float] = {"action_accuracy": 1.0, "token_amount": -5e-4}
     user_opens = False
     max_messages = 2
+    table_group = "question"
     parse = staticmethod(coqa_row)
 
     def groups(self, row: Row) -> Mapping[str, str]:

@@ -23,7 +23,7 @@ class ActionAccuracy(Metric):
         max_tokens: int = 512,
         repairs: int = 2,
     ) -> None:
-        """Make the metric; `by`: a judge decides whether the reply asks, or the rule that its last line is a question."""
+        """Make the metric; `by`: a judge says whether the reply asks, or the rule that its last line is a question."""
         if by == "judge" and judge is None:
             raise UserError("the metric 'action_accuracy' needs a judge model; name one, or set by: rule")
         asks = Judge(judge, "asks", "asks", 0, 1, True, max_tokens, repairs) if judge and by == "judge" else None
