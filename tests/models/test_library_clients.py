@@ -1,0 +1,154 @@
+"""The official openai client's types and litellm, as backends, against a real server on loopback."""
+
+import asyncio
+
+import pytest
+
+from tests.models.misbehaving_server import MODEL, MisbehavingServer, answer_body
+from upshot.chat import Message
+from upshot.errors import UserError
+from upshot.models.base import ModelCallError, Request, Sampling
+from upshot.models.budget import Budget
+from upshot.models.connect import connect
+from upshot.models.spec import ModelSpec
+from upshot.models.wire import chat_body, completion_body, read_answer
+
+openai = pytest.importorskip("openai")
+VIAS = ["openai", "litellm"]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}
+
+
+def ask(text="hello there", **options):
+    return Request([Message("user", text)], **options)
+
+
+def with_server(body, via, server=None, **spec):
+    if via == "litellm":
+        pytest.importorskip("litellm")
+
+    async def run():
+        options = {"model": MODEL, "via": via, "backoff_s": 0.01, **spec}
+        async with (
+            MisbehavingServer(**(server or {})) as host,
+            connect({"url": host.url, **options}, role="user") as model,
+        ):
+            return await body(model, host)
+
+    return asyncio.run(run())
+
+
+def test_our_bodies_and_answers_are_those_of_the_openai_types():
+    from openai.types import Completion as TextCompletion
+    from openai.types.chat import ChatCompletion
+
+    chat = answer_body("/v1/chat/completions", {"model": "m", "messages": [{"content": "a b"}], "n": 2}, "x y z")
+    typed = ChatCompletion.model_validate(chat, strict=True)
+    assert read_answer(typed.model_dump()) == read_answer(chat)
+    text = answer_body("/v1/completions", {"model": "m", "prompt": [1, 2]}, "x")
+    assert read_answer(TextCompletion.model_validate(text, strict=True).model_dump()) == read_answer(text)
+    request = ask(sampling=Sampling(seed=3, stop=("a",), top_p=0.5), n=2, schema=SCHEMA)
+    body = chat_body(request, 2, 3, schema=True, ids=False)
+    known = openai.types.chat.completion_create_params.CompletionCreateParamsNonStreaming.__annotations__
+    assert set(body) <= set(known)
+    known = openai.types.completion_create_params.CompletionCreateParamsNonStreaming.__annotations__
+    assert set(completion_body(Request([1, 2], request.sampling), 2, 3, ids=False)) <= set(known)
+
+
+@pytest.mark.parametrize("via", VIAS)
+def test_a_call_goes_through_the_library_and_comes_back_whole(via):
+    async def body(model, server):
+        sampling = Sampling(max_tokens=9, temperature=0.25, seed=4)
+        out = await model.generate(ask(n=2, sampling=sampling, schema=SCHEMA))
+        assert [c.text for c in out] == ["hello there"] * 2
+        assert (out[0].prompt_tokens, out[0].completion_tokens, out[0].finish) == (2, 2, "stop")
+        sent = server.records[0].body
+        assert (sent["max_tokens"], sent["temperature"], sent["seed"], sent["n"]) == (9, 0.25, 4, 2)
+        assert sent["response_format"]["json_schema"]["schema"] == SCHEMA
+        assert out[0].cost > 0
+
+    with_server(body, via, price_in=1, price_out=2)
+
+
+@pytest.mark.parametrize("via", VIAS)
+def test_faults_are_retried_by_us_and_counted_once(via):
+    faults = {"drop": 0.08, "limit_rate": 0.08, "malformed": 0.08, "error": 0.05, "stall": 0.02}
+
+    async def body(model, server):
+        answers = await asyncio.gather(*(model.generate(ask(f"call {i}")) for i in range(60)))
+        assert [answer[0].text for answer in answers] == [f"call {i}" for i in range(60)]
+        stats = model.stats()
+        assert len(server.served()) == stats["user/calls"] == 60
+        assert stats["user/retries"] == len(server.records) - 60 > 0
+
+    with_server(body, via, faults, timeout_s=2.0, concurrency=30)
+
+
+@pytest.mark.parametrize("via", VIAS)
+@pytest.mark.parametrize(
+    ("fault", "reason"), [("error", "http_500"), ("limit_rate", "rate_limited"), ("stall", "timeout")]
+)
+def test_a_failure_that_stays_has_its_reason(via, fault, reason):
+    async def body(model, server):
+        with pytest.raises(ModelCallError) as caught:
+            await model.generate(ask())
+        assert caught.value.reason == reason
+
+    with_server(body, via, {fault: 1.0}, retries=1, timeout_s=0.5, patience_s=0.1)
+
+
+@pytest.mark.parametrize("via", VIAS)
+def test_a_refused_schema_is_remembered(via):
+    async def body(model, server):
+        await model.generate(ask(schema=SCHEMA))
+        await model.generate(ask(schema=SCHEMA))
+        assert not model.abilities.schema
+        assert ["response_format" in r.body for r in server.records] == [True, False, False]
+
+    with_server(body, via, {"structured": False})
+
+
+@pytest.mark.parametrize("via", VIAS)
+def test_a_wrong_key_and_an_unknown_model_are_the_users_to_mend(via, monkeypatch):
+    async def body(model, server):
+        with pytest.raises(UserError):
+            await model.generate(ask())
+
+    monkeypatch.setenv("SOME_KEY", "wrong")
+    with_server(body, via, {"key": "right"}, api_key_env="SOME_KEY")
+    with_server(body, via, {}, model="no-such-model")
+
+
+def test_a_client_of_yours_is_used_and_left_open():
+    from upshot.models.openai_client import OpenAIClientModel
+
+    async def run():
+        async with (
+            MisbehavingServer() as server,
+            openai.AsyncOpenAI(base_url=server.url, api_key="x", max_retries=0) as client,
+        ):
+            spec = ModelSpec.parse({"url": server.url, "model": MODEL})
+            for _ in range(2):
+                async with OpenAIClientModel(spec, client) as model:
+                    assert (await model.generate(ask()))[0].text == "hello there"
+
+    asyncio.run(run())
+
+
+def test_providers_say_what_is_missing_before_any_work(monkeypatch):
+    pytest.importorskip("litellm")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(UserError, match="OPENAI_API_KEY"):
+        asyncio.run(connect("openai/gpt-4o-mini").start())
+    with pytest.raises(UserError, match=r"no provider 'Qwen'.*'local:Qwen/Qwen2.5-0.5B'"):
+        asyncio.run(connect("Qwen/Qwen2.5-0.5B").start())
+    monkeypatch.setenv("OPENAI_API_KEY", "x")
+    with pytest.raises(UserError, match="price_in"):
+        asyncio.run(connect("openai/unheard-of", budget=Budget(max_dollars=1)).start())
+
+
+def test_list_prices_come_from_litellm(monkeypatch):
+    pytest.importorskip("litellm")
+    monkeypatch.setenv("OPENAI_API_KEY", "x")
+    model = connect("openai/gpt-4o-mini", budget=Budget(max_dollars=1))
+    asyncio.run(model.start())
+    assert (model.price_in, model.price_out) == (pytest.approx(0.15), pytest.approx(0.6))

@@ -1,0 +1,85 @@
+"""Rates are kept, and waits are what the endpoint asked for."""
+
+import asyncio
+import random
+import time
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from upshot.chat import Message
+from upshot.models.base import Completion, Request, Sampling
+from upshot.models.connect import connect
+from upshot.models.limits import LONGEST_BACKOFF_S, Pace, backoff, retry_after
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (None, None),
+        ("", None),
+        ("3", 3.0),
+        ("0.25", 0.25),
+        ("-1", 0.0),
+        ("Thu, 01 Jan 2026 12:00:30 GMT", 30.0),
+        ("Thu, 01 Jan 2026 11:00:00 GMT", 0.0),
+        ("soon", None),
+    ],
+)
+def test_retry_after_is_read_as_seconds_or_as_a_date(header, seconds):
+    assert retry_after(header, NOW) == seconds
+
+
+@given(st.integers(0, 60), st.floats(0.01, 2), st.integers())
+def test_backoff_doubles_with_jitter_and_has_a_ceiling(attempt, first, seed):
+    wait = backoff(attempt, first, random.Random(seed))
+    mean = min(LONGEST_BACKOFF_S, first * 2**attempt)
+    assert 0.5 * mean <= wait <= 1.5 * mean
+
+
+def test_calls_per_minute_are_kept():
+    async def run():
+        options = {"model": "scripted:ok", "requests_per_minute": 1200}
+        async with connect(options) as model:
+            began = time.monotonic()
+            await asyncio.gather(*(model.generate(Request([Message("user", "x")])) for _ in range(30)))
+            return time.monotonic() - began
+
+    assert asyncio.run(run()) >= 0.45  # 20 at once, 10 more at 20 a second
+
+
+def test_tokens_per_minute_are_kept_by_what_calls_really_use():
+    def reply(request):
+        return Completion("x", "stop", prompt_tokens=50, completion_tokens=50)
+
+    async def run(monkeypatched):
+        from upshot.models.scripted import SCRIPTS
+
+        SCRIPTS["limits-test"] = monkeypatched
+        try:
+            async with connect({"model": "scripted:limits-test", "tokens_per_minute": 60_000}) as model:
+                request = Request([Message("user", "x")], Sampling(max_tokens=900))
+                began = time.monotonic()
+                for _ in range(15):
+                    await model.generate(request)
+                return time.monotonic() - began
+        finally:
+            del SCRIPTS["limits-test"]
+
+    # 1,500 tokens at 1,000 a second with 1,000 at once; by the guesses of 900 each it would take 12 s
+    assert 0.3 <= asyncio.run(run(reply)) < 3
+
+
+def test_more_than_the_bucket_holds_is_paid_back():
+    async def run():
+        pace = Pace(6000)  # 100 a second
+        began = time.monotonic()
+        await pace.take(130)
+        await pace.take(10)
+        return time.monotonic() - began
+
+    assert asyncio.run(run()) >= 0.35

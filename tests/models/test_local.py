@@ -1,0 +1,174 @@
+"""Models in this process: a folder in Hugging Face's format, and SmolLM2 without a network."""
+
+import asyncio
+import json
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from upshot.chat import Message
+from upshot.errors import UserError
+from upshot.models.base import ModelCallError, Request, Sampling
+from upshot.models.connect import connect, connect_all
+from upshot.models.local import load_local, local_path
+from upshot.models.smollm2 import FOLDER, smollm2_folder
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny Llama with a byte-level tokenizer, saved as a folder."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    path = tmp_path_factory.mktemp("tiny")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|im_end|>")
+    tokenizer.chat_template = CHATML
+    tokenizer.save_pretrained(path)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    return str(path)
+
+
+def test_a_folder_answers_with_ids_and_log_probabilities_and_its_seed_repeats(folder):
+    async def run():
+        async with connect(folder, role="user") as model:
+            assert model.abilities.ids_in
+            request = Request([Message("user", "hi")], Sampling(max_tokens=6, seed=3), n=2)
+            first, second = await model.generate(request), await model.generate(request)
+            return first, second, model.stats()
+
+    first, second, stats = asyncio.run(run())
+    assert [c.ids for c in first] == [c.ids for c in second]
+    assert all(c.logprobs is not None and len(c.logprobs) == len(c.ids or ()) for c in first)
+    assert stats["user/calls"] == 2
+    assert stats["user/completion_tokens"] == sum(len(c.ids or ()) for c in first + second)
+
+
+def test_roles_with_the_same_folder_load_it_once(folder):
+    models = connect_all({"user": folder, "judge": f"local:{folder}", "third": folder})
+    assert models["user"] is models["third"]
+
+
+def test_the_cpu_computes_in_float32(folder):
+    import torch
+
+    module, tokenizer = load_local(folder, device="cpu")
+    assert module.dtype == torch.float32
+    assert tokenizer.eos_token == "<|im_end|>"
+
+
+def test_a_local_model_can_be_called_only_while_it_is_loaded(folder):
+    async def run():
+        model = connect(folder)
+        with pytest.raises((UserError, ModelCallError)):
+            await model.generate(Request([Message("user", "hi")]))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ["./no/such/folder", "local:/no/such"])
+def test_a_folder_that_is_not_there_is_named(name):
+    with pytest.raises(UserError, match="there is no folder"):
+        local_path(name)
+
+
+def test_a_folder_that_holds_no_model_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"has no config\.json"):
+        local_path(str(tmp_path))
+
+
+def _convert(cache, out):
+    os.environ["UPSHOT_CACHE"] = cache
+    out.put(str(smollm2_folder()))
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory):
+    """The converted model, made by two processes at once in a fresh cache folder."""
+    pytest.importorskip("gguf")
+    cache = str(tmp_path_factory.mktemp("cache"))
+    context = multiprocessing.get_context("spawn")
+    out = context.Queue()
+    workers = [context.Process(target=_convert, args=(cache, out)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    found = {out.get(timeout=200) for _ in workers}
+    for worker in workers:
+        worker.join()
+    assert found == {str(Path(cache) / FOLDER)}
+    assert sorted(p.name for p in Path(cache).iterdir()) == [FOLDER, f"{FOLDER}.lock"]
+    return found.pop()
+
+
+@pytest.mark.slow
+def test_smollm2_is_converted_once_with_the_right_ends_and_constants(smollm2):
+    config = json.loads((Path(smollm2) / "config.json").read_text())
+    assert config["rms_norm_eps"] == 1e-5
+    assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (1, 2, 2)
+    module, tokenizer = load_local(smollm2)
+    assert (tokenizer.eos_token, tokenizer.pad_token, tokenizer.bos_token) == (
+        "<|im_end|>",
+        "<|im_end|>",
+        "<|im_start|>",
+    )
+    assert module.generation_config.eos_token_id == 2
+    assert sum(p.numel() for p in module.parameters()) == 134_515_008
+
+
+@pytest.mark.slow
+def test_smollm2_tokenizes_digits_one_by_one_and_renders_chatml(smollm2):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    assert "|".join(tokenizer.tokenize("It costs $1,234.50")) == "It|Ġcosts|Ġ$|1|,|2|3|4|.|5|0"
+    for text in ("Janet’s 16 ducks\n\n\tlay é ∑ 你好 🙂  ", "a  b", "x = 10**12"):
+        assert tokenizer.decode(tokenizer(text).input_ids) == text
+    text = tokenizer.apply_chat_template(
+        [{"role": "system", "content": "S"}, {"role": "user", "content": "hi"}],
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    assert text == "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer(text).input_ids[:2] == [1, 9690]
+
+
+@pytest.mark.slow
+def test_smollm2_speaks(smollm2, monkeypatch):
+    monkeypatch.setenv("UPSHOT_CACHE", str(Path(smollm2).parent))
+
+    async def run():
+        async with connect("smollm2-135m", role="user") as model:
+            question = Request([Message("user", "What is the capital of France?")], Sampling(32, temperature=0))
+            return (await model.generate(question))[0]
+
+    completion = asyncio.run(run())
+    assert "Paris" in completion.text
+    assert completion.finish == "stop"
+
+
+def test_a_missing_package_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("UPSHOT_CACHE", str(tmp_path))
+    monkeypatch.setattr("upshot.models.smollm2.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install gguf"):
+        smollm2_folder()
