@@ -127,12 +127,13 @@ def metrics_row(rng: random.Random, stage: str, phase: str, step: int, steps: in
     if phase == "rl":
         row |= {
             "reward/mean": None if step in (7, 8) else noisy(0.3 + gain),
+            "reward/missing": rng.choice([0, 0, 0, 1]),
             "reward/std": abs(noisy(0.3)),
             "reward/accuracy": noisy(0.25 + gain),
             "reward/token_amount": noisy(-0.2),
             "by/difficulty=hard/reward": noisy(0.1 + gain),
             "by/difficulty=easy/reward": noisy(0.8 + gain / 10),
-            f"missing/{rng.choice(REASONS)}": rng.choice([1, 2]),
+            **({f"missing/{rng.choice(REASONS)}": rng.choice([1, 2])} if rng.random() < 0.3 else {}),
             "policy/kl": abs(noisy(0.02 * step / steps)),
             "policy/entropy": noisy(2 - gain),
             "question/share": min(1.0, abs(noisy(gain))),

@@ -65,3 +65,15 @@ def test_curves_with_the_same_steps_share_one_column() -> None:
     curve = [(float(step), 0.5) for step in range(9)]
     packed = pack([("", "a", curve), ("", "b", list(curve)), ("", "c", curve[:3])], 100)
     assert len(packed["steps"]) == 2
+
+
+def test_a_reason_is_counted_zero_at_steps_where_it_did_not_occur(tmp_path: Path) -> None:
+    rows = [
+        {"step": 1, "phase": "rl", "reward/missing": 0},
+        {"step": 2, "phase": "rl", "reward/missing": 1, "missing/judge: timeout": 3},
+        {"step": 2, "phase": "eval", "eval/score": 0.5},
+    ]
+    curves = read_curves(write(tmp_path / "m.jsonl", *rows))
+    assert curves.series["rl"]["missing/judge: timeout"] == [(1, 0.0), (2, 3.0)]
+    assert curves.missing_reasons() == {"judge: timeout": 3.0}
+    assert curves.total("time/step") is None

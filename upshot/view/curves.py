@@ -67,10 +67,20 @@ def read_curves(path: Path) -> Curves:
             curves.not_finite += value is None and cell is not None
             curves.rewritten += step in of_phase[key]
             of_phase[key][step] = value
+    _fill_counts(points)
     curves.series = {
         phase: {key: sorted(by_step.items()) for key, by_step in keys.items()} for phase, keys in points.items()
     }
     return curves
+
+
+def _fill_counts(points: dict[str, dict[str, dict[float, float | None]]]) -> None:
+    """Zero where nothing was missing: `missing/<reason>` counts are logged only at steps where the reason occurred."""
+    for of_phase in points.values():
+        counted = of_phase.get("reward/missing", {})
+        for key in of_phase:
+            if key.startswith("missing/"):
+                of_phase[key].update({step: 0.0 for step in counted if step not in of_phase[key]})
 
 
 def _is_metric(cell: Any) -> bool:

@@ -12,6 +12,8 @@ function open(id, ...rest) {
   for (const button of nav.children) button.setAttribute("aria-current", String(button.dataset.tab === id));
   panel.replaceChildren(tabs[id][1](...rest));
   redraw();
+  const top = nav.previousElementSibling ? nav.previousElementSibling.offsetTop + nav.previousElementSibling.offsetHeight : 0;
+  if (scrollY > top) scrollTo(0, top);
 }
 
 const page = document.getElementById("page");

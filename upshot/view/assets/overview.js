@@ -78,7 +78,7 @@ function whisker(cell, { low, high }) {
 // Counts that the trainer logged at every step, over all replies; rollouts.jsonl may hold only some of them.
 function trainedMissing(run) {
   const many = data.runs.length > 1;
-  return Object.entries(run.missing_logged).map(([reason, total]) => h("tr", {}, many && h("td", { class: "in" }, run.name), h("td", { class: "why" }, reason), h("td", { class: "num" }, format(total))));
+  return Object.entries(run.missing_logged).map(([reason, total]) => h("tr", {}, many && h("td", { class: "in" }, run.name), h("td", { class: "what" }, reason), h("td", { class: "num" }, format(total))));
 }
 
 function missingCard() {
