@@ -1,7 +1,7 @@
 """Conversations per second of one simulated GRPO step, beside how the published recipe plays it.
 
     python benchmarks/conversations.py                 # 16 prompts x 8 replies x 3 futures x 2 rounds, 50 ms a call
-    python benchmarks/conversations.py --http          # the same through real HTTP on loopback (server in its own process)
+    python benchmarks/conversations.py --http          # the same over real HTTP on loopback, server in its own process
 
 Every model call takes the same latency, so the longest chain of calls (the critical path) is known: one reply, then a
 user and a policy call a round, then a judge. Printed: seconds, conversations/s, the ratio to the critical path, CPU of
@@ -112,7 +112,7 @@ def serve(options: argparse.Namespace) -> None:
             messages = body["messages"]
             return answer(messages[0]["content"] if len(messages) == 1 else "")
 
-        async with MisbehavingServer(reply, latency=options.latency, keep_bodies=False) as server:
+        async with MisbehavingServer(reply, latency=options.latency[0], keep_bodies=False) as server:
             print(server.url, flush=True)
             await asyncio.sleep(3600)
 
@@ -148,20 +148,27 @@ async def compare(model: Model, options: argparse.Namespace, label: str) -> None
     print(f"  ratio: upshot is {walls['sequential futures'] / walls['upshot']:.2f} x as fast as sequential futures")
 
 
+async def over_http(options: argparse.Namespace) -> None:
+    """The same with a server in a process of its own."""
+    command = [sys.executable, __file__, "--serve", "--latency", str(options.latency)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        try:
+            async with connect({"url": url, "concurrency": options.in_flight}) as model:
+                await compare(model, options, "over HTTP")
+        finally:
+            server.kill()
+
+
 async def main(options: argparse.Namespace) -> None:
     """Run what was asked for."""
-    async with scripted_model(options) as model:
-        await compare(model, options, "in process")
-    if options.http:
-        command = [sys.executable, __file__, "--serve", "--latency", str(options.latency)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            url = server.stdout.readline().strip()
-            try:
-                async with connect({"url": url, "concurrency": options.in_flight}) as model:
-                    await compare(model, options, "over HTTP")
-            finally:
-                server.kill()
+    for latency in options.latency:
+        chosen = argparse.Namespace(**{**vars(options), "latency": latency})
+        async with scripted_model(chosen) as model:
+            await compare(model, chosen, "in process")
+        if options.http:
+            await over_http(chosen)
     if importlib.util.find_spec("verifiers") is None:
         print("verifiers: not installed, not measured (pip install verifiers)")
     else:
@@ -175,7 +182,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--replies", type=int, default=8)
     parser.add_argument("--futures", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--latency", type=float, default=0.05, help="seconds each model call takes")
+    parser.add_argument("--latency", type=float, nargs="+", default=[0.05, 0.5], help="seconds each model call takes")
     parser.add_argument("--in-flight", type=int, default=512)
     parser.add_argument("--repeat", type=int, default=3, help="the fastest of so many runs counts")
     parser.add_argument("--http", action="store_true", help="measure over real HTTP, too")

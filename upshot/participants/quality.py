@@ -24,24 +24,8 @@ _ASSISTANT_PHRASES = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-_HINTS = frozenset(
-    [
-        "assistant",
-        "ai",
-        "chatbot",
-        "model",
-        "help",
-        "assist",
-        "ask",
-        "reach",
-        "know",
-        "helps",
-        "certainly",
-        "sure",
-        "course",
-        "absolutely",
-    ]
-)
+_HINTS = {"assistant", "ai", "chatbot", "model", "help", "assist", "ask", "reach", "know", "helps"}
+_HINTS |= {"certainly", "sure", "course", "absolutely"}
 """Every phrase above holds one of these: a message without any needs no closer look, and most have none."""
 ECHO_SHARE = 0.6
 """Share of the assistant's last message that makes a user's message its echo."""
