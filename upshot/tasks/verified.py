@@ -67,13 +67,17 @@ class VerifiedTask(Task):
 
     @cached_property
     def _splits(self) -> dict[str, list[Row]]:
+        rows = {split: [self.parse(record) for record in records] for split, records in self._tables().items()}
+        return separate(rows, self.held_out, self.split_seed)
+
+    def _tables(self) -> dict[str, list[dict[str, Any]]]:
+        """The raw records by split."""
         if not self._file and not self._named:
             raise UserError(f"task '{self.name}' needs the option 'file' (.jsonl, .parquet, a folder or a Hub name)")
         tables = load_tables(self._file) if self._file else {}
         for split, source in self._named.items():
             tables[split] = [record for table in load_tables(source).values() for record in table]
-        rows = {split: [self.parse(record) for record in records] for split, records in tables.items()}
-        return separate(rows, self.held_out, self.split_seed)
+        return tables
 
     def parse(self, record: Mapping[str, Any]) -> Row:
         """A record as a row of this task."""

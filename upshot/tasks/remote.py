@@ -1,0 +1,70 @@
+"""A task that lives behind HTTP: the server opens the conversation, answers the turns and gives the reward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from upshot.chat import Row
+from upshot.errors import UserError
+from upshot.participants.base import Participant
+from upshot.participants.remote import RemoteEnvironment
+from upshot.tasks.base import tasks
+from upshot.tasks.rows import row_of
+from upshot.tasks.verified import VerifiedTask
+
+
+@tasks.register("remote")
+class Remote(VerifiedTask):
+    """Rows name an instance (`instance_hash`) or a sample (`index`, `name`); everything else is the server's."""
+
+    name = "remote"
+
+    def __init__(
+        self,
+        url: str,
+        protocol: Literal["instance", "chat"] = "chat",
+        file: str | None = None,
+        train_file: str | None = None,
+        validation_file: str | None = None,
+        test_file: str | None = None,
+        held_out: float = 0.1,
+        limit: int | None = None,
+        split_seed: int = 0,
+        system: str = "",
+        samples: int = 0,
+        sample_name: str = "",
+        seconds: float = 120.0,
+        connections: int = 64,
+    ) -> None:
+        """Make the task.
+
+        protocol: instance (/start_instance …) or chat (/start_sample …).
+        samples: without a file, rows are the indices 0 … samples-1 of `sample_name` (protocol chat).
+        """
+        super().__init__(file, train_file, validation_file, test_file, held_out, limit, split_seed, None, system)
+        if samples and protocol == "instance":
+            raise UserError("task 'remote' with protocol 'instance' needs a file with 'instance_hash', not 'samples'")
+        self._samples = [{"index": index, "name": sample_name} for index in range(samples)]
+        self._environment = RemoteEnvironment(url, protocol, seconds, connections)
+        self._key = "instance_hash" if protocol == "instance" else "index"
+
+    def environment(self) -> Participant:
+        """The server."""
+        return self._environment
+
+    def _tables(self) -> dict[str, list[dict[str, Any]]]:
+        return {"train": list(self._samples)} if self._samples else super()._tables()
+
+    def parse(self, record: Mapping[str, Any]) -> Row:
+        """A record as a row; its opening may be empty, since the server opens."""
+        if self._key not in record:
+            raise UserError(f"task 'remote': a row has no '{self._key}'; its keys: {', '.join(record)}")
+        if any(record.get(key) for key in ("prompt", "messages", "question", "problem")):
+            return row_of(record, "remote", "", self.system)
+        identity = f"{record.get('name', '')}#{record[self._key]}"
+        return Row(identity, (), identity, None, "remote", dict(record))  # the goal keeps splits apart
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._environment.aclose()

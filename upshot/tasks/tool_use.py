@@ -1,0 +1,111 @@
+"""Questions answered with tools: `tools` with any verifier, `search-qa` with a local corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from upshot.participants.base import Participant
+from upshot.participants.tools import ToolEnvironment, make_tools
+from upshot.tasks.base import tasks
+from upshot.tasks.verified import VerifiedTask
+from upshot.verifiers.base import verifiers
+
+
+@tasks.register("tools")
+class ToolUse(VerifiedTask):
+    """Rows of any verifier; the policy may call tools before it answers."""
+
+    name = "tools"
+    verifier = "gsm8k"
+
+    def __init__(
+        self,
+        file: str | None = None,
+        train_file: str | None = None,
+        validation_file: str | None = None,
+        test_file: str | None = None,
+        held_out: float = 0.1,
+        limit: int | None = None,
+        split_seed: int = 0,
+        instructions: str | None = None,
+        system: str = "",
+        tools: Sequence[str] = ("calculator",),
+        verifier: str | None = None,
+        verifier_options: Mapping[str, Any] | None = None,
+        corpus: str = "",
+        results: int = 3,
+        sandbox: str = "local",
+        role: str = "tool",
+    ) -> None:
+        """Make the task.
+
+        tools: calculator, python (in `sandbox`), search (over `corpus`, `results` passages a query).
+        verifier: how answers are checked, with `verifier_options`.
+        role: of the answers; 'user' for chat templates without a tool role.
+        """
+        super().__init__(
+            file, train_file, validation_file, test_file, held_out, limit, split_seed, instructions, system
+        )
+        self.verifier = verifier or type(self).verifier
+        self._options = dict(verifier_options or {})
+        verifiers.check(self.verifier, self._options, "task.verifier", judge=None, sandbox=None, models=None)
+        self._environment = ToolEnvironment(make_tools(tools, corpus, sandbox, results), role)
+
+    @property
+    def verifier_options(self) -> dict[str, Any]:
+        """Options of the chosen verifier."""
+        return dict(self._options)
+
+    def environment(self) -> Participant:
+        """The tools."""
+        return self._environment
+
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """Their definitions."""
+        return [tool.definition for tool in self._environment.tools.values()]
+
+    async def aclose(self) -> None:
+        """Close the tools."""
+        await self._environment.aclose()
+
+
+@tasks.register("search-qa")
+class SearchQa(ToolUse):
+    """Questions about a local corpus, answered after searching it."""
+
+    name = "search-qa"
+    verifier = "search-qa"
+    instructions = "Search before you answer. End with your answer between <answer> and </answer>."
+
+    def __init__(
+        self,
+        corpus: str,
+        file: str | None = None,
+        train_file: str | None = None,
+        validation_file: str | None = None,
+        test_file: str | None = None,
+        held_out: float = 0.1,
+        limit: int | None = None,
+        split_seed: int = 0,
+        instructions: str | None = None,
+        system: str = "",
+        mode: str = "exact",
+        results: int = 3,
+        role: str = "tool",
+    ) -> None:
+        """corpus: JSONL rows {title, text}, or a text file of paragraphs. mode: exact, contains or f1."""
+        files = {"file": file, "train_file": train_file, "validation_file": validation_file, "test_file": test_file}
+        super().__init__(
+            **files,
+            held_out=held_out,
+            limit=limit,
+            split_seed=split_seed,
+            instructions=instructions,
+            system=system,
+            tools=("search",),
+            verifier_options={"mode": mode},
+            corpus=corpus,
+            results=results,
+            role=role,
+        )
