@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import logging
+import marshal
 import os
 import re
 import shutil
@@ -25,6 +25,7 @@ from upshot.sandbox.memory_files import bounded_output, sealed_input, written
 from upshot.sandbox.metrics import Metrics
 from upshot.sandbox.outcome import CompileResult, Outcome, RunResult, StdioTest, TestResult
 from upshot.sandbox.runner import CodeRunner, Session
+from upshot.sandbox.sessions import LocalSession
 from upshot.sandbox.slots import Slots
 from upshot.sandbox.split import split
 from upshot.sandbox.verdict import Remains
@@ -73,7 +74,8 @@ class Sandbox(CodeRunner):
         self.layers: layers.Layers | None = None
         self._slots: Slots | None = None
         self._workdir: Path | None = None
-        self._sessions: set[Any] = set()
+        self._sessions: set[LocalSession] = set()
+        self._session_count = 0
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -206,11 +208,22 @@ class Sandbox(CodeRunner):
         }
 
     async def session(self, limits: Limits | None = None) -> Session:
-        from upshot.sandbox.sessions import LocalSession
-
         if len(self._sessions) >= self.max_sessions:
             await self._evict_idle()
         return await LocalSession.open(self, self._open(), limits or self.limits)
+
+    def next_session_index(self) -> int:
+        """A number for a session's zygote, beyond the slots'."""
+        self._session_count += 1
+        return self.count + self._session_count
+
+    def track_session(self, session: LocalSession) -> None:
+        """Count a session that has been opened."""
+        self._sessions.add(session)
+
+    def forget_session(self, session: LocalSession) -> None:
+        """Forget a session that has ended."""
+        self._sessions.discard(session)
 
     async def _evict_idle(self) -> None:
         """Make room: end the session idle longest, if it has been idle at all."""
@@ -269,12 +282,12 @@ class _Run:
         self.limits = limits
         output = limits.output_kb << 10
         self.files = [sealed_input(stdin), bounded_output(output), bounded_output(output)]
-        self.files += [sealed_input(json.dumps(payload).encode()), bounded_output(limits.result_kb << 10)]
+        self.files += [sealed_input(marshal.dumps(payload)), bounded_output(limits.result_kb << 10)]
         environment = payload.get("environment", {})
         roles: list[dict[str, Any]] = [{"mode": mode, "fds": [0, 1, 2, 3, 4], "environment": environment}]
         if judge is not None:
             program_end, judge_end = socket.socketpair()
-            self.files += [program_end.detach(), judge_end.detach(), sealed_input(json.dumps(judge).encode())]
+            self.files += [program_end.detach(), judge_end.detach(), sealed_input(marshal.dumps(judge))]
             self.files += [os.open(os.devnull, os.O_RDWR), bounded_output(4096)]
             roles[0]["fds"] = [0, 1, 2, 3, 9, 5]
             roles.append({"mode": "judge", "fds": [8, 8, 8, 7, 4, 6], "environment": {}})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from upshot.sandbox.cgroup import Cgroups, SlotGroup
+from upshot.sandbox.inside.namespaces import SCRATCH
 from upshot.sandbox.languages import extra_paths
 from upshot.sandbox.layers import Layers
 from upshot.sandbox.zygotes import TIERS, Template, Zygote, ZygoteGone
@@ -72,7 +73,7 @@ class Slots:
     def spec(self, index: int, tier: str) -> dict[str, Any]:
         """What a zygote must know to put up its walls."""
         layers = self.layers
-        scratch = "/tmp"
+        scratch = SCRATCH
         if layers.namespaces is None:
             path = self.workdir / f"slot-{index}-{tier}"
             path.mkdir(mode=0o700, exist_ok=True)

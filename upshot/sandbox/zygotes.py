@@ -18,10 +18,9 @@ START_SECONDS = 60.0
 REPLY_BYTES = 65536
 
 _PLAIN = (
-    "abc argparse array ast asyncio base64 bisect builtins calendar cmath collections collections.abc contextlib copy csv ctypes "
-    "dataclasses datetime decimal difflib enum fractions functools gc hashlib heapq inspect io itertools json linecache locale math "
-    "numbers operator os pickle pprint queue random re resource select shutil signal socket statistics string struct subprocess sys "
-    "tempfile textwrap threading time timeit traceback types typing unittest uuid warnings weakref zlib encodings.idna encodings.latin_1"
+    "abc array bisect builtins calendar cmath collections collections.abc contextlib copy dataclasses datetime decimal enum "
+    "fractions functools heapq io itertools json linecache math numbers operator os queue random re statistics string struct "
+    "sys textwrap threading time traceback types typing warnings weakref encodings.idna encodings.latin_1"
 ).split()
 TIERS: dict[str, list[str]] = {
     "plain": _PLAIN,
@@ -125,6 +124,23 @@ class Zygote:
         except asyncio.CancelledError:
             self.close()
             raise
+
+    async def begin(self, request: dict[str, Any], descriptors: list[int]) -> int:
+        """Start a run that stays; returns its process id."""
+        socket.send_fds(self.control, [json.dumps(request).encode()], descriptors)
+        started = await _reply(self.control)
+        if "pids" not in started:
+            raise ZygoteGone(f"zygote {self.pid} could not start a run: {started.get('fault')}")
+        return int(started["pids"][0])
+
+    async def reply(self, patience: float) -> dict[str, Any]:
+        """Wait for the report of a run begun before."""
+        return await _reply(self.control, patience)
+
+    def end_run(self) -> None:
+        """Have the zygote end the run begun before; its report follows."""
+        with contextlib.suppress(OSError):
+            self.control.send(b"end")
 
     def close(self) -> None:
         """Hang up; the zygote ends its run and itself."""

@@ -14,8 +14,8 @@ def main(role: dict[str, Any], descriptors: list[int]) -> None:
     try:
         for name, value in role.get("environment", {}).items():
             os.environ[name] = value
-        program.plain_streams()
         payload = program.read_payload(descriptors[3])
+        program.reseed(payload.get("program", "random"))
         code = _play(role["mode"], payload, descriptors)
         program.flush()
     except BaseException as error:

@@ -1,7 +1,12 @@
-"""Confinement of one run: every layer in the order the kernel wants them, before a line of the program is read."""
+"""Confinement of one run: every layer in the order the kernel wants them, before a line of the program is read.
+
+The steps are prepared in the zygote as plain C calls and only made in the child: each page of interpreter memory the child
+touches on the way is a page fault, and those are most of what a run costs.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 from dataclasses import dataclass
@@ -33,62 +38,71 @@ class Walls:
         return cls(**{name: data[name] for name in names})
 
 
-def run_flags(walls: Walls) -> int:
-    """The namespaces a run is forked into."""
-    return namespaces.RUN_FLAGS if walls.namespaces else 0
+class Confinement:
+    """A zygote's way of confining its children; `plan` in the zygote, `apply` in the child."""
+
+    def __init__(self, walls: Walls, readable: list[int], writable: list[int]) -> None:
+        self.walls = walls
+        self.flags = namespaces.RUN_FLAGS if walls.namespaces else 0
+        self._last: list[kernel.Step] = []
+        if walls.landlock:
+            self._last.append(landlock.prepare(walls.landlock, readable, writable))
+        self.filter: seccomp.Filter | None = None
+        if walls.seccomp:
+            # Without a PID namespace the filter must name the only process that may be signalled: the run's own.
+            policy = seccomp.Policy() if walls.namespaces else seccomp.Policy(processes=False, own_pid_only=True)
+            self.filter = seccomp.Filter(policy)
+            self._last.append(self.filter.step)
+        self._plans: dict[str, list[kernel.Step]] = {}
+
+    def plan(self, limits: dict[str, Any]) -> list[kernel.Step]:
+        """The steps for these limits."""
+        key = repr(limits)
+        if key not in self._plans:
+            if len(self._plans) > 64:
+                self._plans.clear()
+            self._plans[key] = _plan(self.walls, limits) + self._last
+        return self._plans[key]
+
+    def apply(self, plan: list[kernel.Step]) -> None:
+        """Put every layer on this process; raises OSError where one is refused, and then nothing may run."""
+        if self.filter is not None and self.filter.own_pid_at:
+            self.filter.name_own_pid()
+        for call, arguments, name in plan:
+            if call(*arguments) < 0:
+                raise OSError(ctypes.get_errno(), name)
 
 
-def confine(walls: Walls, limits: dict[str, Any], readable: list[int], writable: list[int], native: bool) -> None:
-    """Put every layer on this process; raises OSError where one is refused, and then nothing may run."""
+def _plan(walls: Walls, limits: dict[str, Any]) -> list[kernel.Step]:
+    native = bool(limits.get("native"))
     uid = walls.uid if walls.uid is not None else os.getuid()
+    gid = walls.uid if walls.uid is not None else os.getgid()
+    steps: list[kernel.Step] = [kernel.step("prctl", kernel.PR_SET_PDEATHSIG, 9, 0, 0, 0)]
     if walls.namespaces:
-        namespaces.private_tmp(limits["disk_mb"], limits["files"], uid, uid if walls.uid is not None else os.getgid())
+        steps.append(namespaces.private_tmp(limits["disk_mb"], limits["files"], uid, gid))
         if native:
-            namespaces.private_proc()
-    else:
-        os.chdir(walls.scratch)
-    _limit(limits, native, own_user=bool(walls.namespaces) or walls.uid is not None)
+            steps.append(namespaces.private_proc())
+    steps.append(kernel.step("chdir", walls.scratch.encode()))
+    steps += _limit(limits, native, own_user=bool(walls.namespaces) or walls.uid is not None)
     if walls.uid is not None:
-        os.setgroups([])
-        os.setresgid(walls.uid, walls.uid, walls.uid)
-        os.setresuid(walls.uid, walls.uid, walls.uid)
-    kernel.drop_capabilities()
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
-    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    if walls.landlock:
-        scratch = os.open(walls.scratch, os.O_PATH | os.O_CLOEXEC)
-        landlock.restrict(walls.landlock, readable, [*writable, scratch])
-        os.close(scratch)
-    if walls.seccomp:
-        # The parent's view of this process counts outside a PID namespace, and there the two agree.
-        policy = seccomp.Policy() if walls.namespaces else seccomp.Policy(processes=False, signal_pid=os.getpid())
-        seccomp.install(_filter(policy))
+        steps.append(kernel.step("setgroups", 0, None))
+        steps.append(kernel.step("setresgid", gid, gid, gid))
+        steps.append(kernel.step("setresuid", uid, uid, uid))
+    steps.append(kernel.no_capabilities())
+    # A change of user clears the death signal, so it is set again.
+    steps.append(kernel.step("prctl", kernel.PR_SET_PDEATHSIG, 9, 0, 0, 0))
+    steps.append(kernel.step("prctl", kernel.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    return steps
 
 
-_filters: dict[seccomp.Policy, bytes] = {}
-
-
-def _filter(policy: seccomp.Policy) -> bytes:
-    if policy not in _filters:
-        _filters[policy] = seccomp.build(policy)
-    return _filters[policy]
-
-
-def prepare(walls: Walls) -> None:
-    """Build in the zygote what every run would build again."""
-    if walls.seccomp and walls.namespaces:
-        _filter(seccomp.Policy())
-
-
-def _limit(limits: dict[str, Any], native: bool, own_user: bool) -> None:
-    cpu = int(limits["cpu_seconds"]) + 2
+def _limit(limits: dict[str, Any], native: bool, own_user: bool) -> list[kernel.Step]:
     memory = limits["memory_mb"] << 20
     # Virtual machines of other languages reserve far more address space than they use; their data is what counts.
     space = RLIM_INFINITY if native else memory + limits["base_bytes"]
     # The kernel counts processes per user: without a user of its own the run would be charged for everybody's.
     processes = limits["processes"] if own_user else RLIM_INFINITY
-    for what, value in (
-        (resource.RLIMIT_CPU, cpu),
+    bounds = (
+        (resource.RLIMIT_CPU, int(limits["cpu_seconds"]) + 2),
         (resource.RLIMIT_AS, space),
         (resource.RLIMIT_DATA, memory if native else RLIM_INFINITY),
         (resource.RLIMIT_FSIZE, limits["file_mb"] << 20),
@@ -97,6 +111,5 @@ def _limit(limits: dict[str, Any], native: bool, own_user: bool) -> None:
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
-    ):
-        if value != RLIM_INFINITY:
-            resource.setrlimit(what, (value, value))
+    )
+    return [kernel.rlimit(what, value) for what, value in bounds if value != RLIM_INFINITY]

@@ -37,30 +37,19 @@ def handled(version: int) -> int:
     return (1 << _RIGHTS_OF_ABI[min(version, 5)]) - 1
 
 
-def restrict(version: int, readable: list[int], writable: list[int]) -> None:
-    """Leave this process the trees behind the given O_PATH descriptors and nothing else; no TCP, no signals out."""
+def prepare(version: int, readable: list[int], writable: list[int]) -> kernel.Step:
+    """The prepared restriction of a process to the trees behind these descriptors; no TCP, no signals out, nothing else.
+
+    The ruleset is made once, in the zygote: a child only enters it.
+    """
     rights = handled(version)
-    net = 0b11 if version >= 4 else 0
-    scoped = 0b11 if version >= 6 else 0
-    attr = _Ruleset(rights, net, scoped)
+    attributes = _Ruleset(rights, 0b11 if version >= 4 else 0, 0b11 if version >= 6 else 0)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
-    ruleset = kernel.syscall("landlock_create_ruleset", ctypes.byref(attr), size, 0)
-    try:
-        for descriptor in readable:
-            _allow(ruleset, descriptor, READ & rights)
-        for descriptor in writable:
-            _allow(ruleset, descriptor, rights & ~IOCTL_DEV)
-        kernel.syscall("landlock_restrict_self", ruleset, 0)
-    finally:
-        os.close(ruleset)
-
-
-def _allow(ruleset: int, descriptor: int, rights: int) -> None:
-    if not _is_directory(descriptor):
-        rights &= ON_FILES
-    rule = _PathRule(rights, descriptor)
-    kernel.syscall("landlock_add_rule", ruleset, 1, ctypes.byref(rule), 0)
-
-
-def _is_directory(descriptor: int) -> bool:
-    return os.fstat(descriptor).st_mode & 0o170000 == 0o040000
+    ruleset = kernel.syscall("landlock_create_ruleset", ctypes.byref(attributes), size, 0)
+    allowed = [(descriptor, READ) for descriptor in readable] + [(descriptor, ~IOCTL_DEV) for descriptor in writable]
+    for descriptor, wanted in allowed:
+        granted = wanted & rights
+        if os.fstat(descriptor).st_mode & 0o170000 != 0o040000:
+            granted &= ON_FILES
+        kernel.syscall("landlock_add_rule", ruleset, 1, ctypes.byref(_PathRule(granted, descriptor)), 0)
+    return kernel.syscall_step("landlock_restrict_self", ruleset, 0)

@@ -11,6 +11,8 @@ from upshot.sandbox.inside import kernel
 ZYGOTE_FLAGS = kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 RUN_FLAGS = kernel.CLONE_NEWPID | kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC
 INNER_ID = 1000
+SCRATCH = "/box/tmp"
+"""Where a run's private /tmp is mounted; /tmp points there."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
 SYSTEM_PATHS = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin")
 SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/alternatives", "/etc/localtime", "/etc/java-17-openjdk")
@@ -73,8 +75,11 @@ def _build_root(root: Root) -> None:
     base = root.workbench
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", base, "tmpfs", kernel.MS_NOSUID, "size=4m,nr_inodes=4096,mode=755")
-    for name in ("tmp", "dev", "etc", "proc", ".old"):
+    for name in ("box", "box/tmp", "dev", "etc", "proc", ".old"):
         os.mkdir(f"{base}/{name}", 0o755)
+    # The run's /tmp is mounted below a directory of its own, so that one Landlock rule on that directory, made once,
+    # covers every run's fresh file system.
+    os.symlink(SCRATCH, f"{base}/tmp")
     for path in visible_paths(root.extra):
         if os.path.islink(path) and not os.path.isabs(os.readlink(path)):
             os.symlink(os.readlink(path), base + path)
@@ -107,19 +112,13 @@ def _bind(source: str, target: str, flags: int = kernel.MS_RDONLY | kernel.MS_NO
     kernel.set_mount_flags(target, flags)
 
 
-def private_tmp(megabytes: int, inodes: int, uid: int, gid: int) -> None:
-    """Give this run its own empty /tmp, in memory and of bounded size."""
-    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+def private_tmp(megabytes: int, inodes: int, uid: int, gid: int) -> kernel.Step:
+    """The prepared mount of a run's own empty /tmp, in memory and of bounded size."""
     options = f"size={megabytes}m,nr_inodes={inodes},mode=700,uid={uid},gid={gid}"
-    kernel.mount("tmpfs", "/tmp", "tmpfs", flags, options)
-    os.chdir("/tmp")
+    return kernel.step("mount", b"tmpfs", SCRATCH.encode(), b"tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options.encode())
 
 
-def private_proc() -> bool:
-    """Mount /proc of this run's own processes; False where the kernel refuses (a masked /proc in a container)."""
+def private_proc() -> kernel.Step:
+    """The prepared mount of /proc showing a run's own processes only."""
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
-    try:
-        kernel.mount("proc", "/proc", "proc", flags, "hidepid=invisible,subset=pid")
-    except OSError:
-        return False
-    return True
+    return kernel.step("mount", b"proc", b"/proc", b"proc", flags, b"hidepid=invisible,subset=pid")

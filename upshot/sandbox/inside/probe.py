@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -35,17 +36,23 @@ def _namespaces(kind: str, workbench: str) -> None:
     pid = kernel.fork_into(namespaces.RUN_FLAGS)
     if pid == 0:
         try:
-            namespaces.private_tmp(1, 16, os.getuid(), os.getgid())
-            os._exit(0)
-        except BaseException:
+            _make(namespaces.private_tmp(1, 16, os.getuid(), os.getgid()))
+        except OSError:
             os._exit(1)
+        os._exit(0)
     if os.waitpid(pid, 0)[1]:
         raise OSError("a private /tmp could not be mounted")
 
 
+def _make(step: kernel.Step) -> None:
+    call, arguments, name = step
+    if call(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), name)
+
+
 def _seccomp() -> None:
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    seccomp.install(seccomp.build(seccomp.Policy()))
+    _make(seccomp.Filter(seccomp.Policy()).step)
     os.getpid()
 
 
@@ -57,7 +64,8 @@ def _change_user(uid: int) -> None:
 
 def _landlock() -> None:
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    landlock.restrict(landlock.abi(), [os.open("/", os.O_PATH)], [])
+    root = os.open("/", os.O_PATH)
+    _make(landlock.prepare(landlock.abi(), [root], [root]))
 
 
 def probe(uid: int) -> dict[str, Any]:

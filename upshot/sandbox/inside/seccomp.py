@@ -7,6 +7,7 @@ and that happens for every run.
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ EPERM, ENOSYS, EACCES = 1, 38, 13
 NAMESPACE_FLAGS = 0x7E020000
 OFFSET_NR, OFFSET_ARCH, OFFSET_ARG0 = 0, 4, 16
 AF_UNIX = 1
+OWN_PID = 0x7FFFABCD
+"""Stands in the built filter for the process id a child puts there."""
 # Options of prctl a program or its C library may use: names, timers, dumpable flag, bounding set reads, memory names.
 PRCTL_OPTIONS = (1, 2, 3, 4, 15, 16, 23, 29, 30, 39, 0x53564D41)
 
@@ -31,8 +34,8 @@ class Policy:
 
     processes: bool = True
     """Whether the program may start processes; only where a PID namespace ends them with the run."""
-    signal_pid: int | None = None
-    """The only process that may be signalled; None means any (a PID namespace keeps them inside)."""
+    own_pid_only: bool = False
+    """Whether signals and the like may only go to the run's own process; a PID namespace makes that needless."""
 
 
 def build(policy: Policy, machine: str = MACHINE) -> bytes:
@@ -52,15 +55,27 @@ def build(policy: Policy, machine: str = MACHINE) -> bytes:
     return b"".join(struct.pack("HBBI", *instruction) for instruction in head + tree)
 
 
-def install(program: bytes) -> None:
-    """Put the filter on this process for good; needs no_new_privs."""
-    buffer = ctypes.create_string_buffer(program, len(program))
+class Filter:
+    """A filter built once in the zygote; `step` installs it in a child, for good, after no_new_privs."""
 
-    class _Program(ctypes.Structure):
-        _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+    def __init__(self, policy: Policy) -> None:
+        program = build(policy)
+        self._buffer = ctypes.create_string_buffer(program, len(program))
+        described = ctypes.pointer(_Program(len(program) // 8, ctypes.cast(self._buffer, ctypes.c_void_p)))
+        self.step = kernel.step("prctl", kernel.PR_SET_SECCOMP, 2, described, 0, 0)
+        marker = struct.pack("I", OWN_PID)
+        words = range(0, len(program), 8)
+        self.own_pid_at = [at + 4 for at in words if program[at + 4 : at + 8] == marker]
 
-    described = _Program(len(program) // 8, ctypes.cast(buffer, ctypes.c_void_p))
-    kernel.prctl(kernel.PR_SET_SECCOMP, 2, ctypes.byref(described))
+    def name_own_pid(self) -> None:
+        """Write this process's id where the filter wants it."""
+        own = struct.pack("I", os.getpid())
+        for at in self.own_pid_at:
+            self._buffer[at : at + 4] = own
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
 
 def _ret(value: int) -> Instruction:
@@ -96,12 +111,12 @@ def _guarded(policy: Policy) -> dict[str, list[Instruction]]:
         options.append((JEQ, len(PRCTL_OPTIONS) - index, 0, option))
     blocks["prctl"] = [*options, deny, allow]
     signal_block: list[Instruction] = [allow]
-    if policy.signal_pid is not None:
-        signal_block = [arg0, (JEQ, 1, 0, policy.signal_pid), deny, allow]
+    if policy.own_pid_only:
+        signal_block = [arg0, (JEQ, 1, 0, OWN_PID), deny, allow]
     blocks |= {name: signal_block for name in ("kill", "tkill", "tgkill", "rt_sigqueueinfo")}
-    if policy.signal_pid is not None:
+    if policy.own_pid_only:
         # Without a PID namespace these reach other processes of the same user.
-        own = [arg0, (JEQ, 2, 0, 0), (JEQ, 1, 0, policy.signal_pid), deny, allow]
+        own = [arg0, (JEQ, 2, 0, 0), (JEQ, 1, 0, OWN_PID), deny, allow]
         blocks |= {"prlimit64": own, "sched_setaffinity": own, "setpriority": [deny]}
     return blocks
 

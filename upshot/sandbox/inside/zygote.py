@@ -6,6 +6,7 @@ an earlier run is in the memory a later one inherits. Standard library only, one
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import json
 import os
@@ -30,7 +31,8 @@ class Zygote:
     """One slot's process: takes a request from the control socket, forks, watches, answers."""
 
     def __init__(self, control: socket.socket, spec: dict[str, Any]) -> None:
-        self.control = control
+        _reserve_low_descriptors()
+        self.control = socket.socket(fileno=fcntl.fcntl(control.detach(), fcntl.F_DUPFD_CLOEXEC, MAX_FDS))
         self.walls = confine.Walls.from_json(spec["walls"])
         self.readable: list[int] = []
         self.writable: list[int] = []
@@ -41,9 +43,11 @@ class Zygote:
             namespaces.enter(self.walls.namespaces, root)
         for path in paths:
             self.readable.append(os.open(path, os.O_PATH | os.O_CLOEXEC))
-        for name in namespaces.DEVICES:
-            self.writable.append(os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC))
-        confine.prepare(self.walls)
+        # Inside, /dev holds nothing but the harmless devices; outside, each must be named.
+        writable = [self.walls.scratch, *(f"/dev/{name}" for name in namespaces.DEVICES)]
+        for path in ["/box", "/dev"] if self.walls.namespaces else writable:
+            self.writable.append(os.open(path, os.O_PATH | os.O_CLOEXEC))
+        self.confinement = confine.Confinement(self.walls, self.readable, self.writable)
         if not self.walls.namespaces and self.walls.uid is not None:
             os.chown(self.walls.scratch, self.walls.uid, self.walls.uid)
         os.umask(0o077)
@@ -70,50 +74,42 @@ class Zygote:
     def _run(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         """Start the request's children (one, or a program and its judge) and wait for all of them."""
         request["limits"]["base_bytes"] = _address_space()
+        plan = self.confinement.plan(request["limits"])
         started = time.monotonic()
         watched: list[Watched] = []
         try:
             for role in request["roles"]:
-                watched.append(self._start(role, request, fds))
+                watched.append(self._start(role, plan, fds))
         except OSError as error:
             for one in watched:
                 one.kill("fault")
             return {"fault": f"fork: {error}"}
+        if request.get("announce"):
+            self._send({"pids": [one.pid for one in watched]})
         reports = self._wait(watched, request, started)
         if not self.walls.namespaces:
             _empty(self.walls.scratch)
         return {"children": reports, "wall": time.monotonic() - started}
 
-    def _start(self, role: dict[str, Any], request: dict[str, Any], fds: list[int]) -> Watched:
-        ours, theirs = socket.socketpair()
-        pid = kernel.fork_into(confine.run_flags(self.walls))
+    def _start(self, role: dict[str, Any], plan: list[kernel.Step], fds: list[int]) -> Watched:
+        ours, theirs = os.pipe()
+        own = [fds[index] for index in role["fds"]]
+        pid = kernel.fork_into(self.confinement.flags)
         if pid == 0:
-            ours.close()
-            self._become_child(role, request, [fds[index] for index in role["fds"]], theirs)
-        theirs.close()
+            os.close(ours)
+            self._become_child(role, plan, own, theirs)
+        os.close(theirs)
         return Watched(pid, ours)
 
-    def _become_child(self, role: dict[str, Any], request: dict[str, Any], fds: list[int], link: socket.socket) -> None:
+    def _become_child(self, role: dict[str, Any], plan: list[kernel.Step], fds: list[int], link: int) -> None:
         """In the child: take the descriptors, put up the walls, say so, run. Never returns."""
         try:
-            kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
             _volunteer(self.proc)
-            native = request["limits"].get("native", False)
-            walled = False
-            try:
-                confine.confine(self.walls, request["limits"], self.readable, self.writable, native)
-                walled = True
-            except OSError as error:
-                link.send(f"walls: {error}".encode()[:500])
-            if not walled or _hung_up(link):
-                os._exit(1)
-            link.send(b"R")
-            link_fd = link.detach()
-            os.close(link_fd)
+            self.confinement.apply(plan)
+            os.write(link, b"R")  # fails if the zygote died before the death signal was set
             descriptors = _settle(fds)
         except BaseException as error:
-            os.write(2, repr(error).encode())
+            os.write(link, f"walls: {error!r}".encode()[:500])
             os._exit(1)
         child.main(role, descriptors)
         os._exit(0)
@@ -121,7 +117,7 @@ class Zygote:
     def _wait(self, watched: list[Watched], request: dict[str, Any], started: float) -> list[dict[str, Any]]:
         limits = request["limits"]
         poller = select.poll()
-        poller.register(self.control, 0)
+        poller.register(self.control, select.POLLIN if request.get("announce") else 0)
         by_fd = {one.pidfd: one for one in watched}
         for descriptor in by_fd:
             poller.register(descriptor, select.POLLIN)
@@ -134,6 +130,9 @@ class Zygote:
                         for one in by_fd.values():
                             one.kill("hangup")
                         os._exit(0)
+                    self.control.recv(16)
+                    for one in by_fd.values():
+                        one.kill("ended")
                     continue
                 poller.unregister(descriptor)
                 by_fd.pop(descriptor).reap()
@@ -143,7 +142,7 @@ class Zygote:
 class Watched:
     """One child under watch: its clocks, and why it was ended if it was."""
 
-    def __init__(self, pid: int, link: socket.socket) -> None:
+    def __init__(self, pid: int, link: int) -> None:
         self.pid = pid
         self.link = link
         self.pidfd = os.pidfd_open(pid)
@@ -188,12 +187,8 @@ class Watched:
     def report(self) -> dict[str, Any]:
         """What the supervisor needs to know."""
         assert self.usage is not None
-        self.link.setblocking(False)
-        try:
-            word = self.link.recv(512)
-        except OSError:
-            word = b""
-        self.link.close()
+        word = os.read(self.link, 512)  # never waits: the child's end is closed by now
+        os.close(self.link)
         os.close(self.pidfd)
         return {
             "status": self.status,
@@ -253,13 +248,22 @@ def _hung_up(link: socket.socket) -> bool:
 
 def _settle(fds: list[int]) -> list[int]:
     """Put the run's memory files on descriptors 0, 1, 2, 3 … and close all others."""
-    base = 48
     for index, descriptor in enumerate(fds):
-        os.dup2(descriptor, base + index, inheritable=False)
-    for index in range(len(fds)):
-        os.dup2(base + index, index, inheritable=index < 3)
-    kernel.close_from(len(fds))
-    return list(range(len(fds)))
+        os.dup2(descriptor, index, inheritable=index < 3)
+    call, arguments, _ = _CLOSE_FROM[len(fds)]
+    if call(*arguments) < 0:
+        raise OSError("close_range")
+    return _NUMBERS[: len(fds)]
+
+
+_CLOSE_FROM = [kernel.syscall_step("close_range", first, 0xFFFFFFFF, 0) for first in range(8)]
+_NUMBERS = list(range(8))
+
+
+def _reserve_low_descriptors() -> None:
+    """Keep 0 to 15 taken, so that a run's files never arrive on a number another must move to."""
+    while os.open(os.devnull, os.O_RDWR) < MAX_FDS - 1:
+        pass
 
 
 def _warm(modules: list[str]) -> None:
@@ -275,7 +279,6 @@ def template(control: socket.socket, spec: dict[str, Any]) -> None:
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     if _hung_up(control):
         os._exit(0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     _warm(spec["modules"])
     _forget_ourselves()
@@ -299,11 +302,13 @@ def _become_zygote(control: socket.socket, spec: dict[str, Any]) -> None:
     """In the new zygote: build the walls, serve. Never returns."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    spare = control.dup()
     try:
         zygote = Zygote(control, spec)
     except OSError as error:
-        control.send(json.dumps({"ready": False, "error": str(error)}).encode())
+        spare.send(json.dumps({"ready": False, "error": str(error)}).encode())
         os._exit(1)
+    spare.close()
     zygote.serve()
 
 
