@@ -205,3 +205,26 @@ def test_a_column_without_any_score_is_a_dash() -> None:
 def test_columns_follow_the_paper_whatever_the_order_of_metrics() -> None:
     found = columns_of(["document->bleu", "mine", "interactivity", "token_amount"], [], None)
     assert [column.title for column in found] == ["BLEU", "k-tokens", "interactivity", "mine"]
+
+
+def test_a_local_model_plays_the_base_and_the_proactive_row_and_is_loaded_once(
+    tmp_path: Path, actors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from upshot.models import local
+    from upshot.models.tiny import tiny_model, tiny_tokenizer
+    from upshot.recipe import TinyConfig
+
+    tokenizer = tiny_tokenizer(["find", "the", "number", "of", "it", "is", "what?"])
+    tokenizer.save_pretrained(tmp_path / "tiny")
+    tiny_model(TinyConfig(), tokenizer, 0).save_pretrained(tmp_path / "tiny")
+    loads: list[str] = []
+    load = local.load_local
+    monkeypatch.setattr(local, "load_local", lambda name, *rest: (loads.append(name), load(name, *rest))[1])
+    words = ["--task", str(actors.goals(tmp_path, 3)), "--split", "all", "--metrics", "token_amount"]
+    words += ["--user", "script", "--max-tokens", "6", "--max-messages", "4"]
+    folder = str(tmp_path / "tiny")
+    evaluate(tmp_path / "out", *words, models=f"base={folder},proactive={folder}")
+    lines = lines_of(tmp_path / "out")
+    assert len(lines) == 6 and len(loads) == 1 and not any(line["missing"] for line in lines)
+    table = table_of(tmp_path / "out")["cells"]
+    assert table["base"]["k-tokens"]["n"] == 3 and table["proactive"]["k-tokens"]["mean"] > 0

@@ -20,6 +20,8 @@ from upshot.rewards.reward import Weighted
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.collabllm import CollabTask
 
+Spec = str | Mapping[str, Any]
+"""What `connect` takes for a model."""
 SCRIPT = "script"
 """As the user's spec: no model, but the row's own lines (or the sentences of its goal) one after another."""
 
@@ -46,19 +48,19 @@ class Cast:
 @asynccontextmanager
 async def open_cast(
     task: CollabTask,
-    policies: Mapping[str, str],
-    user: str | None,
-    judge: str | None,
+    policies: Mapping[str, Spec],
+    user: Spec | None,
+    judge: Spec | None,
     metrics: Mapping[str, Any],
     budget: Budget | None = None,
 ) -> AsyncIterator[Cast]:
     """Connect and start all models, build the metrics; roles with the same spec share one model."""
     budget = budget or Budget()
-    specs = {f"policy {name}": spec for name, spec in policies.items()}
+    specs = {f"policy {name}": read_spec(spec) for name, spec in policies.items()}
     if user and user != SCRIPT:
-        specs["user"] = user
+        specs["user"] = read_spec(user)
     if judge:
-        specs["judge"] = judge
+        specs["judge"] = read_spec(judge)
     async with AsyncExitStack() as stack:
         models = connect_all(specs, budget=budget)
         for model in {id(model): model for model in models.values()}.values():
@@ -97,12 +99,7 @@ def parse_metrics(text: str | None, task: CollabTask) -> dict[str, Any]:
     if text is None:
         return {name: {"weight": weight, **task.options.get(name, {})} for name, weight in task.metrics.items()}
     if text.lstrip().startswith("{"):
-        import yaml
-
-        loaded = yaml.safe_load(text)
-        if not isinstance(loaded, dict):
-            raise UserError(f"--metrics '{text}' is no mapping of metrics")
-        return loaded
+        return read_mapping(text, "metrics")
     out: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, equals, weight = item.rpartition("=")
@@ -113,7 +110,25 @@ def parse_metrics(text: str | None, task: CollabTask) -> dict[str, Any]:
     return out
 
 
-def _user(task: CollabTask, spec: str | None, model: Model | None) -> Participant | None:
+def read_spec(spec: Spec) -> Spec:
+    """A model as the command line names it: a name, or a YAML mapping with options ('{url: …, timeout_s: 5}')."""
+    return read_mapping(spec, "a model") if isinstance(spec, str) and spec.lstrip().startswith("{") else spec
+
+
+def read_mapping(text: str, what: str) -> dict[str, Any]:
+    """A YAML mapping of the command line."""
+    import yaml
+
+    try:
+        loaded = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"'{text}' is no YAML mapping of {what}: {' '.join(str(error).split())}") from error
+    if not isinstance(loaded, dict):
+        raise UserError(f"'{text}' is no YAML mapping of {what}")
+    return loaded
+
+
+def _user(task: CollabTask, spec: Spec | None, model: Model | None) -> Participant | None:
     if spec == SCRIPT:
         return users.create("scripted", {}, "--user")
     if model is None:

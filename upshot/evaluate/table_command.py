@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from upshot.chat import Row
-from upshot.data.cast import Cast, open_cast, open_task, parse_metrics, rows_of
+from upshot.data.cast import Cast, Spec, open_cast, open_task, parse_metrics, read_mapping, rows_of
 from upshot.data.journal import Journal
 from upshot.errors import UserError, did_you_mean
 from upshot.evaluate.cells import cells, columns_of
@@ -33,7 +33,7 @@ class Plan:
     args: argparse.Namespace
     task: CollabTask
     rows: Sequence[Row]
-    models: Mapping[str, str]
+    models: Mapping[str, Spec]
     """Spec by row of the table."""
     systems: Mapping[str, str]
     """System prompt by row of the table: plain, proactive, none or a file."""
@@ -131,9 +131,11 @@ def _policies(args: argparse.Namespace, cast: Cast, systems: Mapping[str, str]) 
     }
 
 
-def parse_models(text: str) -> dict[str, str]:
-    """name → spec from `base=SPEC,proactive=SPEC`."""
-    models: dict[str, str] = {}
+def parse_models(text: str) -> dict[str, Spec]:
+    """name → spec from `base=SPEC,proactive=SPEC`, or from a YAML mapping of names to specs."""
+    if text.lstrip().startswith("{"):
+        return {str(name): spec for name, spec in read_mapping(text, "models").items()}
+    models: dict[str, Spec] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, equals, spec = item.partition("=")
         if not equals or not name.strip() or not spec.strip():
