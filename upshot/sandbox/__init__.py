@@ -29,7 +29,7 @@ _HOMES = {
     "TestResult": "outcome",
     "connect": "connection",
 }
-__all__ = sorted(_HOMES)  # noqa: PLE0605 (the names are imported on first use)
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -64,6 +64,7 @@ class SlotGroup:
     def __init__(self, paths: dict[str, Path]) -> None:
         self.paths = paths
         self.memory = 0
+        self.seen_kills = 0
         for path in set(paths.values()):
             path.mkdir(exist_ok=True)
         self.version2 = (paths["memory"] / "memory.max").exists()
@@ -90,6 +91,11 @@ class SlotGroup:
             if word == "oom_kill":
                 return int(count)
         return 0
+
+    def new_oom_kills(self) -> bool:
+        """Whether there were any since this was last asked."""
+        before, self.seen_kills = self.seen_kills, self.oom_kills()
+        return self.seen_kills > before
 
     def remove(self) -> None:
         """Remove the group."""

@@ -56,7 +56,7 @@ def matches(data: Any, expected: Any) -> bool:
             return False
         return all(matches(item, want) for item, want in zip(body, expected, strict=True))
     if tag in "sf":
-        return isinstance(expected, (set, frozenset)) and _same_keys(body, {item: None for item in expected}) is not None
+        return isinstance(expected, (set, frozenset)) and _same_keys(body, dict.fromkeys(expected)) is not None
     if tag == "d":
         return _same_dict(body, expected)
     if tag == "n":

@@ -35,11 +35,22 @@ _ALL = (
         ("{tool}", "-J-Xmx256m", "-J-XX:+UseSerialGC", "Main.java"),
         ("java", "-Xmx256m", "-Xss16m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "Main"),
     ),
-    Language("go", "go", "main.go", ("{tool}", "build", "-o", "main", "main.go"), ("./main",), (("GOCACHE", "/tmp/.go"),)),
+    Language(
+        "go", "go", "main.go", ("{tool}", "build", "-o", "main", "main.go"), ("./main",), (("GOCACHE", "/tmp/.go"),)
+    ),
     Language("rust", "rustc", "main.rs", ("{tool}", "-O", "-o", "main", "main.rs"), ("./main",)),
 )
 LANGUAGES: dict[str, Language] = {language.name: language for language in _ALL}
-ALIASES = {"javascript": "nodejs", "node": "nodejs", "js": "nodejs", "c++": "cpp", "sh": "bash", "golang": "go", "py": "python", "python3": "python"}
+ALIASES = {
+    "javascript": "nodejs",
+    "node": "nodejs",
+    "js": "nodejs",
+    "c++": "cpp",
+    "sh": "bash",
+    "golang": "go",
+    "py": "python",
+    "python3": "python",
+}
 
 
 def canonical(name: str) -> str:
@@ -76,10 +87,13 @@ def find(name: str) -> tuple[Language, str]:
         raise UserError(f"language '{name}' is not known; known: {', '.join(['python', *LANGUAGES])}")
     tool = toolchain(language.name)
     if tool is None:
-        raise UserError(f"language '{name}' needs {language.tool}, which is not installed here; installed: {', '.join(installed())}")
+        raise UserError(
+            f"language '{name}' needs {language.tool}, which is not installed here; installed: {', '.join(installed())}"
+        )
     return language, tool[0]
 
 
 def extra_paths() -> tuple[str, ...]:
     """The directories outside the system's that installed toolchains need."""
-    return tuple({path for name in LANGUAGES for path in (toolchain(name) or ("", ()))[1]})
+    found = [toolchain(name) for name in LANGUAGES]
+    return tuple(sorted({path for tool in found if tool is not None for path in tool[1]}))

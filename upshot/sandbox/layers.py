@@ -59,7 +59,9 @@ class Layers:
 
 def command(module: str, *arguments: str) -> list[str]:
     """The command line that runs a module of `inside` in a clean interpreter."""
-    boot = f"import sys; sys.path.insert(0, {PACKAGE_PARENT!r}); from upshot.sandbox.inside.{module} import main; main()"
+    boot = (
+        f"import sys; sys.path.insert(0, {PACKAGE_PARENT!r}); from upshot.sandbox.inside.{module} import main; main()"
+    )
     return [sys.executable, "-I", "-X", "utf8", "-c", boot, *arguments]
 
 
@@ -108,7 +110,10 @@ def demand(layers: Layers, cgroup: bool, required: Iterable[str]) -> None:
         if name not in NAMES:
             raise UserError(f"unknown layer '{name}' in require; {did_you_mean(name, NAMES)}")
         if not active[name]:
-            raise UserError(f"this machine lacks the required layer '{name}' ({described[name]}); drop it from --require or run elsewhere")
+            raise UserError(
+                f"this machine lacks the required layer '{name}' ({described[name]}); "
+                "drop it from --require or run elsewhere"
+            )
     if not layers.seccomp or not (layers.namespaces or layers.landlock):
         raise UserError(
             f"no isolation worth the name here: seccomp {described['seccomp']}, namespaces {described['namespaces']}, "

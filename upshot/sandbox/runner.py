@@ -26,7 +26,9 @@ class Session(abc.ABC):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         await self.aclose()
 
 
@@ -38,7 +40,9 @@ class CodeRunner(abc.ABC):
         """Run assert tests against a Python program; one result per test."""
 
     @abc.abstractmethod
-    async def test_stdio(self, program: str, tests: Sequence[StdioTest], limits: Limits | None = None) -> list[TestResult]:
+    async def test_stdio(
+        self, program: str, tests: Sequence[StdioTest], limits: Limits | None = None
+    ) -> list[TestResult]:
         """Run a Python program once per test on its input and compare the output; one result per test."""
 
     @abc.abstractmethod
@@ -63,5 +67,7 @@ class CodeRunner(abc.ABC):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         await self.aclose()

@@ -82,7 +82,9 @@ def _signal_name(number: int) -> str:
 
 def failure(described: Any, remains: Remains, seconds: float | None = None) -> TestResult:
     """The result for an exception the child described as [type, traceback tail]."""
-    name, tail = (str(described[0]), str(described[1])) if isinstance(described, list) and len(described) == 2 else ("", "")
+    name, tail = (
+        (str(described[0]), str(described[1])) if isinstance(described, list) and len(described) == 2 else ("", "")
+    )
     outcome = Outcome.ERROR
     if name == "MemoryError":
         outcome = Outcome.OUT_OF_MEMORY

@@ -12,16 +12,22 @@ import subprocess
 from typing import Any
 
 from upshot.sandbox.cgroup import SlotGroup
+from upshot.sandbox.inside.syscall_table import words
 from upshot.sandbox.layers import QUIET_ENVIRONMENT, command
 
 START_SECONDS = 60.0
 REPLY_BYTES = 65536
 
-_PLAIN = (
-    "abc array bisect builtins calendar cmath collections collections.abc contextlib copy dataclasses datetime decimal enum "
-    "fractions functools heapq io itertools json linecache math numbers operator os queue random re statistics string struct "
-    "sys textwrap threading time traceback types typing warnings weakref encodings.idna encodings.latin_1"
-).split()
+_PLAIN = sorted(
+    words(
+        """
+        abc array bisect builtins calendar cmath collections collections.abc contextlib copy dataclasses
+        datetime decimal enum fractions functools heapq io itertools json linecache math numbers operator os
+        queue random re statistics string struct sys textwrap threading time traceback types typing warnings
+        weakref encodings.idna encodings.latin_1
+        """
+    )
+)
 TIERS: dict[str, list[str]] = {
     "plain": _PLAIN,
     "numpy": [*_PLAIN, "numpy"],

@@ -9,7 +9,7 @@ from upshot.sandbox.inside import judge, native, program, remote, session
 
 
 def main(role: dict[str, Any], descriptors: list[int]) -> None:
-    """Play the role on descriptors 0 stdin, 1 stdout, 2 stderr, 3 input, 4 results, 5 the other party; never returns."""
+    """Play the role on 0 stdin, 1 stdout, 2 stderr, 3 input, 4 results, 5 the other party; never returns."""
     code = 0
     try:
         for name, value in role.get("environment", {}).items():

@@ -1,7 +1,7 @@
 """Confinement of one run: every layer in the order the kernel wants them, before a line of the program is read.
 
-The steps are prepared in the zygote as plain C calls and only made in the child: each page of interpreter memory the child
-touches on the way is a page fault, and those are most of what a run costs.
+The steps are prepared in the zygote as plain C calls and only made in the child: each page of interpreter memory the
+child touches on the way is a page fault, and those are most of what a run costs.
 """
 
 from __future__ import annotations

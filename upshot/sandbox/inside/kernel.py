@@ -1,4 +1,4 @@
-"""The kernel calls the standard library does not offer, through ctypes. Standard library only: it runs in the zygote."""
+"""The kernel calls the standard library does not offer, through ctypes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,16 @@ CLONE_CHILD_CLEARTID = 0x00200000
 CLONE_CHILD_SETTID = 0x01000000
 SIGCHLD = 17
 
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = (
+    1,
+    2,
+    4,
+    8,
+    32,
+    4096,
+    16384,
+    1 << 18,
+)
 MNT_DETACH = 2
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_GET_TID_ADDRESS = 1, 4, 22, 38, 40
@@ -107,7 +116,8 @@ def step(name: str, *arguments: object) -> Step:
 
 def syscall_step(name: str, *arguments: object) -> Step:
     """A system call prepared now and made later."""
-    return step("syscall", _NR[name], *arguments)[:2] + (name,)
+    call, boxed, _ = step("syscall", _NR[name], *arguments)
+    return call, boxed, name
 
 
 def rlimit(what: int, value: int) -> Step:
@@ -123,9 +133,9 @@ def no_capabilities() -> Step:
 def fork_into(flags: int) -> int:
     """Fork this single-threaded process into new namespaces in one system call; 0 in the child.
 
-    os.fork cannot take flags, and unshare(CLONE_NEWPID) works once per process, so it would need a second fork for every
-    run. The interpreter's fork hooks are left out: with one thread there is no lock to repair, and running them touches
-    250 pages (1.6 ms) in every child. What they would have done that matters, fresh random seeds, the child does itself.
+    os.fork cannot take flags, and unshare(CLONE_NEWPID) works once per process, so it would need a second fork for
+    every run. The interpreter's fork hooks are left out: with one thread there is no lock to repair, and running them
+    touches 250 pages (1.6 ms) in every child. The one that matters, fresh random seeds, the child does itself.
     """
     # x86_64 takes (flags, stack, parent_tid, child_tid, tls), aarch64 (flags, stack, parent_tid, tls, child_tid).
     thread_id = _thread_id_address()

@@ -38,7 +38,7 @@ def handled(version: int) -> int:
 
 
 def prepare(version: int, readable: list[int], writable: list[int]) -> kernel.Step:
-    """The prepared restriction of a process to the trees behind these descriptors; no TCP, no signals out, nothing else.
+    """The prepared restriction of a process to the trees behind these descriptors; no TCP, no signals out.
 
     The ruleset is made once, in the zygote: a child only enters it.
     """

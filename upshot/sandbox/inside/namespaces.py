@@ -115,7 +115,9 @@ def _bind(source: str, target: str, flags: int = kernel.MS_RDONLY | kernel.MS_NO
 def private_tmp(megabytes: int, inodes: int, uid: int, gid: int) -> kernel.Step:
     """The prepared mount of a run's own empty /tmp, in memory and of bounded size."""
     options = f"size={megabytes}m,nr_inodes={inodes},mode=700,uid={uid},gid={gid}"
-    return kernel.step("mount", b"tmpfs", SCRATCH.encode(), b"tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options.encode())
+    return kernel.step(
+        "mount", b"tmpfs", SCRATCH.encode(), b"tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options.encode()
+    )
 
 
 def private_proc() -> kernel.Step:

@@ -14,7 +14,7 @@ COMPILER_OUTPUT = 64 << 10
 
 
 def run(payload: dict[str, Any], results: program.Results) -> int:
-    """Write the source, compile it if the language needs that, run it; this process stays outside the program's reach."""
+    """Write the source, compile it if need be, run it; this process stays outside the program's reach."""
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     program.write_files(payload.get("files") or {})
     with open(payload["source_name"], "w") as file:

@@ -52,7 +52,7 @@ class Wire:
 
 
 class Peer:
-    """One end: sends requests, answers those that arrive meanwhile, and keeps the objects the other end holds handles to."""
+    """One end: asks, answers what is asked meanwhile, keeps the objects the other end has handles to."""
 
     def __init__(self, descriptor: int) -> None:
         self.wire = Wire(descriptor)
@@ -85,7 +85,9 @@ class Peer:
 
     def decode(self, data: Any) -> Any:
         """A value from the other end; a negative handle is one of our own objects."""
-        return plain.decode(data, lambda handle, kind: self.exports[-handle] if handle < 0 else self.proxy(handle, kind))
+        return plain.decode(
+            data, lambda handle, kind: self.exports[-handle] if handle < 0 else self.proxy(handle, kind)
+        )
 
     def _export(self, value: Any) -> dict[str, Any]:
         theirs = self.handle_of(value)

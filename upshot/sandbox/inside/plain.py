@@ -160,7 +160,8 @@ def _decode_time(body: Any, _: Any) -> Any:
     name, text = body
     if name == "timedelta":
         return timedelta(*text)
-    return {"datetime": datetime, "date": date, "time": time}[name].fromisoformat(text)
+    kinds: dict[str, Any] = {"datetime": datetime, "date": date, "time": time}
+    return kinds[name].fromisoformat(text)
 
 
 def _decode_scalar(body: Any, opaque: Any) -> Any:

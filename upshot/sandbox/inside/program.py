@@ -19,8 +19,9 @@ from upshot.sandbox.inside import plain
 FILENAME = "program.py"
 TAIL_CHARS = 2000
 RESERVE = 4096
+_make_encoder: Any = json.encoder.c_make_encoder  # type: ignore[attr-defined]
 _write, _monotonic = os.write, time.perf_counter
-_encoder = json.encoder.c_make_encoder(None, None, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True)  # type: ignore
+_encoder = _make_encoder(None, None, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True)  # type: ignore
 
 
 def _dumps(value: Any) -> str:

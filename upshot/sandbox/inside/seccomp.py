@@ -71,7 +71,7 @@ class Filter:
         """Write this process's id where the filter wants it."""
         own = struct.pack("I", os.getpid())
         for at in self.own_pid_at:
-            self._buffer[at : at + 4] = own
+            ctypes.memmove(ctypes.addressof(self._buffer) + at, own, 4)
 
 
 class _Program(ctypes.Structure):
@@ -113,7 +113,7 @@ def _guarded(policy: Policy) -> dict[str, list[Instruction]]:
     signal_block: list[Instruction] = [allow]
     if policy.own_pid_only:
         signal_block = [arg0, (JEQ, 1, 0, OWN_PID), deny, allow]
-    blocks |= {name: signal_block for name in ("kill", "tkill", "tgkill", "rt_sigqueueinfo")}
+    blocks |= dict.fromkeys(("kill", "tkill", "tgkill", "rt_sigqueueinfo"), signal_block)
     if policy.own_pid_only:
         # Without a PID namespace these reach other processes of the same user.
         own = [arg0, (JEQ, 2, 0, 0), (JEQ, 1, 0, OWN_PID), deny, allow]

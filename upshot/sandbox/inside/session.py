@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import linecache
 import sys
 import time
 from typing import Any
@@ -32,7 +33,7 @@ def serve(payload: dict[str, Any], descriptor: int) -> None:
 
 def _turn(code: str, namespace: dict[str, Any]) -> list[str] | None:
     """Run one turn; a last expression is printed as the interactive prompt would."""
-    program.linecache.cache[program.FILENAME] = (len(code), None, code.splitlines(True), program.FILENAME)
+    linecache.cache[program.FILENAME] = (len(code), None, code.splitlines(True), program.FILENAME)
     try:
         tree = ast.parse(code, program.FILENAME)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import platform
 
-ALLOWED: frozenset[str] = frozenset(
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
+
+ALLOWED: frozenset[str] = words(
     """
     read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask
     rt_sigreturn ioctl pread64 pwrite64 readv writev access pipe select sched_yield mremap msync mincore madvise
@@ -27,14 +33,18 @@ ALLOWED: frozenset[str] = frozenset(
     epoll_create1 dup3 pipe2 preadv pwritev prlimit64 getcpu sched_getattr renameat2 getrandom membarrier mlock2
     copy_file_range preadv2 pwritev2 statx rseq close_range faccessat2 epoll_pwait2 futex_waitv sync_file_range
     get_mempolicy
-    """.split()
+    """
 )
 """Calls an ordinary program needs and that reach nothing outside its own namespaces."""
 
-GUARDED: frozenset[str] = frozenset("clone fork vfork execve execveat kill tkill tgkill socketpair prctl".split())
+GUARDED: frozenset[str] = words(
+    """
+    clone fork vfork execve execveat kill tkill tgkill socketpair prctl
+    """
+)
 """Calls allowed for some arguments only, or only inside a PID namespace."""
 
-FATAL: frozenset[str] = frozenset(
+FATAL: frozenset[str] = words(
     """
     ptrace process_vm_readv process_vm_writev kcmp pidfd_getfd mount umount2 pivot_root chroot setns unshare
     open_tree move_mount fsopen fsconfig fsmount fspick mount_setattr io_uring_setup io_uring_enter
@@ -43,7 +53,7 @@ FATAL: frozenset[str] = frozenset(
     clock_adjtime sethostname setdomainname iopl ioperm quotactl quotactl_fd syslog open_by_handle_at
     name_to_handle_at fanotify_init modify_ldt setuid setgid setreuid setregid setresuid setresgid setgroups
     setfsuid setfsgid capset
-    """.split()
+    """
 )
 """Calls no honest program makes: the process dies and the outcome is killed_by_policy."""
 

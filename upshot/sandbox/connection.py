@@ -1,0 +1,58 @@
+"""From a word or a URL in a recipe to a runner."""
+
+from __future__ import annotations
+
+import os
+
+from upshot.errors import UserError
+from upshot.sandbox.limits import Limits
+from upshot.sandbox.runner import CodeRunner
+
+KEY_VARIABLE = "UPSHOT_SANDBOX_KEY"
+FORMS = (
+    "local, local:slots=2, http://host:port, opencode+http://host:port, fusion+http://host:port, subprocess (unsafe)"
+)
+
+
+def connect(spec: str, limits: Limits | None = None, api_key: str | None = None) -> CodeRunner:
+    """The runner a spec names; use it with `async with`, or call `aclose` in the end."""
+    key = api_key or os.environ.get(KEY_VARIABLE)
+    kind, _, rest = spec.partition(":")
+    if kind == "local":
+        return _local(rest, limits)
+    if spec == "subprocess":
+        from upshot.sandbox.bare import BareRunner
+
+        return BareRunner(limits=limits)
+    prefix, _, url = spec.rpartition("+")
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"unknown sandbox '{spec}'; give one of: {FORMS}")
+    from upshot.sandbox.clients import CompatibleRunner, FusionRunner, UpshotRunner
+
+    clients: dict[str, type[UpshotRunner] | type[CompatibleRunner] | type[FusionRunner]] = {
+        "": UpshotRunner,
+        "upshot": UpshotRunner,
+        "opencode": CompatibleRunner,
+        "fusion": FusionRunner,
+    }
+    if prefix not in clients:
+        raise UserError(f"unknown sandbox kind '{prefix}' in '{spec}'; give one of: {FORMS}")
+    return clients[prefix](url, key, limits)
+
+
+def _local(options: str, limits: Limits | None) -> CodeRunner:
+    from upshot.sandbox.pool import Sandbox
+
+    slots: int | None = None
+    require: list[str] = []
+    for option in filter(None, options.split(",")):
+        name, _, value = option.partition("=")
+        if name == "slots" and value.isdigit():
+            slots = int(value)
+        elif name == "require" and value:
+            require += value.split("+")
+        else:
+            raise UserError(
+                f"unknown option '{option}' in sandbox 'local:{options}'; known: slots=N, require=namespaces+landlock"
+            )
+    return Sandbox(slots=slots, require=require, limits=limits)

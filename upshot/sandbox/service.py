@@ -1,0 +1,296 @@
+"""What each HTTP request means: JSON in, sandbox calls, JSON out. No web framework here."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+from upshot.errors import UserError, did_you_mean
+from upshot.sandbox.limits import Limits
+from upshot.sandbox.outcome import Outcome, RunResult, StdioTest, TestResult
+from upshot.sandbox.pool import Sandbox
+from upshot.sandbox.runner import Session
+from upshot.sandbox.slots import Busy
+
+MAX_SECONDS = 300.0
+_LIMIT_NAMES = {field.name for field in fields(Limits)}
+
+
+class SandboxFault(Exception):
+    """The sandbox could not run a program; the answer is missing, not zero."""
+
+
+class Service:
+    """The API's verbs on one sandbox."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self.sessions: dict[str, Session] = {}
+
+    def health(self) -> dict[str, Any]:
+        """Alive, and behind which walls."""
+        sandbox = self.sandbox
+        layers = sandbox.describe_layers()
+        load = {"slots": sandbox.count, "running": sandbox.running, "waiting": sandbox.waiting}
+        return {"status": "healthy", "layers": layers, **load, "sessions": len(self.sessions)}
+
+    async def test_program(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Assert tests: {program, tests, max_execution_time} to {results, runtimes, outcomes, details}."""
+        tests = _list_of(body, "tests", str)
+        results = await self.sandbox.test_program(_text(body, "program"), tests, self._limits(body))
+        return _test_answer(results, bool(body.get("allow_missing")))
+
+    async def test_stdio(self, body: dict[str, Any]) -> dict[str, Any]:
+        """stdin/stdout tests: {program, tests: [{input, output}], max_execution_time}, answered like test_program."""
+        tests = [StdioTest(_text(test, "input"), _text(test, "output")) for test in _list_of(body, "tests", dict)]
+        results = await self.sandbox.test_stdio(_text(body, "program"), tests, self._limits(body))
+        return _test_answer(results, bool(body.get("allow_missing")))
+
+    async def run_code(self, body: dict[str, Any]) -> dict[str, Any]:
+        """SandboxFusion's run_code: {code, language, stdin, run_timeout, compile_timeout, files, fetch_files}."""
+        limits = self._limits(body, "run_timeout")
+        if body.get("memory_limit_MB") and int(body["memory_limit_MB"]) > 0:
+            limits = replace(limits, memory_mb=int(body["memory_limit_MB"]))
+        result = await self.sandbox.run(
+            _text(body, "code"),
+            str(body.get("language") or "python"),
+            stdin=str(body.get("stdin") or ""),
+            files=_decode_files(body.get("files") or {}),
+            limits=limits,
+            fetch=_list_of(body, "fetch_files", str) if body.get("fetch_files") else (),
+            compile_seconds=_seconds(body.get("compile_timeout"), 20.0),
+        )
+        return fusion_answer(result)
+
+    async def submit(self, body: dict[str, Any]) -> dict[str, Any]:
+        """SandboxFusion's submit for tests sent along: asserts or stdio cases in config.provided_data."""
+        config = body.get("config") or {}
+        data = config.get("provided_data") or body
+        code = extract_code(_text(body, "completion"))
+        limits = self._limits(config, "run_timeout")
+        cases = data.get("test_cases") or data.get("test")
+        if isinstance(cases, list):
+            stdio = [_fusion_case(case) for case in cases]
+            results = await self.sandbox.test_stdio(code, stdio, limits)
+        else:
+            results = await self.sandbox.test_program(code, _list_of(data, "tests", str), limits)
+        if any(result.value is None for result in results):
+            raise SandboxFault(next(result.detail for result in results if result.value is None))
+        tests = [
+            {"passed": result.passed, "exec_info": {"status": result.outcome, "message": result.detail}}
+            for result in results
+        ]
+        accepted = bool(results) and all(result.passed for result in results)
+        return {"id": body.get("id"), "accepted": accepted, "extracted_code": code, "full_code": code, "tests": tests}
+
+    async def batch(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        """Many requests in one: a line of JSON for each as it finishes, with its index."""
+        items = _list_of(body, "items", dict)
+        verbs: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "test_program": self.test_program,
+            "test_program_stdio": self.test_stdio,
+            "run_code": self.run_code,
+        }
+        for item in items:
+            if item.get("kind") not in verbs:
+                raise UserError(f"unknown kind {item.get('kind')!r} in items; known: {', '.join(verbs)}")
+        return self._stream(items, verbs)
+
+    async def _stream(
+        self, items: list[dict[str, Any]], verbs: dict[str, Callable[[dict[str, Any]], Any]]
+    ) -> AsyncIterator[bytes]:
+        gate = asyncio.Semaphore(2 * self.sandbox.count)
+
+        async def one(index: int, item: dict[str, Any]) -> bytes:
+            async with gate:
+                answer = await self._answer_item(verbs[item["kind"]], {**item, "allow_missing": True})
+            return json.dumps({"index": index, "id": item.get("id"), **answer}).encode() + b"\n"
+
+        tasks = [asyncio.create_task(one(index, item)) for index, item in enumerate(items)]
+        try:
+            for finished in asyncio.as_completed(tasks):
+                yield await finished
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _answer_item(self, verb: Callable[[dict[str, Any]], Any], item: dict[str, Any]) -> dict[str, Any]:
+        while True:
+            try:
+                return await verb(item)
+            except Busy as busy:
+                await asyncio.sleep(min(busy.retry_after, 1.0))
+            except UserError as error:
+                return {"error": str(error)}
+
+    async def open_session(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A stateful Python session; {session_id}."""
+        session = await self.sandbox.session(self._limits(body, "run_timeout"))
+        name = base64.b32encode(_random(15)).decode().lower()
+        self.sessions = {key: kept for key, kept in self.sessions.items() if getattr(kept, "over", None) is None}
+        self.sessions[name] = session
+        return {"session_id": name}
+
+    async def turn(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        """One turn of a session."""
+        session = self.sessions.get(name)
+        if session is None:
+            raise UserError(f"no session '{name}'; it was closed, evicted or never opened")
+        seconds = body.get("run_timeout")
+        return run_answer(await session.turn(_text(body, "code"), None if seconds is None else _seconds(seconds, 0)))
+
+    async def close_session(self, name: str) -> dict[str, Any]:
+        """End a session."""
+        session = self.sessions.pop(name, None)
+        if session is not None:
+            await session.aclose()
+        return {"closed": session is not None}
+
+    async def run(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Our own form of run_code: all fields of a RunResult."""
+        result = await self.sandbox.run(
+            _text(body, "code"),
+            str(body.get("language") or "python"),
+            stdin=str(body.get("stdin") or ""),
+            files=_decode_files(body.get("files") or {}),
+            limits=self._limits(body),
+            fetch=_list_of(body, "fetch_files", str) if body.get("fetch_files") else (),
+        )
+        return run_answer(result)
+
+    def _limits(self, body: dict[str, Any], name: str = "max_execution_time") -> Limits:
+        limits = self.sandbox.limits
+        asked = body.get("limits") or {}
+        for key in asked:
+            if key not in _LIMIT_NAMES:
+                raise UserError(f"unknown limit '{key}'; {did_you_mean(key, _LIMIT_NAMES)}")
+        if asked:
+            limits = replace(limits, **asked)
+        if body.get(name) is not None:
+            limits = limits.with_cpu(_seconds(body[name], limits.cpu_seconds))
+        if limits.cpu_seconds > MAX_SECONDS:
+            raise UserError(f"{name} is {limits.cpu_seconds:g}; this server allows at most {MAX_SECONDS:g} s")
+        return limits
+
+
+def _random(count: int) -> bytes:
+    import secrets
+
+    return secrets.token_bytes(count)
+
+
+def _seconds(value: Any, default: float) -> float:
+    if value is None:
+        return default
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise UserError(f"a time limit is {value!r}; it must be a number of seconds above 0")
+    return float(value)
+
+
+def _text(body: Any, name: str) -> str:
+    value = body.get(name) if isinstance(body, dict) else None
+    if not isinstance(value, str):
+        raise UserError(
+            f"field '{name}' is {'missing' if value is None else type(value).__name__}; it must be a string"
+        )
+    return value
+
+
+def _list_of(body: dict[str, Any], name: str, kind: type) -> list[Any]:
+    value = body.get(name)
+    if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
+        raise UserError(f"field '{name}' must be a list of {'strings' if kind is str else 'objects'}")
+    return value
+
+
+def _decode_files(files: Any) -> dict[str, bytes]:
+    if not isinstance(files, dict):
+        raise UserError("field 'files' must be an object of file names and base64 contents")
+    try:
+        return {str(name): base64.b64decode(content or "", validate=True) for name, content in files.items()}
+    except (binascii.Error, TypeError, ValueError) as error:
+        raise UserError(f"field 'files' holds something that is not base64: {error}") from error
+
+
+def _test_answer(results: list[TestResult], allow_missing: bool) -> dict[str, Any]:
+    fault = next((result for result in results if result.value is None), None)
+    if fault is not None and not allow_missing:
+        raise SandboxFault(fault.detail)
+    return {
+        "results": [None if result.value is None else int(result.value) for result in results],
+        "runtimes": [result.seconds if result.passed and result.seconds is not None else -1 for result in results],
+        "outcomes": [result.outcome.value for result in results],
+        "details": [result.detail for result in results],
+    }
+
+
+def run_answer(result: RunResult) -> dict[str, Any]:
+    """A RunResult as JSON."""
+    answer = asdict(result)
+    answer["files"] = {name: base64.b64encode(data).decode() for name, data in result.files.items()}
+    return answer
+
+
+_FUSION_STATUS = {Outcome.PASSED: "Finished", Outcome.TIMEOUT: "TimeLimitExceeded"}
+
+
+def fusion_answer(result: RunResult) -> dict[str, Any]:
+    """A RunResult in SandboxFusion's fields, with ours beside them."""
+    if result.outcome is Outcome.SANDBOX_FAULT:
+        raise SandboxFault(result.detail)
+    compiled = None
+    if result.compiled is not None:
+        late = result.compiled.timed_out
+        compiled = {
+            "status": "TimeLimitExceeded" if late else "Finished",
+            "execution_time": result.compiled.seconds,
+            "return_code": result.compiled.exit_code,
+            "stdout": "",
+            "stderr": result.compiled.output,
+        }
+    ran = None
+    if result.compiled is None or result.compiled.ok:
+        ended = result.outcome in (Outcome.PASSED, Outcome.ERROR, Outcome.OUTPUT_LIMIT) and result.exit_code is not None
+        ran = {
+            "status": "Finished" if ended else _FUSION_STATUS.get(result.outcome, "Error"),
+            "execution_time": result.wall_seconds,
+            "return_code": result.exit_code,
+            "stdout": result.stdout,
+            "stderr": result.stderr,
+        }
+    return {
+        "status": "Success" if result.outcome is Outcome.PASSED else "Failed",
+        "message": result.detail,
+        "compile_result": compiled,
+        "run_result": ran,
+        "executor_pod_name": None,
+        "files": {name: base64.b64encode(data).decode() for name, data in result.files.items()},
+        "outcome": result.outcome.value,
+        "stdout_cut": result.stdout_cut,
+        "stderr_cut": result.stderr_cut,
+    }
+
+
+def _fusion_case(case: Any) -> StdioTest:
+    if not isinstance(case, dict):
+        raise UserError("each of test_cases must be an object with input and output")
+    given, wanted = case.get("input"), case.get("output")
+    given = given.get("stdin") if isinstance(given, dict) else given
+    wanted = wanted.get("stdout") if isinstance(wanted, dict) else wanted
+    return StdioTest(_text({"input": given}, "input"), _text({"output": wanted}, "output"))
+
+
+def extract_code(completion: str) -> str:
+    """The last fenced block of a model's answer, or all of it where there is none."""
+    parts = completion.split("```")
+    if len(parts) < 3:
+        return completion
+    block = parts[-2] if len(parts) % 2 else parts[-1]
+    first, _, rest = block.partition("\n")
+    return rest if first.strip().isalnum() or not first.strip() else block
