@@ -79,8 +79,8 @@ class BlockDriver:
         self.core = self.lm.model
         self.layers = [Layer(layer) for layer in self.core.layers]
 
-    def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor) -> torch.Tensor:
-        """Logits of the tokens at the indices `last`."""
+    def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor | None) -> torch.Tensor:
+        """Logits of the tokens at the indices `last` (None: all)."""
         loud = [m for m in self.quiet if m.training]
         for module in loud:
             module.training = False
@@ -90,7 +90,7 @@ class BlockDriver:
             for module in loud:
                 module.training = True
 
-    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor) -> torch.Tensor:
+    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor | None) -> torch.Tensor:
         shape = self.shape
         h = F.embedding(ids, self.core.embed_tokens.weight)
         cos, sin = (x[0][:, None] for x in self.core.rotary_emb(h, positions[None]))
@@ -107,4 +107,4 @@ class BlockDriver:
             h = h + linear(layer.o, out.reshape(n, -1))
             x = norm(layer.norm2, h)
             h = h + linear(layer.down, F.silu(linear(layer.gate, x)).mul_(linear(layer.up, x)))
-        return linear(self.lm.lm_head, norm(self.core.norm, h[last]))
+        return linear(self.lm.lm_head, norm(self.core.norm, h if last is None else h[last]))

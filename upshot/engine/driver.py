@@ -35,8 +35,8 @@ class Driver(Protocol):
 
     shape: Shape
 
-    def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor) -> torch.Tensor:
-        """Logits of the tokens at the indices `last`."""
+    def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor | None) -> torch.Tensor:
+        """Logits of the tokens at the indices `last` (None: all)."""
         ...
 
 
@@ -105,14 +105,14 @@ class ModuleDriver:
         self.configs = list(configs.values())
         self.quiet = quiet_modules(model)
 
-    def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor) -> torch.Tensor:
-        """Logits of the tokens at the indices `last`."""
+    def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor | None) -> torch.Tensor:
+        """Logits of the tokens at the indices `last` (None: all)."""
         with driving(self.configs, self.quiet, step):
             out = self.lm(
                 input_ids=ids[None],
                 position_ids=positions[None],
                 attention_mask=None,
                 use_cache=False,
-                logits_to_keep=last,
+                logits_to_keep=0 if last is None else last,
             )
         return out.logits[0]

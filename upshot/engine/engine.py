@@ -42,6 +42,10 @@ class EngineSettings:
     """Seed of requests that bring none."""
     lean: bool = True
     """Drive known families layer by layer (blocks.py) instead of through the model's forward."""
+    kernels: bool = False
+    """Run the GPU's kernels on the CPU too (Triton's interpreter; slow, for tests)."""
+    graphs: bool = True
+    """Capture decode steps as CUDA graphs (GPU only)."""
     check: bool = True
     """Compare the first forward with the model's own before anything runs."""
 
@@ -69,8 +73,10 @@ class Engine:
         self._idle: list[asyncio.Future[None]] = []
         self.runner: Any
         self.on_gpu = self.shape.device.type == "cuda"
+        self.ahead = self.on_gpu or self.settings.kernels
+        """Results come back one step late."""
         n_pages = self._n_pages()
-        if self.on_gpu:
+        if self.ahead:
             from upshot.engine.cuda_runner import CudaRunner
 
             self.runner = CudaRunner(
@@ -184,7 +190,9 @@ class Engine:
         """Compute one step; False if there is nothing to do."""
         plan = self.scheduler.plan()
         if plan is None:
-            return self._drain()
+            if not self._drain() and self.scheduler.busy:
+                raise RuntimeError(f"the engine is stuck: {self.stats()}")
+            return self.scheduler.busy
         self.steps += 1
         results = self.runner.run(plan)
         self._commit(results)
@@ -203,7 +211,7 @@ class Engine:
 
     def _drain(self) -> bool:
         """Take the results still under way."""
-        if not self.on_gpu:
+        if not self.ahead:
             return False
         drained = False
         while (results := self.runner.collect()) is not None:

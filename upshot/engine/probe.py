@@ -17,7 +17,7 @@ def disagreement(model: torch.nn.Module, driver: Driver) -> str | None:
     shape = driver.shape
     ids = [(7 * i + 3) % shape.vocab for i in range(IDS)]
     with torch.inference_mode():
-        expected = _plain(model, torch.tensor(ids))
+        expected = plain_logits(model, torch.tensor(ids))
         try:
             got = _driven(driver, ids)
         except (
@@ -30,13 +30,19 @@ def disagreement(model: torch.nn.Module, driver: Driver) -> str | None:
             IndexError,
         ) as error:
             return f"{type(error).__name__}: {error}"
-    scale = float(expected.abs().max()) + 1e-6
+    return compare(got, expected, shape.dtype)
+
+
+def compare(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> str | None:
+    """None if two sets of logits agree as far as the dtype allows."""
+    scale = float(expected.float().abs().max()) + 1e-6
     worst = float((got.float() - expected.float()).abs().max()) / scale
-    limit = 1e-3 if shape.dtype == torch.float32 else 5e-2
+    limit = 1e-3 if dtype == torch.float32 else 5e-2
     return None if worst <= limit else f"logits differ from the model's own forward by {worst:.2g} of their size"
 
 
-def _plain(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+def plain_logits(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """The model's own logits of the last three ids."""
     loud = [m for m in model.modules() if m.training]  # attention dropout follows its module's own mode
     for module in loud:
         module.training = False

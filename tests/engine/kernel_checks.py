@@ -1,0 +1,251 @@
+"""The Triton kernels against plain PyTorch: run by test_kernels.py in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+
+from upshot.engine.blocks import rotate
+from upshot.engine.kernels import block, sample
+from upshot.engine.kernels.decode import MEMBERS, Shared, decode_attention
+from upshot.engine.kernels.prefill import prefill_attention
+from upshot.engine.sampling import cut
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class Case:
+    """Random pages, tables and lengths; the first rows may share their first pages."""
+
+    def __init__(self, rng: random.Random, kv_heads: int, group: int, dim: int, page: int, lengths: list[int], shared: int = 0) -> None:
+        torch.manual_seed(rng.randrange(1 << 30))
+        per_row = max(-(-n // page) for n in lengths)
+        n_pages = 1 + len(lengths) * per_row
+        self.k = torch.randn(n_pages, kv_heads, page, dim, device=DEVICE)
+        self.v = torch.randn(n_pages, kv_heads, page, dim, device=DEVICE)
+        order = list(range(1, n_pages))
+        rng.shuffle(order)
+        table = torch.tensor(order, dtype=torch.int32).view(len(lengths), per_row)
+        table[:, :shared] = table[0, :shared]
+        self.slots = torch.randperm(len(lengths), dtype=torch.int32)
+        self.table = torch.zeros_like(table)
+        self.table[self.slots.long()] = table
+        self.table, self.slots = self.table.to(DEVICE), self.slots.to(DEVICE)
+        self.lengths = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+        self.group, self.page = group, page
+
+    def context(self, row: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [heads, length, dim] of a row."""
+        pages = self.table[self.slots[row].long()].long()
+        return tuple(  # type: ignore[return-value]
+            x[pages].transpose(0, 1).reshape(x.shape[1], -1, x.shape[3])[:, :length].repeat_interleave(self.group, 0)
+            for x in (self.k, self.v)
+        )
+
+    def reference(self, q: torch.Tensor, row: int, last: int, window: int, softcap: float) -> torch.Tensor:
+        """Attention of q [heads, dim] at position `last` of a row."""
+        keys, values = self.context(row, last + 1)
+        scores = torch.einsum("hd,hnd->hn", q, keys) * q.shape[-1] ** -0.5
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        if window:
+            scores[:, : max(0, last + 1 - window)] = -torch.inf
+        return torch.einsum("hn,hnd->hd", scores.softmax(-1), values)
+
+
+@settings(max_examples=int(os.environ.get('UPSHOT_KERNEL_EXAMPLES', '10')), deadline=None)
+@given(
+    seed=st.integers(0, 1 << 20),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 5),
+    page=st.sampled_from([4, 16]),
+    lengths=st.lists(st.integers(1, 150), min_size=1, max_size=6),
+    splits=st.integers(1, 3),
+    window=st.sampled_from([0, 0, 5, 40]),
+    softcap=st.sampled_from([0.0, 0.0, 3.0]),
+)
+def test_decode_attention(
+    seed: int, kv_heads: int, group: int, page: int, lengths: list[int], splits: int, window: int, softcap: float
+) -> None:
+    case = Case(random.Random(seed), kv_heads, group, 16, page, lengths)
+    q = torch.randn(len(lengths), kv_heads * group, 16, device=DEVICE)
+    out = decode_attention(
+        q, case.k, case.v, case.table, case.slots, case.lengths, 0.25, splits, None, window, softcap, block=32
+    )
+    for row, length in enumerate(lengths):
+        torch.testing.assert_close(out[row], case.reference(q[row], row, length - 1, window, softcap), atol=2e-4, rtol=2e-4)
+
+
+@settings(max_examples=int(os.environ.get('UPSHOT_KERNEL_EXAMPLES', '6')), deadline=None)
+@given(
+    seed=st.integers(0, 1 << 20),
+    group=st.integers(1, 4),
+    rows=st.integers(2, MEMBERS + 3),
+    shared=st.integers(1, 9),
+    splits=st.integers(1, 2),
+    prefix_splits=st.integers(1, 3),
+)
+def test_decode_attention_reads_a_shared_prefix_once(
+    seed: int, group: int, rows: int, shared: int, splits: int, prefix_splits: int
+) -> None:
+    rng = random.Random(seed)
+    page = 16
+    lengths = [shared * page + rng.randrange(1, 60) for _ in range(rows)]
+    case = Case(rng, 2, group, 16, page, lengths, shared)
+    alone = rng.randrange(rows)  # one row shares the pages but reads them itself
+    members = [row for row in range(rows) if row != alone]
+    groups = [members[i : i + MEMBERS] for i in range(0, len(members), MEMBERS)]
+    groups.append([])
+    table = torch.full((len(groups), MEMBERS), -1, dtype=torch.int32)
+    for i, some in enumerate(groups):
+        table[i, : len(some)] = torch.tensor(some, dtype=torch.int32)
+    starts = torch.tensor([0 if row == alone else shared * page for row in range(rows)], dtype=torch.int32)
+    plan = Shared(
+        leaders=torch.tensor([int(case.slots[g[0]]) if g else 0 for g in groups], dtype=torch.int32, device=DEVICE),
+        prefix=torch.tensor([shared * page if g else 0 for g in groups], dtype=torch.int32, device=DEVICE),
+        members=table.to(DEVICE),
+        starts=starts.to(DEVICE),
+        splits=prefix_splits,
+    )
+    q = torch.randn(rows, 2 * group, 16, device=DEVICE)
+    out = decode_attention(q, case.k, case.v, case.table, case.slots, case.lengths, 0.25, splits, plan, block=32)
+    for row, length in enumerate(lengths):
+        torch.testing.assert_close(out[row], case.reference(q[row], row, length - 1, 0, 0.0), atol=2e-4, rtol=2e-4)
+
+
+@settings(max_examples=int(os.environ.get('UPSHOT_KERNEL_EXAMPLES', '6')), deadline=None)
+@given(
+    seed=st.integers(0, 1 << 20),
+    kv_heads=st.integers(1, 2),
+    group=st.integers(1, 3),
+    chunks=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 50)), min_size=1, max_size=4),
+    window=st.sampled_from([0, 0, 7, 40]),
+)
+def test_prefill_attention(seed: int, kv_heads: int, group: int, chunks: list[tuple[int, int]], window: int) -> None:
+    case = Case(random.Random(seed), kv_heads, group, 16, 4, [start + n for start, n in chunks])
+    block_m = 16
+    blocks: list[list[int]] = []
+    offset = 0
+    for row, (start, n) in enumerate(chunks):
+        blocks += [[int(case.slots[row]), offset + i, min(block_m, n - i), start + i] for i in range(0, n, block_m)]
+        offset += n
+    q = torch.randn(offset, kv_heads * group, 16, device=DEVICE)
+    table = torch.tensor(blocks, dtype=torch.int32, device=DEVICE).t().contiguous()
+    out = prefill_attention(q, case.k, case.v, case.table, table, 0.25, block_m, window, block_n=32)
+    offset = 0
+    for row, (start, n) in enumerate(chunks):
+        for i in range(n):
+            expected = case.reference(q[offset + i], row, start + i, window, 0.0)
+            torch.testing.assert_close(out[offset + i], expected, atol=2e-4, rtol=2e-4)
+        offset += n
+
+
+@pytest.mark.parametrize("norms", [False, True])
+def test_rotate_store(norms: bool) -> None:
+    torch.manual_seed(0)
+    tokens, heads, kv_heads, dim, page = 7, 3, 2, 16, 4
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim, device=DEVICE)
+    positions = torch.randint(0, 30, (tokens,), device=DEVICE)
+    cells = torch.randperm(40)[:tokens].to(DEVICE)
+    angles = torch.randn(30, dim // 2, device=DEVICE)
+    cos, sin = angles.cos(), angles.sin()
+    k = torch.zeros(10, kv_heads, page, dim, device=DEVICE)
+    v = torch.zeros_like(k)
+    weights = (torch.rand(dim, device=DEVICE), torch.rand(dim, device=DEVICE), 1e-5)
+    q = block.rotate_store(qkv, positions, cells, cos, sin, k, v, heads, weights if norms else None)
+    parts = qkv.view(tokens, -1, dim)
+    raw_q, raw_k, raw_v = parts.split([heads, kv_heads, kv_heads], 1)
+    if norms:
+        raw_q = torch.nn.functional.rms_norm(raw_q, (dim,), weights[0], 1e-5)
+        raw_k = torch.nn.functional.rms_norm(raw_k, (dim,), weights[1], 1e-5)
+    c, s = (torch.cat((x, x), -1)[positions][:, None] for x in (cos, sin))
+    torch.testing.assert_close(q, rotate(raw_q, c, s), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(k[cells // page, :, cells % page], rotate(raw_k, c, s), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(v[cells // page, :, cells % page], raw_v)
+    again = torch.zeros_like(k)
+    block.store(raw_v, cells, again)
+    torch.testing.assert_close(again, v)
+
+
+def test_norm_and_gate() -> None:
+    torch.manual_seed(0)
+    x, residual, weight = (torch.randn(*s, device=DEVICE) for s in ((5, 48), (5, 48), (48,)))
+    normed, summed = block.add_norm(x, residual, weight, 1e-5)
+    torch.testing.assert_close(summed, x + residual)
+    torch.testing.assert_close(normed, torch.nn.functional.rms_norm(x + residual, (48,), weight, 1e-5))
+    torch.testing.assert_close(block.add_norm(x, None, weight, 1e-5)[0], torch.nn.functional.rms_norm(x, (48,), weight, 1e-5))
+    torch.testing.assert_close(block.gate(x), torch.nn.functional.silu(x[:, :24]) * x[:, 24:])
+
+
+def drawn(logits: torch.Tensor, temperature: float, cuts: bool, seed: int = 1, **rules: float) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = len(logits)
+    state = sample.SlotRules(rows + 1, DEVICE)
+    state.temperature.fill_(temperature)
+    state.seeds.copy_(torch.arange(rows + 1) + seed)
+    for name, value in rules.items():
+        getattr(state, name).fill_(value)
+    tokens = torch.zeros(rows + 1, dtype=torch.int64, device=DEVICE)
+    place = torch.zeros(rows + 1, dtype=torch.int32, device=DEVICE)
+    ids = torch.full((rows,), -1, dtype=torch.int64, device=DEVICE)
+    logprobs = torch.zeros(rows, device=DEVICE)
+    slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+    positions = torch.full((rows,), 6, dtype=torch.int64, device=DEVICE)
+    sample.sample(logits, slots, positions, state, tokens, place, ids, logprobs, cuts)
+    assert tokens[:-1].equal(ids) and place.tolist() == [7] * rows + [0]
+    return ids, logprobs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_sampling_kernel_is_greedy_at_zero_and_reports_the_uncut_logprob(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(3, 5000, device=DEVICE).to(dtype)
+    ids, logprobs = drawn(logits, 0.0, cuts=True, top_k=5)
+    assert ids.equal(logits.argmax(-1))
+    torch.testing.assert_close(logprobs, logits.float().log_softmax(-1).max(-1).values)
+    ids, logprobs = drawn(logits, 0.5, cuts=True, top_k=7, top_p=0.9)
+    expected = (logits.float() / 0.5).log_softmax(-1).gather(-1, ids[:, None])[:, 0]
+    torch.testing.assert_close(logprobs, expected)
+
+
+CUTS = [{"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2}, {"top_k": 6, "top_p": 0.8, "min_p": 0.05}]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("rules", CUTS)
+def test_sampling_kernel_draws_from_what_the_cuts_leave(dtype: torch.dtype, rules: dict[str, float]) -> None:
+    torch.manual_seed(1)
+    row = (torch.randn(40, device=DEVICE) * 2).to(dtype)
+    ids, _ = drawn(row.expand(6, -1).contiguous(), 1.0, cuts=True, **rules)
+    one = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, **rules}
+    settings_of = (torch.tensor([int(one["top_k"])]), torch.tensor([one["top_p"]]), torch.tensor([one["min_p"]]))
+    left = cut(row.float().cpu()[None], *settings_of)[0]
+    assert set(ids.tolist()) <= set(torch.nonzero(left > -torch.inf)[:, 0].tolist())
+    assert len(set(ids.tolist())) > 1
+
+
+def test_sampling_kernel_follows_the_distribution() -> None:
+    torch.manual_seed(1)
+    row, draws = torch.randn(40, device=DEVICE) * 2, 200
+    ids, _ = drawn(row.expand(draws, -1).contiguous(), 0.8, cuts=False)
+    probs = (row.cpu() / 0.8).softmax(-1)
+    counts = torch.bincount(ids.cpu(), minlength=40) / draws
+    assert float((counts - probs).abs().sum()) < 2 * float((probs * (1 - probs) / draws).sqrt().sum())
+
+
+def test_begin_reads_the_state_of_each_slot() -> None:
+    slots = torch.tensor([2, 0], dtype=torch.int32, device=DEVICE)
+    tokens = torch.tensor([10, 11, 12, 0], device=DEVICE)
+    place = torch.tensor([5, 0, 9, 0], dtype=torch.int32, device=DEVICE)
+    table = torch.tensor([[3, 4, 0], [0, 0, 0], [7, 8, 9], [0, 0, 0]], dtype=torch.int32, device=DEVICE)
+    ids, positions, cells = (torch.zeros(2, dtype=torch.int64, device=DEVICE) for _ in range(3))
+    lengths = torch.zeros(2, dtype=torch.int32, device=DEVICE)
+    sample.begin(slots, tokens, place, table, 4, ids, positions, cells, lengths)
+    assert ids.tolist() == [12, 10] and positions.tolist() == [9, 5] and lengths.tolist() == [10, 6]
+    assert cells.tolist() == [9 * 4 + 1, 4 * 4 + 1]

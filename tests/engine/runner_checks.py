@@ -1,0 +1,75 @@
+"""The GPU's runner from end to end with Triton's interpreter: run by test_kernels.py in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from transformers import LlamaForCausalLM
+
+from upshot.engine.engine import Engine, EngineSettings
+from upshot.engine.sequence import Rules
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+Make = Callable[..., LlamaForCausalLM]
+
+
+def small(make_llama: Make, **over: object) -> LlamaForCausalLM:
+    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 3, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    return make_llama(**sizes, vocab_size=64, max_position_embeddings=256, **over).to(DEVICE)
+
+
+def greedy(model: LlamaForCausalLM, prompt: list[int], n: int) -> list[int]:
+    ids = torch.tensor([prompt], device=DEVICE)
+    return model.generate(ids, max_new_tokens=n, do_sample=False, eos_token_id=None, pad_token_id=0)[0].tolist()
+
+
+def plain_logprobs(model: LlamaForCausalLM, ids: list[int], start: int) -> torch.Tensor:
+    with torch.no_grad():
+        rows = model(input_ids=torch.tensor([ids], device=DEVICE)).logits[0].log_softmax(-1).cpu()
+    return torch.stack([rows[i - 1, ids[i]] for i in range(start, len(ids))])
+
+
+def test_forked_greedy_ids_and_logprobs_match_transformers(make_llama: Make) -> None:
+    model = small(make_llama)
+    engine = Engine(model, eos_ids=set(), settings=EngineSettings(page_size=4, kernels=True, max_running=8, kv_bytes=1 << 20))
+    assert type(engine.runner.driver).__name__ == "FusedDriver"
+    prompt = [3 + (7 * i) % 60 for i in range(22)]
+    seqs = engine.submit(prompt, Rules(max_tokens=6, temperature=0), n=5)
+    seqs += engine.submit([9, 8, 7], Rules(max_tokens=3, seed=4))
+    seqs += engine.submit([9, 8, 7], Rules(max_tokens=4, seed=4, top_k=3, top_logprobs=2))
+    engine.run_until_done()
+    for seq in seqs[:5]:
+        assert seq.ids == greedy(model, prompt, 6)
+    for seq in seqs:
+        torch.testing.assert_close(
+            torch.tensor(seq.logprobs), plain_logprobs(model, seq.ids, seq.prompt_len), atol=2e-4, rtol=1e-3
+        )
+    assert [len(s.sampled) for s in seqs] == [6] * 5 + [3, 4] and len(seqs[-1].tops) == 4
+    assert engine.pool.held == 0
+
+
+def test_weights_changed_in_flight_are_recomputed_and_joined_parameters_stay_the_models(make_llama: Make) -> None:
+    model = small(make_llama)
+    engine = Engine(model, eos_ids=set(), settings=EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20))
+    [seq] = engine.submit([5, 6, 7, 8, 9], Rules(max_tokens=8, temperature=0))
+    for _ in range(4):
+        engine.step()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.05)
+    engine.weights_changed()
+    kept = len(seq.ids)
+    engine.run_until_done()
+    assert 5 < kept < 13 and seq.ids == greedy(model, seq.ids[:kept], 13 - kept)
+
+
+def test_a_family_without_the_block_runs_through_its_own_forward(make_llama: Make) -> None:
+    model = small(make_llama)
+    engine = Engine(
+        model, eos_ids=set(), settings=EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20, lean=False)
+    )
+    assert type(engine.runner.driver).__name__ == "ModuleDriver"
+    [seq] = engine.submit([5, 6, 7, 8, 9], Rules(max_tokens=4, temperature=0))
+    engine.run_until_done()
+    assert seq.ids == greedy(model, [5, 6, 7, 8, 9], 4)

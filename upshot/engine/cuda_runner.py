@@ -1,0 +1,453 @@
+"""Runs steps on a GPU: CUDA graphs of whole decode steps with sampling inside, one step ahead of the host.
+
+The state of every slot (last id, position, pages, sampling rules) lives on the device, so a step can start before the ids of the
+one before it have reached the host: `run` starts a step and returns the results of the previous one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from upshot.engine.driver import Driver, ModuleDriver, Shape, causal_lm
+from upshot.engine.kernels import block as block_kernels
+from upshot.engine.kernels import sample as sample_kernels
+from upshot.engine.kernels.decode import MEMBERS, Shared, decode_attention
+from upshot.engine.kernels.prefill import prefill_attention
+from upshot.engine.scheduler import Chunk, Plan
+from upshot.engine.sequence import Sequence
+from upshot.errors import UserError
+
+BUCKETS = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024]
+PREFILL_BLOCK = 64
+MIN_SHARERS = 4
+MIN_SHARED_PAGES = 4
+Results = tuple[list[Sequence], list[int], list[float], Any]
+
+
+@dataclass(slots=True)
+class Cache:
+    """Keys and values in pages: [layers, pages, kv_heads, page_size, dim] each, and the pages of each slot."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    table: torch.Tensor
+
+
+class CudaStep:
+    """One step's attention, for decode rows or prompt chunks."""
+
+    def __init__(self, cache: Cache, heads: int, positions: torch.Tensor, cells: torch.Tensor, attend: Callable[..., torch.Tensor]) -> None:
+        self.cache, self.heads = cache, heads
+        self.positions, self.cells = positions, cells
+        self._attend = attend
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int = 0, softcap: float = 0.0
+    ) -> torch.Tensor:
+        """Store and attend; see `attention.Step`."""
+        block_kernels.store(k, self.cells, self.cache.k[layer])
+        block_kernels.store(v, self.cells, self.cache.v[layer])
+        return self._attend(q.contiguous(), self.cache.k[layer], self.cache.v[layer], scale, window, softcap)
+
+    def rotate_attend(
+        self, layer: int, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, scale: float, window: int, norms: Any
+    ) -> torch.Tensor:
+        """The same from an unrotated qkv product, in two kernels."""
+        k, v = self.cache.k[layer], self.cache.v[layer]
+        q = block_kernels.rotate_store(qkv, self.positions, self.cells, cos, sin, k, v, self.heads, norms)
+        return self._attend(q, k, v, scale, window, 0.0)
+
+
+@dataclass(slots=True)
+class Graph:
+    """A captured decode step and what it reads and leaves."""
+
+    graph: torch.cuda.CUDAGraph
+    ids: torch.Tensor
+    logprobs: torch.Tensor
+    logits: torch.Tensor
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step under way."""
+
+    rows: list[Sequence]
+    ids: torch.Tensor
+    logprobs: torch.Tensor
+    event: torch.cuda.Event | None
+    tops: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+def find_shared(rows: list[Sequence], page_size: int) -> tuple[list[tuple[int, int, list[int]]], np.ndarray]:
+    """Groups (leader row, prefix length, rows) of at most MEMBERS rows with the same first pages; each row's own start."""
+    starts = np.zeros(len(rows), dtype=np.int32)
+    families: dict[int, list[int]] = {}
+    for index, seq in enumerate(rows):
+        families.setdefault(seq.pages[0], []).append(index)
+    groups: list[tuple[int, int, list[int]]] = []
+    for members in families.values():
+        if len(members) < MIN_SHARERS:
+            continue
+        common = min(len(rows[i].pages) for i in members) - 1
+        first = rows[members[0]].pages
+        for i in members[1:]:
+            pages = rows[i].pages
+            while common and pages[:common] != first[:common]:
+                # Halve until equal, then grow: a handful of slice comparisons instead of one a page.
+                low, high = 0, common
+                while low < high:
+                    middle = (low + high + 1) // 2
+                    low, high = (middle, high) if pages[:middle] == first[:middle] else (low, middle - 1)
+                common = low
+        if common < MIN_SHARED_PAGES:
+            continue
+        for at in range(0, len(members), MEMBERS):
+            part = members[at : at + MEMBERS]
+            groups.append((part[0], common * page_size, part))
+            starts[part] = common * page_size
+    return groups, starts
+
+
+class CudaRunner:
+    """Runs plans on one GPU."""
+
+    def __init__(self, model: torch.nn.Module, shape: Shape, n_pages: int, page_size: int, max_running: int, settings: Any) -> None:
+        self.shape, self.page_size, self.slots = shape, page_size, max_running
+        self.model = model
+        device = shape.device
+        self.on_gpu = device.type == "cuda"
+        """Else: the same steps by Triton's interpreter, for tests."""
+        size = (shape.layers, n_pages, shape.kv_heads, page_size, shape.head_dim)
+        columns = min(-(-shape.max_length // page_size), n_pages) + 1
+        self.cache = Cache(
+            torch.zeros(size, dtype=shape.dtype, device=device),
+            torch.zeros(size, dtype=shape.dtype, device=device),
+            torch.zeros(max_running + 1, columns, dtype=torch.int32, device=device),
+        )
+        self.tokens = torch.zeros(max_running + 1, dtype=torch.int64, device=device)
+        self.place = torch.zeros(max_running + 1, dtype=torch.int32, device=device)
+        self.rules = sample_kernels.SlotRules(max_running + 1, device)
+        self.row_slots = torch.full((max_running + 1,), max_running, dtype=torch.int32, device=device)
+        groups = max_running // MIN_SHARERS + 1
+        self.shared = Shared(
+            torch.zeros(groups, dtype=torch.int32, device=device),
+            torch.zeros(groups, dtype=torch.int32, device=device),
+            torch.full((groups, MEMBERS), -1, dtype=torch.int32, device=device),
+            torch.zeros(max_running + 1, dtype=torch.int32, device=device),
+        )
+        self.processors = torch.cuda.get_device_properties(device).multi_processor_count if self.on_gpu else 4
+        self.graphs: dict[tuple[int, bool, bool], Graph] = {}
+        self.pool: Any = None
+        self.flights: deque[Flight] = deque()
+        self._holder: list[tuple[Any, int, int]] = [(None, 0, 0)] * (max_running + 1)
+        """Per slot: the list of pages that is on the device (one list an admission), how many of them, and the last."""
+        self._batch: list[Sequence] = []
+        self._batch_shared = False
+        self.use_graphs = settings.graphs and self.on_gpu
+        self.driver = self._checked_driver(settings)
+        self._pointers = self._weight_pointers()
+
+    # --- drivers
+
+    def _checked_driver(self, settings: Any) -> Driver:
+        from upshot.engine.blocks import BlockDriver, is_block_family
+        from upshot.engine.fused import FusedDriver, can_fuse
+
+        makers: list[Callable[[], Any]] = [lambda: ModuleDriver(self.model, self.shape)]
+        if settings.lean and is_block_family(self.model):
+            makers.insert(0, lambda: BlockDriver(self.model, self.shape))
+        if settings.lean and can_fuse(self.model):
+            makers.insert(0, lambda: FusedDriver(self.model, self.shape))
+        reasons = []
+        for make in makers:
+            driver = make()
+            reason = self._disagreement(driver) if settings.check else None
+            if reason is None:
+                return driver
+            reasons.append(f"{type(driver).__name__}: {reason}")
+        raise UserError(f"the engine cannot drive {type(causal_lm(self.model)).__name__} ({'; '.join(reasons)})")
+
+    def _disagreement(self, driver: Driver) -> str | None:
+        from upshot.engine.probe import IDS, compare, plain_logits
+
+        ids = [(7 * i + 3) % self.shape.vocab for i in range(IDS)]
+        pages = list(range(1, -(-IDS // self.page_size) + 1))
+        seq: Any = type("Probe", (), {"ids": ids, "pages": pages, "slot": 0})
+        self.cache.table[0, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+        rows = []
+        with torch.inference_mode():
+            expected = plain_logits(self.model, torch.tensor(ids))
+            try:
+                for start, stop in ((0, 5), (5, IDS - 2), (IDS - 2, IDS - 1), (IDS - 1, IDS)):
+                    rows.append(self._prefill_logits(driver, [Chunk(seq, start, stop, [])], [stop - start - 1]))
+            except (NotImplementedError, AttributeError, TypeError, ValueError, KeyError, RuntimeError, IndexError) as error:
+                return f"{type(error).__name__}: {error}"
+        return compare(torch.cat(rows[1:]).cpu(), expected, self.shape.dtype)
+
+    def _weight_pointers(self) -> list[int]:
+        return [p.data_ptr() for p in self.model.parameters()]
+
+    def forget(self) -> None:
+        """The weights changed: nothing computed so far may be read again."""
+        self._batch = []
+        if hasattr(self.driver, "refresh"):
+            self.driver.refresh()
+        pointers = self._weight_pointers()
+        if pointers != self._pointers:  # somebody gave the parameters other storage: captured steps read the old one
+            self.graphs.clear()
+            self._pointers = pointers
+
+    # --- steps
+
+    def run(self, plan: Plan) -> Results:
+        """Start a step; the results of the one before it (empty if there was none)."""
+        with torch.inference_mode():
+            if plan.copies:
+                source, target = self._upload(np.array(plan.copies, dtype=np.int64).T)
+                for cache in (self.cache.k, self.cache.v):
+                    cache[:, target] = cache[:, source]
+            flight = self._prefill(plan.chunks, plan.rows) if plan.chunks else self._decode(plan.rows)
+        if flight is not None:
+            self.flights.append(flight)
+        if len(self.flights) > 1:
+            results = self.collect()
+            assert results is not None
+            return results
+        return [], [], [], None
+
+    def collect(self) -> Results | None:
+        """Wait for the oldest step under way."""
+        if not self.flights:
+            return None
+        flight = self.flights.popleft()
+        if flight.event is not None:
+            flight.event.synchronize()
+        n = len(flight.rows)
+        tops = None
+        if flight.tops is not None:
+            values, order = (x[:n].tolist() for x in flight.tops)
+            tops = [
+                tuple(zip(o, v, strict=True))[: s.rules.top_logprobs] for s, o, v in zip(flight.rows, order, values, strict=True)
+            ]
+        return flight.rows, flight.ids[:n].tolist(), flight.logprobs[:n].tolist(), tops
+
+    def _upload(self, array: np.ndarray) -> torch.Tensor:
+        host = torch.from_numpy(np.ascontiguousarray(array))
+        return host.pin_memory().to(self.shape.device, non_blocking=True) if self.on_gpu else host
+
+    def _sync_slots(self, seqs: list[Sequence]) -> None:
+        """Bring the pages and rules of these sequences' slots up to date on the device."""
+        holder = self._holder
+        stale = []
+        for seq in seqs:
+            pages = seq.pages
+            have = holder[seq.slot]
+            if have[0] is not pages or have[1] != len(pages) or have[2] != pages[-1]:
+                stale.append(seq)
+        if not stale:
+            return
+        cells: list[int] = []
+        values: list[int] = []
+        fresh: list[Sequence] = []
+        columns = self.cache.table.shape[1]
+        for seq in stale:
+            have = holder[seq.slot]
+            start = max(0, have[1] - 1) if have[0] is seq.pages else 0
+            if have[0] is not seq.pages:
+                fresh.append(seq)
+            base = seq.slot * columns
+            cells.extend(range(base + start, base + len(seq.pages)))
+            values.extend(seq.pages[start:])
+            holder[seq.slot] = (seq.pages, len(seq.pages), seq.pages[-1])
+        index, value = self._upload(np.array([cells, values], dtype=np.int64))
+        self.cache.table.view(-1).index_copy_(0, index, value.int())
+        if fresh:
+            self._upload_rules(fresh)
+
+    def _upload_rules(self, seqs: list[Sequence]) -> None:
+        rules = [s.rules for s in seqs]
+        slots, seeds = self._upload(np.array([[s.slot for s in seqs], [r.seed for r in rules]], dtype=np.int64))
+        numbers = self._upload(
+            np.array([[r.temperature, r.top_p, r.min_p, r.top_k] for r in rules], dtype=np.float32).T
+        )
+        self.rules.seeds.index_copy_(0, slots, seeds)
+        self.rules.temperature.index_copy_(0, slots, numbers[0])
+        self.rules.top_p.index_copy_(0, slots, numbers[1])
+        self.rules.min_p.index_copy_(0, slots, numbers[2])
+        self.rules.top_k.index_copy_(0, slots, numbers[3].int())
+
+    def _land(self, rows: list[Sequence], ids: torch.Tensor, logprobs: torch.Tensor, logits: torch.Tensor) -> Flight:
+        n = len(rows)
+        tops = None
+        most = max((s.rules.top_logprobs for s in rows), default=0)
+        if most:
+            scale = torch.where(self.rules.temperature > 0, self.rules.temperature, 1.0)[[s.slot for s in rows]]
+            values, order = (logits[:n].float() / scale[:, None]).log_softmax(-1).topk(min(most, logits.shape[1]), dim=-1)
+            tops = (values.to("cpu"), order.to("cpu"))
+        if not self.on_gpu:
+            return Flight(rows, ids.clone(), logprobs.clone(), None, tops)
+        host_ids = torch.empty(n, dtype=torch.int64, pin_memory=True)
+        host_logprobs = torch.empty(n, dtype=torch.float32, pin_memory=True)
+        host_ids.copy_(ids[:n], non_blocking=True)
+        host_logprobs.copy_(logprobs[:n], non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return Flight(rows, host_ids, host_logprobs, event, tops)
+
+    # --- prompts
+
+    def _prefill(self, chunks: list[Chunk], rows: list[Sequence]) -> Flight | None:
+        self._sync_slots([c.seq for c in chunks])
+        if rows:
+            self._sync_slots(rows)
+        ends = np.cumsum([c.stop - c.start for c in chunks]) - 1
+        last = [int(end) for end, c in zip(ends, chunks, strict=True) for _ in c.samplers]
+        logits = self._prefill_logits(self.driver, chunks, last)
+        if not rows:
+            return None
+        self._mask(rows, logits)
+        n = len(rows)
+        slots, before = self._upload(np.array([[s.slot for s in rows], [len(s.ids) - 1 for s in rows]], dtype=np.int64))
+        ids = torch.empty(n, dtype=torch.int64, device=self.shape.device)
+        logprobs = torch.empty(n, dtype=torch.float32, device=self.shape.device)
+        cuts = any(s.rules.cuts for s in rows)
+        sample_kernels.sample(logits, slots.int(), before, self.rules, self.tokens, self.place, ids, logprobs, cuts)
+        return self._land(rows, ids, logprobs, logits)
+
+    def _prefill_logits(self, driver: Driver, chunks: list[Chunk], last: list[int]) -> torch.Tensor:
+        size = self.page_size
+        ids: list[int] = []
+        positions, cells, blocks = [], [], []
+        offset = 0
+        for chunk in chunks:
+            ids.extend(chunk.seq.ids[chunk.start : chunk.stop])
+            place = np.arange(chunk.start, chunk.stop)
+            positions.append(place)
+            cells.append(np.asarray(chunk.seq.pages)[place // size] * size + place % size)
+            firsts = np.arange(0, chunk.stop - chunk.start, PREFILL_BLOCK)
+            counts = np.minimum(PREFILL_BLOCK, chunk.stop - chunk.start - firsts)
+            blocks.append(np.stack([np.full_like(firsts, chunk.seq.slot), offset + firsts, counts, chunk.start + firsts]))
+            offset += chunk.stop - chunk.start
+        packed = self._upload(np.stack([np.array(ids), np.concatenate(positions), np.concatenate(cells)]))
+        table = self._upload(np.concatenate(blocks, axis=1).astype(np.int32))
+
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, softcap: float) -> torch.Tensor:
+            return prefill_attention(q, k, v, self.cache.table, table, scale, PREFILL_BLOCK, window, softcap)
+
+        step = CudaStep(self.cache, self.shape.heads, packed[1], packed[2], attend)
+        wanted = self._upload(np.array(last, dtype=np.int64))
+        return driver.logits(packed[0], packed[1], step, wanted)
+
+    def _mask(self, rows: list[Sequence], logits: torch.Tensor) -> None:
+        """Apply grammars to logits, in place."""
+        from upshot.engine.sampling import apply_bitmask
+
+        for index, seq in enumerate(rows):
+            if seq.grammar is not None:
+                apply_bitmask(logits, index, seq.grammar.allowed())
+
+    # --- decode
+
+    def _decode(self, rows: list[Sequence]) -> Flight:
+        self._sync_slots(rows)
+        if rows != self._batch:
+            self._new_batch(rows)
+        bucket = next((b for b in BUCKETS if b >= len(rows)), len(rows))
+        cuts = any(s.rules.cuts for s in rows)
+        if any(s.grammar is not None for s in rows):
+            return self._decode_masked(rows, bucket, cuts)
+        key = (bucket, self._batch_shared, cuts)
+        if not self.use_graphs:
+            ids, logprobs, logits = self._decode_body(*key)
+            return self._land(rows, ids, logprobs, logits)
+        if key not in self.graphs:
+            self.graphs[key] = self._capture(*key)
+        graph = self.graphs[key]
+        graph.graph.replay()
+        return self._land(rows, graph.ids, graph.logprobs, graph.logits)
+
+    def _new_batch(self, rows: list[Sequence]) -> None:
+        """The rows changed: upload their slots and who shares a prefix."""
+        n = len(rows)
+        slots = np.full(self.slots + 1, self.slots, dtype=np.int32)
+        slots[:n] = [s.slot for s in rows]
+        self.row_slots.copy_(self._upload(slots))
+        groups, starts = find_shared(rows, self.page_size)
+        self._batch_shared = bool(groups)
+        if groups:
+            total = len(self.shared.prefix)
+            head = np.zeros((2, total), dtype=np.int32)
+            members = np.full((total, MEMBERS), -1, dtype=np.int32)
+            for index, (leader, length, part) in enumerate(groups):
+                head[:, index] = rows[leader].slot, length
+                members[index, : len(part)] = part
+            own = np.zeros(self.slots + 1, dtype=np.int32)
+            own[:n] = starts
+            heads = self._upload(head)
+            self.shared.leaders.copy_(heads[0])
+            self.shared.prefix.copy_(heads[1])
+            self.shared.members.copy_(self._upload(members))
+            self.shared.starts.copy_(self._upload(own))
+        self._batch = rows
+
+    def _decode_logits(self, bucket: int, shared: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        device = self.shape.device
+        slots = self.row_slots[:bucket]
+        ids, positions, cells = (torch.empty(bucket, dtype=torch.int64, device=device) for _ in range(3))
+        lengths = torch.empty(bucket, dtype=torch.int32, device=device)
+        sample_kernels.begin(slots, self.tokens, self.place, self.cache.table, self.page_size, ids, positions, cells, lengths)
+        groups = bucket // MIN_SHARERS
+        together = (
+            Shared(self.shared.leaders[:groups], self.shared.prefix[:groups], self.shared.members[:groups], self.shared.starts)
+            if shared
+            else None
+        )
+        splits = max(1, min(16, 2 * self.processors // (bucket * self.shape.kv_heads)))
+
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, softcap: float) -> torch.Tensor:
+            return decode_attention(q, k, v, self.cache.table, slots, lengths, scale, splits, together, window, softcap)
+
+        step = CudaStep(self.cache, self.shape.heads, positions, cells, attend)
+        return self.driver.logits(ids, positions, step, None), slots, positions
+
+    def _decode_body(self, bucket: int, shared: bool, cuts: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        logits, slots, positions = self._decode_logits(bucket, shared)
+        ids = torch.empty(bucket, dtype=torch.int64, device=logits.device)
+        logprobs = torch.empty(bucket, dtype=torch.float32, device=logits.device)
+        sample_kernels.sample(logits, slots, positions, self.rules, self.tokens, self.place, ids, logprobs, cuts)
+        return ids, logprobs, logits
+
+    def _decode_masked(self, rows: list[Sequence], bucket: int, cuts: bool) -> Flight:
+        """A step in which some rows follow a grammar: the mask needs the ids so far, so no graph and no look-ahead."""
+        logits, slots, positions = self._decode_logits(bucket, self._batch_shared)
+        self._mask(rows, logits)
+        ids = torch.empty(bucket, dtype=torch.int64, device=logits.device)
+        logprobs = torch.empty(bucket, dtype=torch.float32, device=logits.device)
+        sample_kernels.sample(logits, slots, positions, self.rules, self.tokens, self.place, ids, logprobs, cuts)
+        return self._land(rows, ids, logprobs, logits)
+
+    def _capture(self, bucket: int, shared: bool, cuts: bool) -> Graph:
+        """Capture a decode step. Warm-up and capture must not move the sequences on, so their rows are nobody's meanwhile."""
+        saved = self.row_slots.clone()
+        self.row_slots.fill_(self.slots)
+        starts = self.shared.starts.clone()
+        self.shared.starts.zero_()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._decode_body(bucket, shared, cuts)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            ids, logprobs, logits = self._decode_body(bucket, shared, cuts)
+        self.pool = self.pool or graph.pool()
+        self.row_slots.copy_(saved)
+        self.shared.starts.copy_(starts)
+        return Graph(graph, ids, logprobs, logits)

@@ -1,0 +1,126 @@
+"""The Llama block on a GPU: the model's own weights, few kernels.
+
+q, k and v (and gate and up) are one matrix product each. For that their parameters become views of one tensor: the same
+`Parameter` objects, the same values, no copy beside them; the learner updates them in place and the engine reads them at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from upshot.engine.attention import Step
+from upshot.engine.blocks import is_block_family, sliding_window
+from upshot.engine.driver import Shape, causal_lm
+
+
+def can_fuse(model: torch.nn.Module) -> bool:
+    """Whether all projections are plain (no adapters) and the block is known."""
+    if not is_block_family(model):
+        return False
+    names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    for layer in causal_lm(model).model.layers:
+        parts = [getattr(layer.self_attn, n, None) or getattr(layer.mlp, n, None) for n in names]
+        if any(type(part) is not torch.nn.Linear for part in parts):
+            return False
+    return True
+
+
+class Joined:
+    """Parameters of several projections, made views of one tensor."""
+
+    def __init__(self, modules: list[Any]) -> None:
+        self.modules = modules
+        with torch.no_grad():
+            self.weight = torch.cat([m.weight.data for m in modules])
+            self.bias = None if modules[0].bias is None else torch.cat([m.bias.data for m in modules])
+        self._point()
+
+    def _point(self) -> None:
+        at = 0
+        for module in self.modules:
+            n = module.weight.shape[0]
+            module.weight.data = self.weight[at : at + n]
+            if self.bias is not None:
+                module.bias.data = self.bias[at : at + n]
+            at += n
+
+    def refresh(self) -> None:
+        """Take the values back in if somebody gave a parameter other storage."""
+        at = 0
+        moved = False
+        for module in self.modules:
+            n = module.weight.shape[0]
+            if module.weight.data_ptr() != self.weight[at].data_ptr():
+                self.weight[at : at + n].copy_(module.weight.data)
+                if self.bias is not None:
+                    self.bias[at : at + n].copy_(module.bias.data)
+                moved = True
+            at += n
+        if moved:
+            self._point()
+
+
+class FusedLayer:
+    """One block."""
+
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.qkv = Joined([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.gate_up = Joined([mlp.gate_proj, mlp.up_proj])
+        self.o, self.down = attention.o_proj, mlp.down_proj
+        self.norm1, self.norm2 = layer.input_layernorm, layer.post_attention_layernorm
+        self.scale = float(attention.scaling)
+        self.window = sliding_window(attention)
+        q_norm = getattr(attention, "q_norm", None)
+        self.norms = None if q_norm is None else (q_norm.weight, attention.k_norm.weight, float(q_norm.variance_epsilon))
+
+
+class FusedDriver:
+    """Drives the block with the kernels of kernels/block.py between matrix products."""
+
+    def __init__(self, model: torch.nn.Module, shape: Shape) -> None:
+        self.shape = shape
+        self.lm = causal_lm(model)
+        self.core = self.lm.model
+        self.layers = [FusedLayer(layer) for layer in self.core.layers]
+        self.cos, self.sin = self._rotary()
+
+    def _rotary(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of all positions, [positions, dim / 2], as the model computes them."""
+        positions = torch.arange(self.shape.max_length + 1, device=self.shape.device)[None]
+        like = torch.empty(1, dtype=self.shape.dtype, device=self.shape.device)
+        with torch.no_grad():
+            cos, sin = self.core.rotary_emb(like, positions)
+        half = self.shape.head_dim // 2
+        return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
+
+    def refresh(self) -> None:
+        """The weights changed: make sure the joined tensors are still the parameters' own."""
+        with torch.no_grad():
+            for layer in self.layers:
+                layer.qkv.refresh()
+                layer.gate_up.refresh()
+
+    def logits(
+        self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Logits of the tokens at the indices `last` (None: all)."""
+        from upshot.engine.kernels.block import add_norm, gate
+
+        n = len(ids)
+        h = F.embedding(ids, self.core.embed_tokens.weight)
+        first = self.layers[0].norm1
+        x, h = add_norm(h, None, first.weight, first.variance_epsilon)
+        for index, layer in enumerate(self.layers):
+            qkv = F.linear(x, layer.qkv.weight, layer.qkv.bias)
+            out = step.rotate_attend(index, qkv, self.cos, self.sin, layer.scale, layer.window, layer.norms)  # type: ignore[attr-defined]
+            y = F.linear(out.view(n, -1), layer.o.weight, layer.o.bias)
+            x, h = add_norm(y, h, layer.norm2.weight, layer.norm2.variance_epsilon)
+            y = gate(F.linear(x, layer.gate_up.weight, layer.gate_up.bias))
+            y = F.linear(y, layer.down.weight, layer.down.bias)
+            after = self.layers[index + 1].norm1 if index + 1 < len(self.layers) else self.core.norm
+            x, h = add_norm(y, h, after.weight, after.variance_epsilon)
+        return F.linear(x if last is None else x[last], self.lm.lm_head.weight)

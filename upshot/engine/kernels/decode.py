@@ -1,0 +1,284 @@
+"""Attention of one new token a sequence over paged keys and values (GQA, split-K, shared prefixes read once).
+
+Cache layout of a layer: [pages, kv_heads, page_size, dim]. The query heads of one key head are the rows of a tile, padded to
+16 for the matrix units. Three kernels:
+- `_rows`: each program one sequence, one key head, one split of its own part of the context;
+- `_prefix`: each program up to MEMBERS sequences that share their first pages, so the prefix is read once for all of them;
+- `_merge`: combines what the others left (unless there is one part only, which `_rows` writes itself).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+MEMBERS = 16
+"""Sequences of a shared prefix that one program serves."""
+
+
+@triton.jit
+def _attend(
+    q,
+    acc,
+    m,
+    z,
+    k_ptr,
+    v_ptr,
+    table_row,
+    head,
+    lo,
+    hi,
+    first,
+    scale,
+    softcap,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Flash attention of the tile q over positions lo:hi (none before `first`) of the pages in `table_row`."""
+    dims = tl.arange(0, D)
+    for start in tl.range(lo, hi, BLOCK_N, num_stages=STAGES):
+        offs = start + tl.arange(0, BLOCK_N)
+        live = (offs < hi) & (offs >= first)
+        page = tl.load(table_row + offs // PAGE, mask=live, other=0).to(tl.int64)
+        cell = ((page * KV_HEADS + head) * PAGE + offs % PAGE) * D
+        k = tl.load(k_ptr + cell[:, None] + dims[None, :], mask=live[:, None], other=0.0)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if SOFTCAP:
+            # tanh from exp: libdevice's is not there in the interpreter
+            e = tl.exp(2.0 * s / softcap)
+            s = softcap * (1.0 - 2.0 / (e + 1.0))
+        s = tl.where(live[None, :], s, float("-inf"))
+        m_new = tl.maximum(m, tl.max(s, 1))
+        p = tl.exp(s - m_new[:, None])
+        alpha = tl.exp(m - m_new)
+        z = z * alpha + tl.sum(p, 1)
+        v = tl.load(v_ptr + cell[:, None] + dims[None, :], mask=live[:, None], other=0.0)
+        acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        m = m_new
+    return acc, m, z
+
+
+@triton.jit
+def _rows(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    acc_ptr,
+    ml_ptr,
+    table_ptr,
+    slots_ptr,
+    lengths_ptr,
+    starts_ptr,
+    table_stride,
+    scale,
+    softcap,
+    window,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,
+    SHARED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    head = tl.program_id(0)
+    row = tl.program_id(1)
+    split = tl.program_id(2)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    length = tl.load(lengths_ptr + row)
+    begin = 0
+    if SHARED:
+        begin = tl.load(starts_ptr + row)
+    first = begin
+    if WINDOW:
+        first = tl.maximum(begin, length - window)
+        begin = first // PAGE * PAGE
+    per = tl.cdiv(tl.cdiv(length - begin, SPLITS), BLOCK_N) * BLOCK_N
+    lo = begin + split * per
+    hi = tl.minimum(lo + per, length)
+    lanes = tl.arange(0, TILE)
+    dims = tl.arange(0, D)
+    query = (row.to(tl.int64) * HEADS + head * GROUP + lanes) * D
+    real = lanes < GROUP
+    q = tl.load(q_ptr + query[:, None] + dims[None, :], mask=real[:, None], other=0.0)
+    acc = tl.zeros([TILE, D], dtype=tl.float32)
+    m = tl.full([TILE], -1e30, dtype=tl.float32)
+    z = tl.zeros([TILE], dtype=tl.float32)
+    acc, m, z = _attend(
+        q, acc, m, z, k_ptr, v_ptr, table_ptr + slot * table_stride, head, lo, hi, first, scale, softcap,
+        KV_HEADS, D, PAGE, BLOCK_N, SOFTCAP, STAGES,
+    )  # fmt: skip
+    if PARTS == 1:
+        tl.store(out_ptr + query[:, None] + dims[None, :], (acc / z[:, None]).to(out_ptr.dtype.element_ty), mask=real[:, None])
+    else:
+        part = (row.to(tl.int64) * HEADS + head * GROUP + lanes) * PARTS + split
+        tl.store(acc_ptr + part[:, None] * D + dims[None, :], acc, mask=real[:, None])
+        tl.store(ml_ptr + part * 2, m, mask=real)
+        tl.store(ml_ptr + part * 2 + 1, z, mask=real)
+
+
+@triton.jit
+def _prefix(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    acc_ptr,
+    ml_ptr,
+    table_ptr,
+    leaders_ptr,
+    prefix_ptr,
+    members_ptr,
+    table_stride,
+    scale,
+    softcap,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    head = tl.program_id(0)
+    group = tl.program_id(1)
+    split = tl.program_id(2)
+    length = tl.load(prefix_ptr + group)
+    if length > 0:
+        slot = tl.load(leaders_ptr + group).to(tl.int64)
+        per = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_N) * BLOCK_N
+        lo = split * per
+        hi = tl.minimum(lo + per, length)
+        lanes = tl.arange(0, TILE)
+        dims = tl.arange(0, D)
+        row = tl.load(members_ptr + group * MEMBERS + lanes // GROUP, mask=lanes < MEMBERS * GROUP, other=-1).to(tl.int64)
+        real = row >= 0
+        query = tl.maximum(row, 0) * HEADS + head * GROUP + lanes % GROUP
+        q = tl.load(q_ptr + query[:, None] * D + dims[None, :], mask=real[:, None], other=0.0)
+        acc = tl.zeros([TILE, D], dtype=tl.float32)
+        m = tl.full([TILE], -1e30, dtype=tl.float32)
+        z = tl.zeros([TILE], dtype=tl.float32)
+        acc, m, z = _attend(
+            q, acc, m, z, k_ptr, v_ptr, table_ptr + slot * table_stride, head, lo, hi, 0, scale, softcap,
+            KV_HEADS, D, PAGE, BLOCK_N, SOFTCAP, STAGES,
+        )  # fmt: skip
+        part = query * PARTS + PARTS - SPLITS + split
+        tl.store(acc_ptr + part[:, None] * D + dims[None, :], acc, mask=real[:, None])
+        tl.store(ml_ptr + part * 2, m, mask=real)
+        tl.store(ml_ptr + part * 2 + 1, z, mask=real)
+
+
+@triton.jit
+def _merge(
+    acc_ptr,
+    ml_ptr,
+    out_ptr,
+    starts_ptr,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    PARTS: tl.constexpr,
+    OWN: tl.constexpr,
+    PADDED: tl.constexpr,
+    HEAD_TILE: tl.constexpr,
+):
+    row = tl.program_id(0)
+    heads = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)
+    parts = tl.arange(0, PADDED)
+    dims = tl.arange(0, D)
+    count = OWN
+    if PARTS > OWN:
+        count = tl.where(tl.load(starts_ptr + row) > 0, PARTS, OWN)
+    here = row.to(tl.int64) * HEADS + heads
+    live = (heads < HEADS)[:, None] & (parts < count)[None, :]
+    at = here[:, None] * PARTS + parts[None, :]
+    m = tl.load(ml_ptr + at * 2, mask=live, other=-1e30)
+    z = tl.load(ml_ptr + at * 2 + 1, mask=live, other=0.0)
+    top = tl.max(m, 1)
+    weight = tl.where(live, tl.exp(m - top[:, None]), 0.0)
+    total = tl.sum(weight * z, 1)
+    acc = tl.load(acc_ptr + at[:, :, None] * D + dims[None, None, :], mask=live[:, :, None], other=0.0)
+    out = tl.sum(acc * weight[:, :, None], 1) / total[:, None]
+    tl.store(out_ptr + here[:, None] * D + dims[None, :], out.to(out_ptr.dtype.element_ty), mask=(heads < HEADS)[:, None])
+
+
+@dataclass(slots=True)
+class Shared:
+    """Groups of rows that share their first pages; an unused group has prefix 0."""
+
+    leaders: torch.Tensor
+    """[groups] a slot whose pages hold the prefix."""
+    prefix: torch.Tensor
+    """[groups] length of the prefix, a multiple of the page size."""
+    members: torch.Tensor
+    """[groups, MEMBERS] rows, -1 where there is none."""
+    starts: torch.Tensor
+    """[rows] where each row's own part begins (0: it shares nothing)."""
+    splits: int = 2
+
+
+def decode_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    table: torch.Tensor,
+    slots: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float,
+    splits: int = 1,
+    shared: Shared | None = None,
+    window: int = 0,
+    softcap: float = 0.0,
+    block: int = 64,
+    warps: int = 4,
+    stages: int = 3,
+) -> torch.Tensor:
+    """Attention of q [rows, heads, dim], whose keys and values are stored already, over each row's pages."""
+    rows, heads, dim = q.shape
+    kv_heads, page = k.shape[1], k.shape[2]
+    group = heads // kv_heads
+    if shared is not None and window:
+        shared = None  # a sliding window rarely reaches back to the prefix
+    parts = splits + (shared.splits if shared is not None else 0)
+    out = torch.empty_like(q)
+    acc = ml = out
+    if parts > 1:
+        acc = torch.empty(rows, heads, parts, dim, dtype=torch.float32, device=q.device)
+        ml = torch.empty(rows, heads, parts, 2, dtype=torch.float32, device=q.device)
+    starts = shared.starts if shared is not None else lengths
+    sizes = {"HEADS": heads, "KV_HEADS": kv_heads, "GROUP": group, "D": dim, "PAGE": page, "BLOCK_N": block, "STAGES": stages}
+    if shared is not None:
+        tile = max(16, triton.next_power_of_2(MEMBERS * group))
+        _prefix[(kv_heads, len(shared.prefix), shared.splits)](
+            q, k, v, acc, ml, table, shared.leaders, shared.prefix, shared.members, table.stride(0), scale, softcap,
+            TILE=tile, MEMBERS=MEMBERS, SPLITS=shared.splits, PARTS=parts, SOFTCAP=softcap > 0, num_warps=4, **sizes,
+        )  # fmt: skip
+    _rows[(kv_heads, rows, splits)](
+        q, k, v, out, acc, ml, table, slots, lengths, starts, table.stride(0), scale, softcap, window,
+        TILE=max(16, triton.next_power_of_2(group)), SPLITS=splits, PARTS=parts, SHARED=shared is not None,
+        WINDOW=window > 0, SOFTCAP=softcap > 0, num_warps=warps, **sizes,
+    )  # fmt: skip
+    if parts > 1:
+        tile = min(8, triton.next_power_of_2(heads))
+        _merge[(rows, triton.cdiv(heads, tile))](
+            acc, ml, out, starts, HEADS=heads, D=dim, PARTS=parts, OWN=splits,
+            PADDED=triton.next_power_of_2(parts), HEAD_TILE=tile, num_warps=4,
+        )  # fmt: skip
+    return out

@@ -1,0 +1,107 @@
+"""Attention of chunks of prompts over paged keys and values: packed queries, causal, GQA, sliding windows.
+
+Each program takes one block of one sequence's queries and one head. The chunk's own keys are in the pages already.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _chunks(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    table_ptr,
+    slots_ptr,
+    offsets_ptr,
+    counts_ptr,
+    positions_ptr,
+    table_stride,
+    scale,
+    softcap,
+    window,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    head = tl.program_id(0)
+    block = tl.program_id(1)
+    slot = tl.load(slots_ptr + block).to(tl.int64)
+    offset = tl.load(offsets_ptr + block).to(tl.int64)
+    count = tl.load(counts_ptr + block)
+    position = tl.load(positions_ptr + block)
+    lanes = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, D)
+    real = lanes < count
+    query = ((offset + lanes) * HEADS + head) * D
+    q = tl.load(q_ptr + query[:, None] + dims[None, :], mask=real[:, None], other=0.0)
+    at = position + lanes
+    stop = position + count
+    start = 0
+    if WINDOW:
+        start = tl.maximum(position - window + 1, 0) // BLOCK_N * BLOCK_N
+    table_row = table_ptr + slot * table_stride
+    kv_head = head // (HEADS // KV_HEADS)
+    acc = tl.zeros([BLOCK_M, D], dtype=tl.float32)
+    m = tl.full([BLOCK_M], -1e30, dtype=tl.float32)
+    z = tl.zeros([BLOCK_M], dtype=tl.float32)
+    for first in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
+        offs = first + tl.arange(0, BLOCK_N)
+        live = offs < stop
+        page = tl.load(table_row + offs // PAGE, mask=live, other=0).to(tl.int64)
+        cell = ((page * KV_HEADS + kv_head) * PAGE + offs % PAGE) * D
+        k = tl.load(k_ptr + cell[:, None] + dims[None, :], mask=live[:, None], other=0.0)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if SOFTCAP:
+            e = tl.exp(2.0 * s / softcap)
+            s = softcap * (1.0 - 2.0 / (e + 1.0))
+        back = at[:, None] - offs[None, :]
+        seen = back >= 0
+        if WINDOW:
+            seen = seen & (back < window)
+        s = tl.where(seen, s, float("-inf"))
+        m_new = tl.maximum(m, tl.max(s, 1))
+        p = tl.exp(s - m_new[:, None])
+        alpha = tl.exp(m - m_new)
+        z = z * alpha + tl.sum(p, 1)
+        v = tl.load(v_ptr + cell[:, None] + dims[None, :], mask=live[:, None], other=0.0)
+        acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        m = m_new
+    tl.store(out_ptr + query[:, None] + dims[None, :], (acc / z[:, None]).to(out_ptr.dtype.element_ty), mask=real[:, None])
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    table: torch.Tensor,
+    blocks: torch.Tensor,
+    scale: float,
+    block_m: int,
+    window: int = 0,
+    softcap: float = 0.0,
+    block_n: int = 64,
+    warps: int = 4,
+    stages: int = 3,
+) -> torch.Tensor:
+    """Attention of packed q [tokens, heads, dim]; `blocks` [4, blocks]: slot, first token, tokens, its position."""
+    heads, dim = q.shape[1], q.shape[2]
+    kv_heads, page = k.shape[1], k.shape[2]
+    out = torch.empty_like(q)
+    _chunks[(heads, blocks.shape[1])](
+        q, k, v, out, table, blocks[0], blocks[1], blocks[2], blocks[3], table.stride(0), scale, softcap, window,
+        HEADS=heads, KV_HEADS=kv_heads, D=dim, PAGE=page, BLOCK_M=block_m, BLOCK_N=block_n, WINDOW=window > 0,
+        SOFTCAP=softcap > 0, STAGES=stages, num_warps=warps,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,209 @@
+"""Sampling inside the step: one program a row reads its logits, draws an id and leaves its log-probability.
+
+The draw is the arg max of logits / temperature plus Gumbel noise from Philox, keyed by (seed, position, id): it depends on
+nothing but the request. Cuts (top-k, top-p, min-p) are found without sorting, by bisection on the bits of the logits:
+exact, ties kept. `begin` reads the state of the rows at the start of a step.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _begin(slots_ptr, tokens_ptr, place_ptr, table_ptr, ids_ptr, positions_ptr, cells_ptr, lengths_ptr, table_stride, n, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = rows < n
+    slot = tl.load(slots_ptr + rows, mask=live, other=0).to(tl.int64)
+    position = tl.load(place_ptr + slot, mask=live, other=0)
+    page = tl.load(table_ptr + slot * table_stride + position // PAGE, mask=live, other=0)
+    tl.store(ids_ptr + rows, tl.load(tokens_ptr + slot, mask=live, other=0), mask=live)
+    tl.store(positions_ptr + rows, position.to(tl.int64), mask=live)
+    tl.store(cells_ptr + rows, page.to(tl.int64) * PAGE + position % PAGE, mask=live)
+    tl.store(lengths_ptr + rows, position + 1, mask=live)
+
+
+def begin(
+    slots: torch.Tensor,
+    tokens: torch.Tensor,
+    place: torch.Tensor,
+    table: torch.Tensor,
+    page_size: int,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    cells: torch.Tensor,
+    lengths: torch.Tensor,
+) -> None:
+    """Each row's input id, position, cell and length, from the state of its slot."""
+    n = len(slots)
+    _begin[(triton.cdiv(n, 128),)](
+        slots, tokens, place, table, ids, positions, cells, lengths, table.stride(0), n, PAGE=page_size, BLOCK=128
+    )
+
+
+@triton.jit
+def _key(bits, WIDE: tl.constexpr):
+    """Bits of a float as an integer that orders as the float does."""
+    if WIDE:
+        negative = bits < 0
+        key = tl.where(negative, bits ^ 0x7FFFFFFF, bits)
+    else:
+        key = tl.where(bits < 0, bits ^ 0x7FFF, bits).to(tl.int32)
+    return key
+
+
+@triton.jit
+def _threshold(logits_ptr, base, k, top_p, inverse, top, V, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """The lowest key that stays after top-k, then top-p of what top-k leaves."""
+    LOW: tl.constexpr = -2147483648 if WIDE else -32768
+    STEPS: tl.constexpr = 33 if WIDE else 17
+    kept = tl.full((), LOW, dtype=tl.int64)
+    if k > 0:
+        lo = tl.full((), LOW, dtype=tl.int64)
+        hi = tl.full((), -LOW, dtype=tl.int64)
+        for _ in range(STEPS):
+            mid = (lo + hi) >> 1
+            count = tl.zeros([BLOCK], dtype=tl.int32)
+            for start in range(0, V, BLOCK):
+                cols = start + tl.arange(0, BLOCK)
+                x = tl.load(logits_ptr + base + cols, mask=cols < V, other=float("-inf"))
+                key = _key(x.to(tl.int32 if WIDE else tl.int16, bitcast=True), WIDE).to(tl.int64)
+                count += ((key >= mid) & (cols < V)).to(tl.int32)
+            enough = tl.sum(count, 0) >= k
+            lo = tl.where(enough, mid, lo)
+            hi = tl.where(enough, hi, mid)
+        kept = lo
+    if top_p < 1.0:
+        total = tl.zeros([BLOCK], dtype=tl.float32)
+        for start in range(0, V, BLOCK):
+            cols = start + tl.arange(0, BLOCK)
+            x = tl.load(logits_ptr + base + cols, mask=cols < V, other=float("-inf"))
+            key = _key(x.to(tl.int32 if WIDE else tl.int16, bitcast=True), WIDE).to(tl.int64)
+            total += tl.where((key >= kept) & (cols < V), tl.exp((x.to(tl.float32) - top) * inverse), 0.0)
+        goal = tl.sum(total, 0) * top_p
+        lo = kept
+        hi = tl.full((), -LOW, dtype=tl.int64)
+        for _ in range(STEPS):
+            mid = (lo + hi) >> 1
+            mass = tl.zeros([BLOCK], dtype=tl.float32)
+            for start in range(0, V, BLOCK):
+                cols = start + tl.arange(0, BLOCK)
+                x = tl.load(logits_ptr + base + cols, mask=cols < V, other=float("-inf"))
+                key = _key(x.to(tl.int32 if WIDE else tl.int16, bitcast=True), WIDE).to(tl.int64)
+                mass += tl.where((key >= mid) & (cols < V), tl.exp((x.to(tl.float32) - top) * inverse), 0.0)
+            enough = tl.sum(mass, 0) >= goal
+            lo = tl.where(enough, mid, lo)
+            hi = tl.where(enough, hi, mid)
+        kept = lo
+    return kept
+
+
+@triton.jit
+def _sample(
+    logits_ptr,
+    slots_ptr,
+    positions_ptr,
+    temperature_ptr,
+    seeds_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    tokens_ptr,
+    place_ptr,
+    ids_ptr,
+    logprobs_ptr,
+    dummy,
+    V,
+    CUTS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    slot = tl.load(slots_ptr + row)
+    position = tl.load(positions_ptr + row).to(tl.int32) + 1
+    temperature = tl.load(temperature_ptr + slot)
+    seed = tl.load(seeds_ptr + slot)
+    greedy = temperature <= 0.0
+    inverse = tl.where(greedy, 1.0, 1.0 / tl.where(greedy, 1.0, temperature))
+    noise = tl.where(greedy, 0.0, 1.0)
+    base = row.to(tl.int64) * V
+    kept = tl.full((), -2147483648, dtype=tl.int64)
+    if CUTS:
+        best = tl.full([4 * BLOCK], float("-inf"), dtype=tl.float32)
+        for start in range(0, V, 4 * BLOCK):
+            cols = start + tl.arange(0, 4 * BLOCK)
+            best = tl.maximum(best, tl.load(logits_ptr + base + cols, mask=cols < V, other=float("-inf")).to(tl.float32))
+        top = tl.max(best, 0)
+        if noise > 0.0:
+            kept = _threshold(logits_ptr, base, tl.load(top_k_ptr + slot), tl.load(top_p_ptr + slot), inverse, top, V, WIDE, 4 * BLOCK)
+        floor = tl.log(tl.maximum(tl.load(min_p_ptr + slot), 1e-30)) / inverse + top
+        floor = tl.where(greedy, top, floor)
+    m = tl.full([BLOCK], -1e30, dtype=tl.float32)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    best_score = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
+    best_value = tl.zeros([BLOCK], dtype=tl.float32)
+    best_id = tl.zeros([BLOCK], dtype=tl.int32)
+    for start in range(0, V, 4 * BLOCK):
+        lanes = tl.arange(0, BLOCK)
+        r0, r1, r2, r3 = tl.philox(seed, start // 4 + lanes, lanes * 0 + position, lanes * 0, lanes * 0, 7)
+        for part in tl.static_range(4):
+            cols = start + part * BLOCK + lanes
+            live = cols < V
+            raw = tl.load(logits_ptr + base + cols, mask=live, other=float("-inf"))
+            x = raw.to(tl.float32) * inverse
+            m_new = tl.maximum(m, x)
+            total = total * tl.exp(m - m_new) + tl.exp(x - m_new)
+            m = m_new
+            bits = r0 if part == 0 else (r1 if part == 1 else (r2 if part == 2 else r3))
+            u = ((bits >> 8).to(tl.int32).to(tl.float32) + 0.5) * (1.0 / 16777216.0)
+            score = x + noise * (-tl.log(-tl.log(u)))
+            if CUTS:
+                key = _key(raw.to(tl.int32 if WIDE else tl.int16, bitcast=True), WIDE).to(tl.int64)
+                live = live & (key >= kept) & (raw.to(tl.float32) >= floor)
+            better = live & (score > best_score)
+            best_score = tl.where(better, score, best_score)
+            best_value = tl.where(better, x, best_value)
+            best_id = tl.where(better, cols, best_id)
+    top_m = tl.max(m, 0)
+    lse = top_m + tl.log(tl.sum(total * tl.exp(m - top_m), 0))
+    lane = tl.argmax(best_score, 0)
+    picked = tl.arange(0, BLOCK) == lane
+    token = tl.sum(tl.where(picked, best_id, 0), 0)
+    value = tl.sum(tl.where(picked, best_value, 0.0), 0)
+    tl.store(ids_ptr + row, token)
+    tl.store(logprobs_ptr + row, value - lse)
+    if slot != dummy:
+        tl.store(tokens_ptr + slot, token.to(tl.int64))
+        tl.store(place_ptr + slot, position)
+
+
+class SlotRules:
+    """How each slot samples, on the device."""
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self.temperature = torch.zeros(slots, dtype=torch.float32, device=device)
+        self.seeds = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.top_k = torch.zeros(slots, dtype=torch.int32, device=device)
+        self.top_p = torch.ones(slots, dtype=torch.float32, device=device)
+        self.min_p = torch.zeros(slots, dtype=torch.float32, device=device)
+
+
+def sample(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    rules: SlotRules,
+    tokens: torch.Tensor,
+    place: torch.Tensor,
+    ids: torch.Tensor,
+    logprobs: torch.Tensor,
+    cuts: bool,
+) -> None:
+    """Draw an id for each row into `ids` and `logprobs`, and move its slot (`tokens`, `place`) one position on."""
+    _sample[(len(slots),)](
+        logits, slots, positions, rules.temperature, rules.seeds, rules.top_k, rules.top_p, rules.min_p,
+        tokens, place, ids, logprobs, len(tokens) - 1, logits.shape[1],
+        CUTS=cuts, WIDE=logits.dtype == torch.float32, BLOCK=1024, num_warps=8,
+    )  # fmt: skip
