@@ -232,11 +232,11 @@ class EvalConfig(Section):
 class BudgetConfig(Section):
     """What the helper models may cost; the run stops cleanly, and can be resumed, when it is used up."""
 
-    calls: int | None = None
+    max_calls: int | None = None
     """Calls of endpoints and providers."""
-    tokens: int | None = None
+    max_tokens: int | None = None
     """Their prompt and completion tokens."""
-    dollars: float | None = None
+    max_dollars: float | None = None
     """Their cost."""
 
 

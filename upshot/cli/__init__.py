@@ -1,0 +1,50 @@
+"""The command line: `upshot VERB`. One file a verb; heavy imports happen inside the verbs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from upshot import __version__
+from upshot.errors import user_error_in
+
+VERBS = ("demo", "train", "recipe", "eval", "view", "data", "score", "verify", "sandbox", "serve", "cache")
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a verb; what the user must mend is one line on stderr and exit code 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:2] == ["eval", "judge"]:  # a verb of its own, with options of its own
+        words[:2] = ["eval-judge"]
+    args = make_parser(words[:1]).parse_args(words)
+    try:
+        return int(args.run(args))
+    except KeyboardInterrupt:
+        print("upshot: stopped", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        return 0
+    except (Exception, BaseExceptionGroup) as error:
+        known = user_error_in(error)
+        if known is None:
+            raise
+        print(f"upshot: {' '.join(str(known).split())}", file=sys.stderr)
+        return 2
+
+
+def make_parser(asked: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser with the asked verb's options, or with all verbs when none of them is asked."""
+    parser = argparse.ArgumentParser(
+        prog="upshot",
+        description="Train language models on what comes of their words.",
+        epilog="Start with `upshot demo`. `upshot VERB --help` tells more.",
+    )
+    parser.add_argument("--version", action="version", version=f"upshot {__version__}")
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    wanted = [verb for verb in VERBS if asked and asked[0].split("-")[0] == verb]
+    for verb in wanted or VERBS:
+        importlib.import_module(f"upshot.cli.{verb}").add_parser(verbs)
+    return parser

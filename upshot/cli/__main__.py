@@ -1,0 +1,7 @@
+"""`python -m upshot.cli`."""
+
+import sys
+
+from upshot.cli import main
+
+sys.exit(main())

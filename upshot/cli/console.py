@@ -1,0 +1,146 @@
+"""Telling a person what a run does: a bar and a live table on a terminal, plain lines elsewhere, JSON for scripts."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from upshot.train.reporter import Reporter
+
+SHOWN = (
+    "reward/mean",
+    "reward/extrinsic",
+    "reward/intrinsic",
+    "reward/missing",
+    "loss/",
+    "metric/",
+    "dpo/",
+    "by/",
+    "missing/",
+    "policy/kl",
+    "rollout/reply_tokens",
+    "rollout/turns",
+    "eval/",
+    "time/step",
+)
+"""What the live table shows, in this order; metrics.jsonl has everything."""
+
+
+def make_reporter(quiet: bool = False, as_json: bool = False) -> Reporter:
+    """The reporter for how the command was called."""
+    if quiet:
+        return Reporter()
+    if as_json:
+        return JsonReporter()
+    return RichReporter() if sys.stdout.isatty() else PlainReporter()
+
+
+def shown(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
+    """The metrics worth a look, in the order of `SHOWN`."""
+    return [(key, metrics[key]) for prefix in SHOWN for key in metrics if key.startswith(prefix)]
+
+
+class JsonReporter(Reporter):
+    """One JSON object per step."""
+
+    def step(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
+        """Print the step."""
+        print(json.dumps({"phase": phase, "step": step, **metrics}), flush=True)
+
+
+class PlainReporter(Reporter):
+    """A line every few seconds, for logs."""
+
+    def __init__(self, every_s: float = 5.0) -> None:
+        self.every_s = every_s
+        self._total = 0
+        self._last = 0.0
+
+    def phase(self, name: str, total: int, done: int = 0) -> None:
+        """Announce the phase."""
+        self._total = total
+        print(f"{name}: {total} steps" + (f", going on after {done}" if done else ""), flush=True)
+
+    def step(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
+        """Print the step when the last line is old enough, and always the last one."""
+        if step < self._total and time.monotonic() - self._last < self.every_s:
+            return
+        self._last = time.monotonic()
+        kept = [
+            f"{key.partition('/')[2] if key.startswith('by/') else key}={value:.3g}" for key, value in shown(metrics)
+        ]
+        print(f"{phase} {step}/{self._total}  " + "  ".join(kept[:8]), flush=True)
+
+    def say(self, text: str) -> None:
+        """Print the line."""
+        print(text, flush=True)
+
+
+class RichReporter(Reporter):
+    """A progress bar and the latest metrics, redrawn in place; `breakpoint()` gets the terminal back."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import TimeRemainingColumn as Remaining
+
+        self._console = Console()
+        self._progress = Progress(
+            TextColumn("[bold]{task.description:<14}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            Remaining(),
+            TextColumn("{task.fields[note]}"),
+            console=self._console,
+        )
+        self._live = Live(self._progress, console=self._console, refresh_per_second=8)
+        self._task: Any = None
+        self._previous_hook = sys.breakpointhook
+        sys.breakpointhook = self._breakpoint
+        self._live.start()
+
+    def phase(self, name: str, total: int, done: int = 0) -> None:
+        """A new bar."""
+        self._task = self._progress.add_task(name, total=total, completed=done, note="")
+
+    def step(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
+        """Move the bar, redraw the table."""
+        from rich.console import Group
+
+        self._progress.update(self._task, completed=step, note="")
+        self._live.update(Group(self._progress, metrics_table(shown(metrics))))
+
+    def within(self, done: int, total: int) -> None:
+        """Replies of the running step."""
+        self._progress.update(self._task, note=f"[dim]reply {done}/{total}")
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        self._console.print(text)
+
+    def close(self) -> None:
+        """Leave the last state on the screen."""
+        self._live.stop()
+        sys.breakpointhook = self._previous_hook
+
+    def _breakpoint(self, *args: Any, **kwargs: Any) -> Any:
+        self._live.stop()
+        import pdb
+
+        pdb.Pdb().set_trace(sys._getframe(1))
+
+
+def metrics_table(rows: list[tuple[str, float]]) -> Any:
+    """The metrics as a table of two pairs of columns."""
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    half = -(-len(rows) // 2)
+    for left, right in zip(rows[:half], [*rows[half:], ("", float("nan"))], strict=False):
+        table.add_row(f"[dim]{left[0]}", f"{left[1]:.4g}", f"[dim]{right[0]}", f"{right[1]:.4g}" if right[0] else "")
+    return table

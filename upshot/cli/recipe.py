@@ -1,0 +1,66 @@
+"""`upshot recipe list|show|schema`: what recipes there are, and what one resolves to."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb and its three halves."""
+    parser = subparsers.add_parser("recipe", help="list recipes, or show one resolved", description="Look at recipes.")
+    verbs = parser.add_subparsers(metavar="list|show|schema", required=True)
+    listing = verbs.add_parser("list", help="the recipes that ship with the project")
+    listing.set_defaults(run=run_list)
+    show = verbs.add_parser("show", help="a recipe resolved, with the origin of each value")
+    show.add_argument("recipe", help="recipe name or file")
+    show.add_argument("overrides", nargs="*", metavar="key=value", help="such as train.lr=1e-5")
+    show.add_argument("--yaml", action="store_true", help="as a YAML file that `upshot train` takes")
+    show.set_defaults(run=run_show)
+    schema = verbs.add_parser("schema", help="the JSON schema of recipes, for editors")
+    schema.set_defaults(run=run_schema)
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """Names and first lines."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from upshot import config
+
+    table = Table(box=None, show_header=False)
+    for name in config.names():
+        table.add_row(f"[bold]{name}[/bold]", config.describe(config.find(name)))
+    Console().print(table)
+    return 0
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Every value and where it came from."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from upshot import config
+    from upshot.train.setup import check_names
+
+    loaded = config.load(args.recipe, args.overrides)
+    check_names(loaded.recipe)
+    if args.yaml:
+        print(config.dump(loaded.recipe), end="")
+        return 0
+    table = Table("key", "value", "origin", box=None)
+    for key, value in config.flatten(loaded.recipe.model_dump(mode="json")):
+        origin = loaded.origin(key)
+        style = "dim" if origin == config.DEFAULT else ""
+        table.add_row(key, repr(value) if isinstance(value, str) else str(value), origin, style=style)
+    Console().print(table)
+    return 0
+
+
+def run_schema(args: argparse.Namespace) -> int:
+    """The JSON schema."""
+    import json
+
+    from upshot.recipe import Recipe
+
+    print(json.dumps(Recipe.model_json_schema(), indent=2))
+    return 0

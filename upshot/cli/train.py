@@ -1,0 +1,60 @@
+"""`upshot train RECIPE [key=value …]`: run a recipe, or resume a run."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "train",
+        help="train a model by a recipe",
+        description="Train by a recipe (a name of `upshot recipe list`, or a YAML file) with key=value overrides.",
+    )
+    parser.add_argument("recipe", nargs="?", help="recipe name or file; left out with --resume")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="such as train.lr=1e-5 futures.samples=3")
+    parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, train nothing")
+    parser.add_argument("--resume", metavar="DIR", help="go on with the run in this folder")
+    parser.add_argument("--quiet", action="store_true", help="print only the run folder")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON per step")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, train, report."""
+    from pathlib import Path
+
+    from upshot.cli.console import make_reporter
+    from upshot.errors import UserError
+
+    if args.resume:
+        from upshot.train.folder import RunFolder
+
+        if args.recipe:
+            raise UserError("--resume goes on with the folder's own recipe; leave out the recipe and overrides")
+        folder = RunFolder.open(Path(args.resume))
+        recipe = folder.recipe()
+    else:
+        from upshot import config
+
+        if not args.recipe:
+            raise UserError("which recipe? `upshot recipe list` shows those that ship with the project")
+        folder = None
+        recipe = config.load(args.recipe, args.overrides).recipe
+    if args.dry_run:
+        from upshot.train.plan import plan
+
+        print(plan(recipe))
+        return 0
+    from upshot.train.runner import train
+
+    reporter = make_reporter(args.quiet, args.json)
+    folder = train(recipe, folder, reporter)
+    from upshot.view.report import write_report
+
+    page = write_report(folder.path)
+    if args.json:
+        return 0
+    print(folder.path if args.quiet else f"run folder  {folder.path}\nreport      {page}")
+    return 0

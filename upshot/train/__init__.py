@@ -1,0 +1,1 @@
+"""The learner and its loops: sft, dpo, rl."""

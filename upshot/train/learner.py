@@ -1,0 +1,180 @@
+"""Four verbs between the loops and the hardware: forward_backward, step, save, load."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from upshot.recipe import TrainConfig
+from upshot.train import losses
+from upshot.train.batch import Batch, Datum, collate, micro_batches
+from upshot.train.master import MasterAdamW
+from upshot.train.objectives import Objective
+
+
+class Learner:
+    """Trains any transformers causal LM in place; the sampler uses the same tensors."""
+
+    def __init__(
+        self,
+        module: Any,
+        tokenizer: Any,
+        config: TrainConfig,
+        max_tokens: int = 1,
+        temperature: float = 1.0,
+        changed: Callable[[], None] = lambda: None,
+        value_head: bool = False,
+    ) -> None:
+        self.module = module
+        self.tokenizer = tokenizer
+        self.config = config
+        self.max_tokens = max_tokens
+        """The constant of the length normalisation 'constant'."""
+        self.temperature = temperature
+        """Log-probabilities are those of softmax(logits / temperature), as the sampler reports them."""
+        self.changed = changed
+        """Called after every optimizer step: the weights are new."""
+        self.steps = 0
+        self.value_head = (
+            nn.Linear(module.config.get_text_config().hidden_size, 1).to(module.device) if value_head else None
+        )
+        if self.value_head is not None:
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        if self.value_head is not None:
+            self.parameters += list(self.value_head.parameters())
+        self.optimizer = MasterAdamW(self.parameters, config.lr, config.betas, config.weight_decay)
+        self._reference: Any = None
+
+    def keep_reference(self) -> None:
+        """Remember the weights as they are now; with LoRA they are the adapter switched off."""
+        if not hasattr(self.module, "disable_adapter"):
+            self._reference = copy.deepcopy(self.module).eval().requires_grad_(False)
+
+    def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
+        """Log-probabilities of every token of the data, under the policy or the remembered reference."""
+        out: list[list[float]] = [[] for _ in data]
+        places = {id(datum): i for i, datum in enumerate(data)}
+        with torch.no_grad(), self._as_reference() if reference else nullcontext(self.module) as module:
+            for chunk in micro_batches([[d] for d in data], self.config.token_budget):
+                batch = collate(chunk, self._pad, self.module.device)
+                logits = module(input_ids=batch.ids, attention_mask=batch.attention).logits
+                picked = losses.token_logprobs(logits, batch.ids, self.temperature).tolist()
+                for datum, row in zip(chunk, picked, strict=True):
+                    out[places[id(datum)]] = row[: len(datum.ids)]
+        return out
+
+    def values(self, data: Sequence[Datum]) -> list[list[float]]:
+        """The value head's estimate before each token of the data."""
+        out: list[list[float]] = [[] for _ in data]
+        places = {id(datum): i for i, datum in enumerate(data)}
+        with torch.no_grad():
+            for chunk in micro_batches([[d] for d in data], self.config.token_budget):
+                _, values = self._forward(collate(chunk, self._pad, self.module.device), with_values=True)
+                assert values is not None
+                for datum, row in zip(chunk, values.tolist(), strict=True):
+                    out[places[id(datum)]] = row[: len(datum.ids)]
+        return out
+
+    def forward_backward(self, units: Sequence[Sequence[Datum]], objective: Objective) -> dict[str, float]:
+        """Accumulate the gradient of the objective over all units; what to log."""
+        data = [datum for unit in units for datum in unit]
+        objective.begin(data, self.max_tokens, self.config.length_norm)
+        logs: dict[str, float] = {}
+        self.module.train()
+        for chunk in micro_batches(units, self.config.token_budget):
+            batch = collate(chunk, self._pad, self.module.device)
+            logprobs, values = self._forward(batch, objective.needs_values)
+            loss, more = objective.loss(batch, logprobs, values)
+            loss.backward()  # type: ignore[no-untyped-call]
+            for name, value in more.items():
+                logs[name] = logs.get(name, 0.0) + value
+        return logs
+
+    def step(self) -> dict[str, float]:
+        """Clip the gradient, take one optimizer step, tell the sampler."""
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.grad_clip))
+        lr = learning_rate(self.config, self.steps)
+        if math.isfinite(norm):
+            self.optimizer.step(lr)
+        self.optimizer.zero_grad()
+        self.steps += 1
+        self.changed()
+        return {"train/grad_norm": norm, "train/lr": lr, "train/skipped": float(not math.isfinite(norm))}
+
+    def save(self, folder: Path) -> None:
+        """Weights and tokenizer as a Hugging Face folder, and beside them what an exact resume needs."""
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        self.module.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        state = {
+            "steps": self.steps,
+            "optimizer": self.optimizer.state_dict(),
+            "torch_rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "value_head": self.value_head.state_dict() if self.value_head is not None else None,
+        }
+        torch.save(state, folder / "learner.pt")
+
+    def load(self, folder: Path) -> None:
+        """Optimizer, schedule and random states; the weights are loaded with the model itself."""
+        state = torch.load(folder / "learner.pt", map_location="cpu", weights_only=True)
+        self.steps = state["steps"]
+        self.optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["torch_rng"])
+        if state["cuda_rng"] and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(state["cuda_rng"])
+        if self.value_head is not None and state["value_head"] is not None:
+            self.value_head.load_state_dict(state["value_head"])
+
+    @property
+    def _pad(self) -> int:
+        pad = self.tokenizer.pad_token_id
+        return int(pad if pad is not None else self.tokenizer.eos_token_id or 0)
+
+    def _forward(self, batch: Batch, with_values: bool) -> tuple[Tensor, Tensor | None]:
+        out = self.module(
+            input_ids=batch.ids, attention_mask=batch.attention, output_hidden_states=with_values, use_cache=False
+        )
+        logprobs = losses.token_logprobs(out.logits, batch.ids, self.temperature)
+        if not with_values or self.value_head is None:
+            return logprobs, None
+        hidden = out.hidden_states[-1].to(self.value_head.weight.dtype)
+        # The value before token t is read where token t is predicted: one position earlier.
+        values = self.value_head(hidden).squeeze(-1)
+        return logprobs, torch.nn.functional.pad(values[:, :-1], (1, 0))
+
+    @contextmanager
+    def _as_reference(self) -> Iterator[Any]:
+        if self._reference is not None:
+            yield self._reference
+        elif hasattr(self.module, "disable_adapter"):
+            training = self.module.training
+            self.module.eval()
+            with self.module.disable_adapter():
+                yield self.module
+            self.module.train(training)
+        else:
+            raise RuntimeError("keep_reference() was not called")
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """The rate of a step (counted from 0): linear warm-up, then constant, cosine or linear to lr × min_lr."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return config.lr
+    total = max(config.steps * config.minibatches - config.warmup_steps, 1)
+    done = min((step - config.warmup_steps) / total, 1.0)
+    left = 0.5 * (1 + math.cos(math.pi * done)) if config.schedule == "cosine" else 1 - done
+    return config.lr * (config.min_lr + (1 - config.min_lr) * left)

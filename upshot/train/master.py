@@ -1,0 +1,63 @@
+"""AdamW whose state is float32 whatever the model's dtype.
+
+A bfloat16 weight cannot take a step of 1e-6: it rounds away. So the optimizer keeps float32 master weights for
+parameters of lower precision and writes them back rounded after each step. The model's own tensors stay the single set
+that learner and sampler share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+class MasterAdamW:
+    """AdamW over float32 masters; for float32 parameters the master is the parameter itself."""
+
+    def __init__(
+        self, parameters: Sequence[torch.nn.Parameter], lr: float, betas: tuple[float, float], weight_decay: float
+    ) -> None:
+        self.parameters = list(parameters)
+        self.masters = [
+            p if p.dtype == torch.float32 else torch.nn.Parameter(p.detach().float()) for p in self.parameters
+        ]
+        decayed = [m for m in self.masters if m.ndim >= 2]
+        plain = [m for m in self.masters if m.ndim < 2]
+        groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        self.adam = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=betas)
+
+    def step(self, lr: float) -> None:
+        """One update at this learning rate."""
+        for group in self.adam.param_groups:
+            group["lr"] = lr
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if master is not parameter:
+                master.grad = None if parameter.grad is None else parameter.grad.float()
+        self.adam.step()
+        with torch.no_grad():
+            for parameter, master in zip(self.parameters, self.masters, strict=True):
+                if master is not parameter:
+                    parameter.copy_(master)
+                    master.grad = None
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Adam's state and the masters that are not the parameters themselves."""
+        pairs = enumerate(zip(self.parameters, self.masters, strict=True))
+        return {
+            "adam": self.adam.state_dict(),
+            "masters": {i: m.detach() for i, (p, m) in pairs if m is not p},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self.adam.load_state_dict(state["adam"])
+        with torch.no_grad():
+            for i, value in state["masters"].items():
+                self.masters[i].copy_(value)

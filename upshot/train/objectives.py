@@ -1,0 +1,111 @@
+"""What the learner minimises: one small class per training method, on top of the pure losses."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from upshot.recipe import TrainConfig
+from upshot.train import losses
+from upshot.train.batch import Batch, Datum
+
+
+class Objective(ABC):
+    """A loss over a step's data, computed micro-batch by micro-batch.
+
+    `begin` sees all data of the step, so that denominators are those of the step. The losses and logged values of the
+    micro-batches add up to those of the step.
+    """
+
+    needs_values = False
+    """Whether the learner should pass the value head's output."""
+
+    def begin(self, data: Sequence[Datum], max_tokens: int, mode: str) -> None:
+        """Count the step's sequences and tokens."""
+        tokens = sum(sum(datum.mask) for datum in data)
+        self.by = losses.Denominator(mode, len(data), tokens, max_tokens)
+
+    @abstractmethod
+    def loss(self, batch: Batch, logprobs: Tensor, values: Tensor | None) -> tuple[Tensor, dict[str, float]]:
+        """This micro-batch's share of the loss and of the logged values."""
+
+    def share(self, per_token: Tensor, batch: Batch) -> float:
+        """This micro-batch's share of a mean over the step's trained tokens."""
+        return float((per_token.detach() * batch.mask).sum()) / max(self.by.tokens, 1)
+
+
+class Sft(Objective):
+    """Cross-entropy on the masked tokens."""
+
+    def loss(self, batch: Batch, logprobs: Tensor, values: Tensor | None) -> tuple[Tensor, dict[str, float]]:
+        """Mean negative log-likelihood."""
+        loss = losses.normalise(-logprobs, batch.mask, self.by)
+        return loss, {"loss/nll": float(loss.detach())}
+
+
+class PolicyGradient(Objective):
+    """The clipped surrogate with an optional KL penalty to the initial model."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+
+    def loss(self, batch: Batch, logprobs: Tensor, values: Tensor | None) -> tuple[Tensor, dict[str, float]]:
+        """Surrogate + kl × divergence."""
+        config, columns = self.config, batch.columns
+        pg = losses.policy_gradient(logprobs, columns["old"], columns["advantages"], config.clip_low, config.clip_high)
+        per_token = pg.loss_B_T
+        logs = {
+            "policy/ratio": self.share(pg.ratio_B_T, batch),
+            "policy/clipped": self.share(pg.clipped_B_T, batch),
+            "policy/kl_to_sampler": self.share(losses.kl_divergence(columns["old"], logprobs, "k3"), batch),
+            "policy/entropy": self.share(-logprobs, batch),
+        }
+        if config.kl and "reference" in columns:
+            divergence = losses.kl_divergence(logprobs, columns["reference"], config.kl_estimator)
+            per_token = per_token + config.kl * divergence
+            logs["policy/kl_to_reference"] = self.share(divergence, batch)
+        loss = losses.normalise(per_token, batch.mask, self.by)
+        logs["loss/policy"] = float(loss.detach())
+        return loss, logs
+
+
+class Ppo(PolicyGradient):
+    """The clipped surrogate and the value head's loss."""
+
+    needs_values = True
+
+    def loss(self, batch: Batch, logprobs: Tensor, values: Tensor | None) -> tuple[Tensor, dict[str, float]]:
+        """Policy loss + value_weight × value loss."""
+        loss, logs = super().loss(batch, logprobs, values)
+        if values is None:
+            raise ValueError("ppo needs the value head's output")
+        columns = batch.columns
+        errors = losses.clipped_value(values, columns["values"], columns["targets"], self.config.clip_high)
+        value_loss = losses.normalise(errors, batch.mask, self.by)
+        logs["loss/value"] = float(value_loss.detach())
+        return loss + self.config.value_weight * value_loss, logs
+
+
+class Dpo(Objective):
+    """Direct preference optimisation over pairs: chosen and rejected stand next to each other in the batch."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+
+    def loss(self, batch: Batch, logprobs: Tensor, values: Tensor | None) -> tuple[Tensor, dict[str, float]]:
+        """Mean over pairs of −log σ(β × margin)."""
+        own = (logprobs * batch.mask).sum(1)
+        reference = (batch.columns["reference"] * batch.mask).sum(1)
+        per_pair, margin = losses.dpo(own[::2], own[1::2], reference[::2], reference[1::2], self.config.beta)
+        pairs = max(self.by.sequences // 2, 1)
+        loss = per_pair.sum() / pairs
+        with torch.no_grad():
+            right = float((margin > 0).float().sum()) / pairs
+        return loss, {
+            "loss/dpo": float(loss.detach()),
+            "dpo/accuracy": right,
+            "dpo/margin": float(margin.sum()) / pairs,
+        }

@@ -1,0 +1,42 @@
+"""What a recipe would do, in words: `upshot train RECIPE --dry-run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from upshot.errors import UserError
+from upshot.recipe import Recipe
+from upshot.tasks.base import tasks
+from upshot.train.setup import check_names
+
+
+def plan(recipe: Recipe) -> str:
+    """Check every name, file and row, and describe the run; nothing is loaded or written."""
+    check_names(recipe)
+    config = recipe.train
+    task = tasks.create(recipe.task.name, recipe.task.options, "task")
+    lines = [f"recipe     {recipe.name}, seed {recipe.seed}"]
+    lines.append(f"policy     {recipe.model.path or 'a new tiny model'}{', LoRA' if recipe.model.lora else ''}")
+    if config.method in ("rl", "online-dpo", "ppo"):
+        lines += _rollouts(recipe, len(task.rows("train")))
+    elif config.data is not None and not Path(config.data).exists():
+        raise UserError(f"train.data: there is no file '{config.data}'; make it with `upshot data prepare`")
+    lines.append(f"training   {config.method}, {config.steps} steps, learning rate {config.lr:g} ({config.schedule})")
+    for role, spec in recipe.models.items():
+        lines.append(f"model      {role}: {spec.url or spec.model}")
+    return "\n".join(lines)
+
+
+def _rollouts(recipe: Recipe, rows: int) -> list[str]:
+    config, futures = recipe.train, recipe.futures
+    replies = config.prompts_per_step * config.group_size
+    played = futures.samples if futures.window else 1
+    metrics = ", ".join(f"{m.name} x {m.weight:g}" for m in recipe.reward.metrics)
+    return [
+        f"task       {recipe.task.name}: {rows} training rows",
+        f"a step     {config.prompts_per_step} prompts x {config.group_size} replies of up to "
+        f"{recipe.episode.max_turns} turn(s) = {replies} replies",
+        f"futures    {played} per reply, window {futures.window}: up to {replies * played * futures.window} user turns "
+        f"and as many policy turns a step",
+        f"reward     {metrics}: {replies * played * len(recipe.reward.metrics)} scores a step",
+    ]

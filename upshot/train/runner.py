@@ -1,0 +1,212 @@
+"""One run from recipe to checkpoint: warm start, method, evaluation, run folder, resume."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from upshot.chat import derive_seed
+from upshot.models.rendering import Renderer
+from upshot.models.sampler import Sampler
+from upshot.recipe import Recipe, TrainConfig, WarmStartConfig
+from upshot.rollout.play import Scene
+from upshot.rollout.policy import Policy
+from upshot.rollout.reply import Reply
+from upshot.tasks.base import Task, tasks
+from upshot.train.folder import RunFolder
+from upshot.train.learner import Learner
+from upshot.train.reporter import Reporter
+from upshot.train.setup import (
+    Company,
+    add_lora,
+    assemble,
+    check_names,
+    context_limit,
+    load_policy,
+    make_scene,
+    sampling_of,
+)
+from upshot.train.summary import by_group
+from upshot.train.trackers import Tracker, make_trackers
+
+WARM_START = "warm-start"
+
+
+class Run:
+    """A recipe being trained in its folder."""
+
+    def __init__(self, recipe: Recipe, folder: RunFolder, reporter: Reporter) -> None:
+        self.recipe = recipe
+        self.folder = folder
+        self.reporter = reporter
+        self.phases: list[str] = [*([WARM_START] if recipe.warm_start else []), recipe.train.method]
+        found = folder.latest()
+        self.start_from = found[0] if found else None
+        self.spent: dict[str, float] = {}
+        if self.start_from is not None and (self.start_from / "budget.json").is_file():
+            self.spent = json.loads((self.start_from / "budget.json").read_text())
+        self.company_now: Company | None = None
+        self.trackers: list[Tracker] = []
+        self.phase, self.step = (found[1], found[2]) if found else (self.phases[0], 0)
+        if found:
+            folder.rewind(self.phases, self.phase, self.step)
+        self._save: Callable[[], None] = lambda: None
+
+    async def train(self) -> Path:
+        """Train to the end, or to Ctrl-C or an empty budget; the last checkpoint either way."""
+        self._prepare()
+        recipe = self.recipe
+        self.trackers = make_trackers(recipe.trackers, self.folder.path, recipe.model_dump(mode="json"))
+        self.folder.status("running")
+        try:
+            for phase in self.phases[self.phases.index(self.phase) :]:
+                if phase != self.phase:
+                    self.phase, self.step = phase, 0
+                await self._run_phase(phase)
+        except BaseException as error:
+            self._save()
+            self.folder.status("stopped", reason=str(error) or type(error).__name__)
+            raise
+        finally:
+            for tracker in self.trackers:
+                tracker.finish()
+        self.folder.status("finished")
+        latest = self.folder.latest()
+        assert latest is not None
+        return latest[0]
+
+    def _prepare(self) -> None:
+        recipe = self.recipe
+        self.task: Task = tasks.create(recipe.task.name, recipe.task.options, "task")
+        start = str(self.start_from) if self.start_from else ""
+        module, self.tokenizer = load_policy(recipe.model, self.task, derive_seed(recipe.seed, "weights"), start)
+        self.module = add_lora(module, recipe.model)
+        self.renderer = Renderer(self.tokenizer, recipe.model.template_options)
+        self.sampler = Sampler(self.module, self.renderer)
+        template = self.renderer.check()
+        if not template.appends:
+            self.reporter.say(f"chat template: {template.reason}; rendering turn by turn instead, history is kept")
+
+    def learner(self, config: TrainConfig, value_head: bool = False) -> Learner:
+        """A learner on the policy, restored when this phase is being resumed."""
+        episode = self.recipe.episode
+        learner = Learner(
+            self.module,
+            self.tokenizer,
+            config,
+            max_tokens=episode.max_tokens,
+            temperature=episode.temperature,
+            changed=self.sampler.weights_changed,
+            value_head=value_head,
+        )
+        if self.start_from is not None and self.step:
+            learner.load(self.start_from)
+        return learner
+
+    async def _run_phase(self, phase: str) -> None:
+        """A phase is a module of this room with `async def train(run, config)`."""
+        recipe = self.recipe
+        if phase == WARM_START and recipe.warm_start is not None:
+            method, config = "sft", warm_start_config(recipe.warm_start, recipe.train)
+        else:
+            method, config = phase, recipe.train
+        module = importlib.import_module(f"upshot.train.{method.replace('-', '_')}")
+        await module.train(self, config)
+
+    @asynccontextmanager
+    async def company(self) -> AsyncIterator[tuple[Company, Scene]]:
+        """Helper models, user and metrics, started, with the scene they play in; closed at the end."""
+        recipe = self.recipe
+        policy = Policy(
+            self.sampler,
+            self.renderer,
+            sampling_of(recipe),
+            context_limit(recipe.model, self.module),
+            recipe.episode.system,
+        )
+        company = assemble(recipe, self.task, self.sampler, self.tokenizer)
+        self.company_now = company
+        if self.spent:
+            company.budget.restore(self.spent)
+        try:
+            await company.start()
+            yield company, make_scene(recipe, company, policy)
+        finally:
+            self.spent = company.budget.state()
+            self.company_now = None
+            await company.aclose()
+
+    def begin(self, learner: Learner, config: TrainConfig) -> None:
+        """The phase's learner is ready: from here on Ctrl-C saves."""
+        self._save = lambda: self.checkpoint(learner, config)
+        self.reporter.phase(self.phase, config.steps, self.step)
+
+    def step_done(
+        self,
+        step: int,
+        logs: dict[str, float],
+        learner: Learner,
+        config: TrainConfig,
+        groups: Sequence[Sequence[Reply]] = (),
+    ) -> None:
+        """Write a finished step to the run folder, and a checkpoint when it is time."""
+        replies = [reply for group in groups for reply in group]
+        if replies:
+            logs |= by_group(replies, self._groups_of, lambda reply: reply.reward.total)
+            kept = replies[: self.recipe.keep_rollouts or None]
+            self.folder.rollouts(reply.to_dict(step, self._groups_of(reply)) for reply in kept)
+        if self.company_now is not None:
+            logs |= self.company_now.stats()
+        self.step = step
+        self.folder.metrics(self.phase, step, logs)
+        self.reporter.step(self.phase, step, logs)
+        for tracker in self.trackers:
+            tracker.log(step, {f"{self.phase}/{key}": value for key, value in logs.items()})
+        if config.save_every and step % config.save_every == 0 and step < config.steps:
+            self.checkpoint(learner, config)
+
+    def checkpoint(self, learner: Learner, config: TrainConfig) -> None:
+        """Save the run as it is now."""
+
+        def write(folder: Path) -> None:
+            learner.save(folder)
+            spent = self.company_now.budget.state() if self.company_now is not None else self.spent
+            (folder / "budget.json").write_text(json.dumps(spent))
+
+        self.start_from = self.folder.save(self.phase, self.step, config.keep, write)
+
+    def _groups_of(self, reply: Reply) -> Mapping[str, str]:
+        return self.task.groups(reply.conversation.row)
+
+
+def warm_start_config(warm: WarmStartConfig, train: TrainConfig) -> TrainConfig:
+    """The warm start as a training configuration of its own."""
+    return train.model_copy(
+        update={
+            "method": "sft",
+            "steps": warm.steps,
+            "prompts_per_step": warm.batch,
+            "lr": warm.lr,
+            "warmup_steps": warm.warmup_steps,
+            "schedule": "cosine",
+            "min_lr": 0.0,
+            "minibatches": 1,
+            "length_norm": "token",
+        }
+    )
+
+
+def train(recipe: Recipe, folder: RunFolder | None = None, reporter: Reporter | None = None) -> RunFolder:
+    """Run a recipe to its end in this process; the run folder."""
+    check_names(recipe)
+    folder = folder or RunFolder.create(recipe)
+    reporter = reporter or Reporter()
+    try:
+        asyncio.run(Run(recipe, folder, reporter).train())
+    finally:
+        reporter.close()
+    return folder

@@ -1,0 +1,209 @@
+"""From a recipe to the objects that play and learn. Everything is checked before anything slow is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from upshot.errors import UserError
+from upshot.models.base import Model, Sampling
+from upshot.models.budget import Budget
+from upshot.models.connect import connect_all
+from upshot.participants.base import Participant, users
+from upshot.recipe import PolicyConfig, Recipe
+from upshot.rewards.build import build_metric, check_metric
+from upshot.rewards.managers.base import managers
+from upshot.rewards.metric import Metric
+from upshot.rewards.reward import Weighted
+from upshot.rollout.play import Overlong, Scene
+from upshot.rollout.policy import Policy
+from upshot.tasks.base import Task, tasks
+
+CONTEXT = {"task": None, "judge": None, "tokenizer": None, "models": None, "sandbox": None, "manager": None}
+"""What the program itself hands to metrics and users that name it."""
+
+
+def check_names(recipe: Recipe) -> None:
+    """Refuse unknown tasks, metrics, users and their options, before any work."""
+    tasks.check(recipe.task.name, recipe.task.options, "task")
+    for metric in recipe.reward.metrics:
+        check_metric(metric.name, metric.options, "reward.metrics", **CONTEXT)
+    managers.check(recipe.reward.manager.name, recipe.reward.manager.options, "reward.manager", **CONTEXT)
+    if recipe.futures.user is not None:
+        users.check(recipe.futures.user.name, recipe.futures.user.options, "futures.user", **CONTEXT)
+
+
+def pick_device(name: str) -> str:
+    """The device a recipe means."""
+    import torch
+
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load_policy(config: PolicyConfig, task: Task, seed: int, path: str = "") -> tuple[Any, Any]:
+    """The policy's module and tokenizer: from a folder or name, or a new tiny one for the task's language."""
+    path = path or config.path
+    device = pick_device(config.device)
+    if path:
+        from upshot.models.local import load_local
+
+        module, tokenizer = load_local(path, config.dtype, device)
+    else:
+        from upshot.models.tiny import tiny_model, tiny_tokenizer
+
+        words = task.vocabulary()
+        if not words:
+            raise UserError(f"task '{task.name}' speaks a real language; name a model with model.path=FOLDER")
+        tokenizer = tiny_tokenizer(words)
+        module = tiny_model(config.tiny, tokenizer, seed).to(device)
+    if config.chat_template:
+        file = Path(config.chat_template)
+        is_file = len(config.chat_template) < 256 and file.is_file()
+        tokenizer.chat_template = file.read_text() if is_file else config.chat_template
+    if config.gradient_checkpointing:
+        module.gradient_checkpointing_enable()
+    return module, tokenizer
+
+
+def add_lora(module: Any, config: PolicyConfig) -> Any:
+    """The module wrapped with adapters where the recipe asks for them."""
+    if config.lora is None or hasattr(module, "disable_adapter"):
+        return module
+    try:
+        import peft
+    except ImportError as error:
+        raise UserError("model.lora needs peft: pip install 'upshot[lora]'") from error
+    lora = config.lora
+    projections = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    names = {name.rpartition(".")[2] for name, _ in module.named_modules()}
+    targets: Any = lora.targets or ([p for p in projections if p in names] or "all-linear")
+    return peft.get_peft_model(
+        module,
+        peft.LoraConfig(
+            r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets, task_type="CAUSAL_LM"
+        ),
+    )
+
+
+def context_limit(config: PolicyConfig, module: Any) -> int:
+    """Most tokens of prompt and reply together."""
+    return config.max_context or int(getattr(module.config.get_text_config(), "max_position_embeddings", 0) or 0)
+
+
+@dataclass
+class Company:
+    """Everybody but the policy: task, helper models, user, metrics. Closed together."""
+
+    task: Task
+    models: dict[str, Model]
+    user: Participant | None
+    metrics: dict[str, Metric]
+    weights: dict[str, Weighted]
+    budget: Budget
+    closers: list[Any] = field(default_factory=list)
+
+    async def start(self) -> None:
+        """Check keys and endpoints before any work."""
+        for model in dict.fromkeys(self.models.values()):
+            await model.start()
+
+    def stats(self) -> dict[str, float]:
+        """Calls, cost, latency and quality of everybody, for the metrics; keys with times start with time/."""
+        out: dict[str, float] = {}
+        for name, model in self.models.items():
+            out |= {f"model/{name}/{key}": value for key, value in model.stats().items()}
+        if self.user is not None:
+            out |= {f"user/{key}": value for key, value in self.user.stats().items()}
+        return out
+
+    async def aclose(self) -> None:
+        """Release everything."""
+        things = [*self.metrics.values(), self.user, self.task, *dict.fromkeys(self.models.values()), *self.closers]
+        for thing in things:
+            if thing is not None:
+                await thing.aclose()
+
+
+def assemble(recipe: Recipe, task: Task, policy_model: Model, tokenizer: Any) -> Company:
+    """Helper models, simulated user and metrics of a recipe."""
+    limits = recipe.budget
+    budget = Budget(limits.max_calls, limits.max_tokens, limits.max_dollars)
+    models = connect_all(recipe.models, budget=budget, policy=policy_model)
+    sandbox = LazySandbox(recipe.sandbox)
+    context: dict[str, Any] = {
+        "task": task,
+        "judge": models.get("judge"),
+        "tokenizer": tokenizer,
+        "models": models,
+        "sandbox": sandbox,
+    }
+    named = recipe.reward.manager
+    context["manager"] = managers.create(named.name, named.options, "reward.manager", **context)
+    names = [metric.name for metric in recipe.reward.metrics]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"reward.metrics names '{name}' twice")
+    metrics = {m.name: build_metric(m.name, m.options, "reward.metrics", **context) for m in recipe.reward.metrics}
+    weights = {m.name: Weighted(m.weight, m.clamp, metrics[m.name].intrinsic) for m in recipe.reward.metrics}
+    user = _user(recipe, task, context)
+    return Company(task, models, user, metrics, weights, budget, [sandbox, context["manager"]])
+
+
+def make_scene(recipe: Recipe, company: Company, policy: Policy) -> Scene:
+    """How the conversations of a step are played and scored."""
+    overlong = recipe.reward.overlong
+    return Scene(
+        policy=policy,
+        metrics=company.metrics,
+        weights=company.weights,
+        environment=company.task.environment() if recipe.episode.max_turns > 1 else None,
+        max_turns=recipe.episode.max_turns,
+        user=company.user,
+        samples=recipe.futures.samples,
+        window=recipe.futures.window,
+        overlong=Overlong(overlong.rule, overlong.penalty),
+    )
+
+
+def sampling_of(recipe: Recipe) -> Sampling:
+    """How the policy samples while training."""
+    episode = recipe.episode
+    return Sampling(episode.max_tokens, episode.temperature, episode.top_p, episode.top_k)
+
+
+def _user(recipe: Recipe, task: Task, context: Mapping[str, Any]) -> Participant | None:
+    named = recipe.futures.user
+    if named is not None:
+        return users.create(named.name, named.options, "futures.user", **context)
+    user = task.user()
+    if user is None and recipe.futures.window:
+        raise UserError(
+            f"futures.window is {recipe.futures.window}, but task '{task.name}' has no user; set futures.user"
+        )
+    return user
+
+
+class LazySandbox:
+    """Connects to the sandbox when the first program is to be run, so that other runs start none."""
+
+    def __init__(self, spec: str) -> None:
+        self.spec = spec
+        self._runner: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if self._runner is None:
+            from upshot.sandbox import connect
+
+            self._runner = connect(self.spec)
+        return getattr(self._runner, name)
+
+    async def aclose(self) -> None:
+        """Stop the sandbox if it was started."""
+        if self._runner is not None:
+            await self._runner.aclose()

@@ -1,0 +1,94 @@
+"""Supervised training: imitate whole dialogues, turn by turn as a rollout would render them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from upshot.chat import Message, derive_seed, messages_from
+from upshot.errors import UserError
+from upshot.models.rendering import Renderer
+from upshot.recipe import TrainConfig
+from upshot.train.batch import Datum
+from upshot.train.objectives import Sft
+from upshot.train.setup import context_limit
+
+if TYPE_CHECKING:
+    from upshot.train.runner import Run
+
+
+def sft_data(dialogues: Sequence[tuple[Message, ...]], renderer: Renderer, max_context: int) -> list[Datum]:
+    """Dialogues as token sequences; those longer than the model's context are cut at its end."""
+    data = []
+    for dialogue in dialogues:
+        ids, mask = renderer.demonstration(dialogue)
+        if max_context:
+            ids, mask = ids[:max_context], mask[:max_context]
+        if any(mask):
+            data.append(Datum(ids, mask))
+    return data
+
+
+def pick(size: int, count: int, step: int, seed: int) -> list[int]:
+    """The items of a step: passes over the data in a new order each, position a function of the step alone."""
+    chosen = []
+    for place in range(step * count, (step + 1) * count):
+        epoch, position = divmod(place, size)
+        chosen.append(_order(size, derive_seed(seed, "epoch", epoch))[position])
+    return chosen
+
+
+_orders: dict[tuple[int, int], list[int]] = {}
+
+
+def _order(size: int, seed: int) -> list[int]:
+    if (size, seed) not in _orders:
+        order = list(range(size))
+        random.Random(seed).shuffle(order)
+        if len(_orders) > 8:
+            _orders.clear()
+        _orders[size, seed] = order
+    return _orders[size, seed]
+
+
+async def train(run: Run, config: TrainConfig) -> None:
+    """Imitate the dialogues of `train.data`, or the task's own, up to `config.steps`."""
+    dialogues = read_dialogues(config.data) if config.data else run.task.dialogues("train")
+    if not dialogues:
+        raise UserError(f"task '{run.task.name}' has no dialogues to imitate; set train.data=FILE")
+    data = sft_data(dialogues, run.renderer, context_limit(run.recipe.model, run.module))
+    learner = run.learner(config)
+    run.begin(learner, config)
+    seed = derive_seed(run.recipe.seed, run.phase)
+    for step in range(run.step, config.steps):
+        started = time.perf_counter()
+        units = [[data[i]] for i in pick(len(data), config.prompts_per_step, step, seed)]
+        logs = learner.forward_backward(units, Sft())
+        logs |= learner.step()
+        logs["time/step"] = time.perf_counter() - started
+        run.step_done(step + 1, logs, learner, config)
+        await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
+    run.checkpoint(learner, config)
+
+
+def read_dialogues(path: str) -> list[tuple[Message, ...]]:
+    """Whole conversations from a parquet or JSONL file with a `messages` column (or prompt and completion)."""
+    from upshot.tasks.collabllm_files import read_file
+
+    dialogues = []
+    for record in read_file(Path(path)):
+        messages = record.get("messages")
+        if messages is None and "prompt" in record and "completion" in record:
+            messages = [*_as_messages(record["prompt"], "user"), *_as_messages(record["completion"], "assistant")]
+        if messages is None:
+            raise UserError(f"train.data '{path}': a row has no 'messages' and no 'prompt' with 'completion'")
+        dialogues.append(messages_from(messages))
+    return dialogues
+
+
+def _as_messages(value: Any, role: str) -> list[Mapping[str, Any]]:
+    return [{"role": role, "content": value}] if isinstance(value, str) else list(value)

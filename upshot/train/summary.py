@@ -1,0 +1,92 @@
+"""A step's replies → the numbers of metrics.jsonl. Pure functions; missing values are counted, never zero."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from upshot.rewards.reward import Weighted
+from upshot.rollout.policy import cut_short
+from upshot.rollout.reply import Reply
+from upshot.score import Score
+
+
+def summarise(groups: Sequence[Sequence[Reply]], weights: Mapping[str, Weighted]) -> dict[str, float]:
+    """Means of rewards and metrics, counts of what is missing, and the shape of the conversations."""
+    replies = [reply for group in groups for reply in group]
+    out: dict[str, float] = {"reward/missing": float(sum(r.reward.total.is_missing for r in replies))}
+    _put(out, "reward/mean", present(r.reward.total for r in replies))
+    scored = [r for r in replies if not r.reward.total.is_missing]
+    _put(out, "reward/extrinsic", [r.reward.extrinsic for r in scored])
+    _put(out, "reward/intrinsic", [r.reward.intrinsic for r in scored])
+    spread = [
+        statistics.pstdev(values) for group in groups if len(values := present(r.reward.total for r in group)) > 1
+    ]
+    _put(out, "reward/group_std", spread)
+    if spread:
+        out["reward/flat_groups"] = sum(value < 1e-8 for value in spread) / len(spread)
+    for name in weights:
+        _put(out, f"metric/{name}", present(r.reward.means[name] for r in replies if name in r.reward.means))
+    for reason, count in missing_reasons(replies).items():
+        out[f"missing/{reason}"] = float(count)
+    out |= _shape(replies)
+    return out
+
+
+def by_group(
+    replies: Iterable[Reply], groups_of: Callable[[Reply], Mapping[str, str]], value: Callable[[Reply], Score]
+) -> dict[str, float]:
+    """Means by the task's groups: {'by/opening=ambiguous/reward': …}."""
+    values: dict[str, list[float]] = {}
+    for reply in replies:
+        score = value(reply).value
+        if score is not None:
+            for name, group in groups_of(reply).items():
+                values.setdefault(f"by/{name}={group}/reward", []).append(score)
+    return {key: statistics.fmean(values[key]) for key in sorted(values)}
+
+
+def missing_reasons(replies: Iterable[Reply]) -> dict[str, int]:
+    """How often each reason for a missing score occurred, over rewards without futures and single futures."""
+    counts: Counter[str] = Counter()
+    for reply in replies:
+        if reply.futures:
+            for future in reply.futures:
+                counts.update({score.reason for score in future.scores.values() if score.is_missing})
+        elif reply.reward.total.is_missing:
+            counts[reply.reward.total.reason] += 1
+    return dict(sorted(counts.items()))
+
+
+def present(scores: Iterable[Score]) -> list[float]:
+    """The values of the scores that have one."""
+    return [score.value for score in scores if score.value is not None]
+
+
+def _put(out: dict[str, float], name: str, values: Sequence[float]) -> None:
+    if values:
+        out[name] = statistics.fmean(values)
+
+
+def _shape(replies: Sequence[Reply]) -> dict[str, float]:
+    samples = [list(reply.conversation.samples()) for reply in replies]
+    spoken = [s for s in samples if s]
+    out: dict[str, float] = {}
+    _put(out, "rollout/reply_tokens", [float(sum(len(s.ids) for s in own)) for own in spoken])
+    _put(out, "rollout/turns", [float(len(own)) for own in spoken])
+    _put(out, "rollout/cut", [float(cut_short(r.conversation.turns[-1])) for r in replies if r.conversation.turns])
+    futures = [f for reply in replies for f in reply.futures]
+    _put(
+        out,
+        "rollout/future_turns",
+        [float(len(f.conversation.turns) - len(r.conversation.turns)) for r in replies for f in r.futures],
+    )
+    out["rollout/futures"] = float(len(futures))
+    totals: dict[str, float] = {}
+    for reply in replies:
+        for name, value in reply.conversation.session.get("metrics", {}).items():
+            totals[name] = totals.get(name, 0.0) + value
+    for name in sorted(totals):
+        out[f"task/{name}"] = totals[name] / len(replies)
+    return out
