@@ -1,13 +1,14 @@
 """Conversations per second of one simulated GRPO step, beside how the published recipe plays it.
 
     python benchmarks/conversations.py                 # 16 prompts x 8 replies x 3 futures x 2 rounds, 50 ms a call
-    python benchmarks/conversations.py --http          # the same over real HTTP on loopback, server in its own process
+    python benchmarks/conversations.py --no-http       # only in process, not over HTTP on loopback
 
 Every model call takes the same latency, so the longest chain of calls (the critical path) is known: one reply, then a
 user and a policy call a round, then a judge. Printed: seconds, conversations/s, the ratio to the critical path, CPU of
 this process a call, and the ratio to *sequential futures*: the published recipe's order, in which replies run
 concurrently but the futures of a reply one after another, and the metrics of a future one after another.
-verifiers' in-process user simulation is measured too where that package is installed.
+Over HTTP verifiers' multi-turn environment, its user in process, is measured too where that package (0.1) is
+installed.
 """
 
 from __future__ import annotations
@@ -131,8 +132,8 @@ async def measure(
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-async def compare(model: Model, options: argparse.Namespace, label: str) -> None:
-    """Print Upshot beside sequential futures."""
+async def compare(model: Model, options: argparse.Namespace, label: str) -> float:
+    """Print Upshot beside sequential futures; conversations/s of Upshot."""
     conversations = options.prompts * options.replies * options.futures
     calls = options.prompts * options.replies + conversations * (2 * options.rounds + len(JUDGES))
     path = options.latency * (1 + 2 * options.rounds + 1)
@@ -146,6 +147,59 @@ async def compare(model: Model, options: argparse.Namespace, label: str) -> None
         print(f"  {name:<20}{wall:7.2f} s {conversations / wall:8.0f} conv/s {wall / path:6.2f} x path "
               f"{cpu / calls * 1000:6.3f} ms CPU/call")  # fmt: skip
     print(f"  ratio: upshot is {walls['sequential futures'] / walls['upshot']:.2f} x as fast as sequential futures")
+    return conversations / walls["upshot"]
+
+
+async def beside_verifiers(url: str, options: argparse.Namespace, ours: float) -> None:
+    """The same conversations by verifiers' multi-turn environment: its user and judges call the same server.
+
+    It has no forks, so every conversation also plays the first reply itself: 7 calls instead of 6 1/3.
+    """
+    if importlib.util.find_spec("verifiers") is None:
+        print("  verifiers: not installed, not measured")
+        return
+    import openai
+    import verifiers as vf
+    from datasets import Dataset
+
+    client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
+
+    async def ask(prompt: str) -> str:
+        message = {"role": "user", "content": prompt}
+        done = await client.chat.completions.create(model="test-model", messages=[message])  # type: ignore[list-item]
+        return done.choices[0].message.content or ""
+
+    class SimulatedUser(vf.MultiTurnEnv):  # type: ignore[misc]
+        async def env_response(self, messages: Any, state: Any, **_: Any) -> Any:
+            prompt = "You play a person\n" + "\n".join(str(m["content"]) for m in messages)
+            return [{"role": "user", "content": json.loads(await ask(prompt))["response"]}]
+
+    async def accuracy(prompt: Any, completion: Any, **_: Any) -> float:
+        return float(json.loads(await ask(f'"accuracy": {completion}'))["accuracy"])
+
+    async def interactivity(prompt: Any, completion: Any, **_: Any) -> float:
+        return float(json.loads(await ask(f'"interactivity": {completion}'))["interactivity"])
+
+    number = options.prompts * options.replies * options.futures
+    rows = [{"prompt": [{"role": "user", "content": f"Can you help me? {i}"}], "answer": str(i)} for i in range(number)]
+    walls = []
+    for _ in range(options.repeat):
+        environment = SimulatedUser(
+            dataset=Dataset.from_list(rows),
+            rubric=vf.Rubric(funcs=[accuracy, interactivity], weights=[1.0, 1.0]),
+            max_turns=options.rounds + 1,
+        )
+        began, cpu = time.perf_counter(), time.process_time()
+        inputs = environment.get_dataset()
+        out = await environment.generate(inputs, client, "test-model", max_concurrent=options.in_flight, use_tqdm=False)
+        walls.append((time.perf_counter() - began, time.process_time() - cpu))
+        assert list(out["reward"]) == [2.0] * number
+    wall, cpu = min(walls)
+    calls = number * (2 * options.rounds + 1 + len(JUDGES))
+    print(
+        f"  {'verifiers':<20}{wall:7.2f} s {number / wall:8.0f} conv/s {'':>13} {cpu / calls * 1000:6.3f} ms CPU/call"
+    )
+    print(f"  ratio: upshot plays {ours / (number / wall):.2f} x as many conversations/s as verifiers {vf.__version__}")
 
 
 async def over_http(options: argparse.Namespace) -> None:
@@ -156,7 +210,8 @@ async def over_http(options: argparse.Namespace) -> None:
         url = server.stdout.readline().strip()
         try:
             async with connect({"url": url, "concurrency": options.in_flight}) as model:
-                await compare(model, options, "over HTTP")
+                ours = await compare(model, options, "over HTTP")
+            await beside_verifiers(url, options, ours)
         finally:
             server.kill()
 
@@ -169,10 +224,6 @@ async def main(options: argparse.Namespace) -> None:
             await compare(model, chosen, "in process")
         if options.http:
             await over_http(chosen)
-    if importlib.util.find_spec("verifiers") is None:
-        print("verifiers: not installed, not measured (pip install verifiers)")
-    else:
-        verifiers_step(options)
 
 
 def parse() -> argparse.Namespace:
@@ -185,7 +236,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--latency", type=float, nargs="+", default=[0.05, 0.5], help="seconds each model call takes")
     parser.add_argument("--in-flight", type=int, default=512)
     parser.add_argument("--repeat", type=int, default=3, help="the fastest of so many runs counts")
-    parser.add_argument("--http", action="store_true", help="measure over real HTTP, too")
+    parser.add_argument("--http", action=argparse.BooleanOptionalAction, default=True, help="over real HTTP, too")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 

