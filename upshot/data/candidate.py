@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from upshot.chat import Message
+from upshot.chat import Message, messages_from
 from upshot.tasks.collabllm_goals import plain
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -45,7 +47,7 @@ class Candidate:
         """Length of the history: 1, 3, 5 …"""
         return len(self.history)
 
-    @property
+    @cached_property
     def goal_key(self) -> str:
         """By what rows are held together in a split: the goal, else the conversation, else its opening."""
         if self.goal:
@@ -53,6 +55,12 @@ class Candidate:
         if self.conv_id:
             return "conv:" + self.conv_id
         return "open:" + plain(self.history[0].content)
+
+    @cached_property
+    def place(self) -> bytes:
+        """A digest of where the reply was tried: the goal and every word before it."""
+        said = [plain(self.goal), *(part for m in self.history for part in (m.role, m.content.strip()))]
+        return hashlib.blake2b("\0".join(said).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def parse(record: Mapping[str, Any]) -> Candidate:
@@ -102,7 +110,7 @@ def _messages(value: Any, role: str) -> tuple[Message, ...]:
     for message in value:
         if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
             raise Unusable("messages are not a list of role and content")
-    return tuple(Message.from_dict({k: v for k, v in m.items() if v is not None}) for m in value)
+    return messages_from(value)
 
 
 def _number(value: Any) -> float | None:

@@ -16,6 +16,8 @@ from upshot.errors import UserError
 from upshot.tasks.collabllm_files import Record, read_tables
 
 PURPOSES = ("sft", "rl", "dpo")
+UNUSED = ("sessions", "rewards")
+"""Columns of the published sets that no row here is made of, and most of their bytes."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def prepare(dataset: str, out: Path, settings: Settings) -> Summary:
         raise UserError(f"unknown purpose '{settings.purpose}'; data can be prepared for {', '.join(PURPOSES)}")
     if not 0 <= settings.validation < 1:
         raise UserError(f"validation is {settings.validation}; it is a share of the goals, from 0 to below 1")
-    tables = read_tables(dataset)
+    tables = read_tables(dataset, without=UNUSED)
     summary = Summary(settings.purpose, read=sum(map(len, tables.values())))
     splits = split_tables(tables, settings, summary.dropped)
     rows = {split: _rows(candidates, split, settings, summary) for split, candidates in splits.items()}

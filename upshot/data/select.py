@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from upshot.data.candidate import Candidate
-from upshot.tasks.collabllm_goals import plain
 
 ROUNDING = 1e-9
 """So that 0.7 − 0.2 counts as a gap of 0.5; equal scores are never a pair."""
@@ -23,12 +22,15 @@ class Pair:
 
 def merge_duplicates(candidates: Iterable[Candidate], dropped: Counter[str]) -> list[Candidate]:
     """Candidates without repeats of the same reply to the same history of a goal; repeats average their scores."""
-    groups: dict[tuple, list[Candidate]] = {}
+    groups: dict[tuple[bytes, str], list[Candidate]] = {}
     for candidate in candidates:
-        key = (*_place(candidate), candidate.completion.strip())
+        key = (candidate.place, candidate.completion.strip())
         groups.setdefault(key, []).append(candidate)
     merged = []
     for same in groups.values():
+        if len(same) == 1:
+            merged.append(same[0])
+            continue
         scores = [c.score for c in same if c.score is not None]
         merged.append(replace(same[0], score=sum(scores) / len(scores)) if scores else same[0])
         _count(dropped, "duplicate candidate", len(same) - 1)
@@ -72,12 +74,12 @@ def distinct_prompts(candidates: Sequence[Candidate], dropped: Counter[str]) -> 
 
 def best_and_worst(candidates: Sequence[Candidate], dropped: Counter[str], min_gap: float) -> list[Pair]:
     """DPO: per history the best against the worst reply, where their scores are at least `min_gap` apart."""
-    turns: dict[tuple, list[Candidate]] = {}
+    turns: dict[bytes, list[Candidate]] = {}
     for candidate in candidates:
         if candidate.score is None:
             _count(dropped, "no score", 1)
         else:
-            turns.setdefault(_place(candidate), []).append(candidate)
+            turns.setdefault(candidate.place, []).append(candidate)
     pairs = []
     for tried in turns.values():
         best, worst = max(tried, key=_score), min(tried, key=_score)
@@ -91,15 +93,10 @@ def best_and_worst(candidates: Sequence[Candidate], dropped: Counter[str], min_g
     return pairs
 
 
-def _place(candidate: Candidate) -> tuple:
-    """Where a reply was tried: the goal and every word before it."""
-    return (plain(candidate.goal), *((m.role, m.content.strip()) for m in candidate.history))
-
-
 def _unique(candidates: Sequence[Candidate], dropped: Counter[str], why: str, with_reply: bool) -> list[Candidate]:
-    seen: dict[tuple, Candidate] = {}
+    seen: dict[tuple[bytes, str], Candidate] = {}
     for candidate in candidates:
-        key = (*_place(candidate), candidate.completion.strip()) if with_reply else _place(candidate)
+        key = (candidate.place, candidate.completion.strip() if with_reply else "")
         if key in seen:
             _count(dropped, why, 1)
         seen.setdefault(key, candidate)

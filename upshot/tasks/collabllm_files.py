@@ -31,25 +31,30 @@ SPLITS = {
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def read_tables(source: str, hub_splits: tuple[str, ...] = ()) -> dict[str, list[Record]]:
+def read_tables(
+    source: str, hub_splits: tuple[str, ...] = (), without: tuple[str, ...] = ()
+) -> dict[str, list[Record]]:
     """The records of a source by split; everything is 'train' where the source names no split.
 
-    `hub_splits` picks splits of a Hub dataset by their own names (they then count as 'train').
+    `hub_splits` picks splits of a Hub dataset by their own names (they then count as 'train'); columns `without` which
+    the caller can do are not read from parquet and the Hub, where they can be most of the bytes.
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        return _folder(path)
+        return _folder(path, without)
     if path.is_file():
-        return {split_of(path.name): read_file(path)}
+        return {split_of(path.name): read_file(path, without)}
     if path.suffix in READERS:
         raise UserError(f"no file '{source}'; give a .jsonl, .json, .parquet or .csv file, a folder, or a Hub name")
     if HUB_NAME.fullmatch(source):
-        return _hub(source, hub_splits)
+        return _hub(source, hub_splits, without)
     raise UserError(f"'{source}' is no file, no folder and no Hugging Face name (owner/name)")
 
 
-def read_file(path: Path) -> list[Record]:
+def read_file(path: Path, without: tuple[str, ...] = ()) -> list[Record]:
     """The records of one file."""
+    if path.suffix == ".parquet":
+        return list(_parquet(path, without))
     reader = READERS.get(path.suffix)
     if reader is None:
         raise UserError(f"cannot read '{path}': its ending is not one of {', '.join(READERS)}")
@@ -62,13 +67,13 @@ def split_of(file_name: str) -> str:
     return next((SPLITS[word] for word in reversed(words) if word in SPLITS), "train")
 
 
-def _folder(folder: Path) -> dict[str, list[Record]]:
+def _folder(folder: Path, without: tuple[str, ...]) -> dict[str, list[Record]]:
     files = sorted(p for p in folder.rglob("*") if p.suffix in READERS and p.is_file() and p.name[0] not in "._")
     if not files:
         raise UserError(f"folder '{folder}' holds no file ending in {', '.join(READERS)}")
     tables: dict[str, list[Record]] = {}
     for file in files:
-        tables.setdefault(split_of(file.name), []).extend(read_file(file))
+        tables.setdefault(split_of(file.name), []).extend(read_file(file, without))
     return tables
 
 
@@ -98,15 +103,17 @@ def _json(path: Path) -> Iterator[Record]:
     yield from rows
 
 
-def _parquet(path: Path) -> Iterator[Record]:
+def _parquet(path: Path, without: tuple[str, ...] = ()) -> Iterator[Record]:
     import pyarrow
     import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.read_table(path)
+        file = pyarrow.parquet.ParquetFile(path)
+        table = file.read([name for name in file.schema_arrow.names if name not in without])
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise UserError(f"{path} is not readable as parquet: {error}") from error
-    yield from table.to_pylist()
+    for batch in table.to_batches(max_chunksize=1000):
+        yield from batch.to_pylist()
 
 
 def _csv(path: Path) -> Iterator[Record]:
@@ -123,7 +130,7 @@ READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
 }
 
 
-def _hub(name: str, hub_splits: tuple[str, ...]) -> dict[str, list[Record]]:
+def _hub(name: str, hub_splits: tuple[str, ...], without: tuple[str, ...]) -> dict[str, list[Record]]:
     try:
         from datasets import load_dataset
     except ImportError as error:
@@ -136,6 +143,7 @@ def _hub(name: str, hub_splits: tuple[str, ...]) -> dict[str, list[Record]]:
             f"cannot load '{name}' from Hugging Face: {first_line}; without a network, download it elsewhere and give "
             f"the .jsonl or .parquet file, or the folder"
         ) from error
+    loaded = {s: rows.remove_columns([c for c in without if c in rows.column_names]) for s, rows in loaded.items()}
     if hub_splits:
         present = [split for split in hub_splits if split in loaded]
         if not present:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable
 
 from upshot.chat import derive_seed
@@ -11,7 +10,7 @@ from upshot.chat import derive_seed
 
 def plain(text: str) -> str:
     """A text with case and spacing taken away, so that two spellings of one goal are one goal."""
-    return re.sub(r"\s+", " ", text).strip().casefold()
+    return " ".join(text.split()).casefold()
 
 
 def fingerprint(text: str) -> str:
