@@ -167,6 +167,8 @@ class Settings:
                 f"window {chosen.window} continues the conversation: give policy= and user= "
                 "(window=0 scores the reply itself)"
             )
+        if chosen.task is None and _wants(chosen.metrics, "verifier"):
+            raise UserError("the metric 'verifier' asks a task: give task=, the name of one")
         rule = chosen.overlong if isinstance(chosen.overlong, str) else chosen.overlong.rule
         if rule not in OVERLONG_RULES:
             raise UserError(f"unknown rule '{rule}' for over-long replies; {did_you_mean(rule, OVERLONG_RULES)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -38,6 +39,12 @@ def test_the_rows_own_task_description_comes_first() -> None:
     user = LLMUser(in_turn(says("ok")), task_description="solving puzzles")
     prompt = user.prompt(chat("hi", goal=GOAL, task_desc="cooking soup"))
     assert "cooking soup" in prompt and "solving puzzles" not in prompt
+
+
+def test_the_tasks_description_stands_in_where_none_is_given() -> None:
+    task = SimpleNamespace(description="cooking soup")
+    made = users.create("llm", {}, "futures.user", models={"user": in_turn(says("ok"))}, task=task)
+    assert "cooking soup" in made.prompt(chat("hi", goal=GOAL))
 
 
 def test_thought_and_answer_are_noted_and_never_said() -> None:

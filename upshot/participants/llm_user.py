@@ -44,11 +44,13 @@ class LLMUser(Participant):
         repairs: int = 2,
         paste_share: float = 0.5,
         seed: int = 0,
+        task: Any = None,
     ) -> None:
         """Make the user.
 
         model: a `Model`, or the name of one among the recipe's `models`.
-        task_description: what conversations are for; a row's own `meta['task_desc']` comes first.
+        task_description: what conversations are for (default: the task's own words); a row's `meta['task_desc']`
+            comes first.
         persona: a name of `personas.PERSONAS`, 'mixed', a list to draw from by row, or a description in words.
         vagueness: how much the user tells by itself.
         template: name or path (.j2) of the prompt.
@@ -58,7 +60,7 @@ class LLMUser(Participant):
         """
         check_persona(persona)
         self.model = _find_model(model, models or {})
-        self.task_description = task_description
+        self.task_description = task_description or str(getattr(task, "description", ""))
         self.persona = persona
         self.vagueness = VAGUENESS[vagueness]
         self.end_signal = end_signal
