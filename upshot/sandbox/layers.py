@@ -89,6 +89,9 @@ def probe(disable: Iterable[str] = ()) -> Layers:
     for name in disable:
         for key in ("root", "user") if name == "namespaces" else (name,):
             found[key] = "disabled"
+    if found["root"] is not None and found["user"] is not None and found["uid"] is None:
+        # Without a root directory of their own, programs of another user need to be let in to Python's files.
+        found["uid"] = found["uid_reads"]
     kind = next((kind for kind in ("root", "user") if found[kind] is None), None)
     reasons = {name: str(found[name]) for name in ("landlock", "seccomp", "uid") if found.get(name) is not None}
     if kind is None:
@@ -97,7 +100,7 @@ def probe(disable: Iterable[str] = ()) -> Layers:
         namespaces=kind,
         landlock=found["landlock_abi"] if found["landlock"] is None else 0,
         seccomp=found["seccomp"] is None,
-        uid_base=base if found["uid"] is None and kind != "user" else None,
+        uid_base=base if found["uid"] is None else None,
         reasons=reasons,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import marshal
 import os
+import signal
 import socket
 from typing import Any
 
@@ -16,6 +17,7 @@ from upshot.sandbox.zygotes import Zygote
 
 PATIENCE = 10.0
 """Seconds beyond the wall cap before a silent zygote is given up."""
+WIRE_ENDS = slice(5, 7)
 CGROUP_SLACK_MB = 64
 """Room in the slot's group for the zygote and the kernel's own pages."""
 
@@ -56,12 +58,22 @@ class Run:
             if group is not None:
                 megabytes = self.limits.memory_mb + self.limits.disk_mb + CGROUP_SLACK_MB
                 group.limit(megabytes << 20, self.limits.processes + 8)
-            reply = await zygote.run(self.request, self.files, self.wall + PATIENCE)
-            killed = any(os.WIFSIGNALED(child["status"]) and not child["why"] for child in reply.get("children", ()))
+            zygote.send(self.request, self.files)
+            self._let_go_of_wire()
+            reply = await zygote.finish(self.wall + PATIENCE)
+            killed = any(child["status"] == signal.SIGKILL and not child["why"] for child in reply.get("children", ()))
             return self._remains(reply, oom=killed and group is not None and group.new_oom_kills())
         finally:
             for descriptor in self.files:
                 os.close(descriptor)
+            self.files = []
+
+    def _let_go_of_wire(self) -> None:
+        """Close our copies of the wire between program and judge, or neither would see the other end."""
+        if len(self.files) > WIRE_ENDS.stop:
+            for descriptor in self.files[WIRE_ENDS]:
+                os.close(descriptor)
+            del self.files[WIRE_ENDS]
 
     def _remains(self, reply: dict[str, Any], oom: bool) -> Remains:
         if "fault" in reply:
@@ -72,7 +84,7 @@ class Run:
         stderr, stderr_cut = written(self.files[2])
         return Remains(
             status=program["status"],
-            why=next((child["why"] for child in reply["children"] if child["why"]), None),
+            why=next((child["why"] for child in reply["children"] if child["why"] in ("cpu", "wall")), None),
             fault=fault,
             cpu=program["cpu"],
             wall=reply["wall"],

@@ -118,11 +118,18 @@ class Zygote:
         self.runs = 0
         self.closed = False
 
-    async def run(self, request: dict[str, Any], descriptors: list[int], patience: float) -> dict[str, Any]:
-        """Have one request run; raises ZygoteGone if the zygote does not answer."""
+    def send(self, request: dict[str, Any], descriptors: list[int]) -> None:
+        """Hand over one request and its files; raises ZygoteGone if nobody is there."""
         self.runs += 1
         try:
             socket.send_fds(self.control, [json.dumps(request).encode()], descriptors)
+        except OSError as error:
+            self.close()
+            raise ZygoteGone(f"zygote {self.pid} is gone: {error}") from error
+
+    async def finish(self, patience: float) -> dict[str, Any]:
+        """The report of the request handed over; raises ZygoteGone if none comes."""
+        try:
             return await _reply(self.control, patience)
         except (OSError, ZygoteGone, TimeoutError) as error:
             self.close()

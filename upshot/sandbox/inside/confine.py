@@ -75,8 +75,8 @@ class Confinement:
 
 def _plan(walls: Walls, limits: dict[str, Any]) -> list[kernel.Step]:
     native = bool(limits.get("native"))
-    uid = walls.uid if walls.uid is not None else os.getuid()
-    gid = walls.uid if walls.uid is not None else os.getgid()
+    drop = walls.uid if walls.namespaces != "user" else None  # with a user namespace the zygote has dropped already
+    uid, gid = (drop, drop) if drop is not None else (os.getuid(), os.getgid())
     steps: list[kernel.Step] = [kernel.step("prctl", kernel.PR_SET_PDEATHSIG, 9, 0, 0, 0)]
     if walls.namespaces:
         steps.append(namespaces.private_tmp(limits["disk_mb"], limits["files"], uid, gid))
@@ -84,7 +84,7 @@ def _plan(walls: Walls, limits: dict[str, Any]) -> list[kernel.Step]:
             steps.append(namespaces.private_proc())
     steps.append(kernel.step("chdir", walls.scratch.encode()))
     steps += _limit(limits, native, own_user=bool(walls.namespaces) or walls.uid is not None)
-    if walls.uid is not None:
+    if drop is not None:
         steps.append(kernel.step("setgroups", 0, None))
         steps.append(kernel.step("setresgid", gid, gid, gid))
         steps.append(kernel.step("setresuid", uid, uid, uid))

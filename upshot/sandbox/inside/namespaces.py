@@ -53,9 +53,14 @@ def _without_nested(paths: list[str]) -> list[str]:
     return kept
 
 
-def enter(kind: str, root: Root) -> None:
-    """Move this process into fresh namespaces behind a small read-only root; kind is 'root' or 'user'."""
+def enter(kind: str, root: Root, uid: int | None = None) -> None:
+    """Move this process into fresh namespaces behind a small read-only root; kind is 'root' or 'user'.
+
+    With a user namespace real root first becomes `uid`: root inside would otherwise be root's files' owner outside.
+    """
     if kind == "user":
+        if uid is not None:
+            become(uid)
         uid, gid = os.geteuid(), os.getegid()
         kernel.unshare(kernel.CLONE_NEWUSER | ZYGOTE_FLAGS)
         _write("/proc/self/setgroups", "deny")
@@ -64,6 +69,14 @@ def enter(kind: str, root: Root) -> None:
     else:
         kernel.unshare(ZYGOTE_FLAGS)
     _build_root(root)
+
+
+def become(uid: int) -> None:
+    """Change to an ordinary user for good, keeping the right to write our own /proc entries."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
 
 
 def _write(path: str, text: str) -> None:

@@ -31,8 +31,8 @@ def attempt(step: Callable[[], None]) -> str | None:
     return None if word == "ok" else word or "the process died"
 
 
-def _namespaces(kind: str, workbench: str) -> None:
-    namespaces.enter(kind, namespaces.Root(workbench))
+def _namespaces(kind: str, workbench: str, uid: int | None) -> None:
+    namespaces.enter(kind, namespaces.Root(workbench), uid)
     pid = kernel.fork_into(namespaces.RUN_FLAGS)
     if pid == 0:
         try:
@@ -56,29 +56,32 @@ def _seccomp() -> None:
     os.getpid()
 
 
-def _change_user(uid: int) -> None:
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
-
-
 def _landlock() -> None:
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     root = os.open("/", os.O_PATH)
     _make(landlock.prepare(landlock.abi(), [root], [root]))
 
 
+def _read_as(uid: int) -> None:
+    namespaces.become(uid)
+    for path in namespaces.python_paths():
+        os.listdir(path)
+
+
 def probe(uid: int) -> dict[str, Any]:
     """{layer: None if it works, otherwise the reason}; `landlock_abi` is a number."""
     with tempfile.TemporaryDirectory(prefix="upshot-probe-") as workbench:
+        os.chmod(workbench, 0o755)
+        as_root = os.geteuid() == 0
         found: dict[str, Any] = {
-            "root": attempt(lambda: _namespaces("root", workbench)) if os.geteuid() == 0 else "not root",
-            "user": attempt(lambda: _namespaces("user", workbench)),
+            "root": attempt(lambda: _namespaces("root", workbench, None)) if as_root else "not root",
+            "user": attempt(lambda: _namespaces("user", workbench, uid if as_root else None)),
         }
     found["landlock"] = attempt(_landlock) if landlock.abi() else "the kernel has no Landlock"
     found["landlock_abi"] = landlock.abi()
     found["seccomp"] = attempt(_seccomp)
-    found["uid"] = attempt(lambda: _change_user(uid)) if os.geteuid() == 0 else "not root"
+    found["uid"] = attempt(lambda: namespaces.become(uid)) if os.geteuid() == 0 else "not root"
+    found["uid_reads"] = attempt(lambda: _read_as(uid)) if as_root else None
     return found
 
 

@@ -40,7 +40,7 @@ class Zygote:
         paths = ["/"] if self.walls.namespaces else _outside_paths(tuple(spec["extra_paths"]))
         self.proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
         if self.walls.namespaces:
-            namespaces.enter(self.walls.namespaces, root)
+            namespaces.enter(self.walls.namespaces, root, self.walls.uid)
         for path in paths:
             self.readable.append(os.open(path, os.O_PATH | os.O_CLOEXEC))
         # Inside, /dev holds nothing but the harmless devices; outside, each must be named.
@@ -48,8 +48,10 @@ class Zygote:
         for path in ["/box", "/dev"] if self.walls.namespaces else writable:
             self.writable.append(os.open(path, os.O_PATH | os.O_CLOEXEC))
         self.confinement = confine.Confinement(self.walls, self.readable, self.writable)
-        if not self.walls.namespaces and self.walls.uid is not None:
-            os.chown(self.walls.scratch, self.walls.uid, self.walls.uid)
+        if not self.walls.namespaces:
+            os.environ.update({"HOME": self.walls.scratch, "TMPDIR": self.walls.scratch})
+            if self.walls.uid is not None:
+                os.chown(self.walls.scratch, self.walls.uid, self.walls.uid)
         os.umask(0o077)
 
     def serve(self) -> None:
@@ -61,12 +63,7 @@ class Zygote:
             data, fds, _, _ = socket.recv_fds(self.control, HEADER_BYTES, MAX_FDS)
             if not data:
                 os._exit(0)
-            try:
-                reply = self._run(json.loads(data), fds)
-            finally:
-                for descriptor in fds:
-                    os.close(descriptor)
-            self._send(reply)
+            self._send(self._run(json.loads(data), fds))
 
     def _send(self, message: dict[str, Any]) -> None:
         self.control.send(json.dumps(message).encode())
@@ -83,7 +80,12 @@ class Zygote:
         except OSError as error:
             for one in watched:
                 one.kill("fault")
+                one.reap()
             return {"fault": f"fork: {error}"}
+        finally:
+            # At once, not after the run: two children that talk must see each other's end.
+            for descriptor in fds:
+                os.close(descriptor)
         if request.get("announce"):
             self._send({"pids": [one.pid for one in watched]})
         reports = self._wait(watched, request, started)
@@ -135,7 +137,11 @@ class Zygote:
                         one.kill("ended")
                     continue
                 poller.unregister(descriptor)
-                by_fd.pop(descriptor).reap()
+                ended = by_fd.pop(descriptor)
+                ended.reap()
+                if ended is watched[-1]:
+                    for one in by_fd.values():  # the judge has spoken: the program is not waited for
+                        one.kill("judged")
         return [one.report() for one in watched]
 
 
@@ -211,7 +217,9 @@ def _volunteer(proc: int) -> None:
 
 
 def _identity(walls: confine.Walls) -> tuple[int, int]:
-    return (walls.uid, walls.uid) if walls.uid is not None else (namespaces.INNER_ID, namespaces.INNER_ID)
+    if walls.uid is None or walls.namespaces == "user":
+        return namespaces.INNER_ID, namespaces.INNER_ID
+    return walls.uid, walls.uid
 
 
 def _outside_paths(extra: tuple[str, ...]) -> list[str]:

@@ -1,0 +1,68 @@
+"""One sandbox for a whole module: an event loop in a thread, so that tests stay plain functions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+from upshot.errors import UserError
+from upshot.sandbox import Limits, Sandbox
+
+T = TypeVar("T")
+QUICK = Limits(cpu_seconds=0.5, wall_seconds=2.5, memory_mb=256, output_kb=256)
+
+
+class Box:
+    """A sandbox and the loop it lives in."""
+
+    def __init__(self, **options: Any) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+        self.sandbox = Sandbox(**{"slots": 2, "limits": QUICK, **options})
+
+    def __call__(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(120)
+
+    def close(self) -> None:
+        self(self.sandbox.aclose())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+    def strangers(self) -> list[str]:
+        """Processes of programs still alive: those with a slot's user id."""
+        base = self.sandbox.layers.uid_base if self.sandbox.layers else None
+        if base is None:
+            return []
+        found = []
+        for entry in os.listdir("/proc"):
+            try:
+                if entry.isdigit() and base <= os.stat(f"/proc/{entry}").st_uid < base + 1000:
+                    found.append(entry)
+            except FileNotFoundError:
+                continue
+        return found
+
+
+def make_box(**options: Any) -> Box:
+    """A box, or a skip with the reason where this machine lacks a layer."""
+    box = Box(**options)
+    try:
+        box(box.sandbox.start())
+    except UserError as error:
+        box.close()
+        pytest.skip(str(error))
+    return box
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[Box]:
+    made = make_box()
+    yield made
+    made.close()

@@ -1,0 +1,232 @@
+"""The layers: real root, an ordinary user, a machine without namespaces; what is missing is said or refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sandbox.conftest import QUICK, Box, make_box
+from tests.sandbox.test_hostile import CHEATING, HONEST, KERNEL, Case, contained
+from upshot.errors import UserError
+from upshot.sandbox import Outcome, Sandbox, StdioTest
+from upshot.sandbox.inside import seccomp
+from upshot.sandbox.inside.syscall_table import AARCH64, X86_64
+
+REPOSITORY = Path(__file__).parents[2]
+DRIVER = """
+import asyncio, json, sys
+from upshot.sandbox import Limits, Sandbox, StdioTest
+
+async def main():
+    async with Sandbox(slots=1, disable=json.loads(sys.argv[1]), limits=Limits(cpu_seconds=1, wall_seconds=4)) as box:
+        async def one(program, test="assert answer() == 'blocked'"):
+            return (await box.test_program(program, [test]))[0].outcome
+        say = {"layers": box.describe_layers()}
+        say["honest"] = await one("def add(a, b):\\n    return a + b", "assert add(1, 2) == 3")
+        say["judged"] = await one("def add(a, b):\\n    return a + b", "assert abs(add(1, 2) - 3) < 1e-9")
+        say["stdio"] = (await box.test_stdio("print(int(input()) + 1)", [StdioTest("1", "2")]))[0].outcome
+        for name, body in {
+            "read": "open('/etc/shadow')", "host": "open(%r)" % __import__("upshot").__file__,
+            "write": "open('/tmp/../evil', 'w')", "socket": "import socket; socket.socket()",
+            "kill": "import os; os.kill(%d, 0)" % __import__("os").getpid(),
+        }.items():
+            say[name] = await one(f"def answer():\\n    try:\\n        {body}\\n        return 'open'\\n    except OSError:\\n        return 'blocked'")
+        say["mount"] = await one("import ctypes\\ndef answer():\\n    ctypes.CDLL(None).mount(0, 0, 0, 0, 0)")
+        say["loop"] = await one("def answer():\\n    while True: pass")
+        say["memory"] = await one("def answer():\\n    return len(bytes(8 << 30))")
+        say["forks"] = await one("import os\\ndef answer():\\n    while True: os.fork()")
+        say["files"] = (await box.run("import os; open('left', 'w'); print(os.getcwd())")).outcome
+        say["next"] = await one("import os\\ndef answer():\\n    return os.path.exists('left')", "assert answer() == False")
+    print(json.dumps(say))
+
+asyncio.run(main())
+"""
+
+
+def drive(python: str, uid: int | None, disable: list[str]) -> dict[str, Any]:
+    """Run the driver in a process of its own, as another user if asked."""
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1"}
+    extra: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
+    done = subprocess.run(
+        [python, "-c", DRIVER, json.dumps(disable)], env=environment, cwd="/", capture_output=True, text=True, timeout=120, **extra
+    )
+    if "no isolation worth the name" in done.stderr or "lacks the required layer" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def python_for_others() -> str:
+    """An interpreter an ordinary user can start and that can read this package."""
+    if os.getuid() != 0:
+        return sys.executable
+    for python in (sys.executable, "/usr/bin/python3"):
+        probe = "import sys, upshot.sandbox.inside.zygote; sys.exit(sys.version_info < (3, 11))"
+        done = subprocess.run(
+            [python, "-c", probe], env={"PYTHONPATH": str(REPOSITORY)}, cwd="/", user=65534, group=65534, capture_output=True, check=False
+        ) if os.access(python, os.X_OK) and _starts(python) else None
+        if done is not None and done.returncode == 0:
+            return python
+    pytest.skip("no Python 3.11 here that an ordinary user may start")
+
+
+def _starts(python: str) -> bool:
+    try:
+        subprocess.run([python, "-c", ""], user=65534, group=65534, cwd="/", check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
+
+
+def check(say: dict[str, Any], namespaces: bool) -> None:
+    """What must hold in every mode."""
+    assert say["honest"] == say["judged"] == say["stdio"] == say["files"] == say["next"] == "passed", say
+    for name in ("read", "host", "socket", "kill"):
+        assert say[name] == "passed", (name, say)
+    assert say["write"] in ("passed", "error"), say
+    assert say["mount"] == "killed_by_policy" and say["loop"] == "timeout" and say["memory"] == "out_of_memory", say
+    assert say["forks"] in ("error", "timeout", "out_of_memory"), say
+    assert say["layers"]["namespaces"].startswith("missing") != namespaces
+
+
+def test_an_ordinary_user_gets_full_isolation() -> None:
+    say = drive(python_for_others(), 65534 if os.getuid() == 0 else None, [])
+    if say["layers"]["namespaces"].startswith("missing"):
+        pytest.skip(f"this kernel gives ordinary users no namespaces: {say['layers']['namespaces']}")
+    check(say, namespaces=True)
+
+
+def test_an_ordinary_user_without_namespaces_is_still_contained() -> None:
+    check(drive(python_for_others(), 65534 if os.getuid() == 0 else None, ["namespaces", "cgroup"]), namespaces=False)
+
+
+def test_root_with_a_user_namespace_only() -> None:
+    if os.getuid() != 0:
+        pytest.skip("not root")
+    check(drive(python_for_others(), None, ["root"]), namespaces=True)
+
+
+@pytest.fixture(scope="module")
+def bare_box() -> Iterator[Box]:
+    made = make_box(disable={"namespaces", "cgroup"})
+    yield made
+    made.close()
+
+
+OUTSIDE = [
+    *KERNEL,
+    *CHEATING,
+    contained("fork", "import os\ndef answer():\n    os.fork()", Outcome.ERROR),
+    contained("exec", "import subprocess\ndef answer():\n    subprocess.run(['/bin/true'])", Outcome.ERROR),
+    contained("killing the zygote", "import os\ndef answer():\n    os.kill(os.getppid(), 9)", Outcome.ERROR),
+    contained("killing everybody", "import os\ndef answer():\n    os.kill(-1, 9)", Outcome.ERROR),
+    contained("limits of the parent", "import os, resource\ndef answer():\n    resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (0, 0))", Outcome.ERROR),
+    contained("host files", "def answer():\n    return open('/etc/passwd').read()", Outcome.ERROR),
+    contained("process table", "import os\ndef answer():\n    return os.listdir('/proc')", Outcome.ERROR),
+    contained("disk fill", "def answer():\n    f = open('x', 'wb')\n    while True:\n        f.write(b'x' * (1 << 20))", Outcome.ERROR),
+    contained("host's temporary files", "import os\ndef answer():\n    return os.listdir('/tmp')", Outcome.ERROR),
+]
+
+
+@pytest.mark.parametrize("case", OUTSIDE, ids=lambda case: case.name.replace(" ", "-"))
+def test_without_namespaces_a_hostile_program_is_contained(case: Case, bare_box: Box) -> None:
+    results = bare_box(bare_box.sandbox.test_program(case.program, case.tests))
+    assert all(result.outcome in (*case.allowed, Outcome.ERROR) for result in results), results
+    assert bare_box.strangers() == []
+    honest = bare_box(bare_box.sandbox.test_program(HONEST, ["assert add(1, 2) == 3", "assert add(1, 2) == 4"]))
+    assert [result.value for result in honest] == [1, 0]
+
+
+def test_without_namespaces_other_languages_are_refused(bare_box: Box) -> None:
+    with pytest.raises(UserError, match="needs namespaces"):
+        bare_box(bare_box.sandbox.run("echo", "bash"))
+
+
+def test_without_namespaces_threads_and_asyncio_still_work(bare_box: Box) -> None:
+    program = "import threading, asyncio\nt = threading.Thread(target=print, args=(1,))\nt.start()\nt.join()\nasyncio.run(asyncio.sleep(0))\nprint(input())"
+    results = bare_box(bare_box.sandbox.test_stdio(program, [StdioTest("2", "1\n2")]))
+    assert results[0].outcome is Outcome.PASSED, results
+
+
+def test_a_demanded_layer_that_is_missing_refuses_to_start() -> None:
+    async def start() -> None:
+        async with Sandbox(slots=1, require="namespaces", disable={"namespaces"}):
+            raise AssertionError("started")
+
+    with pytest.raises(UserError, match="lacks the required layer 'namespaces'"):
+        asyncio.run(start())
+
+
+def test_an_unknown_layer_is_named() -> None:
+    async def start() -> None:
+        async with Sandbox(slots=1, require="namespace"):
+            raise AssertionError("started")
+
+    with pytest.raises(UserError, match="did you mean 'namespaces'"):
+        asyncio.run(start())
+
+
+def test_nothing_weaker_than_seccomp_and_a_file_wall_is_taken() -> None:
+    for disable in ({"seccomp"}, {"namespaces", "landlock"}):
+        with pytest.raises(UserError, match="no isolation worth the name"):
+            asyncio.run(Sandbox(slots=1, limits=QUICK, disable=disable).start())
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_filter_compiles_for_both_architectures(machine: str) -> None:
+    program = seccomp.build(seccomp.Policy(), machine)
+    assert len(program) % 8 == 0 and len(program) // 8 < 4096
+
+
+def _decide(program: bytes, arch: int, number: int, first: int = 0) -> int:
+    """Run the filter as the kernel would."""
+    import struct
+
+    code = [struct.unpack_from("HBBI", program, at) for at in range(0, len(program), 8)]
+    data = {0: number, 4: arch, 16: first}
+    at, value = 0, 0
+    while True:
+        op, yes, no, k = code[at]
+        at += 1
+        if op == seccomp.RET:
+            return k
+        if op == seccomp.LOAD:
+            value = data[k]
+        elif op == seccomp.JA:
+            at += k
+        else:
+            hit = {seccomp.JEQ: value == k, seccomp.JGE: value >= k, seccomp.JSET: bool(value & k)}[op]
+            at += yes if hit else no
+
+
+@pytest.mark.parametrize(("machine", "table"), [("x86_64", X86_64), ("aarch64", AARCH64)])
+def test_the_filter_decides_every_call_as_its_lists_say(machine: str, table: dict[str, int]) -> None:
+    from upshot.sandbox.inside.syscall_table import ALLOWED, AUDIT_ARCH, FATAL, GUARDED
+
+    program = seccomp.build(seccomp.Policy(), machine)
+    arch = AUDIT_ARCH[machine]
+    by_number = {number: name for name, number in table.items()}
+    for number in range(600):
+        decision = _decide(program, arch, number)
+        name = by_number.get(number, "")
+        if name in GUARDED:
+            continue
+        wanted = seccomp.RET_ALLOW if name in ALLOWED else seccomp.RET_KILL if name in FATAL else None
+        assert decision == wanted if wanted is not None else decision >> 16 == seccomp.RET_ERRNO >> 16, (number, name)
+    assert _decide(program, 0x1234, 0) == seccomp.RET_KILL
+    assert _decide(program, arch, table["clone"], 0x10000000) == seccomp.RET_KILL
+    assert _decide(program, arch, table["clone"], 17) == seccomp.RET_ALLOW
+    assert _decide(program, arch, table["socketpair"], 2) != seccomp.RET_ALLOW
+    alone = seccomp.build(seccomp.Policy(processes=False, own_pid_only=True), machine)
+    assert _decide(alone, arch, table["clone"], 17) != seccomp.RET_ALLOW
+    assert _decide(alone, arch, table["clone"], 0x00010000) == seccomp.RET_ALLOW
+    assert _decide(alone, arch, table["kill"], 1) != seccomp.RET_ALLOW
+    assert _decide(alone, arch, table["kill"], seccomp.OWN_PID) == seccomp.RET_ALLOW
