@@ -17,7 +17,7 @@ from upshot.models.base import Model, ModelCallError, Sampling
 from upshot.participants.ask import Answer, Flaw, ask, text_schema
 from upshot.participants.base import Observation, Participant, count, users
 from upshot.participants.personas import VAGUENESS, check_persona, choose_persona
-from upshot.participants.quality import is_early_end, is_role_flip, overlap
+from upshot.participants.quality import is_early_end, is_role_flip, pasted
 from upshot.participants.template import render
 from upshot.participants.transcript import as_lines, as_text, task_of
 
@@ -55,7 +55,7 @@ class LLMUser(Participant):
         vagueness: how much the user tells by itself.
         template: name or path (.j2) of the prompt.
         repairs: how often an unusable or out-of-role answer is asked for again.
-        paste_share: share of the goal's word 6-grams in one message from which it counts as pasted.
+        paste_share: share of copied word 6-grams (`quality.pasted`) from which a message counts as a pasted goal.
         seed: of the draw of personas.
         """
         check_persona(persona)
@@ -160,7 +160,7 @@ class LLMUser(Participant):
             return Flaw("empty", '"response" is empty')
         last = conversation.last("assistant")
         flip = is_role_flip(said, last.content if last is not None else "")
-        share = overlap(as_text(conversation.row.goal), said)
+        share = pasted(as_text(conversation.row.goal), said)
         heard.append(Heard(values, said, ended, flip, share))
         if flip:
             return Flaw("role_flip", "it talks like the assistant; you are the person who wants something", False)

@@ -41,17 +41,26 @@ def overlap(source: str, text: str, n: int = 6) -> float:
 
     A source shorter than n words counts as one n-gram; one of fewer than three words cannot be called copied.
     """
-    text_words = words(text)
-    if len(text_words) < 3:
+    return _share(words(source), words(text), n)
+
+
+def pasted(goal: str, message: str, n: int = 6) -> float:
+    """How far a message is a copy of the goal: the share of the goal that it repeats, or, in a message of two n-grams
+    and more, the share of the message that comes from the goal word by word (a paragraph of a long goal)."""
+    said = words(message)
+    if len(said) < 3:
         return 0.0
-    source_words = words(source)
-    n = min(n, len(source_words))
-    if n < 3:
+    wanted = words(goal)
+    share = _share(wanted, said, n)
+    return max(share, _share(said, wanted, n)) if len(said) >= 2 * n else share
+
+
+def _share(source: list[str], text: list[str], n: int) -> float:
+    n = min(n, len(source))
+    if n < 3 or len(text) < n:
         return 0.0
-    if len(text_words) < n:
-        return 0.0
-    wanted = [tuple(source_words[i : i + n]) for i in range(len(source_words) - n + 1)]
-    said = {tuple(text_words[i : i + n]) for i in range(len(text_words) - n + 1)}
+    said = {tuple(text[i : i + n]) for i in range(len(text) - n + 1)}
+    wanted = [tuple(source[i : i + n]) for i in range(len(source) - n + 1)]
     return sum(gram in said for gram in wanted) / len(wanted)
 
 
