@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-import multiprocessing
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,8 @@ from upshot.errors import UserError
 from upshot.models.base import ModelCallError, Request, Sampling
 from upshot.models.connect import connect, connect_all
 from upshot.models.local import load_local, local_path
-from upshot.models.smollm2 import FOLDER, smollm2_folder
+from upshot.models.smollm2 import smollm2_folder
+from upshot.models.structured import ask_json
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -98,29 +99,6 @@ def test_a_folder_that_holds_no_model_is_named(tmp_path):
         local_path(str(tmp_path))
 
 
-def _convert(cache, out):
-    os.environ["UPSHOT_CACHE"] = cache
-    out.put(str(smollm2_folder()))
-
-
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory):
-    """The converted model, made by two processes at once in a fresh cache folder."""
-    pytest.importorskip("gguf")
-    cache = str(tmp_path_factory.mktemp("cache"))
-    context = multiprocessing.get_context("spawn")
-    out = context.Queue()
-    workers = [context.Process(target=_convert, args=(cache, out)) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    found = {out.get(timeout=200) for _ in workers}
-    for worker in workers:
-        worker.join()
-    assert found == {str(Path(cache) / FOLDER)}
-    assert sorted(p.name for p in Path(cache).iterdir()) == [FOLDER, f"{FOLDER}.lock"]
-    return found.pop()
-
-
 @pytest.mark.slow
 def test_smollm2_is_converted_once_with_the_right_ends_and_constants(smollm2):
     config = json.loads((Path(smollm2) / "config.json").read_text())
@@ -165,6 +143,36 @@ def test_smollm2_speaks(smollm2, monkeypatch):
     completion = asyncio.run(run())
     assert "Paris" in completion.text
     assert completion.finish == "stop"
+
+
+@pytest.mark.slow
+def test_smollm2_gives_json_or_says_bad_json(smollm2, monkeypatch):
+    monkeypatch.setenv("UPSHOT_CACHE", str(Path(smollm2).parent))
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+    async def run():
+        async with connect("smollm2-135m", role="judge") as model:
+            question = [Message("user", 'Which city is the capital of France? Answer as {"city": "..."}.')]
+            calls = (ask_json(model, question, schema, Sampling(48, 0.7, seed=i)) for i in range(4))
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+    answers = asyncio.run(run())
+    assert all(isinstance(a, dict) or (isinstance(a, ModelCallError) and a.reason == "bad_json") for a in answers)
+    assert any(isinstance(a, dict) and isinstance(a["city"], str) for a in answers), answers
+
+
+def test_other_weights_in_the_same_folder_are_another_model_to_the_cache(folder, tmp_path):
+    async def run():
+        async with connect({"model": folder, "cache": str(tmp_path)}) as model:
+            await model.generate(Request([Message("user", "hi")], Sampling(max_tokens=2, seed=3)))
+            return model.identity, model.stats()["cache_hits"]
+
+    first, again = asyncio.run(run()), asyncio.run(run())
+    assert again == (first[0], 1)
+    os.utime(Path(folder) / "config.json", ns=(time.time_ns(), time.time_ns()))
+    changed = asyncio.run(run())
+    assert changed[0] != first[0]
+    assert changed[1] == 0
 
 
 def test_a_missing_package_is_named(monkeypatch, tmp_path):

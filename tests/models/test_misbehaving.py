@@ -23,7 +23,7 @@ def test_every_call_is_answered_once_and_counted_once():
             spec = {
                 "url": server.url,
                 "concurrency": 256,
-                "timeout_s": 3.0,
+                "timeout_s": 5.0,
                 "backoff_s": 0.1,
                 "price_in": 1,
                 "price_out": 1,

@@ -60,6 +60,8 @@ def test_a_url_alone_leaves_the_name_to_the_endpoint():
     [
         ({"model": "policy", "temprature": 1}, "unknown option 'temprature' of a model; did you mean 'temperature'?"),
         ("gpt-4o-mini", "unknown model 'gpt-4o-mini'"),
+        ({"model": "policy", "cache": True}, "the option 'cache' does nothing for 'policy'"),
+        ({"model": "openai/x", "latency_s": 1}, "it is for scripted models"),
         ({"model": "policy", "concurrency": 0}, "models.user.concurrency: Input should be greater than or equal to 1"),
         (3, "models.user"),
     ],

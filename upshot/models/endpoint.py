@@ -26,6 +26,16 @@ ID_SERVERS = ("vllm", "upshot")
 """Owners, as their model lists name them, that answer `return_token_ids`."""
 
 
+class _BadRequest(Exception):
+    """The endpoint does not take this body; perhaps it takes another."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.too_long = any(word in detail for word in ("context", "too long", "maximum"))
+        self.failure = ModelCallError("too_long" if self.too_long else f"http_{status}", detail)
+
+
 class EndpointModel(GuardedModel):
     """A model behind a URL."""
 
@@ -109,17 +119,32 @@ class EndpointModel(GuardedModel):
             self.abilities = replace(self.abilities, ids_out=True, seed=True)
 
     async def _attempt(self, request: Request, n: int, seed: int | None) -> Answer:
-        schema = self.abilities.schema
         if request.by_ids:
             path, body = "/completions", completion_body(request, n, seed, self.abilities.ids_out)
         else:
-            path, body = "/chat/completions", chat_body(request, n, seed, schema, self.abilities.ids_out)
-        status, headers, raw = await self._exchange("POST", path, self._finished(body), self.spec.timeout_s)
-        if status != 200:
-            detail = error_detail(raw)
-            if status in (400, 422) and self._learn(body, detail):
+            path, body = "/chat/completions", chat_body(request, n, seed, self.abilities.schema, self.abilities.ids_out)
+        try:
+            return await self._send(path, body)
+        except _BadRequest as refusal:
+            if "max_completion_tokens" in refusal.detail and self._length_field == "max_tokens":
+                self._length_field = "max_completion_tokens"
                 return await self._attempt(request, n, seed)
-            raise self._failure(status, detail, headers.get("Retry-After"))
+            if "response_format" not in body or self.spec.structured is not None or refusal.too_long:
+                raise refusal.failure from None
+            del body["response_format"]
+        try:
+            answer = await self._send(path, body)
+        except _BadRequest as refusal:  # so it was not the schema
+            raise refusal.failure from None
+        self.abilities = replace(self.abilities, schema=False)
+        return answer
+
+    async def _send(self, path: str, body: dict[str, Any]) -> Answer:
+        status, headers, raw = await self._exchange("POST", path, self._finished(body), self.spec.timeout_s)
+        if status in (400, 413, 422):
+            raise _BadRequest(status, error_detail(raw))
+        if status != 200:
+            raise self._failure(status, error_detail(raw), headers.get("Retry-After"))
         try:
             return read_answer(json.loads(raw), self.spec.price_in or 0.0, self.spec.price_out or 0.0)
         except (BadResponse, ValueError) as error:
@@ -128,7 +153,7 @@ class EndpointModel(GuardedModel):
             raise ModelCallError("refused", str(error)) from error
 
     def _finished(self, body: dict[str, Any]) -> bytes:
-        body["model"] = self.served
+        body = {**body, "model": self.served}
         if self._length_field != "max_tokens":
             body[self._length_field] = body.pop("max_tokens")
         if self.spec.extra_body:
@@ -159,18 +184,6 @@ class EndpointModel(GuardedModel):
                 raise ModelCallError("closed", f"model '{self.name}' was closed during the call") from error
             raise
 
-    def _learn(self, body: dict[str, Any], detail: str) -> bool:
-        """Whether the refusal of a body taught us to send it otherwise; what is learnt is kept."""
-        if "max_completion_tokens" in detail and "max_tokens" in body:
-            self._length_field = "max_completion_tokens"
-            return True
-        named = any(word in detail for word in ("response_format", "json_schema", "schema", "guided", "structured"))
-        vague = "context" not in detail and "token" not in detail
-        if "response_format" in body and self.spec.structured is None and (named or vague):
-            self.abilities = replace(self.abilities, schema=False)
-            return True
-        return False
-
     def _failure(self, status: int, detail: str, wait: str | None) -> Exception:
         """The exception of an HTTP status."""
         if status == 429 and "insufficient_quota" in detail:
@@ -183,8 +196,6 @@ class EndpointModel(GuardedModel):
             return self._key_error(status)
         if status == 404:
             return UserError(f"{self.spec.url} knows no model '{self.served}' or no such route (HTTP 404: {detail})")
-        if status in (400, 413, 422) and ("context" in detail or "too long" in detail or "maximum" in detail):
-            return ModelCallError("too_long", detail)
         return ModelCallError(f"http_{status}", detail)
 
     def _key_error(self, status: int) -> UserError:

@@ -86,6 +86,9 @@ class GuardedModel(Model):
         for pause in list(self._pauses):
             _end(pause)
         if self.cache is not None:
+            hits, asked = self.meter.cache_hits()
+            if asked:
+                log.info("%s: %d of %d completions came from the response cache", self.name, hits, asked)
             self.cache.close()
             self.cache = None
 

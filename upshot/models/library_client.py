@@ -29,6 +29,12 @@ class LibraryModel(GuardedModel):
         self.abilities = Abilities(schema=spec.structured is not False, tools=True)
         self.price_in, self.price_out = spec.price_in or 0.0, spec.price_out or 0.0
 
+    async def start(self) -> None:
+        """Check that the served model is named; only our own client looks it up."""
+        await super().start()
+        if not self.spec.model:
+            raise UserError(f"name the model that {self.spec.url} serves: '{self.spec.url}#name'")
+
     @abstractmethod
     async def _create(self, body: dict[str, Any]) -> Any:
         """Send a chat completion; the library's response object."""
@@ -59,9 +65,10 @@ class LibraryModel(GuardedModel):
             raise ModelCallError("refused", str(error)) from error
 
     def _learn(self, body: dict[str, Any], error: Exception) -> bool:
-        if getattr(error, "status_code", None) not in (400, 422) or "response_format" not in body:
-            return False
-        if self.spec.structured is not None or "context" in str(error):
+        """Whether the endpoint refused the schema; it is not sent again."""
+        refused = getattr(error, "status_code", None) in (400, 422) and "response_format" in body
+        named = any(word in str(error) for word in ("response_format", "json_schema", "schema"))
+        if not refused or not named or self.spec.structured is not None:
             return False
         self.abilities = replace(self.abilities, schema=False)
         return True

@@ -91,6 +91,12 @@ class LocalModel(BorrowedModel):
         GuardedModel.__init__(self, spec, role=role, budget=budget, limits=Limits(1_000_000))
         self.inner = None
         self.abilities = Sampler.abilities
+        self._weights = ""
+
+    @property
+    def identity(self) -> str:
+        """The folder and when it was written: other weights at the same path are another model."""
+        return f"{self.spec.label}@{self._weights}"
 
     async def start(self) -> None:
         """Load weights and tokenizer (once)."""
@@ -99,6 +105,10 @@ class LocalModel(BorrowedModel):
             from upshot.models.rendering import Renderer
             from upshot.models.sampler import Sampler
 
+            path = Path(local_path(self.spec.model))
+            self._weights = str(
+                max((f.stat().st_mtime_ns for f in path.iterdir()), default=0) if path.is_dir() else path
+            )
             module, tokenizer = load_local(self.spec.model, self.spec.dtype, self.spec.device)
             self.inner = Sampler(module, Renderer(tokenizer), self.name)
 

@@ -64,6 +64,11 @@ class Meter:
             self._roles[name] = RoleCount()
         return self._roles[name]
 
+    def cache_hits(self) -> tuple[int, int]:
+        """(completions from the cache, completions asked of it), over all roles."""
+        hits = sum(count.cache_hits for count in self._roles.values())
+        return hits, hits + sum(count.cache_misses for count in self._roles.values())
+
     def stats(self) -> dict[str, float]:
         """All counters; those of a named role are called `role/counter`."""
         out: dict[str, float] = {}

@@ -23,6 +23,20 @@ from upshot.models.base import Sampling
 
 SMOLLM2 = "smollm2-135m"
 Kind = Literal["endpoint", "provider", "local", "scripted", "policy"]
+_REMOTE = {"endpoint", "provider"}
+_ONLY_FOR: dict[str, set[str]] = {
+    "via": {"endpoint"},
+    "token_ids": {"endpoint"},
+    **dict.fromkeys(("api_key_env", "headers_env", "extra_body", "omit", "structured"), _REMOTE),
+    **dict.fromkeys(("timeout_s", "retries", "backoff_s", "patience_s"), _REMOTE | {"scripted"}),
+    **dict.fromkeys(("concurrency", "requests_per_minute", "tokens_per_minute"), _REMOTE | {"scripted"}),
+    **dict.fromkeys(("price_in", "price_out"), _REMOTE | {"scripted"}),
+    "cache": _REMOTE | {"scripted", "local"},
+    "latency_s": {"scripted"},
+    "dtype": {"local"},
+    "device": {"local"},
+}
+"""Options that mean something only to some kinds of models."""
 
 
 class ModelSpec(BaseModel):
@@ -108,8 +122,16 @@ class ModelSpec(BaseModel):
         return data
 
     @model_validator(mode="after")
-    def _known(self) -> ModelSpec:
-        _ = self.kind
+    def _no_idle_options(self) -> ModelSpec:
+        """Refuse options that would do nothing, rather than ignore them."""
+        kind = self.kind
+        for option in sorted(self.model_fields_set & set(_ONLY_FOR)):
+            differs = getattr(self, option) != type(self).model_fields[option].get_default(call_default_factory=True)
+            if differs and kind not in _ONLY_FOR[option]:
+                raise ValueError(
+                    f"the option '{option}' does nothing for '{self.label}' ({kind}); it is for "
+                    f"{' and '.join(sorted(_ONLY_FOR[option]))} models"
+                )
         return self
 
     @classmethod
