@@ -97,3 +97,9 @@ def asks(request: Request) -> str:
 def answers(request: Request) -> str:
     """Always answers."""
     return "It is the second one."
+
+
+def coder(request: Request) -> str:
+    """Writes a function that adds some number, by its seed."""
+    number = random.Random(request.sampling.seed).randrange(3)
+    return f"Here it is:\n\n```python\ndef task_func(x):\n    return x + {number}\n```\n"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +187,15 @@ def test_wrong_arguments_say_what_to_write(tmp_path: Path, actors: Any, words: l
         evaluate(tmp_path / "out", "--task", str(actors.goals(tmp_path, 3)), "--split", "all", *words)
 
 
+def run_folder(tmp_path: Path, older: str, newer: str) -> None:
+    """A run folder whose newest checkpoint is the tiny model."""
+    for position, name in enumerate((older, newer)):
+        checkpoint = tmp_path / "run" / "checkpoints" / name
+        shutil.copytree(tmp_path / "tiny", checkpoint)
+        (checkpoint / "state.json").write_text(json.dumps({"phase": "rl", "step": position}))
+        os.utime(checkpoint / "state.json", (position, position))
+
+
 def line(row: str, model: str, value: float | None, group: str = "a") -> dict[str, Any]:
     score = {"value": value} if value is not None else {"missing": "judge: timeout"}
     return {"row": row, "model": model, "scores": {"accuracy": score}, "groups": {"kind": group}}
@@ -224,6 +235,9 @@ def test_a_local_model_plays_the_base_and_the_proactive_row_and_is_loaded_once(
     words += ["--user", "script", "--max-tokens", "6", "--max-messages", "4"]
     folder = str(tmp_path / "tiny")
     evaluate(tmp_path / "out", *words, models=f"base={folder},proactive={folder}")
+    run_folder(tmp_path, older="rl-000001", newer="rl-000002")
+    evaluate(tmp_path / "runs", *words, models=f"trained={tmp_path / 'run'}")
+    assert loads.pop().endswith("run/checkpoints/rl-000002")
     lines = lines_of(tmp_path / "out")
     assert len(lines) == 6 and len(loads) == 1 and not any(line["missing"] for line in lines)
     table = table_of(tmp_path / "out")["cells"]

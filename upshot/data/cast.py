@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from upshot.api import build_metrics
@@ -111,8 +112,23 @@ def parse_metrics(text: str | None, task: CollabTask) -> dict[str, Any]:
 
 
 def read_spec(spec: Spec) -> Spec:
-    """A model as the command line names it: a name, or a YAML mapping with options ('{url: …, timeout_s: 5}')."""
-    return read_mapping(spec, "a model") if isinstance(spec, str) and spec.lstrip().startswith("{") else spec
+    """A model as the command line names it.
+
+    A name; a YAML mapping with options ('{url: …, timeout_s: 5}'); or a run folder, which means its newest checkpoint.
+    """
+    if not isinstance(spec, str):
+        return spec
+    if spec.lstrip().startswith("{"):
+        return read_mapping(spec, "a model")
+    run = Path(spec).expanduser()
+    if (run / "checkpoints").is_dir():
+        from upshot.train.folder import RunFolder
+
+        newest = RunFolder(run).latest()
+        if newest is None:
+            raise UserError(f"the run folder '{spec}' has no checkpoint yet")
+        return f"local:{newest[0]}"
+    return spec
 
 
 def read_mapping(text: str, what: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from upshot.chat import Row
-from upshot.data.cast import Cast, Spec, open_cast, open_task, parse_metrics, read_mapping, rows_of
+from upshot.data.cast import Cast, Spec, open_cast, open_task, parse_metrics, read_mapping, read_spec, rows_of
 from upshot.data.journal import Journal
 from upshot.errors import UserError, did_you_mean
 from upshot.evaluate.cells import cells, columns_of
@@ -77,7 +77,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     """The arguments, checked, before any model is started."""
     if not args.task or not args.models:
         raise UserError("eval needs --task and --models, such as --models base=SPEC,proactive=SPEC,trained=SPEC")
-    models = parse_models(args.models)
+    models = {name: read_spec(spec) for name, spec in parse_models(args.models).items()}
     systems = parse_systems(args.system, list(models))
     task = open_task(args.task, args.file)
     rows = whole_goals(task, _held_out(task, args.split))[: args.goals]
