@@ -20,8 +20,8 @@ class Hostile(Verifier):
             os.kill(os.getpid(), signal.SIGSEGV)
         if response == "memory":
             hoard = []
-            while len(hoard) < 10_240:
-                hoard.append(bytearray(2**20))
+            while len(hoard) < 640:
+                hoard.append(bytearray(16 * 2**20))
         if response == "raise":
             raise RuntimeError("no")
         if response == "recurse":

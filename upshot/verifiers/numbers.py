@@ -79,10 +79,9 @@ def show_number(value: Fraction) -> str:
     """A number as a person writes it: 12, -0.5, 1/3."""
     if value.denominator == 1:
         return str(value.numerator)
-    rest = value.denominator
-    for prime in (2, 5):
-        while rest % prime == 0:
-            rest //= prime
-    if rest == 1 and value.denominator < 10**9:
-        return f"{float(value):.10g}"
+    for places in range(1, 10):
+        scaled = value * 10**places
+        if scaled.denominator == 1:
+            digits = f"{abs(scaled.numerator):0{places + 1}d}"
+            return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
     return f"{value.numerator}/{value.denominator}"

@@ -1,0 +1,6 @@
+"""Makes the tables and the hostile verifiers beside the tests importable, in worker processes too."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

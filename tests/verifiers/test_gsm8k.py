@@ -1,0 +1,95 @@
+"""gsm8k: the number after ####, as a number; strict and flexible; forty tricky pairs."""
+
+import asyncio
+
+import pytest
+
+from upshot.errors import UserError
+from upshot.verifiers.base import verifiers
+from upshot.verifiers.gsm8k import Gsm8k
+
+STRICT: list[tuple[str, object, float]] = [
+    ("#### 42", "42", 1),
+    ("#### 41", "42", 0),
+    ("so\n#### 42\n", "She has 2*21=<<2*21=42>>42.\n#### 42", 1),
+    ("####42", "42", 1),
+    ("#### 42.", "42", 1),
+    ("#### 42.00", "42", 1),
+    ("#### 10.00", "10", 1),
+    ("#### 1,000", "1000", 1),
+    ("#### 1000", "#### 1,000", 1),
+    ("#### 1,0000", "10000", 0),
+    ("#### $12", "12", 1),
+    ("#### \\$12", "12", 1),
+    ("#### 12 dollars", "12", 1),
+    ("#### 50%", "50", 1),
+    ("#### 0.5", "1/2", 1),
+    ("#### 1/2", "0.5", 1),
+    ("#### \\frac{1}{2}", "0.5", 1),
+    ("#### 1 1/2", "1.5", 1),
+    ("#### -5", "-5", 1),
+    ("#### -5", "5", 0),
+    ("#### 5", "-5", 0),
+    ("#### −5", "-5", 1),
+    ("#### **42**", "42", 1),
+    ("#### \\boxed{42}", "42", 1),
+    ("#### $42$", "42", 1),
+    ("#### 42 or 43", "42", 0),
+    ("#### 40 + 2", "42", 0),
+    ("#### 40 + 2 = 42", "42", 0),
+    ("#### answer", "42", 0),
+    ("#### ", "42", 0),
+    ("42", "42", 0),
+    ("The answer is 42.", "42", 0),
+    ("#### 41\nNo:\n#### 42", "42", 1),
+    ("#### 42\nNo:\n#### 41", "42", 0),
+    ("#### 42\nand 7 more words", "42", 1),
+    ("#### 42", 42, 1),
+    ("#### 42", 42.0, 1),
+    ("#### 3.14", "3.141", 0),
+    ("#### 1e3", "1000", 1),
+    ("#### .5", "0.50", 1),
+    ("#### 007", "7", 1),
+    ("#### 42 apples", ["42"], 1),
+    ("", "42", 0),
+]
+FLEXIBLE: list[tuple[str, str, float]] = [
+    ("The answer is 42.", "42", 1),
+    ("so it is $1,000.", "1000", 1),
+    ("First 3, then 42", "42", 1),
+    ("42 of 50", "42", 0),
+    ("it fell by -5", "-5", 1),
+    ("10-5", "5", 1),
+    ("#### 42\nI used 3 steps", "42", 1),
+    ("#### none, but 42", "42", 1),
+    ("no number at all", "42", 0),
+    ("\\boxed{42}", "42", 1),
+    ("half, that is 1/2", "0.5", 1),
+    ("50%.", "50", 1),
+]
+
+
+@pytest.mark.parametrize(("response", "reference", "value"), STRICT)
+def test_strict_verdicts(response: str, reference: object, value: float) -> None:
+    assert Gsm8k().score(response, reference, {}).value == value
+
+
+@pytest.mark.parametrize(("response", "reference", "value"), FLEXIBLE)
+def test_flexible_verdicts(response: str, reference: str, value: float) -> None:
+    assert Gsm8k("flexible").score(response, reference, {}).value == value
+
+
+def test_a_reference_that_is_no_number_is_missing_not_wrong() -> None:
+    assert Gsm8k().score("#### 42", "forty-two", {}).reason == "gsm8k: reference is not a number"
+
+
+def test_verifiers_are_found_by_exact_source_with_a_hint_otherwise() -> None:
+    assert verifiers.get("openai/gsm8k") is verifiers.get("gsm8k")
+    with pytest.raises(UserError, match="did you mean 'gsm8k'"):
+        verifiers.get("gsm8")
+    with pytest.raises(UserError, match="unknown verifier"):
+        verifiers.get("openai/gsm8k-but-other-things")
+
+
+def test_the_async_door_gives_the_same_verdict() -> None:
+    assert asyncio.run(Gsm8k().verify("#### 42", "42", {})).value == 1
