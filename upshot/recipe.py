@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -155,7 +156,9 @@ class TrainConfig(Section):
     advantage: Literal["grpo", "dr-grpo", "rloo"] = "grpo"
     """grpo: centred by the group and divided by its standard deviation. dr-grpo: centred. rloo: leave one out."""
     steps: int = Field(100, ge=0)
-    """Optimizer steps (rl: one round of rollouts each)."""
+    """Optimizer steps (rl, online-dpo, ppo: one round of rollouts each); 0 beside `epochs`: as many as those make."""
+    epochs: float | None = Field(None, gt=0)
+    """Passes over the rows or examples. With `steps` as well the shorter one ends the training; None: `steps` alone."""
     prompts_per_step: int = Field(16, ge=1)
     """Rows a step; sft and dpo: examples a step."""
     group_size: int = Field(8, ge=1)
@@ -181,9 +184,9 @@ class TrainConfig(Section):
     clip_high: float = Field(0.2, ge=0)
     """… and at 1 + clip_high."""
     kl: float = Field(0.0, ge=0)
-    """Weight of the KL divergence to the initial model in the loss."""
+    """Weight of the KL divergence to the initial model: in the loss (rl), or taken off each token's reward (ppo)."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """k1: log ratio. k2: half its square. k3: the low-variance one."""
+    """rl: k1: log ratio. k2: half its square. k3: the low-variance one. ppo always takes k1 (see train/ppo.py)."""
     length_norm: Literal["sequence", "token", "constant"] = "token"
     """sequence: mean over each reply, then over replies. token: mean over all tokens of the step. constant: sum over
     replies x `episode.max_tokens` (Dr.GRPO)."""
@@ -195,6 +198,8 @@ class TrainConfig(Section):
     """ppo: decay of the advantage."""
     gamma: float = Field(1.0, ge=0, le=1)
     """ppo: discount per token."""
+    whiten: bool = True
+    """ppo: advantages of a step are shifted and scaled to mean 0 and deviation 1."""
     value_weight: float = Field(0.5, ge=0)
     """ppo: weight of the value loss."""
     token_budget: int = Field(16384, ge=1)
@@ -203,6 +208,21 @@ class TrainConfig(Section):
     """Steps between checkpoints; 0: only at the end and when stopped."""
     keep: int = Field(2, ge=1)
     """Checkpoints to keep; the newest always stays."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _epochs_alone(cls, value: Any) -> Any:
+        """Where only epochs are given, they alone decide."""
+        if isinstance(value, dict) and value.get("epochs") is not None and "steps" not in value:
+            return {**value, "steps": 0}
+        return value
+
+    def lasting(self, examples: int) -> TrainConfig:
+        """The same with `steps` as they are over so many rows or examples."""
+        if self.epochs is None:
+            return self
+        passes = -(-math.ceil(self.epochs * examples) // self.prompts_per_step)
+        return self.model_copy(update={"steps": min(self.steps, passes) if self.steps else passes})
 
 
 class WarmStartConfig(Section):
@@ -222,7 +242,7 @@ class EvalConfig(Section):
     """Playing held-out rows while training."""
 
     every: int = Field(0, ge=0)
-    """Steps between evaluations; 0: none."""
+    """Steps between evaluations (rl), the first one before any step; 0: none."""
     rows: int = Field(64, ge=1)
     """Rows of the validation split."""
     temperature: float = Field(0.0, ge=0)

@@ -21,7 +21,7 @@ ROWS = 600
 ROUNDS = 4
 """User turns after which a held-out conversation is cut."""
 STAGES = ("warm start", "single-reply reward", "multiturn-aware reward")
-COLUMNS = ("model", "score, ambiguous", "score, unambiguous", "tokens", "asks when ambiguous", "asks when unambiguous")
+COLUMNS = ("model", "score, ambiguous", "score, unambiguous", "tokens", "asks, ambiguous", "asks, unambiguous")
 
 
 def quickstart(
@@ -143,8 +143,9 @@ def print_table(table: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    shown = Table(*table["columns"], title=table["title"], caption=table["note"])
+    headings = [column.replace(", ", "\n") for column in table["columns"]]
+    shown = Table(*headings, title=table["title"], caption=table["note"], padding=(0, 1), collapse_padding=True)
     for name, *cells in table["rows"]:
-        texts = [c if isinstance(c, str) else f"{c['value']:.2f} [dim]({c['low']:.2f}–{c['high']:.2f})" for c in cells]
+        texts = [c if isinstance(c, str) else f"{c['value']:.2f}\n[dim]{c['low']:.2f}–{c['high']:.2f}" for c in cells]
         shown.add_row(f"[bold]{name}" if name == STAGES[2] else name, *texts)
     Console().print(shown)

@@ -42,7 +42,7 @@ _ONLY_FOR: dict[str, set[str]] = {
 class ModelSpec(BaseModel):
     """A model and how it may be called."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     model: str = ""
     """The model: a name of this page's first lines, or beside `url` the name the endpoint serves it by.

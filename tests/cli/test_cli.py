@@ -1,0 +1,141 @@
+"""The command line as a user meets it: fast help, one line for every mistake, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from upshot.cli import VERBS, main
+
+TINY = [
+    "quickstart", "model.tiny.hidden=16", "model.tiny.layers=1", "model.tiny.heads=2", "model.tiny.mlp=16",
+    "warm_start.steps=2", "warm_start.batch=4", "train.steps=2", "train.prompts_per_step=2", "train.group_size=2",
+    "task.rows_per_split=32", "train.save_every=1",
+]  # fmt: skip
+
+
+def upshot(*args: str, cwd: Path | None = None, text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "upshot.cli", *args],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        input=text,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(cwd) if cwd else ""},
+    )
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """0.3 s of `upshot --help` are spent by what is imported; so none of the slow packages may be."""
+    code = "import sys; from upshot.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code += (
+        "print([m for m in ('torch','transformers','numpy','pydantic','fastapi','aiohttp','rich') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "[]"
+    assert all(verb in out for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([verb, "--help"])
+    assert left.value.code == 0
+    assert f"upshot {verb}" in capsys.readouterr().out
+
+
+def test_the_rooms_without_torch_import_no_torch() -> None:
+    code = textwrap.dedent("""
+        import importlib, pkgutil, sys
+        for room in ("chat", "registry", "config", "recipe", "score", "rewards", "rollout", "participants", "verifiers", "tasks"):
+            module = importlib.import_module("upshot." + room)
+            for found in pkgutil.walk_packages(getattr(module, "__path__", []), module.__name__ + "."):
+                importlib.import_module(found.name)
+        print("torch" in sys.modules, "transformers" in sys.modules)
+    """)
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert out.stdout.split() == ["False", "False"], out.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["train", "quickstart", "trian.lr=1"], "unknown key 'trian'; did you mean 'train'?"),
+        (["train", "quickstart", "train.lr=fast"], "train.lr = 'fast': input should be a valid number"),
+        (
+            ["train", "quickstart", "reward.metrics.0.name=verifer"],
+            "unknown metric 'verifer' in reward.metrics; did you mean",
+        ),
+        (["train", "quickstart", "task.name=slotz"], "unknown task 'slotz' in task; did you mean 'slots'?"),
+        (
+            ["train", "quickstart", "task.vage=1"],
+            "unknown option 'vage' of task 'slots' in task; did you mean 'vague'?",
+        ),
+        (["train", "absent.yaml"], "recipe 'absent.yaml': no such file"),
+        (["train"], "which recipe?"),
+        (["train", "--resume", "/nowhere"], "'/nowhere' is no run folder"),
+        (["train", "quickstart", "run_dir=/proc/nothing/here"], "cannot write run folder '/proc/nothing/here'"),
+        (["train", "quickstart", "model.path=./absent-model"], "there is no folder './absent-model'"),
+        (["view", "/nowhere"], "/nowhere"),
+        (["recipe", "show", "quickstrat"], "unknown recipe 'quickstrat'; did you mean 'quickstart'?"),
+    ],
+)
+def test_a_mistake_is_one_clear_line_and_exit_code_2(
+    args: list[str], line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(args) == 2
+    error = capsys.readouterr().err
+    assert line in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_dry_run_tells_the_plan_and_writes_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "quickstart", "--dry-run"]) == 0
+    assert "16 prompts x 8 replies" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_recipe_show_prints_values_with_their_origin(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe", "show", "quickstart", "train.lr=0.5"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("train.lr "))
+    assert line.split() == ["train.lr", "0.5", "command", "line"]
+
+
+def test_train_writes_the_run_folder_and_json_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    assert main(["train", *TINY, f"run_dir={run}", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["phase"], line["step"]) for line in lines] == [
+        ("warm-start", 1), ("warm-start", 2), ("rl", 1), ("rl", 2),
+    ]  # fmt: skip
+    for name in ("recipe.yaml", "versions.json", "metrics.jsonl", "rollouts.jsonl", "status.json", "report.html"):
+        assert (run / name).is_file(), name
+    reply = json.loads((run / "rollouts.jsonl").read_text().splitlines()[0])
+    assert {"messages", "futures", "reward", "credit", "groups"} <= reply.keys()
+    assert main(["train", *TINY, f"run_dir={run}"]) == 2  # it holds a run already
+
+
+def test_breakpoint_in_a_metric_drops_into_pdb(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        textwrap.dedent("""
+            from upshot.rewards.metric import Metric
+            from upshot.score import Score
+
+            class Stop(Metric):
+                async def score(self, conversation):
+                    breakpoint()
+                    return Score(1.0)
+        """)
+    )
+    done = upshot("train", *TINY, "reward.metrics.0.name=mine:Stop", "run_dir=run", cwd=tmp_path, text="p 6 * 7\nq\n")
+    assert "(Pdb) 42" in done.stdout

@@ -1,0 +1,123 @@
+"""Rendering: a next turn only appends, whatever the chat template does with history."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.templates import FAMILIES, byte_tokenizer
+from upshot.chat import Conversation, Message, Row, Sample
+from upshot.errors import UserError
+from upshot.models.rendering import Renderer
+
+RENDERERS = {family: Renderer(byte_tokenizer(family)) for family in FAMILIES}
+APPENDING = [family for family in FAMILIES if family not in ("qwen3", "mistral")]
+words = st.text(st.characters(codec="utf-8", exclude_characters="<>[]|"), min_size=1, max_size=20).filter(
+    lambda text: text.strip() == text and text
+)
+turns = st.lists(st.tuples(words, words, st.booleans()), min_size=1, max_size=4)
+
+
+def play(renderer: Renderer, opening: list[Message], talk: list[tuple[str, str, bool]]) -> Conversation:
+    """A conversation whose policy turns are "sampled" as given, some of them cut before the end-of-turn token."""
+    conversation = Conversation(Row("r", tuple(opening)))
+    for user, reply, ended in talk:
+        conversation.say(Message("user", user))
+        context = renderer.context(conversation)
+        ids = renderer.completed(reply) if ended else renderer.completed(reply)[:-1]
+        sample = Sample(tuple(context), tuple(ids), (0.0,) * len(ids), "stop" if ended else "length")
+        conversation.say(Message("assistant", reply), sample)
+    return conversation
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(talk=turns)
+@settings(max_examples=40, deadline=None)
+def test_earlier_ids_are_a_prefix_of_later_ones(family: str, talk: list[tuple[str, str, bool]]) -> None:
+    renderer = RENDERERS[family]
+    whole = play(renderer, [], talk)
+    for cut in range(1, len(talk)):
+        shorter = play(renderer, [], talk[:cut])
+        assert whole.ids[: len(shorter.ids)] == shorter.ids
+    assert len(whole.ids) == len(whole.mask) == len(whole.logprobs)
+    sampled = [i for i, bit in zip(whole.ids, whole.mask, strict=True) if bit]
+    assert sampled == [i for sample in whole.samples() for i in sample.ids]
+
+
+@pytest.mark.parametrize("family", APPENDING)
+@given(talk=turns)
+@settings(max_examples=40, deadline=None)
+def test_appended_turns_read_as_the_template_itself_renders_them(
+    family: str, talk: list[tuple[str, str, bool]]
+) -> None:
+    renderer = RENDERERS[family]
+    ended = [(user, reply, True) for user, reply, _ in talk]
+    conversation = play(renderer, [], ended)
+    conversation.say(Message("user", "and now?"))
+    ours = renderer.tokenizer.decode(conversation.ids + renderer.context(conversation), skip_special_tokens=False)
+    assert ours == renderer.prompt_text(conversation.messages)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_turn_cut_at_the_limit_is_closed_before_the_next_message(family: str) -> None:
+    renderer = RENDERERS[family]
+    conversation = play(renderer, [], [("hi", "half a thou", False)])
+    conversation.say(Message("user", "go on"))
+    context = renderer.context(conversation)
+    assert context[0] == renderer.end_id
+    ended = play(renderer, [], [("hi", "half a thou", True)])
+    ended.say(Message("user", "go on"))
+    assert context[1:] == renderer.context(ended)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_end_of_turn_token_is_the_familys(family: str) -> None:
+    renderer = RENDERERS[family]
+    assert renderer.tokenizer.convert_ids_to_tokens(renderer.end_id) == FAMILIES[family][1]
+    assert renderer.end_id in renderer.end_ids
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_start_up_check_finds_templates_that_rewrite_history(family: str) -> None:
+    assert RENDERERS[family].check().appends == (family in APPENDING)
+
+
+def test_old_thoughts_stay_in_the_ids_although_the_template_drops_them() -> None:
+    renderer = RENDERERS["qwen3"]
+    conversation = play(renderer, [], [("hi", "<think>\nhm\n</think>\n\nhello", True), ("more", "yes", True)])
+    ours = renderer.tokenizer.decode(conversation.ids, skip_special_tokens=False)
+    assert "hm" in ours
+    assert "hm" not in renderer.prompt_text(conversation.messages[:3])
+
+
+def test_the_system_prompt_is_rendered_once_and_stays_in_front() -> None:
+    renderer = RENDERERS["mistral"]
+    conversation = play(renderer, [Message("system", "be brief")], [("one", "two", True), ("three", "four", True)])
+    ours = renderer.tokenizer.decode(conversation.ids, skip_special_tokens=False)
+    assert ours == "<s>[INST] be brief\n\none[/INST]two</s>[INST] three[/INST]four</s>"
+
+
+def test_a_demonstration_is_rendered_as_a_rollout_of_the_same_words() -> None:
+    renderer = RENDERERS["llama3"]
+    played = play(renderer, [], [("one", "two", True), ("three", "four", True)])
+    ids, mask = renderer.demonstration(played.messages)
+    assert (ids, mask) == (played.ids, played.mask)
+
+
+def test_a_template_that_drops_the_assistants_words_is_refused() -> None:
+    renderer = Renderer(byte_tokenizer("forgetful"))
+    with pytest.raises(UserError, match="drops the assistant's words"):
+        renderer.delta_text([Message("user", "next")])
+
+
+def test_roles_the_template_refuses_are_named() -> None:
+    with pytest.raises(UserError, match="system → user.*System role not supported"):
+        RENDERERS["gemma"].prompt_text([Message("system", "s"), Message("user", "u")])
+
+
+def test_a_tokenizer_without_a_template_is_refused() -> None:
+    tokenizer = byte_tokenizer("chatml")
+    tokenizer.chat_template = None
+    with pytest.raises(UserError, match="no chat template"):
+        Renderer(tokenizer)

@@ -1,0 +1,220 @@
+"""Playing a step: exact ids, ragged results, failures that stay their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from tests.tiny import tiny_parts, tiny_policy
+from upshot.chat import Conversation, Message, Row
+from upshot.errors import BudgetExceeded, user_error_in
+from upshot.models.base import ModelCallError
+from upshot.participants.base import Observation, Participant
+from upshot.rewards.metric import Metric
+from upshot.rewards.reward import Weighted
+from upshot.rollout.episode import play_episode
+from upshot.rollout.play import Overlong, Scene, play_step
+from upshot.rollout.reply import Reply
+from upshot.score import Score
+from upshot.train.advantages import dr_grpo
+from upshot.train.batch import datum_of
+from upshot.train.rl import set_advantages, stop_if_missing
+from upshot.train.summary import summarise
+
+
+class Chatty(Participant):
+    """Always says something; done after a number of its turns drawn per conversation, or never."""
+
+    def __init__(self, last: Callable[[Conversation], int] = lambda talk: 99) -> None:
+        self.last = last
+
+    async def observe(self, conversation: Conversation) -> Observation:
+        own = sum(m.role == "user" for m in conversation.messages)
+        return Observation((Message("user", "not sure yet"),), done=own > self.last(conversation), reason="user")
+
+
+class By(Metric):
+    """A metric made of a function."""
+
+    def __init__(self, function: Callable[[Conversation], float]) -> None:
+        self.function = function
+
+    async def score(self, conversation: Conversation) -> Score:
+        return Score(self.function(conversation))
+
+
+def scene(metric: Callable[[Conversation], float] = lambda talk: 1.0, **changes: object) -> tuple[Scene, list[Row]]:
+    policy, task = tiny_policy()
+    made = Scene(policy, {"m": By(metric)}, {"m": Weighted()}, user=Chatty(), **changes)  # type: ignore[arg-type]
+    return made, list(task.rows("train")[:4])
+
+
+def step(made: Scene, rows: list[Row], group_size: int = 4, seed: int = 0) -> list[list[Reply]]:
+    return asyncio.run(play_step(made, rows, group_size, seed))
+
+
+def test_the_ids_trained_are_the_ids_sampled_through_three_turns() -> None:
+    policy, task = tiny_policy()
+    seen: list[tuple[list[int], tuple[int, ...]]] = []
+    generate = policy.model.generate
+
+    async def recording(request):  # type: ignore[no-untyped-def]
+        (completion,) = await generate(request)
+        seen.append((list(request.prompt), completion.ids))
+        return [completion]
+
+    policy.model.generate = recording  # type: ignore[method-assign]
+    talk = Conversation(task.rows("train")[0])
+    asyncio.run(play_episode(talk, policy, Chatty(), max_turns=3))
+    assert len(seen) == 3
+    for prompt, ids in seen:  # every prompt starts with all that was seen and said before
+        assert talk.ids[: len(prompt) + len(ids)] == [*prompt, *ids]
+    from upshot.rewards.credit import check, credit_sampled
+
+    reply = Reply(talk, credit=credit_sampled(Score(1.0), talk.mask), advantages=[1.0, 1.0, 1.0])
+    assert reply.credit is not None
+    check(reply.credit, talk.mask)
+    datum = datum_of(reply)
+    assert datum is not None
+    trained = [i for i, bit in zip(datum.ids, datum.mask, strict=True) if bit]
+    assert trained == [i for _, ids in seen for i in ids]
+    assert datum.ids == [*seen[2][0], *seen[2][1]]
+
+
+def test_observations_carry_their_role_tokens_and_no_loss() -> None:
+    policy, task = tiny_policy()
+    talk = Conversation(task.rows("train")[0])
+    asyncio.run(play_episode(talk, policy, Chatty(), max_turns=2))
+    tokens = policy.renderer.tokenizer.convert_ids_to_tokens(talk.ids)  # type: ignore[union-attr]
+    first = len(next(talk.samples()).context) + len(next(talk.samples()).ids)
+    observation = tokens[first:]
+    start = observation.index("<|user|>")
+    assert observation[start : start + 4] == ["<|user|>", "not", "sure", "yet"]
+    assert talk.mask[first + start : first + start + 4] == [0, 0, 0, 0]
+
+
+def test_futures_are_samples_by_window_and_end_with_the_policys_word() -> None:
+    made, rows = scene(samples=3, window=2)
+    for reply in (reply for group in step(made, rows) for reply in group):
+        assert len(reply.futures) == 3
+        for future in reply.futures:
+            roles = [t.message.role for t in future.conversation.turns[len(reply.conversation.turns) :]]
+            assert roles == ["user", "assistant"] * 2
+            assert future.conversation.ended == "window"
+
+
+def test_without_a_window_the_reply_itself_is_scored_once() -> None:
+    seen: list[int] = []
+    made, rows = scene(lambda talk: seen.append(len(talk.turns)) or 1.0, samples=5, window=0)
+    groups = step(made, rows, 1)
+    assert len(seen) == len(rows)
+    assert all(len(reply.futures) == 1 for group in groups for reply in group)
+
+
+def test_ragged_futures_are_normal() -> None:
+    made, rows = scene(lambda talk: float(len(talk.turns)), samples=4, window=3)
+    made.user = Chatty(lambda talk: talk.seed % 3)
+    lengths = {len(f.conversation.turns) for g in step(made, rows) for r in g for f in r.futures}
+    assert len(lengths) > 1
+
+
+def test_a_metric_that_raises_is_missing_with_its_reason_and_leaves_the_statistics() -> None:
+    """Four replies score 1, 0, missing, 0: the mean is 1/3, the advantages 2/3, −1/3, none, −1/3."""
+
+    def metric(talk: Conversation) -> float:
+        index = int(talk.key.split("#")[1][0])
+        if index == 2:
+            raise RuntimeError("judge fell over")
+        return 1.0 if index == 0 else 0.0
+
+    made, rows = scene(metric)
+    groups = step(made, rows[:1])
+    set_advantages(groups, "dr-grpo")
+    logs = summarise(groups, made.weights)
+    assert [reply.advantages[0] for reply in groups[0]] == pytest.approx([2 / 3, -1 / 3, None, -1 / 3])
+    assert groups[0][2].reward.total.reason == "m: RuntimeError: judge fell over"
+    assert datum_of(groups[0][2]) is None
+    assert logs["reward/mean"] == pytest.approx(1 / 3)
+    assert logs["reward/missing"] == 1
+    assert logs["missing/m: RuntimeError: judge fell over"] == 1
+    stop_if_missing(groups, 0.5)
+
+
+def test_a_missing_future_leaves_the_mean_of_its_reply() -> None:
+    class Flaky(Chatty):
+        async def observe(self, conversation: Conversation) -> Observation:
+            if conversation.key.endswith("future/1"):
+                raise ModelCallError("timeout", "after 120 s")
+            return await super().observe(conversation)
+
+    made, rows = scene(lambda talk: 2.0, samples=3, window=1)
+    made.user = Flaky()
+    (reply,) = step(made, rows[:1], 1)[0]
+    assert reply.reward.total.value == 2.0
+    assert [future.missing for future in reply.futures] == [None, "timeout", None]
+    assert reply.futures[1].scores["m"].reason == "future: timeout"
+
+
+def test_a_step_in_which_too_much_is_missing_stops_with_the_reasons() -> None:
+    def metric(talk: Conversation) -> float:
+        raise ModelCallError("rate_limited")
+
+    made, rows = scene(metric)
+    with pytest.raises(Exception, match=r"16 of 16 replies have no reward \(16 x m: rate_limited\)"):
+        stop_if_missing(step(made, rows), 0.5)
+
+
+def test_an_empty_budget_stops_everything_at_once() -> None:
+    def metric(talk: Conversation) -> float:
+        raise BudgetExceeded("the budget of 10 calls is spent")
+
+    made, rows = scene(metric)
+    with pytest.raises(BaseExceptionGroup) as raised:
+        step(made, rows)
+    assert isinstance(user_error_in(raised.value), BudgetExceeded)
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("score", 1.0), ("penalty", -1.0), ("missing", None)])
+def test_replies_cut_at_the_limit_follow_the_named_rule(rule: str, expected: float | None) -> None:
+    made, rows = scene(samples=2, window=1, overlong=Overlong(rule))
+    made.policy.sampling = made.policy.sampling.__class__(max_tokens=1)
+    replies = [r for g in step(made, rows) for r in g if list(r.conversation.samples())[0].finish == "length"]
+    assert replies
+    assert {reply.reward.total.value for reply in replies} == {expected}
+
+
+def test_one_seed_one_step() -> None:
+    def texts(seed: int) -> list[str]:
+        made, rows = scene(samples=2, window=2)
+        return [
+            m.content
+            for g in step(made, rows, seed=seed)
+            for r in g
+            for f in r.futures
+            for m in f.conversation.messages
+        ]
+
+    assert texts(1) == texts(1)
+    assert texts(1) != texts(2)
+
+
+def test_sampled_log_probabilities_are_the_learners() -> None:
+    """Same tensors, same numbers: the sampler's log-probabilities are those of the learner's forward, to 1e-4."""
+    from upshot.recipe import TrainConfig
+    from upshot.train.batch import Datum
+    from upshot.train.learner import Learner
+
+    made, rows = scene(samples=1, window=2)
+    module, tokenizer, _, _ = tiny_parts()
+    learner = Learner(module, tokenizer, TrainConfig())
+    for reply in (reply for group in step(made, rows) for reply in group):
+        talk = reply.futures[0].conversation
+        (ours,) = learner.logprobs([Datum(talk.ids, talk.mask)])
+        pairs = [(a, b) for a, b, bit in zip(ours, talk.logprobs, talk.mask, strict=True) if bit]
+        assert max(abs(a - b) for a, b in pairs) < 1e-4
+
+
+def test_dr_grpo_of_a_lone_reward_is_zero() -> None:
+    assert dr_grpo([None, 3.0, None]) == [None, 0.0, None]

@@ -1,0 +1,103 @@
+"""Chat templates of five model families (and two awkward ones), written from their published behaviour.
+
+Each has the family's marks, its treatment of system prompts, white space and old thoughts, and its refusals.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""SmolLM2 and Qwen2.5: every message alike. (SmolLM2 also adds a default system prompt, as `CHATML_DEFAULT` does.)"""
+
+CHATML_DEFAULT = (
+    "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
+    + CHATML
+)
+
+LLAMA3 = (
+    "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+    "{{ m.content | trim }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+"""Llama 3: begins with the bos token, trims contents, closes turns with eot."""
+
+QWEN3 = (
+    "{% set ns = namespace(last=-1) %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{% set parts = m.content.split('</think>') %}"
+    "{% set said = parts[-1].lstrip('\\n') %}"
+    "{% set thought = parts[0].split('<think>')[-1].strip('\\n') if parts | length > 1 else '' %}"
+    "<|im_start|>assistant\n{% if loop.index0 > ns.last %}<think>\n{{ thought }}\n</think>\n\n{% endif %}{{ said }}"
+    "<|im_end|>\n"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+"""Qwen3: an assistant turn keeps its thought only while no user message follows it."""
+
+MISTRAL = (
+    "{% if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set talk = messages[1:] %}"
+    "{% else %}{% set system = '' %}{% set talk = messages %}{% endif %}"
+    "{{ bos_token }}{% for m in talk %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate user/assistant') }}{% endif %}"
+    "{% if m.role == 'user' %}[INST] {% if loop.last and system %}{{ system }}\n\n{% endif %}{{ m.content }}[/INST]"
+    "{% else %} {{ m.content | trim }}</s>{% endif %}{% endfor %}"
+)
+"""Mistral 7B v0.3: the system prompt is put before the last user message, so a longer conversation moves it."""
+
+GEMMA = (
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
+    "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+"""Gemma: no system role, the assistant is called model, contents are trimmed."""
+
+FORGETFUL = (
+    "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+)
+"""A template that leaves the assistant's words out: nothing can be appended to them."""
+
+FAMILIES: dict[str, tuple[str, str, str | None]] = {
+    "chatml": (CHATML, "<|im_end|>", None),
+    "chatml-default-system": (CHATML_DEFAULT, "<|im_end|>", None),
+    "llama3": (LLAMA3, "<|eot_id|>", "<|begin_of_text|>"),
+    "qwen3": (QWEN3, "<|im_end|>", None),
+    "mistral": (MISTRAL, "</s>", "<s>"),
+    "gemma": (GEMMA, "<end_of_turn>", "<bos>"),
+}
+"""Name → template, end-of-turn token, bos token."""
+
+SPECIALS = [
+    "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|begin_of_text|>",
+    "<s>", "</s>", "[INST]", "[/INST]", "<bos>", "<start_of_turn>", "<end_of_turn>", "<pad>",
+]  # fmt: skip
+
+
+def byte_tokenizer(family: str) -> Any:
+    """A byte-level tokenizer (every text has exactly one reading) with a family's template and special tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(SPECIALS)
+    template, end, bos = FAMILIES[family] if family in FAMILIES else (FORGETFUL, "<|im_end|>", None)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        chat_template=template,
+        eos_token=end,
+        bos_token=bos,
+        pad_token="<pad>",
+        clean_up_tokenization_spaces=False,
+    )

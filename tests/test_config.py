@@ -1,0 +1,104 @@
+"""Recipes: overrides, origins, and one clear line for everything that is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from upshot import config
+from upshot.errors import UserError
+from upshot.recipe import Recipe
+
+
+def write(folder: Path, text: str, name: str = "mine.yaml") -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def test_overrides_win_and_every_value_knows_its_origin() -> None:
+    loaded = config.load("quickstart", ["train.lr=1e-5", "futures.samples=3"])
+    assert loaded.recipe.train.lr == 1e-5
+    assert loaded.recipe.futures.samples == 3
+    assert loaded.origin("train.lr") == config.COMMAND_LINE
+    assert loaded.origin("futures.window") == "quickstart.yaml"
+    assert loaded.origin("train.grad_clip") == config.DEFAULT
+
+
+def test_list_items_are_overridden_by_position_or_name() -> None:
+    overrides = ["reward.metrics.0.weight=2", "reward.metrics.token_amount.weight=-0.5"]
+    metrics = config.load("quickstart", overrides).recipe.reward.metrics
+    assert [metric.weight for metric in metrics] == [2.0, -0.5]
+
+
+def test_a_resolved_recipe_reads_back_as_itself(tmp_path: Path) -> None:
+    recipe = config.load("quickstart", ["seed=7"]).recipe
+    assert config.load(write(tmp_path, config.dump(recipe))).recipe == recipe
+
+
+def test_a_recipe_extends_another_and_says_where_values_came_from(tmp_path: Path) -> None:
+    write(tmp_path, "task: {name: slots, vague: 0.5}\ntrain: {steps: 3, lr: 1e-4}", "base.yaml")
+    loaded = config.load(write(tmp_path, "extends: base.yaml\ntrain: {steps: 5}"))
+    assert (loaded.recipe.train.steps, loaded.recipe.train.lr) == (5, 1e-4)
+    assert (loaded.origin("train.steps"), loaded.origin("train.lr")) == ("mine.yaml", "base.yaml")
+    assert loaded.recipe.task.options == {"vague": 0.5}
+
+
+def test_options_of_another_task_are_not_inherited(tmp_path: Path) -> None:
+    write(tmp_path, "task: {name: slots, vague: 0.5}", "base.yaml")
+    assert config.load(write(tmp_path, "extends: base.yaml\ntask: {name: gsm8k}")).recipe.task.options == {}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trian.lr=1", r"unknown key 'trian'; did you mean 'train'\?"),
+        ("train.stepz=1", r"unknown key 'stepz' in train; did you mean 'steps'\?"),
+        ("train.lr=fast", r"train.lr = 'fast': input should be a valid number"),
+        ("train.lr=-1", r"train.lr = -1: input should be greater than 0"),
+        ("reward.overlong.rule=ignore", r"reward.overlong.rule = 'ignore': input should be 'score'"),
+        ("train.lr", r"should read key=value"),
+        ("reward.metrics.acuracy.weight=1", r"'reward.metrics' has no item 'acuracy'"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_value_and_the_way_out(override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        config.load("quickstart", [override])
+
+
+def test_unknown_and_unreadable_recipes(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"unknown recipe 'quickstrat'; did you mean 'quickstart'"):
+        config.load("quickstrat")
+    with pytest.raises(UserError, match="no such file"):
+        config.load(str(tmp_path / "absent.yaml"))
+    with pytest.raises(UserError, match="not valid YAML"):
+        config.load(write(tmp_path, "a: [1"))
+    with pytest.raises(UserError, match="mapping of sections"):
+        config.load(write(tmp_path, "- 1"))
+    with pytest.raises(UserError, match="goes in a circle"):
+        config.load(write(tmp_path, "extends: mine.yaml"))
+
+
+@pytest.mark.parametrize("name", config.names())
+def test_every_shipped_recipe_is_valid_and_describes_itself(name: str) -> None:
+    assert config.load(name).recipe.task.name
+    assert config.describe(config.find(name))
+
+
+def test_the_schema_for_editors_is_current() -> None:
+    shipped = json.loads((config.RECIPES / "schema.json").read_text())
+    assert shipped == Recipe.model_json_schema(), "run: upshot recipe schema > recipes/schema.json"
+
+
+def test_every_recipe_field_has_a_docstring() -> None:
+    def bare(schema: dict[str, object], where: str) -> list[str]:
+        fields: dict[str, dict[str, object]] = schema.get("properties", {})  # type: ignore[assignment]
+        return [
+            f"{where}.{name}" for name, field in fields.items() if "description" not in field and "$ref" not in field
+        ]
+
+    schema = Recipe.model_json_schema()
+    undocumented = bare(schema, "recipe") + [x for name, part in schema["$defs"].items() for x in bare(part, name)]
+    assert undocumented == []

@@ -1,0 +1,28 @@
+"""A tiny policy for tests: the quickstart's language, a model of a few thousand weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from upshot.models.base import Sampling
+from upshot.models.rendering import Renderer
+from upshot.models.sampler import Sampler
+from upshot.models.tiny import tiny_model, tiny_tokenizer
+from upshot.recipe import TinyConfig
+from upshot.rollout.policy import Policy
+from upshot.tasks.slots import Slots
+
+SHAPE = TinyConfig(hidden=16, layers=2, heads=2, mlp=32)
+
+
+def tiny_parts(seed: int = 0) -> tuple[Any, Any, Renderer, Slots]:
+    """Module, tokenizer, renderer and task."""
+    task = Slots(rows_per_split=64)
+    tokenizer = tiny_tokenizer(task.vocabulary())
+    return tiny_model(SHAPE, tokenizer, seed), tokenizer, Renderer(tokenizer), task
+
+
+def tiny_policy(max_tokens: int = 6, temperature: float = 1.0) -> tuple[Policy, Slots]:
+    """A policy of random weights that says random words."""
+    module, _, renderer, task = tiny_parts()
+    return Policy(Sampler(module, renderer), renderer, Sampling(max_tokens, temperature), 256), task
