@@ -103,3 +103,10 @@ def test_facts_beside_goal_and_reference_reach_the_row(tmp_path: Path) -> None:
     file.write_text(json.dumps({"goal": "Say 7", "reference": "7", "script": ["hello", "seven please"]}))
     (row,) = tasks.create("collabllm", {"train_file": str(file), "system": "plain"}).rows("train")
     assert row.meta["script"] == ["hello", "seven please"] and row.messages[0].role == "system"
+
+
+def test_a_tiny_model_can_be_given_the_data_own_words_and_only_if_asked() -> None:
+    file = str(SAMPLES / "multiturn-math-hard.jsonl")
+    words = tasks.create("math-hard", {"train_file": file, "tiny_words": 30}).vocabulary()
+    assert len(words) == len(set(words)) == 30 and "you" in words
+    assert not tasks.create("math-hard", {"train_file": file}).vocabulary()

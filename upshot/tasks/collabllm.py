@@ -7,7 +7,8 @@ distinct history once), or a single-turn set (nobody has spoken; the simulated u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from upshot.chat import Message, Row, messages_from
@@ -61,6 +62,7 @@ class CollabTask(Task):
         system: str = "none",
         limit: int | None = None,
         split_seed: int = 0,
+        tiny_words: int = 0,
     ) -> None:
         """Make the task.
 
@@ -69,6 +71,8 @@ class CollabTask(Task):
         held_out: share of the goals that test and validation each get of a `file` without splits of its own.
         system: system prompt put before the opening of single-turn rows: plain, proactive, none or a text file.
         limit: at most so many rows a split.
+        tiny_words: how many of the data's commonest words a tiny model of the recipe's own knows, for offline trials;
+        0: the task speaks a real language, and the recipe must name a model.
         """
         named = {"train": train_file, "validation": validation_file, "test": test_file}
         self._named = {split: source for split, source in named.items() if source}
@@ -81,6 +85,7 @@ class CollabTask(Task):
         self.system = system_prompt(system)
         self.limit = limit
         self.split_seed = split_seed
+        self.tiny_words = tiny_words
         self._tables: dict[str, list[Record]] | None = None
         self._rows: dict[str, list[Row]] | None = None
 
@@ -104,6 +109,16 @@ class CollabTask(Task):
         """The whole conversations of sft parquet (rows with `messages`)."""
         records = self._load().get(split, [])
         return [messages_from(record["messages"]) for record in records if record.get("messages")][: self.limit]
+
+    def vocabulary(self) -> Sequence[str]:
+        """The commonest words of prompts, replies, goals and references, when `tiny_words` asks for any."""
+        if not self.tiny_words:
+            return []
+        words: Counter[str] = Counter()
+        for records in self._load().values():
+            for text in texts_in(records):
+                words.update(text.split())
+        return [word for word, _ in sorted(words.items(), key=lambda item: (-item[1], item[0]))][: self.tiny_words]
 
     def groups(self, row: Row) -> Mapping[str, str]:
         """Subject or turn, where the row says so."""
@@ -151,6 +166,18 @@ def separate(tables: Mapping[str, Sequence[Row]], share: float, seed: int = 0) -
             found[split] = [row for row in found["train"] if goal_key(row) in goals]
             found["train"] = [row for row in found["train"] if goal_key(row) not in goals]
     return {split: rows for split, rows in found.items() if rows}
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """All texts inside a structure of lists and dictionaries."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from texts_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from texts_in(inner)
 
 
 def goal_key(row: Row) -> str:
