@@ -69,9 +69,7 @@ class RunFolder:
 
     def rollouts(self, replies: Iterable[Mapping[str, Any]]) -> None:
         """Append replies to rollouts.jsonl."""
-        with (self.path / "rollouts.jsonl").open("a") as file:
-            for reply in replies:
-                file.write(json.dumps(reply, ensure_ascii=False) + "\n")
+        self._append_lines("rollouts.jsonl", (json.dumps(reply, ensure_ascii=False) for reply in replies))
 
     def status(self, state: str, **more: Any) -> None:
         """Say how the run stands."""
@@ -86,10 +84,12 @@ class RunFolder:
             partial.mkdir(parents=True)
             write(partial)
             (partial / "state.json").write_text(json.dumps({"phase": phase, "step": step}))
-        except OSError as error:
+        except Exception as error:
             shutil.rmtree(partial, ignore_errors=True)
+            if not _is_io(error):
+                raise
             raise UserError(
-                f"cannot write checkpoint '{final}': {error.strerror or error}; earlier checkpoints are intact, "
+                f"cannot write checkpoint '{final}': {_why(error)}; earlier checkpoints are intact, "
                 f"free some space and continue with --resume {self.path}"
             ) from error
         shutil.rmtree(final, ignore_errors=True)
@@ -108,11 +108,11 @@ class RunFolder:
 
     def rewind(self, phases: list[str], phase: str, step: int) -> None:
         """Drop lines that a killed run wrote after its last checkpoint, so that nothing is counted twice."""
-        kept = {(phases.index(phase), step)}
+        last = (phases.index(phase), step)
 
         def earlier(line: Mapping[str, Any]) -> bool:
-            where = line.get("phase", phase)
-            return where in phases and (phases.index(where), line["step"]) <= max(kept)
+            where = line.get("phase", phases[-1])  # rollouts name no phase: only the last one plays any
+            return where in phases and (phases.index(where), line["step"]) <= last
 
         for name in ("metrics.jsonl", "rollouts.jsonl"):
             path = self.path / name
@@ -128,8 +128,17 @@ class RunFolder:
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
         clean = {key: _finite(value) for key, value in row.items()}
-        with (self.path / name).open("a") as file:
-            file.write(json.dumps(clean, ensure_ascii=False) + "\n")
+        self._append_lines(name, [json.dumps(clean, ensure_ascii=False)])
+
+    def _append_lines(self, name: str, lines: Iterable[str]) -> None:
+        try:
+            with (self.path / name).open("a") as file:
+                file.writelines(line + "\n" for line in lines)
+        except OSError as error:
+            raise UserError(
+                f"cannot write '{self.path / name}': {error.strerror or error}; "
+                f"free some space and continue with --resume {self.path}"
+            ) from error
 
 
 def versions() -> dict[str, str]:
@@ -141,6 +150,15 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _is_io(error: Exception) -> bool:
+    """Whether writing failed; torch and safetensors report a full disk by errors of their own."""
+    return isinstance(error, OSError) or "SafetensorError" in type(error).__name__ or "PytorchStream" in str(error)
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error).splitlines()[0]
 
 
 def _finite(value: Any) -> Any:

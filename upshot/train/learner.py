@@ -54,42 +54,38 @@ class Learner:
         self.optimizer = MasterAdamW(self.parameters, config.lr, config.betas, config.weight_decay)
         self._reference: Any = None
 
-    def keep_reference(self) -> None:
-        """Remember the weights as they are now; with LoRA they are the adapter switched off."""
+    def keep_reference(self, initial: Any = None) -> None:
+        """Remember `initial`, or the weights as they are now; with LoRA the reference is the adapter switched off."""
         if not hasattr(self.module, "disable_adapter"):
-            self._reference = copy.deepcopy(self.module).eval().requires_grad_(False)
+            self._reference = (initial or copy.deepcopy(self.module)).eval().requires_grad_(False)
 
     def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
         """Log-probabilities of every token of the data, under the policy or the remembered reference."""
-        out: list[list[float]] = [[] for _ in data]
-        places = {id(datum): i for i, datum in enumerate(data)}
-        with torch.no_grad(), self._as_reference() if reference else nullcontext(self.module) as module:
+        found: dict[int, list[float]] = {}
+        with self._still(), self._as_reference() if reference else nullcontext(self.module) as module:
             for chunk in micro_batches([[d] for d in data], self.config.token_budget):
                 batch = collate(chunk, self._pad, self.module.device)
-                logits = module(input_ids=batch.ids, attention_mask=batch.attention).logits
+                logits = module(input_ids=batch.ids, attention_mask=batch.attention, use_cache=False).logits
                 picked = losses.token_logprobs(logits, batch.ids, self.temperature).tolist()
-                for datum, row in zip(chunk, picked, strict=True):
-                    out[places[id(datum)]] = row[: len(datum.ids)]
-        return out
+                found |= {id(d): row[: len(d.ids)] for d, row in zip(chunk, picked, strict=True)}
+        return [found[id(datum)] for datum in data]
 
     def values(self, data: Sequence[Datum]) -> list[list[float]]:
         """The value head's estimate before each token of the data."""
-        out: list[list[float]] = [[] for _ in data]
-        places = {id(datum): i for i, datum in enumerate(data)}
-        with torch.no_grad():
+        found: dict[int, list[float]] = {}
+        with self._still():
             for chunk in micro_batches([[d] for d in data], self.config.token_budget):
                 _, values = self._forward(collate(chunk, self._pad, self.module.device), with_values=True)
                 assert values is not None
-                for datum, row in zip(chunk, values.tolist(), strict=True):
-                    out[places[id(datum)]] = row[: len(datum.ids)]
-        return out
+                found |= {id(d): row[: len(d.ids)] for d, row in zip(chunk, values.tolist(), strict=True)}
+        return [found[id(datum)] for datum in data]
 
     def forward_backward(self, units: Sequence[Sequence[Datum]], objective: Objective) -> dict[str, float]:
         """Accumulate the gradient of the objective over all units; what to log."""
         data = [datum for unit in units for datum in unit]
         objective.begin(data, self.max_tokens, self.config.length_norm)
         logs: dict[str, float] = {}
-        self.module.train()
+        self._train_mode(objective.dropout)
         for chunk in micro_batches(units, self.config.token_budget):
             batch = collate(chunk, self._pad, self.module.device)
             logprobs, values = self._forward(batch, objective.needs_values)
@@ -154,16 +150,32 @@ class Learner:
         values = self.value_head(hidden).squeeze(-1)
         return logprobs, torch.nn.functional.pad(values[:, :-1], (1, 0))
 
+    def _train_mode(self, dropout: bool) -> None:
+        """Training mode (gradient checkpointing works only there), its dropout layers only where they are wanted."""
+        self.module.train()
+        if not dropout:
+            for layer in self.module.modules():
+                if isinstance(layer, nn.Dropout):
+                    layer.eval()
+
+    @contextmanager
+    def _still(self) -> Iterator[None]:
+        """Neither gradients nor dropout."""
+        training = self.module.training
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.module.train(training)
+
     @contextmanager
     def _as_reference(self) -> Iterator[Any]:
         if self._reference is not None:
             yield self._reference
         elif hasattr(self.module, "disable_adapter"):
-            training = self.module.training
-            self.module.eval()
             with self.module.disable_adapter():
                 yield self.module
-            self.module.train(training)
         else:
             raise RuntimeError("keep_reference() was not called")
 

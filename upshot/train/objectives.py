@@ -22,6 +22,9 @@ class Objective(ABC):
 
     needs_values = False
     """Whether the learner should pass the value head's output."""
+    dropout = False
+    """Whether dropout is on. Off wherever log-probabilities are compared with those of the sampler or the reference:
+    its noise would look like a change of the policy."""
 
     def begin(self, data: Sequence[Datum], max_tokens: int, mode: str) -> None:
         """Count the step's sequences and tokens."""
@@ -39,6 +42,8 @@ class Objective(ABC):
 
 class Sft(Objective):
     """Cross-entropy on the masked tokens."""
+
+    dropout = True
 
     def loss(self, batch: Batch, logprobs: Tensor, values: Tensor | None) -> tuple[Tensor, dict[str, float]]:
         """Mean negative log-likelihood."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from upshot.errors import UserError
-from upshot.recipe import Recipe
-from upshot.tasks.base import tasks
+from upshot.recipe import Recipe, TrainConfig
+from upshot.tasks.base import Task, tasks
+from upshot.train.examples import read_dialogues, read_preferences
 from upshot.train.setup import check_names
 
 
@@ -18,13 +17,26 @@ def plan(recipe: Recipe) -> str:
     lines = [f"recipe     {recipe.name}, seed {recipe.seed}"]
     lines.append(f"policy     {recipe.model.path or 'a new tiny model'}{', LoRA' if recipe.model.lora else ''}")
     if config.method in ("rl", "online-dpo", "ppo"):
-        lines += _rollouts(recipe, len(task.rows("train")))
-    elif config.data is not None and not Path(config.data).exists():
-        raise UserError(f"train.data: there is no file '{config.data}'; make it with `upshot data prepare`")
-    lines.append(f"training   {config.method}, {config.steps} steps, learning rate {config.lr:g} ({config.schedule})")
+        examples = len(task.rows("train"))
+        lines += _rollouts(recipe, examples)
+    else:
+        examples = _examples(config, task)
+        lines.append(f"data       {config.data or recipe.task.name}: {examples} examples")
+    steps = config.lasting(examples).steps
+    passes = f" ({config.epochs:g} epochs)" if config.epochs is not None else ""
+    lines.append(f"training   {config.method}, {steps} steps{passes}, learning rate {config.lr:g} ({config.schedule})")
     for role, spec in recipe.models.items():
         lines.append(f"model      {role}: {spec.url or spec.model}")
     return "\n".join(lines)
+
+
+def _examples(config: TrainConfig, task: Task) -> int:
+    """How many dialogues or pairs there are to learn from."""
+    if config.method == "dpo":
+        if config.data is None:
+            raise UserError("train.method 'dpo' needs train.data; make it with `upshot data prepare --for dpo`")
+        return len(read_preferences(config.data, config.min_gap))
+    return len(read_dialogues(config.data) if config.data else task.dialogues("train"))
 
 
 def _rollouts(recipe: Recipe, rows: int) -> list[str]:

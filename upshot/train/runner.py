@@ -8,8 +8,10 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from upshot.chat import derive_seed
+from upshot.errors import UserError
 from upshot.models.rendering import Renderer
 from upshot.models.sampler import Sampler
 from upshot.recipe import Recipe, TrainConfig, WarmStartConfig
@@ -29,11 +31,14 @@ from upshot.train.setup import (
     load_policy,
     make_scene,
     sampling_of,
+    seed_torch,
 )
 from upshot.train.summary import by_group
 from upshot.train.trackers import Tracker, make_trackers
 
 WARM_START = "warm-start"
+SAMPLED = ("rl", "online-dpo", "ppo")
+"""Methods whose log-probabilities are those of the sampler, at its temperature."""
 
 
 class Run:
@@ -52,8 +57,7 @@ class Run:
         self.company_now: Company | None = None
         self.trackers: list[Tracker] = []
         self.phase, self.step = (found[1], found[2]) if found else (self.phases[0], 0)
-        if found:
-            folder.rewind(self.phases, self.phase, self.step)
+        folder.rewind(self.phases, self.phase, self.step)
         self._save: Callable[[], None] = lambda: None
 
     async def train(self) -> Path:
@@ -83,13 +87,18 @@ class Run:
         recipe = self.recipe
         self.task: Task = tasks.create(recipe.task.name, recipe.task.options, "task")
         start = str(self.start_from) if self.start_from else ""
-        module, self.tokenizer = load_policy(recipe.model, self.task, derive_seed(recipe.seed, "weights"), start)
-        self.module = add_lora(module, recipe.model)
+        seed_torch(recipe.seed)
+        module, self.tokenizer = self._load("" if recipe.model.lora else start)
+        self.module = add_lora(module, recipe.model, start)
         self.renderer = Renderer(self.tokenizer, recipe.model.template_options)
         self.sampler = Sampler(self.module, self.renderer)
         template = self.renderer.check()
         if not template.appends:
             self.reporter.say(f"chat template: {template.reason}; rendering turn by turn instead, history is kept")
+
+    def _load(self, start: str = "") -> tuple[Any, Any]:
+        seed = derive_seed(self.recipe.seed, "weights")
+        return load_policy(self.recipe.model, self.task, seed, start)
 
     def learner(self, config: TrainConfig, value_head: bool = False) -> Learner:
         """A learner on the policy, restored when this phase is being resumed."""
@@ -99,13 +108,36 @@ class Run:
             self.tokenizer,
             config,
             max_tokens=episode.max_tokens,
-            temperature=episode.temperature,
+            temperature=episode.temperature if config.method in SAMPLED else 1.0,
             changed=self.sampler.weights_changed,
             value_head=value_head,
         )
         if self.start_from is not None and self.step:
             learner.load(self.start_from)
         return learner
+
+    def lasting(self, config: TrainConfig, examples: int) -> TrainConfig:
+        """The configuration with its epochs counted in steps."""
+        settled = config.lasting(examples)
+        if config.epochs is not None:
+            self.reporter.say(f"{config.epochs:g} epochs of {examples} examples: {settled.steps} steps")
+        return settled
+
+    def keep_reference(self, learner: Learner) -> None:
+        """Give the learner the model that this phase began with; a resumed phase finds it again."""
+        if self.recipe.model.lora is not None:
+            return  # the reference is the adapter switched off
+        saved = self.folder.path / "reference"
+        first = self.phase == self.phases[0]
+        if self.step == 0:
+            learner.keep_reference()
+            if not first:  # trained in this run, so that nothing else can bring it back
+                self.module.save_pretrained(saved)
+                self.tokenizer.save_pretrained(saved)
+            return
+        if not first and not saved.is_dir():
+            raise UserError(f"'{saved}' is gone: the model that the run's reference is cannot be found again")
+        learner.keep_reference(self._load("" if first else str(saved))[0])
 
     async def _run_phase(self, phase: str) -> None:
         """A phase is a module of this room with `async def train(run, config)`."""
@@ -189,6 +221,7 @@ def warm_start_config(warm: WarmStartConfig, train: TrainConfig) -> TrainConfig:
         update={
             "method": "sft",
             "steps": warm.steps,
+            "epochs": None,
             "prompts_per_step": warm.batch,
             "lr": warm.lr,
             "warmup_steps": warm.warmup_steps,

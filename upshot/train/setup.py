@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from upshot.chat import derive_seed
 from upshot.errors import UserError
 from upshot.models.base import Model, Sampling
 from upshot.models.budget import Budget
@@ -69,14 +70,23 @@ def load_policy(config: PolicyConfig, task: Task, seed: int, path: str = "") -> 
     return module, tokenizer
 
 
-def add_lora(module: Any, config: PolicyConfig) -> Any:
-    """The module wrapped with adapters where the recipe asks for them."""
-    if config.lora is None or hasattr(module, "disable_adapter"):
+def seed_torch(seed: int) -> None:
+    """What draws from torch's own stream (new adapters, dropout) follows the run's seed."""
+    import torch
+
+    torch.manual_seed(derive_seed(seed, "torch"))
+
+
+def add_lora(module: Any, config: PolicyConfig, start: str = "") -> Any:
+    """The module wrapped with adapters where the recipe asks for them: new ones, or those of the checkpoint `start`."""
+    if config.lora is None:
         return module
     try:
         import peft
     except ImportError as error:
         raise UserError("model.lora needs peft: pip install 'upshot[lora]'") from error
+    if start:
+        return peft.PeftModel.from_pretrained(module, start, is_trainable=True)
     lora = config.lora
     projections = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     names = {name.rpartition(".")[2] for name, _ in module.named_modules()}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from upshot.chat import Message, derive_seed, messages_from
+from upshot.chat import Message, derive_seed
 from upshot.errors import UserError
 from upshot.models.rendering import Renderer
 from upshot.recipe import TrainConfig
 from upshot.train.batch import Datum
+from upshot.train.examples import read_dialogues
 from upshot.train.objectives import Sft
 from upshot.train.setup import context_limit
 
@@ -61,6 +61,9 @@ async def train(run: Run, config: TrainConfig) -> None:
     if not dialogues:
         raise UserError(f"task '{run.task.name}' has no dialogues to imitate; set train.data=FILE")
     data = sft_data(dialogues, run.renderer, context_limit(run.recipe.model, run.module))
+    if not data:
+        raise UserError("no assistant turn to imitate is left within the context; raise model.max_context")
+    config = run.lasting(config, len(data))
     learner = run.learner(config)
     run.begin(learner, config)
     seed = derive_seed(run.recipe.seed, run.phase)
@@ -73,22 +76,3 @@ async def train(run: Run, config: TrainConfig) -> None:
         run.step_done(step + 1, logs, learner, config)
         await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
     run.checkpoint(learner, config)
-
-
-def read_dialogues(path: str) -> list[tuple[Message, ...]]:
-    """Whole conversations from a parquet or JSONL file with a `messages` column (or prompt and completion)."""
-    from upshot.tasks.collabllm_files import read_file
-
-    dialogues = []
-    for record in read_file(Path(path)):
-        messages = record.get("messages")
-        if messages is None and "prompt" in record and "completion" in record:
-            messages = [*_as_messages(record["prompt"], "user"), *_as_messages(record["completion"], "assistant")]
-        if messages is None:
-            raise UserError(f"train.data '{path}': a row has no 'messages' and no 'prompt' with 'completion'")
-        dialogues.append(messages_from(messages))
-    return dialogues
-
-
-def _as_messages(value: Any, role: str) -> list[Mapping[str, Any]]:
-    return [{"role": role, "content": value}] if isinstance(value, str) else list(value)

@@ -1,0 +1,75 @@
+"""Offline preference training: pairs of replies from a file, the better one against the worse one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from upshot.chat import derive_seed
+from upshot.errors import UserError
+from upshot.models.rendering import Renderer
+from upshot.recipe import TrainConfig
+from upshot.train.batch import Datum
+from upshot.train.examples import Preference, read_preferences
+from upshot.train.learner import Learner
+from upshot.train.objectives import Dpo
+from upshot.train.setup import context_limit
+from upshot.train.sft import pick
+
+if TYPE_CHECKING:
+    from upshot.train.runner import Run
+
+
+async def train(run: Run, config: TrainConfig) -> None:
+    """Learn the pairs of `train.data` up to `config.steps`."""
+    if not config.data:
+        raise UserError(
+            "train.method 'dpo' learns from a file: set train.data=dpo_train.parquet (`upshot data prepare`)"
+        )
+    preferences = read_preferences(config.data, config.min_gap)
+    pairs = render_pairs(preferences, run.renderer, context_limit(run.recipe.model, run.module))
+    if len(pairs) < len(preferences):
+        run.reporter.say(f"{len(preferences) - len(pairs)} of {len(preferences)} pairs are longer than the context")
+    if not pairs:
+        raise UserError(f"train.data '{config.data}': no pair is left to learn from (train.min_gap={config.min_gap:g})")
+    config = run.lasting(config, len(pairs))
+    learner = run.learner(config)
+    run.keep_reference(learner)
+    run.begin(learner, config)
+    seed = derive_seed(run.recipe.seed, run.phase)
+    for step in range(run.step, config.steps):
+        started = time.perf_counter()
+        logs = prefer(learner, [pairs[i] for i in pick(len(pairs), config.prompts_per_step, step, seed)])
+        logs["time/step"] = time.perf_counter() - started
+        run.step_done(step + 1, logs, learner, config)
+        await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
+    run.checkpoint(learner, config)
+
+
+def prefer(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> dict[str, float]:
+    """One optimizer step on pairs (chosen, rejected), with the reference's log-probabilities computed for them."""
+    data = [datum for pair in pairs for datum in pair]
+    for datum, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
+        datum.reference = reference
+    logs = learner.forward_backward(pairs, Dpo(learner.config))
+    logs |= learner.step()
+    logs["train/pairs"] = float(len(pairs))
+    logs["train/tokens"] = float(sum(sum(datum.mask) for datum in data))
+    return logs
+
+
+def render_pairs(preferences: Sequence[Preference], renderer: Renderer, max_context: int) -> list[tuple[Datum, Datum]]:
+    """Pairs as token sequences, trained on the replies only; a pair that does not fit the context is left out."""
+    pairs = []
+    for preference in preferences:
+        prompt = renderer.prompt_ids(preference.prompt)
+        chosen, rejected = (_datum(prompt, renderer.completed(t)) for t in (preference.chosen, preference.rejected))
+        if not max_context or max(len(chosen.ids), len(rejected.ids)) <= max_context:
+            pairs.append((chosen, rejected))
+    return pairs
+
+
+def _datum(prompt: list[int], reply: list[int]) -> Datum:
+    return Datum([*prompt, *reply], [*[0] * len(prompt), *[1] * len(reply)])

@@ -1,0 +1,144 @@
+"""PPO: a value head tells what a reply is worth token by token; GAE makes advantages of its surprises.
+
+The reward of a reply stands on its last sampled token. The KL penalty to the initial model, `train.kl`, is taken off
+the reward of every sampled token as kl x (log p_sampled - log p_initial); it is not in the loss a second time. Tokens
+that nobody sampled (prompts, observations) are no time steps: the episode is its sampled tokens, one after another.
+A reply without a reward takes no part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from upshot.chat import derive_seed
+from upshot.recipe import TrainConfig
+from upshot.rollout.reply import Reply
+from upshot.train.advantages import gae
+from upshot.train.batch import Datum
+from upshot.train.learner import Learner
+from upshot.train.objectives import Ppo
+from upshot.train.rl import play, stop_if_missing
+from upshot.train.sft import pick
+from upshot.train.summary import summarise
+
+if TYPE_CHECKING:
+    from upshot.train.runner import Run
+
+
+async def train(run: Run, config: TrainConfig) -> None:
+    """Train from the run's step to `train.steps`."""
+    recipe = run.recipe
+    rows = run.task.rows("train")
+    config = run.lasting(config, len(rows))
+    async with run.company() as (_, scene):
+        learner = run.learner(config, value_head=True)
+        if config.kl:
+            run.keep_reference(learner)
+        run.begin(learner, config)
+        for step in range(run.step, config.steps):
+            started = time.perf_counter()
+            groups = await play(recipe, scene, rows, step, run.reporter.within)
+            rolled = time.perf_counter()
+            logs = summarise(groups, scene.weights)
+            stop_if_missing(groups, recipe.reward.max_missing)
+            logs |= learn(learner, groups, derive_seed(recipe.seed, "minibatches", step))
+            ended = time.perf_counter()
+            logs |= {"time/rollout": rolled - started, "time/train": ended - rolled, "time/step": ended - started}
+            run.step_done(step + 1, logs, learner, config, groups)
+            await asyncio.sleep(0)
+        run.checkpoint(learner, config)
+
+
+def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dict[str, float]:
+    """One round of updates on a step's replies."""
+    replies = [reply for group in groups for reply in group]
+    scored = [(r, r.reward.total.value) for r in replies if any(r.conversation.mask)]
+    kept = [(reply, reward) for reply, reward in scored if reward is not None]
+    if not kept:
+        return {"train/sequences": 0.0}
+    data = [Datum(r.conversation.ids, r.conversation.mask, r.conversation.logprobs) for r, _ in kept]
+    logs = estimate(learner, data, [reward for _, reward in kept])
+    for (reply, _), datum in zip(kept, data, strict=True):
+        spans = reply.credit.spans if reply.credit is not None else ()
+        reply.advantages = [_mean(datum.advantages[span.start : span.stop]) for span in spans]
+    config = learner.config
+    order = pick(len(data), len(data), 0, seed) if config.minibatches > 1 else range(len(data))
+    size = -(-len(data) // config.minibatches)
+    for start in range(0, len(data), size):
+        part = [[data[i]] for i in order[start : start + size]]
+        logs |= learner.forward_backward(part, Ppo(config)) | learner.step()
+    logs["train/sequences"] = float(len(data))
+    logs["train/tokens"] = float(sum(sum(datum.mask) for datum in data))
+    return logs
+
+
+def estimate(learner: Learner, data: Sequence[Datum], rewards: Sequence[float]) -> dict[str, float]:
+    """Set values, targets and advantages of the data as the value head sees them now; what to log."""
+    config = learner.config
+    references = learner.logprobs(data, reference=True) if config.kl else [datum.old for datum in data]
+    divergence = 0.0
+    for datum, values, reference, reward in zip(data, learner.values(data), references, rewards, strict=True):
+        places = [i for i, bit in enumerate(datum.mask) if bit]
+        ratios = [datum.old[i] - reference[i] for i in places]
+        divergence += sum(ratios)
+        paid = token_rewards(ratios, reward, config.kl)
+        advantages, targets = gae(paid, [values[i] for i in places], config.gamma, config.gae_lambda)
+        datum.values = values
+        datum.advantages = _spread(advantages, places, len(datum.ids))
+        datum.targets = _spread(targets, places, len(datum.ids))
+    logs = explained(data)
+    if config.whiten:
+        whiten(data)
+    if config.kl:
+        logs["policy/kl_to_reference"] = divergence / max(sum(sum(datum.mask) for datum in data), 1)
+    return logs
+
+
+def token_rewards(log_ratios: Sequence[float], reward: float, kl: float) -> list[float]:
+    """The reward of each sampled token: the penalty everywhere, the reply's reward on the last one."""
+    paid = [-kl * ratio for ratio in log_ratios]
+    paid[-1] += reward
+    return paid
+
+
+def whiten(data: Sequence[Datum]) -> None:
+    """Shift and scale the advantages of a step's sampled tokens to mean 0 and deviation 1."""
+    found = [a for datum in data for a, bit in zip(datum.advantages, datum.mask, strict=True) if bit]
+    mean = math.fsum(found) / len(found)
+    deviation = math.sqrt(math.fsum((a - mean) ** 2 for a in found) / len(found))
+    for datum in data:
+        pairs = zip(datum.advantages, datum.mask, strict=True)
+        datum.advantages = [(a - mean) / (deviation + 1e-8) if bit else 0.0 for a, bit in pairs]
+
+
+def explained(data: Sequence[Datum]) -> dict[str, float]:
+    """Mean value and the share of the targets' variance that the value head explains."""
+    pairs = [
+        (value, target)
+        for datum in data
+        for value, target, bit in zip(datum.values, datum.targets, datum.mask, strict=True)
+        if bit
+    ]
+    mean = math.fsum(target for _, target in pairs) / len(pairs)
+    variance = math.fsum((target - mean) ** 2 for _, target in pairs)
+    logs = {"value/mean": math.fsum(value for value, _ in pairs) / len(pairs), "value/target": mean}
+    if variance > 0:
+        errors = [target - value for value, target in pairs]
+        error = math.fsum(errors) / len(errors)
+        logs["value/explained"] = 1 - math.fsum((e - error) ** 2 for e in errors) / variance
+    return logs
+
+
+def _spread(values: Sequence[float], places: Sequence[int], length: int) -> list[float]:
+    out = [0.0] * length
+    for place, value in zip(places, values, strict=True):
+        out[place] = value
+    return out
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
