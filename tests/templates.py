@@ -56,7 +56,8 @@ GEMMA = (
     "{% for m in messages %}"
     "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
-    "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
+    "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}"
+    "<end_of_turn>\n{% endfor %}"
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
 """Gemma: no system role, the assistant is called model, contents are trimmed."""
@@ -92,7 +93,7 @@ def byte_tokenizer(family: str) -> Any:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(SPECIALS)
-    template, end, bos = FAMILIES[family] if family in FAMILIES else (FORGETFUL, "<|im_end|>", None)
+    template, end, bos = FAMILIES.get(family, (FORGETFUL, "<|im_end|>", None))
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         chat_template=template,

@@ -53,7 +53,8 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
 def test_the_rooms_without_torch_import_no_torch() -> None:
     code = textwrap.dedent("""
         import importlib, pkgutil, sys
-        for room in ("chat", "registry", "config", "recipe", "score", "rewards", "rollout", "participants", "verifiers", "tasks"):
+        rooms = "chat registry config recipe score rewards rollout participants verifiers tasks"
+        for room in rooms.split():
             module = importlib.import_module("upshot." + room)
             for found in pkgutil.walk_packages(getattr(module, "__path__", []), module.__name__ + "."):
                 importlib.import_module(found.name)

@@ -112,7 +112,7 @@ def test_a_template_that_drops_the_assistants_words_is_refused() -> None:
 
 
 def test_roles_the_template_refuses_are_named() -> None:
-    with pytest.raises(UserError, match="system → user.*System role not supported"):
+    with pytest.raises(UserError, match=r"system → user.*System role not supported"):
         RENDERERS["gemma"].prompt_text([Message("system", "s"), Message("user", "u")])
 
 

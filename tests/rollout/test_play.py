@@ -180,7 +180,7 @@ def test_an_empty_budget_stops_everything_at_once() -> None:
 def test_replies_cut_at_the_limit_follow_the_named_rule(rule: str, expected: float | None) -> None:
     made, rows = scene(samples=2, window=1, overlong=Overlong(rule))
     made.policy.sampling = made.policy.sampling.__class__(max_tokens=1)
-    replies = [r for g in step(made, rows) for r in g if list(r.conversation.samples())[0].finish == "length"]
+    replies = [r for g in step(made, rows) for r in g if next(r.conversation.samples()).finish == "length"]
     assert replies
     assert {reply.reward.total.value for reply in replies} == {expected}
 
