@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import pytest
@@ -48,6 +49,16 @@ class Box:
             except FileNotFoundError:
                 continue
         return found
+
+
+def soon(condition: Callable[[], Any], seconds: float = 10.0) -> bool:
+    """Whether a condition comes true."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return bool(condition())
 
 
 def make_box(**options: Any) -> Box:

@@ -50,52 +50,133 @@ def policy(name: str, number: str, rest: str = "0, 0, 0, 0, 0") -> Case:
 
 EXHAUSTION = [
     contained("fork bomb", "import os\ndef answer():\n    while True:\n        os.fork()", ERROR, TIMEOUT, MEMORY),
-    contained("fork bomb that catches", "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass", TIMEOUT, MEMORY, ERROR),
+    contained(
+        "fork bomb that catches",
+        "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
+        TIMEOUT,
+        MEMORY,
+        ERROR,
+    ),
     contained(
         "thread bomb",
         "import threading, time\ndef answer():\n    while True:\n        threading.Thread(target=time.sleep, args=(99,)).start()",
-        ERROR, MEMORY, TIMEOUT,
+        ERROR,
+        MEMORY,
+        TIMEOUT,
     ),
     contained("8 GB at once", "def answer():\n    return len(b'x' * (8 << 30))", MEMORY),
-    contained("memory by and by", "def answer():\n    a = []\n    while True:\n        a.append(bytearray(1 << 20))", MEMORY, TIMEOUT),
+    contained(
+        "memory by and by",
+        "def answer():\n    a = []\n    while True:\n        a.append(bytearray(1 << 20))",
+        MEMORY,
+        TIMEOUT,
+    ),
     contained(
         "memory in many processes",
         "import os, time\ndef answer():\n    for _ in range(20):\n        if os.fork() == 0:\n            x = bytearray(200 << 20)\n            time.sleep(9)\n    x = bytearray(200 << 20)\n    time.sleep(9)",
-        MEMORY, ERROR, TIMEOUT,
+        MEMORY,
+        ERROR,
+        TIMEOUT,
     ),
-    contained("disk fill", "def answer():\n    for i in range(99):\n        open(f'/tmp/{i}', 'wb').write(b'x' * (10 << 20))", ERROR, MEMORY),
-    contained("one huge file", "def answer():\n    f = open('/tmp/x', 'wb')\n    while True:\n        f.write(b'x' * (1 << 20))", ERROR, MEMORY),
-    contained("inode fill", "def answer():\n    for i in range(10**6):\n        open(f'/tmp/{i}', 'w').close()", ERROR, TIMEOUT),
-    contained("shared memory fill", "def answer():\n    f = open('/dev/shm/x', 'wb')\n    while True:\n        f.write(b'x' * (1 << 20))", ERROR, MEMORY),
-    contained("descriptor exhaustion", "import os\ndef answer():\n    return [os.open('/dev/null', 0) for _ in range(10**6)]", ERROR),
+    contained(
+        "disk fill",
+        "def answer():\n    for i in range(99):\n        open(f'/tmp/{i}', 'wb').write(b'x' * (10 << 20))",
+        ERROR,
+        MEMORY,
+    ),
+    contained(
+        "one huge file",
+        "def answer():\n    f = open('/tmp/x', 'wb')\n    while True:\n        f.write(b'x' * (1 << 20))",
+        ERROR,
+        MEMORY,
+    ),
+    contained(
+        "inode fill",
+        "def answer():\n    for i in range(10**6):\n        open(f'/tmp/{i}', 'w').close()",
+        ERROR,
+        TIMEOUT,
+    ),
+    contained(
+        "shared memory fill",
+        "def answer():\n    f = open('/dev/shm/x', 'wb')\n    while True:\n        f.write(b'x' * (1 << 20))",
+        ERROR,
+        MEMORY,
+    ),
+    contained(
+        "descriptor exhaustion",
+        "import os\ndef answer():\n    return [os.open('/dev/null', 0) for _ in range(10**6)]",
+        ERROR,
+    ),
     contained("100 MB of output", "def answer():\n    for _ in range(100):\n        print('x' * (1 << 20))", OUTPUT),
-    contained("100 MB of errors", "import sys\ndef answer():\n    for _ in range(100):\n        sys.stderr.write('x' * (1 << 20))", OUTPUT),
+    contained(
+        "100 MB of errors",
+        "import sys\ndef answer():\n    for _ in range(100):\n        sys.stderr.write('x' * (1 << 20))",
+        OUTPUT,
+    ),
     contained("a huge result", "def answer():\n    return 'x' * (50 << 20)", OUTPUT, MEMORY),
     contained("endless loop", "def answer():\n    while True:\n        pass", TIMEOUT),
     contained("endless loop in C", "def answer():\n    return sum(range(10**15))", TIMEOUT),
-    contained("catastrophic pattern", "import re\ndef answer():\n    return re.match('(a+)+$', 'a' * 60 + 'b')", TIMEOUT),
+    contained(
+        "catastrophic pattern", "import re\ndef answer():\n    return re.match('(a+)+$', 'a' * 60 + 'b')", TIMEOUT
+    ),
     contained("sleeps for ever", "import time\ndef answer():\n    time.sleep(10**6)", TIMEOUT),
     contained("huge integers", "def answer():\n    return 10 ** 10 ** 9", TIMEOUT, MEMORY, ERROR),
     contained("a huge integer comes back", "def answer():\n    return 7 ** 300000", WRONG),
     contained("deep recursion", "def answer(n=0):\n    return answer(n + 1)", ERROR),
-    contained("recursion without a limit", "import sys\nsys.setrecursionlimit(10**9)\ndef answer(n=0):\n    return answer(n + 1)", ERROR, MEMORY, TIMEOUT),
+    contained(
+        "recursion without a limit",
+        "import sys\nsys.setrecursionlimit(10**9)\ndef answer(n=0):\n    return answer(n + 1)",
+        ERROR,
+        MEMORY,
+        TIMEOUT,
+    ),
     contained("a list in itself", "def answer():\n    a = []\n    a.append(a)\n    return a", ERROR),
-    contained("a deep list", "def answer():\n    a = []\n    for _ in range(10**5):\n        a = [a]\n    return a", ERROR),
+    contained(
+        "a deep list", "def answer():\n    a = []\n    for _ in range(10**5):\n        a = [a]\n    return a", ERROR
+    ),
     contained("colliding keys", "def answer():\n    return {i * (2**61 - 1): 0 for i in range(2000)}", WRONG, TIMEOUT),
     contained(
         "zip bomb",
         "import io, zlib\ndef answer():\n    big = zlib.compress(b'0' * (100 << 20), 9)\n    return len(b''.join(zlib.decompress(big) for _ in range(99)))",
-        MEMORY, TIMEOUT,
+        MEMORY,
+        TIMEOUT,
     ),
-    contained("raises its limits", "import resource\ndef answer():\n    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))", ERROR),
+    contained(
+        "raises its limits",
+        "import resource\ndef answer():\n    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+        ERROR,
+    ),
 ]
 
 SIGNALS = [
-    contained("ignores every signal", "import signal\nfor s in range(1, 65):\n    try:\n        signal.signal(s, signal.SIG_IGN)\n    except (OSError, ValueError):\n        pass\nwhile True:\n    pass", TIMEOUT),
-    contained("stops itself", "import os, signal, time\ndef answer():\n    os.kill(os.getpid(), signal.SIGSTOP)\n    time.sleep(99)", TIMEOUT),
-    contained("kills its parent", "import os, signal\ndef answer():\n    os.kill(os.getppid(), signal.SIGKILL)\n    return 1", ERROR, WRONG),
-    contained("kills everybody", "import os, signal\ndef answer():\n    os.kill(-1, signal.SIGKILL)\n    return 1", ERROR, WRONG),
-    contained("kills its group", "import os, signal\ndef answer():\n    os.killpg(0, signal.SIGKILL)\n    return 1", ERROR, WRONG),
+    contained(
+        "ignores every signal",
+        "import signal\nfor s in range(1, 65):\n    try:\n        signal.signal(s, signal.SIG_IGN)\n    except (OSError, ValueError):\n        pass\nwhile True:\n    pass",
+        TIMEOUT,
+    ),
+    contained(
+        "stops itself",
+        "import os, signal, time\ndef answer():\n    os.kill(os.getpid(), signal.SIGSTOP)\n    time.sleep(99)",
+        TIMEOUT,
+    ),
+    contained(
+        "kills its parent",
+        "import os, signal\ndef answer():\n    os.kill(os.getppid(), signal.SIGKILL)\n    return 1",
+        ERROR,
+        WRONG,
+    ),
+    contained(
+        "kills everybody",
+        "import os, signal\ndef answer():\n    os.kill(-1, signal.SIGKILL)\n    return 1",
+        ERROR,
+        WRONG,
+    ),
+    contained(
+        "kills its group",
+        "import os, signal\ndef answer():\n    os.killpg(0, signal.SIGKILL)\n    return 1",
+        ERROR,
+        WRONG,
+    ),
     contained("segmentation fault", "import ctypes\ndef answer():\n    ctypes.string_at(0)", ERROR),
     contained("aborts", "import os\ndef answer():\n    os.abort()", ERROR),
     Case(
@@ -103,7 +184,11 @@ SIGNALS = [
         "import os, time\ndef answer():\n    if os.fork() == 0:\n        os.setsid()\n        if os.fork() == 0:\n            while True:\n                time.sleep(1)\n        os._exit(0)\n    os.wait()\n    return 8675309",
         (PASSED,),
     ),
-    Case("threads that go on", "import threading\ndef spin():\n    while True:\n        pass\ndef answer():\n    threading.Thread(target=spin).start()\n    return 8675309", (PASSED, TIMEOUT)),
+    Case(
+        "threads that go on",
+        "import threading\ndef spin():\n    while True:\n        pass\ndef answer():\n    threading.Thread(target=spin).start()\n    return 8675309",
+        (PASSED, TIMEOUT),
+    ),
 ]
 
 READING = [
@@ -113,7 +198,9 @@ READING = [
     blocked("path traversal", "return open('../../../../../../etc/shadow').read()"),
     blocked("symbolic link", "os.symlink('/etc/shadow', 'link')\nreturn open('link').read()"),
     blocked("hard link", "os.link('/etc/passwd', 'link')\nreturn 'linked'"),
-    blocked("writes to Python's library", "open(os.path.join(os.path.dirname(os.__file__), 'os.py'), 'a')\nreturn 'opened'"),
+    blocked(
+        "writes to Python's library", "open(os.path.join(os.path.dirname(os.__file__), 'os.py'), 'a')\nreturn 'opened'"
+    ),
     blocked("writes to the root", "open('/evil', 'w')\nreturn 'opened'"),
     blocked("memory of the first process", "return open('/proc/1/mem', 'rb').read(1)"),
     blocked("environment of the first process", "return open('/proc/1/environ', 'rb').read()"),
@@ -122,14 +209,29 @@ READING = [
     blocked("system tree", "return os.listdir('/sys/kernel')"),
     blocked("the supervisor's package", "sys.path.append(%r)\nimport upshot\nreturn 'imported'" % os.path.abspath("x")),
     blocked("a device", "return os.open('/dev/mem', os.O_RDONLY) or os.open('/dev/sda', os.O_RDONLY)"),
-    Case("environment", "import os\ndef answer():\n    return [v for v in os.environ.values() if 'wombat' in v]", (PASSED,), ("assert answer() == []",)),
-    Case("no other run's files", "import os\ndef answer():\n    return os.listdir('/tmp')", (PASSED,), ("assert answer() == []",)),
+    Case(
+        "environment",
+        "import os\ndef answer():\n    return [v for v in os.environ.values() if 'wombat' in v]",
+        (PASSED,),
+        ("assert answer() == []",),
+    ),
+    Case(
+        "no other run's files",
+        "import os\ndef answer():\n    return os.listdir('/tmp')",
+        (PASSED,),
+        ("assert answer() == []",),
+    ),
 ]
 
 NETWORK = [
     blocked("loopback", "import socket\nsocket.create_connection(('127.0.0.1', int(PORT)), 1)\nreturn 'connected'"),
-    blocked("abstract socket", "import socket\nsocket.socket(socket.AF_UNIX).connect('\\0' + NAME)\nreturn 'connected'"),
-    blocked("datagram", "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 9))\nreturn 'sent'"),
+    blocked(
+        "abstract socket", "import socket\nsocket.socket(socket.AF_UNIX).connect('\\0' + NAME)\nreturn 'connected'"
+    ),
+    blocked(
+        "datagram",
+        "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 9))\nreturn 'sent'",
+    ),
     blocked("raw socket", "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_RAW, 1)\nreturn 'made'"),
     blocked("netlink", "import socket\nsocket.socket(16, socket.SOCK_RAW, 0)\nreturn 'made'"),
 ]
@@ -162,34 +264,110 @@ CHEATING = [
     contained("os._exit", "import os\nos._exit(0)", ERROR),
     contained("os._exit in the call", "import os\ndef answer():\n    os._exit(0)", ERROR),
     contained("exec", "import os\ndef answer():\n    os.execv('/bin/true', ['true'])", ERROR),
-    contained("always equal", "class E:\n    def __eq__(self, o):\n        return True\n    def __hash__(self):\n        return 0\ndef answer():\n    return E()", WRONG),
-    contained("an always equal integer", "class E(int):\n    def __eq__(self, o):\n        return True\n    __hash__ = int.__hash__\ndef answer():\n    return E(1)", WRONG),
-    contained("claims to be an integer", "class E:\n    __class__ = int\n    def __eq__(self, o):\n        return True\ndef answer():\n    return E()", WRONG),
+    contained(
+        "always equal",
+        "class E:\n    def __eq__(self, o):\n        return True\n    def __hash__(self):\n        return 0\ndef answer():\n    return E()",
+        WRONG,
+    ),
+    contained(
+        "an always equal integer",
+        "class E(int):\n    def __eq__(self, o):\n        return True\n    __hash__ = int.__hash__\ndef answer():\n    return E(1)",
+        WRONG,
+    ),
+    contained(
+        "claims to be an integer",
+        "class E:\n    __class__ = int\n    def __eq__(self, o):\n        return True\ndef answer():\n    return E()",
+        WRONG,
+    ),
     contained(
         "forged results",
-        "import os\nfor fd in range(1, 64):\n    for line in (b'{\"p\":true,\"t\":0}\\n', b'{\"v\":[1],\"t\":0}\\n', b'passed\\n'):\n        try:\n            os.write(fd, line * 3)\n        except OSError:\n            pass\ndef answer():\n    os._exit(0)",
-        WRONG, ERROR,
+        'import os\nfor fd in range(1, 64):\n    for line in (b\'{"p":true,"t":0}\\n\', b\'{"v":[1],"t":0}\\n\', b\'passed\\n\'):\n        try:\n            os.write(fd, line * 3)\n        except OSError:\n            pass\ndef answer():\n    os._exit(0)',
+        WRONG,
+        ERROR,
     ),
-    contained("result file overwritten", "import os\ndef answer():\n    for fd in range(3, 64):\n        try:\n            os.lseek(fd, 0, 0)\n            os.write(fd, b'{' * 9999)\n        except OSError:\n            pass\n    os._exit(0)", ERROR),
-    contained("patched builtins", "import builtins\nbuiltins.eval = lambda *a: 8\nbuiltins.isinstance = lambda *a: True\nbuiltins.type = lambda x: int\nbuiltins.len = lambda x: 0\ndef answer():\n    return 1", WRONG, ERROR),
-    contained("patched json", "import json, json.encoder, pickle\njson.dumps = lambda *a, **k: '{\"p\": true}'\njson.encoder.JSONEncoder.encode = json.dumps\npickle.dumps = json.dumps\ndef answer():\n    return 1", WRONG),
-    contained("patched write", "import os\nos.write = lambda fd, data: len(data)\ndef answer():\n    return 1", WRONG, ERROR),
-    contained("import hooks", "import sys\nclass H:\n    def find_spec(self, *a):\n        sys.exit(0)\nsys.meta_path.insert(0, H())\nsys.modules.clear()\ndef answer():\n    return 1", WRONG, ERROR),
+    contained(
+        "result file overwritten",
+        "import os\ndef answer():\n    for fd in range(3, 64):\n        try:\n            os.lseek(fd, 0, 0)\n            os.write(fd, b'{' * 9999)\n        except OSError:\n            pass\n    os._exit(0)",
+        ERROR,
+    ),
+    contained(
+        "patched builtins",
+        "import builtins\nbuiltins.eval = lambda *a: 8\nbuiltins.isinstance = lambda *a: True\nbuiltins.type = lambda x: int\nbuiltins.len = lambda x: 0\ndef answer():\n    return 1",
+        WRONG,
+        ERROR,
+    ),
+    contained(
+        "patched json",
+        "import json, json.encoder, pickle\njson.dumps = lambda *a, **k: '{\"p\": true}'\njson.encoder.JSONEncoder.encode = json.dumps\npickle.dumps = json.dumps\ndef answer():\n    return 1",
+        WRONG,
+    ),
+    contained(
+        "patched write", "import os\nos.write = lambda fd, data: len(data)\ndef answer():\n    return 1", WRONG, ERROR
+    ),
+    contained(
+        "import hooks",
+        "import sys\nclass H:\n    def find_spec(self, *a):\n        sys.exit(0)\nsys.meta_path.insert(0, H())\nsys.modules.clear()\ndef answer():\n    return 1",
+        WRONG,
+        ERROR,
+    ),
     Case(
         "walks frames and garbage",
         "import gc, sys\ndef answer():\n    seen = []\n    f = sys._getframe()\n    while f:\n        seen += list(f.f_locals.values()) + list(f.f_globals.values())\n        f = f.f_back\n    seen += gc.get_objects()\n    for o in list(seen):\n        try:\n            seen += gc.get_referents(o)\n        except Exception:\n            pass\n        if len(seen) > 200000:\n            break\n    return next((o for o in seen if type(o) is str and len(o) == 8 and o[:3] == 'z' + 'q-'), 0)",
         (WRONG, TIMEOUT),
         ("assert answer() == 'zq-73519'",),
     ),
-    contained("an exception that cannot be described", "class E(Exception):\n    def __str__(self):\n        raise SystemExit(0)\n    __repr__ = __str__\ndef answer():\n    raise E()", ERROR),
-    contained("an exception that never ends", "class E(Exception):\n    def __str__(self):\n        while True:\n            pass\ndef answer():\n    raise E()", TIMEOUT, ERROR),
-    contained("an exception whose class lies", "class M(type):\n    @property\n    def __name__(cls):\n        import os\n        os._exit(0)\nclass E(Exception, metaclass=M):\n    pass\ndef answer():\n    raise E()", ERROR),
-    Case("magic number", "class M:\n    def __sub__(self, o):\n        return 0.0\n    __rsub__ = __sub__\n    def __lt__(self, o):\n        return True\n    __gt__ = __le__ = __lt__\n    def __abs__(self):\n        return self\n    def __float__(self):\n        return 1.0\ndef root(x):\n    return M()", (ERROR, WRONG), ("assert abs(root(2) - 1.41421356) < 1e-6",)),
-    Case("own isclose", "def isclose(a, b, **k):\n    return True\ndef root(x):\n    return 0", (WRONG, ERROR), ("assert isclose(root(2), 1.41421356)",)),
-    Case("own abs", "import builtins\nabs = builtins.abs = lambda x: 0\ndef root(x):\n    return 0", (WRONG,), ("assert abs(root(2) - 1.41421356) < 1e-6",)),
-    Case("equal in a loop", "class E:\n    def __eq__(self, o):\n        return True\ndef f(x):\n    return E()", (WRONG,), ("for i in range(3):\n    assert f(i) == i * 7",)),
-    Case("leaves the judge alone", "import os\ndef f(x):\n    os._exit(0)", (ERROR,), ("for i in range(3):\n    assert f(i) == i * 7",)),
-    Case("talks to the judge", "import os\nfor fd in range(3, 64):\n    try:\n        os.write(fd, b'\\x02\\0\\0\\0{}' * 50)\n    except OSError:\n        pass\ndef f(x):\n    return 0", (WRONG, ERROR), ("for i in range(3):\n    assert f(i) == i * 7 + 1",)),
+    contained(
+        "an exception that cannot be described",
+        "class E(Exception):\n    def __str__(self):\n        raise SystemExit(0)\n    __repr__ = __str__\ndef answer():\n    raise E()",
+        ERROR,
+    ),
+    contained(
+        "an exception that never ends",
+        "class E(Exception):\n    def __str__(self):\n        while True:\n            pass\ndef answer():\n    raise E()",
+        TIMEOUT,
+        ERROR,
+    ),
+    contained(
+        "an exception whose class lies",
+        "class M(type):\n    @property\n    def __name__(cls):\n        import os\n        os._exit(0)\nclass E(Exception, metaclass=M):\n    pass\ndef answer():\n    raise E()",
+        ERROR,
+    ),
+    Case(
+        "magic number",
+        "class M:\n    def __sub__(self, o):\n        return 0.0\n    __rsub__ = __sub__\n    def __lt__(self, o):\n        return True\n    __gt__ = __le__ = __lt__\n    def __abs__(self):\n        return self\n    def __float__(self):\n        return 1.0\ndef root(x):\n    return M()",
+        (ERROR, WRONG),
+        ("assert abs(root(2) - 1.41421356) < 1e-6",),
+    ),
+    Case(
+        "own isclose",
+        "def isclose(a, b, **k):\n    return True\ndef root(x):\n    return 0",
+        (WRONG, ERROR),
+        ("assert isclose(root(2), 1.41421356)",),
+    ),
+    Case(
+        "own abs",
+        "import builtins\nabs = builtins.abs = lambda x: 0\ndef root(x):\n    return 0",
+        (WRONG,),
+        ("assert abs(root(2) - 1.41421356) < 1e-6",),
+    ),
+    Case(
+        "equal in a loop",
+        "class E:\n    def __eq__(self, o):\n        return True\ndef f(x):\n    return E()",
+        (WRONG,),
+        ("for i in range(3):\n    assert f(i) == i * 7",),
+    ),
+    Case(
+        "leaves the judge alone",
+        "import os\ndef f(x):\n    os._exit(0)",
+        (ERROR,),
+        ("for i in range(3):\n    assert f(i) == i * 7",),
+    ),
+    Case(
+        "talks to the judge",
+        "import os\nfor fd in range(3, 64):\n    try:\n        os.write(fd, b'\\x02\\0\\0\\0{}' * 50)\n    except OSError:\n        pass\ndef f(x):\n    return 0",
+        (WRONG, ERROR),
+        ("for i in range(3):\n    assert f(i) == i * 7 + 1",),
+    ),
 ]
 
 CASES = EXHAUSTION + SIGNALS + READING + NETWORK + KERNEL + CHEATING

@@ -56,7 +56,13 @@ def drive(python: str, uid: int | None, disable: list[str]) -> dict[str, Any]:
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1"}
     extra: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
     done = subprocess.run(
-        [python, "-c", DRIVER, json.dumps(disable)], env=environment, cwd="/", capture_output=True, text=True, timeout=120, **extra
+        [python, "-c", DRIVER, json.dumps(disable)],
+        env=environment,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **extra,
     )
     if "no isolation worth the name" in done.stderr or "lacks the required layer" in done.stderr:
         pytest.skip(done.stderr.strip().splitlines()[-1])
@@ -70,9 +76,19 @@ def python_for_others() -> str:
         return sys.executable
     for python in (sys.executable, "/usr/bin/python3"):
         probe = "import sys, upshot.sandbox.inside.zygote; sys.exit(sys.version_info < (3, 11))"
-        done = subprocess.run(
-            [python, "-c", probe], env={"PYTHONPATH": str(REPOSITORY)}, cwd="/", user=65534, group=65534, capture_output=True, check=False
-        ) if os.access(python, os.X_OK) and _starts(python) else None
+        done = (
+            subprocess.run(
+                [python, "-c", probe],
+                env={"PYTHONPATH": str(REPOSITORY)},
+                cwd="/",
+                user=65534,
+                group=65534,
+                capture_output=True,
+                check=False,
+            )
+            if os.access(python, os.X_OK) and _starts(python)
+            else None
+        )
         if done is not None and done.returncode == 0:
             return python
     pytest.skip("no Python 3.11 here that an ordinary user may start")
@@ -128,10 +144,18 @@ OUTSIDE = [
     contained("exec", "import subprocess\ndef answer():\n    subprocess.run(['/bin/true'])", Outcome.ERROR),
     contained("killing the zygote", "import os\ndef answer():\n    os.kill(os.getppid(), 9)", Outcome.ERROR),
     contained("killing everybody", "import os\ndef answer():\n    os.kill(-1, 9)", Outcome.ERROR),
-    contained("limits of the parent", "import os, resource\ndef answer():\n    resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (0, 0))", Outcome.ERROR),
+    contained(
+        "limits of the parent",
+        "import os, resource\ndef answer():\n    resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (0, 0))",
+        Outcome.ERROR,
+    ),
     contained("host files", "def answer():\n    return open('/etc/passwd').read()", Outcome.ERROR),
     contained("process table", "import os\ndef answer():\n    return os.listdir('/proc')", Outcome.ERROR),
-    contained("disk fill", "def answer():\n    f = open('x', 'wb')\n    while True:\n        f.write(b'x' * (1 << 20))", Outcome.ERROR),
+    contained(
+        "disk fill",
+        "def answer():\n    f = open('x', 'wb')\n    while True:\n        f.write(b'x' * (1 << 20))",
+        Outcome.ERROR,
+    ),
     contained("host's temporary files", "import os\ndef answer():\n    return os.listdir('/tmp')", Outcome.ERROR),
 ]
 

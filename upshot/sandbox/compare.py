@@ -9,6 +9,7 @@ from upshot.sandbox.split import Check
 
 MAX_KEY_PARTS = 500
 _SCALARS = frozenset("icDFrTbB")
+_CONTAINERS = frozenset("tsfqdbB")
 
 
 def holds(check: Check, data: Any) -> bool:
@@ -28,7 +29,7 @@ def truth(data: Any) -> bool:
         ((tag, body),) = data.items()
         if tag == "o":
             return True
-        if tag in "tsfqdbB":
+        if tag in _CONTAINERS:
             return bool(body)
         if tag == "a":
             return len(body[2]) == 1 and truth(body[2][0])
@@ -55,7 +56,7 @@ def matches(data: Any, expected: Any) -> bool:
         if not isinstance(expected, tuple) or len(body) != len(expected):
             return False
         return all(matches(item, want) for item, want in zip(body, expected, strict=True))
-    if tag in "sf":
+    if tag in ("s", "f"):
         return isinstance(expected, (set, frozenset)) and _same_keys(body, dict.fromkeys(expected)) is not None
     if tag == "d":
         return _same_dict(body, expected)

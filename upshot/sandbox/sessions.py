@@ -197,9 +197,8 @@ class LocalSession(Session):
         child = (report.get("children") or [{}])[0]
         timed_out = self.over is not None
         oom = self.group is not None and self.group.oom_kills() > 0
-        remains = Remains(
-            status=child.get("status", 0), why="cpu" if timed_out else child.get("why"), wall=wall, oom=oom
-        )
+        clock = child.get("why") if child.get("why") in ("cpu", "wall") else None
+        remains = Remains(status=child.get("status", 0), why="cpu" if timed_out else clock, wall=wall, oom=oom)
         outcome, detail = ending(remains) or (Outcome.ERROR, reason)
         self.over = self.over or detail
         result = self._result({}, False, wall, child.get("cpu", 0.0))

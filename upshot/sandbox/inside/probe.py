@@ -63,8 +63,9 @@ def _landlock() -> None:
 
 
 def _read_as(uid: int) -> None:
+    paths = namespaces.python_paths()  # before: what we cannot reach would not be listed
     namespaces.become(uid)
-    for path in namespaces.python_paths():
+    for path in paths:
         os.listdir(path)
 
 

@@ -1,0 +1,362 @@
+"""The HTTP API as a user meets it, and the clients that stand in for one another."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.sandbox.conftest import soon
+from upshot.errors import UserError
+from upshot.sandbox import Limits, Outcome, Sandbox, StdioTest, connect, languages
+from upshot.sandbox.server import serve
+
+REPOSITORY = Path(__file__).parents[2]
+ADD = "def add(a, b):\n    return a + b"
+START = "import sys; from upshot.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def start_server(*options: str, environment: dict[str, str] | None = None) -> tuple[subprocess.Popen[bytes], str]:
+    """`upshot sandbox` in a process of its own, once it answers."""
+    port = free_port()
+    command = [sys.executable, "-c", START, "sandbox", "--port", str(port), "--slots", "4", *options]
+    process = subprocess.Popen(
+        command, cwd=REPOSITORY, env={**os.environ, **(environment or {})}, stderr=subprocess.DEVNULL
+    )
+    url = f"http://127.0.0.1:{port}"
+    for _ in range(600):
+        try:
+            if httpx.get(url + "/health").status_code == 200:
+                return process, url
+        except httpx.HTTPError:
+            time.sleep(0.1)
+    raise AssertionError("the server did not start")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    process, url = start_server("--queue", "8", "--max-request-mb", "1")
+    yield url
+    process.send_signal(signal.SIGTERM)
+    process.wait(30)
+
+
+def post(url: str, path: str, body: Any, **options: Any) -> httpx.Response:
+    """One request."""
+    return httpx.post(url + path, json=body, timeout=60, **options)
+
+
+def test_the_three_examples_of_the_classmate_readme(server: str) -> None:
+    health = httpx.get(server + "/health").json()
+    assert health["status"] == "healthy" and set(health["layers"]) == {
+        "namespaces",
+        "landlock",
+        "seccomp",
+        "uid",
+        "cgroup",
+    }
+    tests = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add(0, 0) == 1"]
+    answer = post(server, "/test_program", {"program": ADD, "tests": tests, "max_execution_time": 1.0}).json()
+    assert answer["results"] == [1, 1, 0] and answer["runtimes"][2] == -1 and answer["runtimes"][0] >= 0
+    stdio = [{"input": "1\n", "output": "2\n"}, {"input": "100\n", "output": "101\n"}]
+    body = {"program": "a = int(input())\nprint(a + 1)", "tests": stdio, "max_execution_time": 1.0}
+    assert post(server, "/test_program_stdio", body).json()["results"] == [1, 1]
+
+
+def test_run_code_answers_in_sandbox_fusions_fields(server: str) -> None:
+    files = {"data/in.txt": base64.b64encode(b"hello").decode()}
+    code = "import sys\nprint(open('data/in.txt').read(), input())\nopen('out.txt', 'w').write('bye')\nprint('warn', file=sys.stderr)"
+    body = {
+        "code": code,
+        "language": "python",
+        "stdin": "there",
+        "files": files,
+        "fetch_files": ["out.txt"],
+        "run_timeout": 2,
+    }
+    answer = post(server, "/run_code", body).json()
+    assert answer["status"] == "Success" and answer["compile_result"] is None
+    run = answer["run_result"]
+    assert (run["status"], run["return_code"], run["stdout"], run["stderr"]) == (
+        "Finished",
+        0,
+        "hello there\n",
+        "warn\n",
+    )
+    assert base64.b64decode(answer["files"]["out.txt"]) == b"bye"
+    late = post(server, "/run_code", {"code": "while True: pass", "run_timeout": 0.3}).json()
+    assert late["status"] == "Failed" and late["run_result"]["status"] == "TimeLimitExceeded"
+    failed = post(server, "/run_code", {"code": "raise SystemExit(3)"}).json()
+    assert failed["status"] == "Failed" and failed["run_result"]["return_code"] == 3
+
+
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        ("bash", "read x; echo $((x + 1))"),
+        ("nodejs", "const l = require('fs').readFileSync(0, 'utf8'); console.log(parseInt(l) + 1)"),
+        ("c", '#include <stdio.h>\nint main() { int x; scanf("%d", &x); printf("%d\\n", x + 1); }'),
+        ("cpp", "#include <iostream>\nint main() { int x; std::cin >> x; std::cout << x + 1; }"),
+        (
+            "rust",
+            'use std::io; fn main() { let mut s = String::new(); io::stdin().read_line(&mut s).unwrap(); println!("{}", s.trim().parse::<i32>().unwrap() + 1); }',
+        ),
+        (
+            "java",
+            "import java.util.*; public class Main { public static void main(String[] a) { System.out.println(new Scanner(System.in).nextInt() + 1); } }",
+        ),
+        ("go", 'package main\nimport "fmt"\nfunc main() { var x int; fmt.Scan(&x); fmt.Println(x + 1) }'),
+    ],
+)
+def test_other_languages_run_where_they_are_installed(language: str, code: str, server: str) -> None:
+    answer = post(
+        server,
+        "/run_code",
+        {"code": code, "language": language, "stdin": "41\n", "run_timeout": 10, "compile_timeout": 60},
+    )
+    if language not in languages.installed():
+        assert answer.status_code == 400 and "not installed" in answer.json()["error"]
+        pytest.skip(f"{language} is not installed")
+    if "needs namespaces" in answer.text:
+        pytest.skip(answer.text)
+    assert answer.json()["run_result"]["stdout"].strip() == "42", answer.json()
+
+
+def test_a_program_that_does_not_compile_says_so(server: str) -> None:
+    if "c" not in languages.installed():
+        pytest.skip("no C compiler")
+    answer = post(server, "/run_code", {"code": "int main( {", "language": "c"}).json()
+    assert (
+        answer["status"] == "Failed" and answer["run_result"] is None and "error" in answer["compile_result"]["stderr"]
+    )
+
+
+def test_submit_takes_fenced_code_and_tests(server: str) -> None:
+    completion = f"Here:\n```python\n{ADD}\n```\nDone."
+    body = {"id": 3, "completion": completion, "config": {"provided_data": {"tests": ["assert add(1, 1) == 2"]}}}
+    answer = post(server, "/submit", body).json()
+    assert answer["accepted"] is True and answer["id"] == 3 and answer["tests"][0]["passed"] is True
+    cases = [{"input": {"stdin": "1"}, "output": {"stdout": "3"}}]
+    body = {"completion": "print(int(input()) + 1)", "config": {"provided_data": {"test_cases": cases}}}
+    assert post(server, "/submit", body).json()["accepted"] is False
+
+
+def test_a_batch_streams_each_result_with_its_index(server: str) -> None:
+    items = [
+        {"kind": "test_program", "program": ADD, "tests": [f"assert add({i}, 1) == {i + 1}"], "id": f"p{i}"}
+        for i in range(20)
+    ]
+    items.append({"kind": "run_code", "code": "print(7)"})
+    items.append({"kind": "test_program_stdio", "program": "print(input())", "tests": [{"input": "x", "output": "x"}]})
+    items.append({"kind": "test_program", "program": 3, "tests": []})
+    lines = [json.loads(line) for line in post(server, "/batch", {"items": items}).text.splitlines()]
+    by_index = {line["index"]: line for line in lines}
+    assert len(by_index) == len(items)
+    assert all(by_index[i]["results"] == [1] and by_index[i]["id"] == f"p{i}" for i in range(20))
+    assert by_index[20]["run_result"]["stdout"] == "7\n" and by_index[21]["results"] == [1]
+    assert "must be a string" in by_index[22]["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/test_program", {"tests": []}, "field 'program' is missing"),
+        ("/test_program", {"program": "x", "tests": "assert"}, "field 'tests' must be a list of strings"),
+        ("/test_program", {"program": "x", "tests": [], "max_execution_time": -1}, "above 0"),
+        ("/test_program", {"program": "x", "tests": [], "max_execution_time": 1e9}, "at most"),
+        ("/test_program", {"program": "x", "tests": [], "limits": {"memry_mb": 1}}, "did you mean 'memory_mb'"),
+        ("/test_program_stdio", {"program": "x", "tests": [{"input": "1"}]}, "field 'output' is missing"),
+        ("/run_code", {"code": "x", "language": "cobol"}, "language 'cobol' is not known"),
+        ("/run_code", {"code": "x", "files": {"a": "%%"}}, "not base64"),
+        ("/batch", {"items": [{"kind": "x"}]}, "unknown kind 'x'"),
+        ("/test_program", [1], "must be a JSON object"),
+    ],
+)
+def test_a_bad_request_gets_one_clear_line(path: str, body: Any, message: str, server: str) -> None:
+    answer = post(server, path, body)
+    assert answer.status_code == 400 and message in answer.json()["error"], answer.text
+
+
+def test_pickles_and_other_non_json_are_refused(server: str) -> None:
+    for content in (b"\x80\x04K\x01.", b"{", b"[" * 100_000):
+        assert httpx.post(server + "/test_program", content=content).status_code == 400
+
+
+def test_a_request_over_the_size_limit_is_refused(server: str) -> None:
+    assert post(server, "/test_program", {"program": "x" * (2 << 20), "tests": []}).status_code == 413
+    chunks = (b"x" * 65536 for _ in range(40))
+    assert httpx.post(server + "/test_program", content=chunks).status_code == 413
+
+
+def test_health_answers_while_programs_loop_and_a_full_queue_is_429(server: str) -> None:
+    async def scenario() -> tuple[list[float], list[httpx.Response]]:
+        async with httpx.AsyncClient(base_url=server, timeout=60, limits=httpx.Limits(max_connections=64)) as client:
+            body = {"code": "while True: pass", "run_timeout": 0.5}
+            loops = [asyncio.create_task(client.post("/run_code", json=body)) for _ in range(24)]
+            await asyncio.sleep(0.3)
+            waits = []
+            for _ in range(10):
+                started = time.perf_counter()
+                assert (await client.get("/health")).status_code == 200
+                waits.append(time.perf_counter() - started)
+                await asyncio.sleep(0.02)
+            return waits, await asyncio.gather(*loops)
+
+    waits, answers = asyncio.run(scenario())
+    assert sorted(waits)[len(waits) // 2] < 0.25
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert refused and all(int(answer.headers["Retry-After"]) >= 1 for answer in refused)
+    assert sum(answer.status_code == 200 for answer in answers) == 12
+
+
+def test_metrics_count_outcomes(server: str) -> None:
+    post(server, "/test_program", {"program": ADD, "tests": ["assert add(1, 1) == 3"]})
+    text = httpx.get(server + "/metrics").text
+    assert 'upshot_sandbox_tests_total{outcome="wrong"}' in text and "upshot_sandbox_slots 4" in text
+
+
+def test_a_key_is_demanded_where_one_is_set() -> None:
+    process, url = start_server(environment={"UPSHOT_SANDBOX_KEY": "sesame"})
+    try:
+        body = {"program": ADD, "tests": ["assert add(1, 1) == 2"]}
+        assert post(url, "/test_program", body).status_code == 401
+        assert post(url, "/test_program", body, headers={"Authorization": "Bearer wrong"}).status_code == 401
+        assert post(url, "/test_program", body, headers={"Authorization": "Bearer sesame"}).json()["results"] == [1]
+        assert post(url, "/test_program", body, headers={"X-API-Key": "sesame"}).json()["results"] == [1]
+
+        async def client() -> Outcome:
+            async with connect(url, api_key="sesame") as runner:
+                return (await runner.test_program(ADD, ["assert add(1, 1) == 2"]))[0].outcome
+
+        assert asyncio.run(client()) is Outcome.PASSED
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def test_a_running_program_is_finished_before_the_server_stops() -> None:
+    process, url = start_server()
+    answers: list[httpx.Response] = []
+    body = {"code": "import time; time.sleep(1.5); print(5)"}
+    thread = threading.Thread(target=lambda: answers.append(post(url, "/run_code", body)))
+    thread.start()
+    assert soon(lambda: httpx.get(url + "/health").json()["running"] == 1)
+    process.send_signal(signal.SIGTERM)
+    thread.join(30)
+    process.wait(30)
+    assert answers[0].json()["run_result"]["stdout"] == "5\n"
+
+
+def test_without_a_key_only_loopback_is_served() -> None:
+    with pytest.raises(UserError, match="not loopback"):
+        serve(Sandbox(slots=1), "0.0.0.0", 1, None)
+
+
+SPECS = ["local:slots=2", "{server}", "fusion+{server}", "opencode+{server}", "subprocess"]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_runners_are_interchangeable(spec: str, server: str) -> None:
+    async def scenario() -> None:
+        async with connect(spec.format(server=server)) as runner:
+            tests = ["assert add(1, 2) == 3", "assert add(1, 2) == 4"]
+            assert [r.value for r in await runner.test_program(ADD, tests, Limits(cpu_seconds=5))] == [1, 0]
+            mixed = ["assert add(1, 2) == 3", "assert abs(add(1, 2) - 4) < 1e-6"]
+            assert [r.value for r in await runner.test_program(ADD, mixed, Limits(cpu_seconds=5))] == [1, 0]
+            stdio = [StdioTest("1", "2"), StdioTest("1", "3")]
+            assert [
+                r.value for r in await runner.test_stdio("print(int(input()) + 1)", stdio, Limits(cpu_seconds=5))
+            ] == [1, 0]
+            equal = "class E:\n    def __eq__(self, o):\n        return True\ndef add(a, b):\n    return E()"
+            assert [r.value for r in await runner.test_program(equal, tests[:1], Limits(cpu_seconds=5))] == [0]
+            loop = await runner.test_program(
+                "def add(a, b):\n    while True: pass", tests, Limits(cpu_seconds=0.5, wall_seconds=2)
+            )
+            assert [r.value for r in loop] == [0, 0]
+            if not spec.startswith("opencode"):
+                result = await runner.run("print(input())\nopen('o', 'w').write('z')", stdin="hey", fetch=["o"])
+                assert result.stdout == "hey\n" and result.outcome is Outcome.PASSED and result.files == {"o": b"z"}
+            else:
+                with pytest.raises(UserError, match="only runs tests"):
+                    await runner.run("print(1)")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("spec", ["local:slots=1", "{server}"])
+def test_sessions_locally_and_over_http(spec: str, server: str) -> None:
+    async def scenario() -> None:
+        async with connect(spec.format(server=server)) as runner, await runner.session() as session:
+            await session.turn("x = 20")
+            assert (await session.turn("x + 1")).stdout == "21\n"
+
+    asyncio.run(scenario())
+
+
+def test_a_runner_without_sessions_says_where_to_find_them() -> None:
+    async def scenario() -> None:
+        async with connect("subprocess") as runner:
+            with pytest.raises(UserError, match="has no sessions"):
+                await runner.session()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("spec", ["locl", "ftp://x", "docker+http://x", "local:slots=x", "local:color=red"])
+def test_an_unknown_spec_is_named(spec: str) -> None:
+    with pytest.raises(UserError, match="unknown"):
+        connect(spec)
+
+
+class Broken(BaseHTTPRequestHandler):
+    """A server that fails in the way its path says."""
+
+    def do_POST(self) -> None:
+        body = b'{"results": [1]}' if "short" in self.server.mood else b"oops"  # type: ignore[attr-defined]
+        self.send_response(200 if "short" in self.server.mood else 500)  # type: ignore[attr-defined]
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("mood", ["broken", "short"])
+def test_a_failing_server_is_missing_not_zero(mood: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from upshot.sandbox import clients
+
+    monkeypatch.setattr(clients, "ATTEMPTS", 2)
+    backend = ThreadingHTTPServer(("127.0.0.1", 0), Broken)
+    backend.mood = mood  # type: ignore[attr-defined]
+    threading.Thread(target=backend.serve_forever, daemon=True).start()
+
+    async def scenario(prefix: str) -> list[Any]:
+        async with connect(f"{prefix}http://127.0.0.1:{backend.server_port}") as runner:
+            return await runner.test_program(ADD, ["assert add(1, 1) == 2", "assert add(1, 1) == 3"])
+
+    for prefix in ("", "opencode+", "fusion+"):
+        results = asyncio.run(scenario(prefix))
+        assert [r.value for r in results] == [None, None] and all(r.detail for r in results)
+    backend.shutdown()
+    backend.server_close()

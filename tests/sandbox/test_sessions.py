@@ -1,0 +1,108 @@
+"""Python sessions: state from turn to turn, under the same walls and limits, gone when idle."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tests.sandbox.conftest import soon
+from upshot.sandbox import Limits, Outcome, Sandbox
+
+
+def test_state_is_kept_between_turns_and_not_between_sessions(box: Any) -> None:
+    async def scenario() -> None:
+        async with await box.sandbox.session() as one, await box.sandbox.session() as two:
+            assert (await one.turn("x = 3\nprint('hello')\nx + 1")).stdout == "hello\n4\n"
+            assert (await one.turn("def f(y):\n    return x * y")).stdout == ""
+            assert (await one.turn("f(5)")).stdout == "15\n"
+            failed = await two.turn("x")
+            assert failed.outcome is Outcome.ERROR and "NameError" in failed.stderr
+
+    box(scenario())
+
+
+def test_an_error_leaves_the_session_alive(box: Any) -> None:
+    async def scenario() -> None:
+        async with await box.sandbox.session() as session:
+            await session.turn("x = 1")
+            result = await session.turn("1 / 0")
+            assert result.outcome is Outcome.ERROR and "ZeroDivisionError" in result.stderr
+            assert (await session.turn("x")).stdout == "1\n"
+
+    box(scenario())
+
+
+def test_a_turn_out_of_time_is_interrupted_and_state_kept(box: Any) -> None:
+    async def scenario() -> None:
+        async with await box.sandbox.session() as session:
+            await session.turn("x = 1")
+            result = await session.turn("while True: pass", cpu_seconds=0.2)
+            assert result.outcome is Outcome.TIMEOUT and "kept" in result.detail
+            assert (await session.turn("x")).stdout == "1\n"
+
+    box(scenario())
+
+
+def test_a_turn_that_will_not_stop_ends_the_session(box: Any) -> None:
+    async def scenario() -> None:
+        async with await box.sandbox.session() as session:
+            stubborn = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
+            result = await session.turn(stubborn, cpu_seconds=0.2)
+            assert result.outcome is Outcome.TIMEOUT and "ended" in result.detail
+            assert "ended" in (await session.turn("1")).detail
+
+    box(scenario())
+    assert soon(lambda: box.strangers() == [])
+
+
+def test_hostile_turns_are_contained(box: Any) -> None:
+    async def scenario(code: str, *allowed: Outcome) -> None:
+        async with await box.sandbox.session(
+            Limits(cpu_seconds=0.5, wall_seconds=2, memory_mb=128, output_kb=64)
+        ) as session:
+            result = await session.turn(code)
+            assert result.outcome in allowed, (code, result)
+
+    box(scenario("import os\nos._exit(0)", Outcome.ERROR))
+    box(scenario("import ctypes\nctypes.CDLL(None).mount(0, 0, 0, 0, 0)", Outcome.KILLED_BY_POLICY))
+    box(scenario("x = bytearray(1 << 40)", Outcome.OUT_OF_MEMORY))
+    box(scenario("while True: print('x' * 1000)", Outcome.OUTPUT_LIMIT, Outcome.ERROR))
+    box(
+        scenario(
+            "import os\nfor fd in range(3, 64):\n    try:\n        os.write(fd, b'\\xff' * 100)\n    except OSError:\n        pass",
+            Outcome.ERROR,
+        )
+    )
+    box(scenario("open('/etc/shadow')", Outcome.ERROR))
+    assert soon(lambda: box.strangers() == [])
+
+
+def test_output_of_one_turn_is_not_in_the_next(box: Any) -> None:
+    async def scenario() -> None:
+        async with await box.sandbox.session() as session:
+            await session.turn("print('a' * 1000)")
+            assert (await session.turn("print('b')")).stdout == "b\n"
+
+    box(scenario())
+
+
+def test_an_idle_session_is_evicted() -> None:
+    async def scenario() -> None:
+        async with Sandbox(slots=1, session_idle_seconds=0.3) as sandbox:
+            session = await sandbox.session()
+            await session.turn("x = 1")
+            await asyncio.sleep(0.8)
+            result = await session.turn("x")
+            assert result.outcome is Outcome.ERROR and "idle" in result.detail
+
+    asyncio.run(scenario())
+
+
+def test_a_new_session_takes_the_place_of_the_longest_idle() -> None:
+    async def scenario() -> None:
+        async with Sandbox(slots=1, max_sessions=2) as sandbox:
+            first, second, third = [await sandbox.session() for _ in range(3)]
+            assert "ended" in (await first.turn("1")).detail
+            assert (await second.turn("2")).stdout == "2\n" and (await third.turn("3")).stdout == "3\n"
+
+    asyncio.run(scenario())

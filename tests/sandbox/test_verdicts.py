@@ -1,0 +1,353 @@
+"""The verdict is taken outside: splitting, carrying and comparing values, and the judge."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, OrderedDict, deque, namedtuple
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from upshot.errors import UserError
+from upshot.sandbox import Limits, Outcome, StdioTest, humaneval
+from upshot.sandbox.compare import matches
+from upshot.sandbox.inside import plain
+from upshot.sandbox.pool import tier_of
+from upshot.sandbox.split import split
+from upshot.sandbox.verdict import Remains, of_calls, parse_lines, same_output
+
+PASSED, WRONG, ERROR, TIMEOUT = Outcome.PASSED, Outcome.WRONG, Outcome.ERROR, Outcome.TIMEOUT
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+KEYS = st.recursive(SCALARS, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3), max_leaves=4)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(KEYS, inner, max_size=4)
+        | st.sets(KEYS, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def carried(value: Any) -> Any:
+    """A value as it arrives: through JSON text."""
+    return json.loads(json.dumps(plain.encode(value)))
+
+
+@given(VALUES)
+@settings(deadline=None, max_examples=200)
+def test_data_crosses_the_wall_unchanged(value: Any) -> None:
+    assert plain.decode(carried(value)) == value
+    assert matches(carried(value), value)
+
+
+@given(VALUES, VALUES)
+@settings(deadline=None, max_examples=300)
+def test_comparing_outside_is_pythons_equality(value: Any, other: Any) -> None:
+    assert matches(carried(value), other) == (value == other)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (OrderedDict(a=1), {"a": 1}),
+        (Counter("aab"), {"a": 2, "b": 1}),
+        (namedtuple("P", "x y")(1, 2), (1, 2)),
+        (True, 1),
+        (1.0, 1),
+        (Decimal("1.5"), 1.5),
+        (Fraction(1, 2), 0.5),
+        (frozenset({1}), {1}),
+        (7**900, 7**900),
+        (float("inf"), float("inf")),
+        ("\ud800", "\ud800"),
+    ],
+)
+def test_equal_values_of_other_types_match(value: Any, expected: Any) -> None:
+    assert matches(carried(value), expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (deque([1]), [1]),
+        ((1,), [1]),
+        ([1], (1,)),
+        (range(2), [0, 1]),
+        (float("nan"), float("nan")),
+        ({1: 2}, {1: 3}),
+        ({1, 2}, {1, 3}),
+    ],
+)
+def test_unequal_values_do_not_match(value: Any, expected: Any) -> None:
+    assert not matches(carried(value), expected)
+
+
+@pytest.mark.parametrize(
+    ("test", "calls"),
+    [
+        ("assert f(1) == 2", ["f(1)"]),
+        ("assert 2 == f(1)", ["f(1)"]),
+        ("assert (f(1) == [1, {'a': (2,)}]), 'message'", ["f(1)"]),
+        ("assert f(1) == 2; assert f(2) != -3", ["f(1)", "f(2)"]),
+        ("assert f(1) is None", ["f(1)"]),
+        ("assert f(lambda x: x == 3) == 2", ["f(lambda x: x == 3)"]),
+        ("assert Solution().f(1)[0].x == 2", ["Solution().f(1)[0].x"]),
+        ("assert f(1)", ["f(1)"]),
+        ("assert not f(g(1))", ["f(g(1))"]),
+        ("assert sorted(f(1)) == [1]", ["sorted(f(1))"]),
+        ("assert round(f(1), 2) == 0.33", ["round(f(1), 2)"]),
+    ],
+)
+def test_an_assert_is_split_into_call_and_expectation(test: str, calls: list[str]) -> None:
+    checks = split(test)
+    assert checks is not None and [check.call for check in checks] == calls
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert (f(1) == 3) == True",
+        "assert f(1) - 3 == 0",
+        "assert abs(f(1) - 3) == 0",
+        "assert abs(f(1) - 3) < 1e-6",
+        "assert math.isclose(f(1), 3)",
+        "assert isclose(f(1), 3)",
+        "assert math.isclose(f(1), 3) == True",
+        "assert all(f(i) == i for i in range(3))",
+        "assert f(1) == g(1)",
+        "assert f(1) == 2 ** 3",
+        "assert isinstance(f(1), int)",
+        "x = f(1)",
+        "for i in range(3):\n    assert f(i) == i",
+        "assert f(1) ==",
+        "",
+    ],
+)
+def test_an_assert_that_would_show_the_expectation_goes_to_the_judge(test: str) -> None:
+    assert split(test) is None
+
+
+def test_a_result_nobody_can_read_is_an_error_not_a_crash() -> None:
+    checks = [split("assert f() == 1") or []]
+    for data in (
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"v":1}',
+        b'{"v":[]}',
+        b'{"v":[{"zz":1}]}',
+        b'{"v":[{"a":1,"b":2}]}',
+        b"[" * 100000,
+        b'{"t":"x","v":[1]}',
+        b"\xff",
+    ):
+        results = of_calls(checks, Remains(lines=parse_lines(data)))
+        assert results[0].outcome in (ERROR, WRONG), data
+
+
+def test_a_fault_is_missing_not_zero() -> None:
+    results = of_calls([split("assert f() == 1") or []], Remains(fault="no zygote"))
+    assert results[0].outcome is Outcome.SANDBOX_FAULT and results[0].value is None and results[0].detail == "no zygote"
+
+
+def test_output_is_compared_without_trailing_space() -> None:
+    assert same_output(b"1 \n2\n\n", "1\n2") and not same_output(b"1\n2", "12") and not same_output(b" 1", "1 2")
+
+
+@pytest.mark.parametrize(
+    ("source", "tier"),
+    [
+        ("x = 1", "plain"),
+        ("# numpy", "plain"),
+        ("import numpy as np", "numpy"),
+        ("def f():\n    from numpy import array", "numpy"),
+        ("import math, scipy.stats", "scientific"),
+    ],
+)
+def test_the_lightest_tier_with_the_imports_is_taken(source: str, tier: str) -> None:
+    assert tier_of(source) == tier
+
+
+def outcomes(box: Any, program: str, tests: list[str], **limits: Any) -> list[Outcome]:
+    asked = Limits(cpu_seconds=1.0, **limits) if limits else None
+    return [result.outcome for result in box(box.sandbox.test_program(program, tests, asked))]
+
+
+JUDGED = """
+class Stack:
+    def __init__(self): self.items = []
+    def push(self, x): self.items.append(x); return self
+    def pop(self): return self.items.pop()
+    def __len__(self): return len(self.items)
+    def __iter__(self): return iter(self.items)
+    def __eq__(self, o): return isinstance(o, Stack) and o.items == self.items
+    def __add__(self, o):
+        new = Stack(); new.items = self.items + (o.items if isinstance(o, Stack) else [o]); return new
+class Custom(ValueError): pass
+def fail(x):
+    if x < 0: raise Custom('negative')
+    if x == 0: raise KeyError('zero')
+    return x
+def reverse_in_place(xs): xs.reverse()
+def apply(f, xs): return [f(x) for x in xs]
+def count(n):
+    for i in range(n): yield i
+def third(): return 1 / 3
+LIMIT = 7
+"""
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "s = Stack()\ns.push(1).push(2)\nassert len(s) == 2\nassert s.pop() == 2\nassert list(s) == [1]",
+        "assert Stack().push(1) == Stack().push(1)\nassert Stack().push(1) != Stack()",
+        "assert list(Stack().push(1) + 2) == [1, 2]",
+        "assert isinstance(Stack(), Stack) and not isinstance(3, Stack)",
+        "try:\n    fail(-1)\nexcept Custom:\n    pass\nelse:\n    assert False",
+        "try:\n    fail(-1)\nexcept ValueError as e:\n    assert 'negative' in str(e)",
+        "try:\n    fail(0)\n    assert False\nexcept KeyError:\n    pass",
+        "xs = [1, 2, 3]\nreverse_in_place(xs)\nassert xs == [3, 2, 1]",
+        "assert apply(lambda x: x + 1, [1, 2]) == [2, 3] and LIMIT == 7",
+        "assert set(count(3)) == {0, 1, 2} and sum(count(4)) == 6",
+        "import math\nassert math.isclose(third(), 0.3333333333)",
+        "assert abs(third() - 0.333333333) < 1e-6",
+        "def check(candidate):\n    for i in range(1, 5):\n        assert candidate(i) == i\ncheck(fail)",
+        "assert third() in (1, 1 / 3)",
+        "from collections import Counter\nassert Counter(apply(str, [1, 1])) == {'1': 2}",
+    ],
+)
+def test_the_judge_passes_honest_programs(test: str, box: Any) -> None:
+    assert outcomes(box, JUDGED, [test]) == [PASSED]
+
+
+@pytest.mark.parametrize(
+    ("test", "outcome"),
+    [
+        ("x = fail(2)\nassert x == 3", WRONG),
+        ("assert abs(third() - 0.4) < 1e-6", WRONG),
+        ("assert missing(1) == 2 ** 1", ERROR),
+        ("x = fail(-1)", ERROR),
+        ("assert Stack() == []", WRONG),
+        ("xs = [1, 2]\nreverse_in_place(xs)\nassert xs == [1, 2]", WRONG),
+    ],
+)
+def test_the_judge_fails_what_is_wrong(test: str, outcome: Outcome, box: Any) -> None:
+    assert outcomes(box, JUDGED, [test]) == [outcome]
+
+
+def test_state_is_shared_between_tests_of_one_program(box: Any) -> None:
+    assert (
+        outcomes(box, JUDGED, ["s = Stack()", "s.push(4)", "assert s.pop() == 4", "assert len(s) == 0"]) == [PASSED] * 4
+    )
+
+
+def test_outcomes_are_told_apart(box: Any) -> None:
+    program = "import time\ndef f(x):\n    if x == 1: return 1\n    if x == 2: raise ValueError('two')\n    if x == 3: return bytearray(1 << 40)\n    while True: pass"
+    tests = [f"assert f({x}) == 1" for x in (1, 2, 3, 4, 1)]
+    results = box(box.sandbox.test_program(program, tests))
+    assert [r.outcome for r in results] == [PASSED, ERROR, Outcome.OUT_OF_MEMORY, TIMEOUT, TIMEOUT]
+    assert "ValueError: two" in results[1].detail and "line 4" in results[1].detail
+    assert [r.value for r in results] == [1, 0, 0, 0, 0]
+
+
+def test_later_tests_run_after_a_timeout_if_asked(box: Any) -> None:
+    program = "def f(x):\n    while x == 1: pass\n    return x"
+    tests = ["assert f(0) == 0", "assert f(1) == 1", "assert f(2) == 2"]
+    assert outcomes(box, program, tests, stop_at_timeout=False, wall_seconds=3.0) == [PASSED, TIMEOUT, PASSED]
+
+
+def test_a_program_that_does_not_load_fails_every_test(box: Any) -> None:
+    results = box(box.sandbox.test_program("def f(:", ["assert f() == 1", "assert f() == 2"]))
+    assert [r.outcome for r in results] == [ERROR, ERROR] and "SyntaxError" in results[0].detail
+
+
+def test_no_tests_no_results(box: Any) -> None:
+    assert outcomes(box, "x = 1", []) == []
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "# os.system eval exec import\nprint(int(input()) + 1)",
+        "import sys\nfor line in sys.stdin:\n    print(int(line) + 1)",
+        "print(int(open(0).read()) + 1)",
+        "import sys\nsys.stdout.buffer.write(str(int(sys.stdin.buffer.read()) + 1).encode())",
+        "global x\nx = int(input())\nprint(x + 1)",
+        "import numpy as np\nprint(int(np.array([int(input())])[0]) + 1)",
+        "def main():\n    print(int(input()) + 1)\nif __name__ == '__main__':\n    main()",
+        "import sys\nprint(int(sys.stdin.readline()) + 1)\nsys.exit(0)",
+        "import os\nos.write(1, str(int(os.read(0, 99)) + 1).encode())",
+        "import threading\nthreading.Thread(target=lambda: print(int(input()) + 1)).start()",
+        "import atexit\nx = int(input())\natexit.register(lambda: print(x + 1))",
+        "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nprint(P(int(input())).x + 1)",
+        "import subprocess\nprint(int(subprocess.run(['cat'], capture_output=True, text=True).stdout) + 1)",
+        "from multiprocessing import Pool\ndef f(x):\n    return x + 1\nif __name__ == '__main__':\n    with Pool(2) as p:\n        print(p.map(f, [int(input())])[0])",
+        "import asyncio\nasync def main():\n    print(int(input()) + 1)\nasyncio.run(main())",
+        "import tempfile\nwith tempfile.TemporaryFile('w+') as f:\n    f.write(input())\n    f.seek(0)\n    print(int(f.read()) + 1)",
+    ],
+)
+def test_honest_programs_of_every_habit_pass(program: str, box: Any) -> None:
+    results = box(
+        box.sandbox.test_stdio(program, [StdioTest("41\n", "42\n"), StdioTest("1", "2")], Limits(cpu_seconds=5))
+    )
+    assert [r.outcome for r in results] == [PASSED, PASSED], results
+
+
+def test_stdio_outcomes(box: Any) -> None:
+    async def one(program: str) -> Outcome:
+        return (await box.sandbox.test_stdio(program, [StdioTest("1", "2")]))[0].outcome
+
+    assert box(one("print(3)")) is WRONG
+    assert box(one("1 / 0")) is ERROR
+    assert box(one("print(2); raise SystemExit(3)")) is ERROR
+    assert box(one("while True: pass")) is TIMEOUT
+    assert box(one("while True: print('x' * 1000)")) is Outcome.OUTPUT_LIMIT
+    assert box(one("bytearray(1 << 40)")) is Outcome.OUT_OF_MEMORY
+
+
+def test_two_runs_have_different_random_numbers(box: Any) -> None:
+    for program in (
+        "import random; print(random.random())",
+        "import numpy as np; print(np.random.rand())",
+        "import uuid; print(uuid.uuid4())",
+    ):
+        first, second = (box(box.sandbox.run(program, limits=Limits(cpu_seconds=5))) for _ in range(2))
+        assert first.stdout and first.stdout != second.stdout
+
+
+def test_long_output_is_cut_with_a_flag(box: Any) -> None:
+    result = box(box.sandbox.run("print('x' * 500_000)"))
+    assert result.outcome is Outcome.OUTPUT_LIMIT and result.stdout_cut and len(result.stdout) == 256 << 10
+    assert not box(box.sandbox.run("print('x' * 1000)")).stdout_cut
+
+
+def test_limits_must_make_sense() -> None:
+    with pytest.raises(UserError, match="memory_mb is 0"):
+        Limits(memory_mb=0)
+    with pytest.raises(UserError, match="at least 64"):
+        Limits(open_files=3)
+
+
+def test_humaneval_references_pass_and_stubs_fail(box: Any) -> None:
+    problems = humaneval.load(Path(__file__).with_name("humaneval_rows.jsonl"))
+    assert len(problems) == 6 and problems[0].tests == ("assert double(2) == 4", "assert double(-1) == -2")
+    for problem in problems:
+        assert set(outcomes(box, problem.reference, list(problem.tests))) == {PASSED}, problem.name
+        assert PASSED not in outcomes(box, problem.stub, list(problem.tests))[:1], problem.name
+
+
+def test_a_humaneval_row_without_tests_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"task_id": "a", "prompt": ""}\n')
+    with pytest.raises(UserError, match=r"rows.jsonl:1 has no 'canonical_solution'"):
+        humaneval.load(file)

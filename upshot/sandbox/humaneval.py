@@ -1,0 +1,82 @@
+"""HumanEval's public file: problems as programs and assert tests."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from upshot.errors import UserError
+
+FIELDS = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem: its parts as published, and its tests split where they can be."""
+
+    name: str
+    prompt: str
+    solution: str
+    entry_point: str
+    tests: tuple[str, ...]
+
+    def program(self, completion: str) -> str:
+        """The program that a completion makes of the prompt."""
+        return self.prompt + completion
+
+    @property
+    def reference(self) -> str:
+        """The published solution as a program."""
+        return self.program(self.solution)
+
+    @property
+    def stub(self) -> str:
+        """The prompt with an empty body: fails every honest test."""
+        return self.program("    pass\n")
+
+
+def load(path: str | Path) -> list[Problem]:
+    """Read `HumanEval.jsonl` or `HumanEval.jsonl.gz`."""
+    path = Path(path)
+    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+    problems = []
+    with opened as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                problems.append(_problem(json.loads(line), f"{path}:{number}"))
+    return problems
+
+
+def _problem(row: dict[str, str], where: str) -> Problem:
+    missing = [name for name in FIELDS if name not in row]
+    if missing:
+        raise UserError(f"{where} has no '{missing[0]}'; a HumanEval row has {', '.join(FIELDS)}")
+    tests = split_check(row["test"], row["entry_point"])
+    return Problem(row["task_id"], row["prompt"], row["canonical_solution"], row["entry_point"], tests)
+
+
+def split_check(test: str, entry_point: str) -> tuple[str, ...]:
+    """The asserts of `check(candidate)` one by one; the whole of it as one test where it is more than asserts."""
+    whole = (f"{test}\ncheck({entry_point})",)
+    tree = ast.parse(test)
+    rest = [node for node in tree.body if not isinstance(node, ast.Assign)]
+    if len(rest) != 1 or not isinstance(rest[0], ast.FunctionDef) or len(rest[0].args.args) != 1:
+        return whole
+    body = [node for node in rest[0].body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
+    if not all(isinstance(node, ast.Assert) for node in body):
+        return whole
+    asserts = [node for node in body if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant)]
+    rename = _Rename(rest[0].args.args[0].arg, entry_point)
+    return tuple(ast.unparse(ast.Assert(test=rename.visit(node.test))) for node in asserts) or whole
+
+
+class _Rename(ast.NodeTransformer):
+    def __init__(self, old: str, new: str) -> None:
+        self.old, self.new = old, new
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        """Rename a use of the parameter."""
+        return ast.copy_location(ast.Name(self.new, node.ctx), node) if node.id == self.old else node
