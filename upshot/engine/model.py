@@ -25,11 +25,15 @@ def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 class EngineModel(Model):
     """A live transformers model behind the model interface."""
 
-    def __init__(self, engine: Engine, tokenizer: Any, name: str = "engine") -> None:
+    def __init__(
+        self, engine: Engine, tokenizer: Any, name: str = "engine", renderer: Renderer | None = None
+    ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.name = name
-        self._renderer: Renderer | None = Renderer(tokenizer) if getattr(tokenizer, "chat_template", None) else None
+        if renderer is None and getattr(tokenizer, "chat_template", None):
+            renderer = Renderer(tokenizer)
+        self._renderer = renderer
         self.end_ids = set(engine.eos_ids)
         if tokenizer.eos_token_id is not None:
             self.end_ids.add(tokenizer.eos_token_id)

@@ -83,9 +83,10 @@ def _train_stages(
 
 def _evaluate(recipe: Recipe, checkpoint: Path) -> list[Outcome]:
     """Whole conversations of one model on the test split."""
+    from upshot.engine.engine import Engine
+    from upshot.engine.model import EngineModel
     from upshot.models.base import Sampling
     from upshot.models.rendering import Renderer
-    from upshot.models.sampler import Sampler
     from upshot.rewards.metrics.verifier import Verifier
     from upshot.rollout.policy import Policy
     from upshot.tasks.base import tasks
@@ -95,7 +96,8 @@ def _evaluate(recipe: Recipe, checkpoint: Path) -> list[Outcome]:
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     module, tokenizer = load_policy(recipe.model, task, 0, str(checkpoint))
     renderer = Renderer(tokenizer)
-    policy = Policy(Sampler(module, renderer), renderer, Sampling(recipe.episode.max_tokens, temperature=1.0))
+    model = EngineModel(Engine(module, renderer.end_ids), tokenizer, "policy", renderer)
+    policy = Policy(model, renderer, Sampling(recipe.episode.max_tokens, temperature=1.0))
     user = task.user()
     assert user is not None
     play = play_openings(

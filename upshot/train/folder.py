@@ -72,8 +72,15 @@ class RunFolder:
         self._append_lines("rollouts.jsonl", (json.dumps(reply, ensure_ascii=False) for reply in replies))
 
     def status(self, state: str, **more: Any) -> None:
-        """Say how the run stands."""
-        _write_atomic(self.path / "status.json", json.dumps({"state": state, "time": time.time(), **more}))
+        """Say how the run stands, since when, and how many seconds it has run in all."""
+        path = self.path / "status.json"
+        before = (_parse(path.read_text()) if path.is_file() else None) or {}
+        now = time.time()
+        seconds = before.get("seconds", 0.0)
+        if before.get("state") == "running" and state != "running":
+            seconds += now - before.get("time", now)
+        started = before.get("started", now)
+        _write_atomic(path, json.dumps({"state": state, "started": started, "time": now, "seconds": seconds, **more}))
 
     def save(self, phase: str, step: int, keep: int, write: Callable[[Path], None]) -> Path:
         """A checkpoint that is there entirely or not at all; older ones beyond `keep` go."""

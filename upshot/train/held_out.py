@@ -18,7 +18,7 @@ from upshot.train.summary import by_group, summarise
 if TYPE_CHECKING:
     from upshot.train.runner import Run
 
-KEPT = ("reward/", "metric/", "missing/", "rollout/reply_tokens", "rollout/turns", "task/")
+KEPT = ("reward/", "metric/", "missing/", "rollout/reply_tokens", "rollout/turns")
 
 
 async def held_out(run: Run, scene: Scene, step: int) -> dict[str, float]:

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from upshot.chat import derive_seed
+from upshot.engine.engine import Engine
+from upshot.engine.model import EngineModel
 from upshot.errors import UserError
 from upshot.models.rendering import Renderer
-from upshot.models.sampler import Sampler
 from upshot.recipe import Recipe, TrainConfig, WarmStartConfig
+from upshot.rewards.task_metrics import task_metrics
 from upshot.rollout.play import Scene
 from upshot.rollout.policy import Policy
 from upshot.rollout.reply import Reply
@@ -91,7 +93,8 @@ class Run:
         module, self.tokenizer = self._load("" if recipe.model.lora else start)
         self.module = add_lora(module, recipe.model, start)
         self.renderer = Renderer(self.tokenizer, recipe.model.template_options)
-        self.sampler = Sampler(self.module, self.renderer)
+        self.engine = Engine(self.module, self.renderer.end_ids)
+        self.sampler = EngineModel(self.engine, self.tokenizer, "policy", self.renderer)
         template = self.renderer.check()
         if not template.appends:
             self.reporter.say(f"chat template: {template.reason}; rendering turn by turn instead, history is kept")
@@ -109,7 +112,7 @@ class Run:
             config,
             max_tokens=episode.max_tokens,
             temperature=episode.temperature if config.method in SAMPLED else 1.0,
-            changed=self.sampler.weights_changed,
+            changed=self.engine.weights_changed,
             value_head=value_head,
         )
         if self.start_from is not None and self.step:
@@ -189,6 +192,7 @@ class Run:
         replies = [reply for group in groups for reply in group]
         if replies:
             logs |= by_group(replies, self._groups_of, lambda reply: reply.reward.total)
+            logs |= task_metrics(groups, self.task.groups)
             kept = replies[: self.recipe.keep_rollouts or None]
             self.folder.rollouts(reply.to_dict(step, self._groups_of(reply)) for reply in kept)
         if self.company_now is not None:

@@ -125,7 +125,8 @@ class Company:
         """Calls, cost, latency and quality of everybody, for the metrics; keys with times start with time/."""
         out: dict[str, float] = {}
         for name, model in self.models.items():
-            out |= {f"model/{name}/{key}": value for key, value in model.stats().items()}
+            for key, value in model.stats().items():
+                out[f"{'time/' if 'latency' in key else ''}model/{name}/{key}"] = value
         if self.user is not None:
             out |= {f"user/{key}": value for key, value in self.user.stats().items()}
         return out

@@ -83,10 +83,4 @@ def _shape(replies: Sequence[Reply]) -> dict[str, float]:
         [float(len(f.conversation.turns) - len(r.conversation.turns)) for r in replies for f in r.futures],
     )
     out["rollout/futures"] = float(len(futures))
-    totals: dict[str, float] = {}
-    for reply in replies:
-        for name, value in reply.conversation.session.get("metrics", {}).items():
-            totals[name] = totals.get(name, 0.0) + value
-    for name in sorted(totals):
-        out[f"task/{name}"] = totals[name] / len(replies)
     return out

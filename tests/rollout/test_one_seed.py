@@ -1,0 +1,29 @@
+"""One seed, one run: the same recipe and seed write the same metrics file, times aside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from upshot import config
+from upshot.train.runner import train
+
+SMALL = [
+    "model.tiny.hidden=32", "model.tiny.layers=2", "model.tiny.heads=2", "model.tiny.mlp=64", "warm_start.steps=5",
+    "warm_start.batch=8", "train.steps=3", "train.prompts_per_step=4", "train.group_size=4", "eval.every=1", "eval.rows=8",
+]  # fmt: skip
+
+
+def metrics(run: Path, *overrides: str) -> list[dict[str, Any]]:
+    train(config.load("quickstart", [*SMALL, f"run_dir={run}", *overrides]).recipe)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]
+
+
+def test_two_runs_with_one_seed_write_the_same_metrics(tmp_path: Path) -> None:
+    assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
+
+
+def test_another_seed_is_another_run(tmp_path: Path) -> None:
+    assert metrics(tmp_path / "a") != metrics(tmp_path / "b", "seed=1")
