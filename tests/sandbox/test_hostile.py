@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (the programs are one line each)
 """Programs that want out, or want a pass they did not earn; each with what must happen, and the sandbox whole after it."""
 
 from __future__ import annotations
@@ -207,7 +208,7 @@ READING = [
     blocked("other processes", "return [p for p in os.listdir('/proc') if p.isdigit()] or open('/no')"),
     blocked("kernel settings", "open('/proc/sys/kernel/core_pattern', 'w')\nreturn 'opened'"),
     blocked("system tree", "return os.listdir('/sys/kernel')"),
-    blocked("the supervisor's package", "sys.path.append(%r)\nimport upshot\nreturn 'imported'" % os.path.abspath("x")),
+    blocked("the supervisor's package", f"sys.path.append({os.getcwd()!r})\nimport upshot\nreturn 'imported'"),
     blocked("a device", "return os.open('/dev/mem', os.O_RDONLY) or os.open('/dev/sda', os.O_RDONLY)"),
     Case(
         "environment",

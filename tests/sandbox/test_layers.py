@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (the programs are one line each)
 """The layers: real root, an ordinary user, a machine without namespaces; what is missing is said or refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (the programs are one line each)
 """Processes, descriptors, groups and files: nothing survives what it belongs to, and a lost zygote is replaced."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (the programs are one line each)
 """The HTTP API as a user meets it, and the clients that stand in for one another."""
 
 from __future__ import annotations

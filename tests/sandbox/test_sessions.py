@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (the programs are one line each)
 """Python sessions: state from turn to turn, under the same walls and limits, gone when idle."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (the programs are one line each)
 """The verdict is taken outside: splitting, carrying and comparing values, and the judge."""
 
 from __future__ import annotations

@@ -185,5 +185,6 @@ def serve(sandbox: Sandbox, host: str, port: int, api_key: str | None, max_bytes
         access_log=False,
         timeout_graceful_shutdown=DRAIN_SECONDS,
         backlog=4096,
+        timeout_keep_alive=120,
     )
     uvicorn.Server(config).run()
