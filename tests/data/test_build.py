@@ -70,7 +70,7 @@ def test_rows_have_the_published_columns_and_conversations_the_published_shape(
         assert [m["role"] for m in row["prompt"]] == (["user", "assistant"] * 7)[: row["turn_id"]]
         assert len(row["sessions"]) == 2 and set(row["rewards"]) == {"accuracy", "interactivity", "token_amount"}
     assert summary["finished"] == 6 and summary["candidates"] == len(rows)
-    assert set(summary["ended"]) <= {"user", "messages"}
+    assert set(summary["ended"]) <= {"user", "messages"} and max(row["turn_id"] for row in rows) == 13
 
 
 def test_no_goal_is_mixed_up(tmp_path: Path, actors: Any, monkeypatch: pytest.MonkeyPatch) -> None:

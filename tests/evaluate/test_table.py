@@ -134,6 +134,8 @@ def test_a_stopped_evaluation_resumes_without_playing_anything_twice(tmp_path: P
     assert before and after.startswith(before)
     keys = [line["key"] for line in lines_of(tmp_path / "out")]
     assert len(keys) == len(set(keys)) == 12
+    opened = [json.loads(text)["row"] for text in (tmp_path / "out" / "openings.log").read_text().splitlines()[1:]]
+    assert len(opened) == len(set(opened)) == 6, "an opening was asked for twice"
     assert table_of(tmp_path / "out")["cells"] == table_of(tmp_path / "whole")["cells"]
 
 

@@ -150,7 +150,7 @@ def _prepare(args: argparse.Namespace) -> int:
 
     from upshot.data.summary import print_summary
 
-    print_summary(summary, Console())
+    print_summary(summary, Console(markup=False))
     return 0
 
 

@@ -113,4 +113,4 @@ def _print(summary: dict[str, Any], stats: dict[str, float], as_json: bool) -> N
         if isinstance(value, dict):
             value = ", ".join(f"{k} {v:g}" for k, v in value.items()) or "none"
         table.add_row(key.replace("_", " "), f"{value:.3f}" if isinstance(value, float) else str(value))
-    Console().print(table)
+    Console(markup=False).print(table)

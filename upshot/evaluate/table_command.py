@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from rich.console import Console
 
-    console = Console()
+    console = Console(markup=False)
     print_rich(title, columns, found, console)
     console.print(f"saved in {out}; read the transcripts with: upshot view {out}", highlight=False, soft_wrap=True)
     return 0
