@@ -23,7 +23,7 @@ def local_path(name: str) -> str:
         return str(smollm2_folder())
     folder = Path(name).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
+        if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
             raise UserError(f"the folder '{name}' has no config.json: it is not a model in Hugging Face's format")
         return str(folder)
     if name.startswith((".", "/", "~")):

@@ -112,5 +112,5 @@ class Dpo(Objective):
         return loss, {
             "loss/dpo": float(loss.detach()),
             "dpo/accuracy": right,
-            "dpo/margin": float(margin.sum()) / pairs,
+            "dpo/margin": float(margin.detach().sum()) / pairs,
         }

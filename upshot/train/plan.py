@@ -23,7 +23,7 @@ def plan(recipe: Recipe) -> str:
         examples = _examples(config, task)
         lines.append(f"data       {config.data or recipe.task.name}: {examples} examples")
     steps = config.lasting(examples).steps
-    passes = f" ({config.epochs:g} epochs)" if config.epochs is not None else ""
+    passes = f" (at most {config.epochs:g} epochs)" if config.epochs is not None else ""
     lines.append(f"training   {config.method}, {steps} steps{passes}, learning rate {config.lr:g} ({config.schedule})")
     for role, spec in recipe.models.items():
         lines.append(f"model      {role}: {spec.url or spec.model}")

@@ -1,0 +1,45 @@
+"""Fault 9 of the published code: online DPO and PPO kept sampling from the adapter of the first step."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.collabllm.smoke import tiny_folder
+from upshot.chat import Message
+from upshot.models.base import Request, Sampling
+from upshot.models.local import load_local
+from upshot.models.rendering import Renderer
+from upshot.models.sampler import Sampler
+from upshot.recipe import LoraConfig, PolicyConfig, TrainConfig
+from upshot.train.batch import Datum
+from upshot.train.learner import Learner
+from upshot.train.losses import token_logprobs
+from upshot.train.objectives import Sft
+from upshot.train.setup import add_lora
+
+
+def test_fault_9_sampling_kept_to_a_stale_adapter(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, tokenizer = load_local(str(tiny_folder(tmp_path)), device="cpu")
+    module = add_lora(module, PolicyConfig(lora=LoraConfig(r=4)))
+    sampler = Sampler(module, Renderer(tokenizer))
+    learner = Learner(module, tokenizer, TrainConfig(lr=0.02), changed=sampler.weights_changed)
+    prompt = sampler.renderer.prompt_ids([Message("user", "What is it?")])
+    seen: list[tuple[float, ...]] = []
+    for step in range(4):
+        (said,) = asyncio.run(sampler.generate(Request(prompt, Sampling(8, seed=1))))
+        assert said.version == step
+        merged = copy.deepcopy(module).merge_and_unload()  # the weights of now, by another road
+        ids = torch.tensor([[*prompt, *said.ids]])
+        with torch.no_grad():
+            expected = token_logprobs(merged(ids).logits, ids)[0, len(prompt) :].tolist()
+        assert said.logprobs == pytest.approx(expected, abs=1e-4), "sampled from the adapter as it is now"
+        assert said.logprobs not in seen, "and the adapter has changed since the last step"
+        seen.append(said.logprobs)
+        learner.forward_backward([[Datum(ids[0].tolist(), [0] * len(prompt) + [1] * len(said.ids))]], Sft())
+        learner.step()
