@@ -6,6 +6,7 @@ one before it have reached the host: `run` starts a step and returns the results
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from upshot.errors import UserError
 
 BUCKETS = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024]
 PREFILL_BLOCK = 64
+PREFILL_BUCKETS = [64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 14336, 16384]
+PREFILL_ROWS = [1, 4, 16, 64, 128, 256, 512, 1024]
 MIN_SHARERS = 4
 MIN_SHARED_PAGES = 4
 Results = tuple[list[Sequence], list[int], list[float], Any]
@@ -75,6 +78,19 @@ class Graph:
 
 
 @dataclass(slots=True)
+class PromptGraph:
+    """A captured reading of prompts and what it reads and leaves."""
+
+    graph: torch.cuda.CUDAGraph
+    tokens: torch.Tensor
+    """[3, tokens]: ids, positions, cells."""
+    blocks: torch.Tensor
+    """[4, blocks]: see `prefill_attention`."""
+    last: torch.Tensor
+    logits: torch.Tensor
+
+
+@dataclass(slots=True)
 class Flight:
     """A step under way."""
 
@@ -83,6 +99,32 @@ class Flight:
     logprobs: torch.Tensor
     event: torch.cuda.Event | None
     tops: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+def packed_chunks(chunks: list[Chunk], size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids, positions and cells of all tokens [3, tokens], and blocks of queries for `prefill_attention` [4, blocks]."""
+    counts = np.array([c.stop - c.start for c in chunks])
+    starts = np.array([c.start for c in chunks])
+    offsets = np.cumsum(counts) - counts
+    total = int(counts.sum())
+    ids: list[int] = []
+    pages: list[int] = []
+    for chunk in chunks:
+        seq = chunk.seq
+        ids += seq.ids[chunk.start : chunk.stop] if chunk.start or chunk.stop < len(seq.ids) else seq.ids
+        pages += seq.pages[chunk.start // size : (chunk.stop - 1) // size + 1]
+    n_pages = (starts + counts - 1) // size - starts // size + 1
+    page_at = np.cumsum(n_pages) - n_pages
+    within = np.arange(total) - np.repeat(offsets, counts)
+    positions = within + np.repeat(starts, counts)
+    index = np.repeat(page_at - starts // size, counts) + positions // size
+    cells = np.array(pages)[index] * size + positions % size
+    n_blocks = -(-counts // PREFILL_BLOCK)
+    first = (np.arange(int(n_blocks.sum())) - np.repeat(np.cumsum(n_blocks) - n_blocks, n_blocks)) * PREFILL_BLOCK
+    slots = np.repeat(np.array([c.seq.slot for c in chunks]), n_blocks)
+    left = np.minimum(PREFILL_BLOCK, np.repeat(counts, n_blocks) - first)
+    blocks = np.stack([slots, np.repeat(offsets, n_blocks) + first, left, np.repeat(starts, n_blocks) + first])
+    return np.stack([np.array(ids), positions, cells]), blocks.astype(np.int32)
 
 
 def find_shared(rows: list[Sequence], page_size: int) -> tuple[list[tuple[int, int, list[int]]], np.ndarray]:
@@ -144,6 +186,7 @@ class CudaRunner:
         )
         self.processors = torch.cuda.get_device_properties(device).multi_processor_count if self.on_gpu else 4
         self.graphs: dict[tuple[int, bool, bool], Graph] = {}
+        self.prompt_graphs: dict[tuple[int, int], PromptGraph] = {}
         self.pool: Any = None
         self.flights: deque[Flight] = deque()
         self._holder: list[tuple[Any, int, int]] = [(None, 0, 0)] * (max_running + 1)
@@ -151,7 +194,11 @@ class CudaRunner:
         self._batch: list[Sequence] = []
         self._batch_shared = False
         self.use_graphs = settings.graphs and self.on_gpu
+        self.graphed: Driver | None = None
+        """The driver whose reading of prompts is captured; None while drivers are checked."""
         self.driver = self._checked_driver(settings)
+        if not isinstance(self.driver, ModuleDriver):
+            self.graphed = self.driver
         self._pointers = self._weight_pointers()
 
     # --- drivers
@@ -172,6 +219,7 @@ class CudaRunner:
             if reason is None:
                 return driver
             reasons.append(f"{type(driver).__name__}: {reason}")
+            warnings.warn(f"the engine falls back to a slower driver: {reasons[-1]}", stacklevel=2)
         raise UserError(f"the engine cannot drive {type(causal_lm(self.model)).__name__} ({'; '.join(reasons)})")
 
     def _disagreement(self, driver: Driver) -> str | None:
@@ -202,6 +250,7 @@ class CudaRunner:
         pointers = self._weight_pointers()
         if pointers != self._pointers:  # somebody gave the parameters other storage: captured steps read the old one
             self.graphs.clear()
+            self.prompt_graphs.clear()
             self._pointers = pointers
 
     # --- steps
@@ -322,28 +371,54 @@ class CudaRunner:
         return self._land(rows, ids, logprobs, logits)
 
     def _prefill_logits(self, driver: Driver, chunks: list[Chunk], last: list[int]) -> torch.Tensor:
-        size = self.page_size
-        ids: list[int] = []
-        positions, cells, blocks = [], [], []
-        offset = 0
-        for chunk in chunks:
-            ids.extend(chunk.seq.ids[chunk.start : chunk.stop])
-            place = np.arange(chunk.start, chunk.stop)
-            positions.append(place)
-            cells.append(np.asarray(chunk.seq.pages)[place // size] * size + place % size)
-            firsts = np.arange(0, chunk.stop - chunk.start, PREFILL_BLOCK)
-            counts = np.minimum(PREFILL_BLOCK, chunk.stop - chunk.start - firsts)
-            blocks.append(np.stack([np.full_like(firsts, chunk.seq.slot), offset + firsts, counts, chunk.start + firsts]))
-            offset += chunk.stop - chunk.start
-        packed = self._upload(np.stack([np.array(ids), np.concatenate(positions), np.concatenate(cells)]))
-        table = self._upload(np.concatenate(blocks, axis=1).astype(np.int32))
+        tokens, blocks = packed_chunks(chunks, self.page_size)
+        n, count = tokens.shape[1], blocks.shape[1]
+        size = next((b for b in PREFILL_BUCKETS if b >= n), 0)
+        rows = next((r for r in PREFILL_ROWS if r >= len(last)), 0)
+        room = size // PREFILL_BLOCK + rows + 8
+        if not (self.use_graphs and size and rows and count <= room and driver is self.graphed):
+            wanted = self._upload(np.array(last, dtype=np.int64))
+            return self._read(driver, self._upload(tokens), self._upload(blocks), wanted)
+        key = (size, rows)
+        if key not in self.prompt_graphs:
+            self.prompt_graphs[key] = self._capture_prompt(size, rows, room)
+        graph = self.prompt_graphs[key]
+        # Padding goes to page 0, which nobody reads; unused blocks have no queries.
+        wide = np.zeros((3, size), dtype=np.int64)
+        wide[:, :n] = tokens
+        table = np.zeros((4, room), dtype=np.int32)
+        table[:, :count] = blocks
+        ends = np.zeros(rows, dtype=np.int64)
+        ends[: len(last)] = last
+        graph.tokens.copy_(self._upload(wide))
+        graph.blocks.copy_(self._upload(table))
+        graph.last.copy_(self._upload(ends))
+        graph.graph.replay()
+        return graph.logits[: len(last)]
 
+    def _read(self, driver: Driver, tokens: torch.Tensor, blocks: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, softcap: float) -> torch.Tensor:
-            return prefill_attention(q, k, v, self.cache.table, table, scale, PREFILL_BLOCK, window, softcap)
+            return prefill_attention(q, k, v, self.cache.table, blocks, scale, PREFILL_BLOCK, window, softcap)
 
-        step = CudaStep(self.cache, self.shape.heads, packed[1], packed[2], attend)
-        wanted = self._upload(np.array(last, dtype=np.int64))
-        return driver.logits(packed[0], packed[1], step, wanted)
+        step = CudaStep(self.cache, self.shape.heads, tokens[1], tokens[2], attend)
+        return driver.logits(tokens[0], tokens[1], step, last)
+
+    def _capture_prompt(self, size: int, rows: int, room: int) -> PromptGraph:
+        """Capture the reading of up to `size` prompt ids, of which `rows` are sampled from."""
+        device = self.shape.device
+        tokens = torch.zeros(3, size, dtype=torch.int64, device=device)
+        blocks = torch.zeros(4, room, dtype=torch.int32, device=device)
+        last = torch.zeros(rows, dtype=torch.int64, device=device)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._read(self.driver, tokens, blocks, last)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            logits = self._read(self.driver, tokens, blocks, last)
+        self.pool = self.pool or graph.pool()
+        return PromptGraph(graph, tokens, blocks, last, logits)
 
     def _mask(self, rows: list[Sequence], logits: torch.Tensor) -> None:
         """Apply grammars to logits, in place."""
@@ -409,7 +484,8 @@ class CudaRunner:
             if shared
             else None
         )
-        splits = max(1, min(16, 2 * self.processors // (bucket * self.shape.kv_heads)))
+        # About six programs for each multiprocessor hide the latency of reading page tables.
+        splits = max(1, min(8, round(6 * self.processors / (bucket * self.shape.kv_heads))))
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, softcap: float) -> torch.Tensor:
             return decode_attention(q, k, v, self.cache.table, slots, lengths, scale, splits, together, window, softcap)

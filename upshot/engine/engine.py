@@ -8,6 +8,7 @@ keep their ids and are computed again on the new weights (their `version` stays 
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -125,40 +126,43 @@ class Engine:
         on_done: Callable[[Sequence], None] | None = None,
     ) -> list[Sequence]:
         """Queue n continuations of `ids`; they read the prompt once."""
-        if not ids:
-            raise UserError("an empty prompt cannot be continued; give at least one token id")
-        if max(ids) >= self.shape.vocab or min(ids) < 0:
-            raise UserError(
-                f"token id {max(ids) if max(ids) >= self.shape.vocab else min(ids)} is outside the vocabulary (0 to {self.shape.vocab - 1})"
-            )
-        if len(self.scheduler.waiting) + n > self.settings.max_waiting:
-            raise QueueFull(f"{len(self.scheduler.waiting)} requests wait already")
-        rules = replace(rules, stop_ids=rules.stop_ids | self.eos_ids)
-        room = self.shape.max_length - len(ids)
-        if room < 1:
-            raise UserError(f"the prompt has {len(ids)} ids, the model takes {self.shape.max_length}")
-        rules = replace(rules, max_tokens=min(rules.max_tokens, room))
+        self._check(ids, rules, n)
+        stops, room = rules.stop_ids | self.eos_ids, self.shape.max_length - len(ids)
+        rules = replace(rules, stop_ids=stops, max_tokens=min(rules.max_tokens, room))
         seqs = [
             Sequence(
                 list(ids), replace(rules, seed=derive_seed(rules.seed, "sample", i)), on_token=on_token, on_done=on_done
             )
             for i in range(n)
         ]
+        pages = self.scheduler.most_pages(seqs[0])
+        if pages > self.pool.n_pages - 1:
+            raise UserError(
+                f"{len(ids)} prompt ids and {rules.max_tokens} new ones need {pages} pages, the cache has "
+                f"{self.pool.n_pages - 1}: raise engine.kv_bytes or lower max_tokens"
+            )
         if grammar is not None:
             for seq in seqs:
                 seq.grammar = grammar()
-        if self.scheduler.most_pages(seqs[0]) > self.pool.n_pages - 1:
-            raise UserError(
-                f"{len(ids)} prompt ids and {rules.max_tokens} new ones need {self.scheduler.most_pages(seqs[0])} pages; "
-                f"the cache has {self.pool.n_pages - 1}: raise engine.kv_bytes or lower max_tokens"
-            )
-        if rules.max_tokens < 1:
-            raise UserError(f"max_tokens must be at least 1, got {rules.max_tokens}")
         leader = seqs[0]
         leader.siblings = seqs[1:]
         self.scheduler.add(leader)
         self.prompted += len(ids) * n
         return seqs
+
+    def _check(self, ids: list[int], rules: Rules, n: int) -> None:
+        if not ids:
+            raise UserError("an empty prompt cannot be continued; give at least one token id")
+        low, high = min(ids), max(ids)
+        if high >= self.shape.vocab or low < 0:
+            wrong = high if high >= self.shape.vocab else low
+            raise UserError(f"token id {wrong} is outside the vocabulary (0 to {self.shape.vocab - 1})")
+        if len(ids) >= self.shape.max_length:
+            raise UserError(f"the prompt has {len(ids)} ids, the model takes {self.shape.max_length}")
+        if rules.max_tokens < 1:
+            raise UserError(f"max_tokens must be at least 1, got {rules.max_tokens}")
+        if len(self.scheduler.waiting) + n > self.settings.max_waiting:
+            raise QueueFull(f"{len(self.scheduler.waiting)} requests wait already")
 
     def fresh_seed(self) -> int:
         """A seed for a request that brings none: the engine's seed and the request's number."""
@@ -299,4 +303,6 @@ def checked_driver(model: torch.nn.Module, settings: EngineSettings) -> Driver:
         if reason is None:
             return driver
         reasons.append(f"{type(driver).__name__}: {reason}")
+        if len(reasons) < len(drivers):
+            warnings.warn(f"the engine falls back to a slower driver: {reasons[-1]}", stacklevel=2)
     raise UserError(f"the engine cannot drive {type(causal_lm(model)).__name__} ({'; '.join(reasons)})")

@@ -247,8 +247,8 @@ def decode_attention(
     window: int = 0,
     softcap: float = 0.0,
     block: int = 64,
-    warps: int = 4,
-    stages: int = 3,
+    warps: int = 2,
+    stages: int = 2,
 ) -> torch.Tensor:
     """Attention of q [rows, heads, dim], whose keys and values are stored already, over each row's pages."""
     rows, heads, dim = q.shape

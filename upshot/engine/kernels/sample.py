@@ -1,7 +1,7 @@
 """Sampling inside the step: one program a row reads its logits, draws an id and leaves its log-probability.
 
-The draw is the arg max of logits / temperature plus Gumbel noise from Philox, keyed by (seed, position, id): it depends on
-nothing but the request. Cuts (top-k, top-p, min-p) are found without sorting, by bisection on the bits of the logits:
+The draw inverts the distribution's sum at one uniform number per (seed, position), the same hash as on the CPU: it depends on
+nothing but the request. Blocks of the vocabulary are summed first, then only the block drawn is read again. Cuts (top-k, top-p, min-p) are found without sorting, by bisection on the bits of the logits:
 exact, ties kept. `begin` reads the state of the rows at the start of a step.
 """
 
@@ -101,6 +101,19 @@ def _threshold(logits_ptr, base, k, top_p, inverse, top, V, WIDE: tl.constexpr, 
 
 
 @triton.jit
+def _uniform(seed, position):
+    """The top 24 bits of `sampling.keys` as a number in [0, 1)."""
+    x = seed.to(tl.uint64) + 0x9E3779B97F4A7C15
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    x = (x ^ (x >> 31)) + position.to(tl.uint64) * 0x9E3779B97F4A7C15
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    x = x ^ (x >> 31)
+    return (x >> 40).to(tl.int32).to(tl.float32) * (1.0 / 16777216.0)
+
+
+@triton.jit
 def _sample(
     logits_ptr,
     slots_ptr,
@@ -119,60 +132,70 @@ def _sample(
     CUTS: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row)
     position = tl.load(positions_ptr + row).to(tl.int32) + 1
     temperature = tl.load(temperature_ptr + slot)
-    seed = tl.load(seeds_ptr + slot)
     greedy = temperature <= 0.0
-    inverse = tl.where(greedy, 1.0, 1.0 / tl.where(greedy, 1.0, temperature))
-    noise = tl.where(greedy, 0.0, 1.0)
+    inverse = 1.0 / tl.where(greedy, 1.0, temperature)
     base = row.to(tl.int64) * V
+    lanes = tl.arange(0, BLOCK)
+    which = tl.arange(0, BLOCKS)
     kept = tl.full((), -2147483648, dtype=tl.int64)
+    floor = tl.full((), float("-inf"), dtype=tl.float32)
     if CUTS:
-        best = tl.full([4 * BLOCK], float("-inf"), dtype=tl.float32)
-        for start in range(0, V, 4 * BLOCK):
-            cols = start + tl.arange(0, 4 * BLOCK)
+        best = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
+        for start in range(0, V, BLOCK):
+            cols = start + lanes
             best = tl.maximum(best, tl.load(logits_ptr + base + cols, mask=cols < V, other=float("-inf")).to(tl.float32))
         top = tl.max(best, 0)
-        if noise > 0.0:
-            kept = _threshold(logits_ptr, base, tl.load(top_k_ptr + slot), tl.load(top_p_ptr + slot), inverse, top, V, WIDE, 4 * BLOCK)
-        floor = tl.log(tl.maximum(tl.load(min_p_ptr + slot), 1e-30)) / inverse + top
-        floor = tl.where(greedy, top, floor)
-    m = tl.full([BLOCK], -1e30, dtype=tl.float32)
-    total = tl.zeros([BLOCK], dtype=tl.float32)
-    best_score = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
-    best_value = tl.zeros([BLOCK], dtype=tl.float32)
-    best_id = tl.zeros([BLOCK], dtype=tl.int32)
-    for start in range(0, V, 4 * BLOCK):
-        lanes = tl.arange(0, BLOCK)
-        r0, r1, r2, r3 = tl.philox(seed, start // 4 + lanes, lanes * 0 + position, lanes * 0, lanes * 0, 7)
-        for part in tl.static_range(4):
-            cols = start + part * BLOCK + lanes
-            live = cols < V
-            raw = tl.load(logits_ptr + base + cols, mask=live, other=float("-inf"))
-            x = raw.to(tl.float32) * inverse
-            m_new = tl.maximum(m, x)
-            total = total * tl.exp(m - m_new) + tl.exp(x - m_new)
-            m = m_new
-            bits = r0 if part == 0 else (r1 if part == 1 else (r2 if part == 2 else r3))
-            u = ((bits >> 8).to(tl.int32).to(tl.float32) + 0.5) * (1.0 / 16777216.0)
-            score = x + noise * (-tl.log(-tl.log(u)))
-            if CUTS:
-                key = _key(raw.to(tl.int32 if WIDE else tl.int16, bitcast=True), WIDE).to(tl.int64)
-                live = live & (key >= kept) & (raw.to(tl.float32) >= floor)
-            better = live & (score > best_score)
-            best_score = tl.where(better, score, best_score)
-            best_value = tl.where(better, x, best_value)
-            best_id = tl.where(better, cols, best_id)
-    top_m = tl.max(m, 0)
-    lse = top_m + tl.log(tl.sum(total * tl.exp(m - top_m), 0))
-    lane = tl.argmax(best_score, 0)
-    picked = tl.arange(0, BLOCK) == lane
-    token = tl.sum(tl.where(picked, best_id, 0), 0)
-    value = tl.sum(tl.where(picked, best_value, 0.0), 0)
-    tl.store(ids_ptr + row, token)
+        if temperature > 0.0:
+            top_k, top_p = tl.load(top_k_ptr + slot), tl.load(top_p_ptr + slot)
+            kept = _threshold(logits_ptr, base, top_k, top_p, inverse, top, V, WIDE, BLOCK)
+            floor = tl.log(tl.maximum(tl.load(min_p_ptr + slot), 1e-30)) / inverse + top
+    tops = tl.full([BLOCKS], -1e30, dtype=tl.float32)
+    masses = tl.zeros([BLOCKS], dtype=tl.float32)
+    left = tl.zeros([BLOCKS], dtype=tl.float32)
+    for start in range(0, V, BLOCK):
+        cols = start + lanes
+        raw = tl.load(logits_ptr + base + cols, mask=cols < V, other=float("-inf"))
+        x = raw.to(tl.float32) * inverse
+        block_top = tl.max(x, 0)
+        e = tl.exp(x - block_top)
+        here = which == start // BLOCK
+        tops = tl.where(here, block_top, tops)
+        masses = tl.where(here, tl.sum(e, 0), masses)
+        if CUTS:
+            key = _key(raw.to(tl.int32 if WIDE else tl.int16, bitcast=True), WIDE).to(tl.int64)
+            stays = (key >= kept) & (raw.to(tl.float32) >= floor)
+            left = tl.where(here, tl.sum(tl.where(stays, e, 0.0), 0), left)
+    m = tl.max(tops, 0)
+    shrink = tl.exp(tops - m)
+    lse = m + tl.log(tl.sum(masses * shrink, 0))
+    weights = (left if CUTS else masses) * shrink
+    sums = tl.cumsum(weights, 0)
+    total = tl.max(sums, 0)
+    point = _uniform(tl.load(seeds_ptr + slot), position) * total
+    drawn = tl.sum((sums <= point).to(tl.int32), 0)
+    # Rounding may leave the point at the very end: then the last block with any mass is meant.
+    drawn = tl.minimum(drawn, tl.max(tl.where(weights > 0.0, which, 0), 0))
+    block = tl.where(greedy, tl.argmax(tops, 0), drawn)
+    before = tl.sum(tl.where(which < block, weights, 0.0), 0)
+    cols = block * BLOCK + lanes
+    raw = tl.load(logits_ptr + base + cols, mask=cols < V, other=float("-inf"))
+    x = raw.to(tl.float32) * inverse
+    e = tl.exp(x - m)
+    if CUTS:
+        key = _key(raw.to(tl.int32 if WIDE else tl.int16, bitcast=True), WIDE).to(tl.int64)
+        e = tl.where((key >= kept) & (raw.to(tl.float32) >= floor), e, 0.0)
+    inside = tl.sum((tl.cumsum(e, 0) <= point - before).to(tl.int32), 0)
+    inside = tl.minimum(inside, tl.max(tl.where(e > 0.0, lanes, 0), 0))
+    lane = tl.where(greedy, tl.argmax(x, 0), inside)
+    value = tl.sum(tl.where(lanes == lane, x, 0.0), 0)
+    token = block * BLOCK + lane
+    tl.store(ids_ptr + row, token.to(tl.int64))
     tl.store(logprobs_ptr + row, value - lse)
     if slot != dummy:
         tl.store(tokens_ptr + slot, token.to(tl.int64))
@@ -202,8 +225,10 @@ def sample(
     cuts: bool,
 ) -> None:
     """Draw an id for each row into `ids` and `logprobs`, and move its slot (`tokens`, `place`) one position on."""
+    block = 4096 if logits.shape[1] > 4096 else triton.next_power_of_2(logits.shape[1])
     _sample[(len(slots),)](
         logits, slots, positions, rules.temperature, rules.seeds, rules.top_k, rules.top_p, rules.min_p,
         tokens, place, ids, logprobs, len(tokens) - 1, logits.shape[1],
-        CUTS=cuts, WIDE=logits.dtype == torch.float32, BLOCK=1024, num_warps=8,
+        CUTS=cuts, WIDE=logits.dtype == torch.float32, BLOCK=block,
+        BLOCKS=triton.next_power_of_2(triton.cdiv(logits.shape[1], block)), num_warps=8,
     )  # fmt: skip
