@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,9 @@ from pydantic import BaseModel, ValidationError
 from upshot.errors import UserError, did_you_mean
 from upshot.recipe import Recipe
 
-RECIPES = Path(__file__).parent.parent / "recipes"
+_CHECKOUT = Path(__file__).parent.parent / "recipes"
+RECIPES = _CHECKOUT if _CHECKOUT.is_dir() else Path(sys.prefix) / "share" / "upshot" / "recipes"
+"""The recipes of the checkout, or those an installed wheel brought along."""
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from upshot.recipe import Recipe
+    from upshot.train.folder import RunFolder
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -22,39 +28,49 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, train, report."""
-    from pathlib import Path
-
+    """Check, train, report; a stopped run says how to go on."""
     from upshot.cli.console import make_reporter
-    from upshot.errors import UserError
+    from upshot.train.folder import RunFolder
 
-    if args.resume:
-        from upshot.train.folder import RunFolder
-
-        if args.recipe:
-            raise UserError("--resume goes on with the folder's own recipe; leave out the recipe and overrides")
-        folder = RunFolder.open(Path(args.resume))
-        recipe = folder.recipe()
-    else:
-        from upshot import config
-
-        if not args.recipe:
-            raise UserError("which recipe? `upshot recipe list` shows those that ship with the project")
-        folder = None
-        recipe = config.load(args.recipe, args.overrides).recipe
+    recipe, folder = _recipe(args)
     if args.dry_run:
         from upshot.train.plan import plan
 
         print(plan(recipe))
         return 0
-    from upshot.train.runner import train
+    if folder is None:
+        from upshot.train.setup import check_names
 
-    reporter = make_reporter(args.quiet, args.json)
-    folder = train(recipe, folder, reporter)
+        check_names(recipe)
+        folder = RunFolder.create(recipe)
+    from upshot.train.runner import train
     from upshot.view.report import write_report
 
+    try:
+        train(recipe, folder, make_reporter(args.quiet, args.json))
+    except BaseException:
+        if folder.latest() is not None:
+            print(f"go on with  upshot train --resume {folder.path}", file=sys.stderr)
+        raise
     page = write_report(folder.path)
-    if args.json:
-        return 0
-    print(folder.path if args.quiet else f"run folder  {folder.path}\nreport      {page}")
+    if not args.json:
+        print(folder.path if args.quiet else f"run folder  {folder.path}\nreport      {page}")
     return 0
+
+
+def _recipe(args: argparse.Namespace) -> tuple[Recipe, RunFolder | None]:
+    """The recipe to run and, when resuming, the folder it is run in."""
+    from pathlib import Path
+
+    from upshot import config
+    from upshot.errors import UserError
+    from upshot.train.folder import RunFolder
+
+    if args.resume:
+        if args.recipe:
+            raise UserError("--resume goes on with the folder's own recipe; leave out the recipe and overrides")
+        folder = RunFolder.open(Path(args.resume))
+        return folder.recipe(), folder
+    if not args.recipe:
+        raise UserError("which recipe? `upshot recipe list` shows those that ship with the project")
+    return config.load(args.recipe, args.overrides).recipe, None

@@ -39,6 +39,7 @@ def quickstart(
     table = make_table(outcomes)
     table["note"] += f" Seed {recipe.seed}; {time.monotonic() - started:.0f} s in all."
     (root / "table.json").write_text(json.dumps(table, indent=2))
+    (root / "recipe.yaml").write_text(config.dump(recipe))
     from upshot.view.report import write_report
 
     page = write_report(root)

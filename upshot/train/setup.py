@@ -50,8 +50,11 @@ def load_policy(config: PolicyConfig, task: Task, seed: int, path: str = "") -> 
     path = path or config.path
     device = pick_device(config.device)
     if path:
+        from transformers.utils import logging
+
         from upshot.models.local import load_local
 
+        logging.disable_progress_bar()  # the run has its own
         module, tokenizer = load_local(path, config.dtype, device)
     else:
         from upshot.models.tiny import tiny_model, tiny_tokenizer
