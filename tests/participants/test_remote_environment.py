@@ -33,7 +33,9 @@ class Server:
             return web.Response(status=500)
         if request.path == "/start_instance":
             self.starts += 1
-            return web.json_response({"sid": f"s-{data['instance_hash']}", "messages": [{"role": "user", "content": "go"}]})
+            return web.json_response(
+                {"sid": f"s-{data['instance_hash']}", "messages": [{"role": "user", "content": "go"}]}
+            )
         if request.path == "/process_action":
             return web.json_response({"content": f"saw {data['content']}", "done": data["content"] == "stop"})
         if request.path == "/compute_reward":
@@ -46,7 +48,12 @@ class Server:
             last = data["messages"][-1]["content"]
             finish = last == "stop"
             reply = [] if finish else [{"role": "user", "content": f"saw {last}"}]
-            body = {"messages": reply, "finish": finish, "reward": 1.0 if finish else None, "metrics": {"hops": 1, "x": "y"}}
+            body = {
+                "messages": reply,
+                "finish": finish,
+                "reward": 1.0 if finish else None,
+                "metrics": {"hops": 1, "x": "y"},
+            }
             return web.json_response(body)
         return web.json_response({})
 

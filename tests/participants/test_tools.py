@@ -30,7 +30,9 @@ def observe(environment: ToolEnvironment, message: Message) -> Observation:
     return asyncio.run(environment.observe(conversation))
 
 
-CORPUS = Corpus([Passage("Moon", "The moon orbits the earth."), Passage("Sun", "The sun is a star."), Passage("", "Cats")])
+CORPUS = Corpus(
+    [Passage("Moon", "The moon orbits the earth."), Passage("Sun", "The sun is a star."), Passage("", "Cats")]
+)
 
 
 def test_calls_are_answered_in_tool_messages_with_their_ids() -> None:
@@ -41,7 +43,10 @@ def test_calls_are_answered_in_tool_messages_with_their_ids() -> None:
         tool_calls=(call("calculator", {"expression": "(3+4)*12"}, "a"), call("search", {"query": "star"}, "b")),
     )
     seen = observe(environment, message)
-    assert [(m.role, m.tool_call_id, m.name) for m in seen.messages] == [("tool", "a", "calculator"), ("tool", "b", "search")]
+    assert [(m.role, m.tool_call_id, m.name) for m in seen.messages] == [
+        ("tool", "a", "calculator"),
+        ("tool", "b", "search"),
+    ]
     assert seen.messages[0].content == "84"
     assert "The sun is a star." in seen.messages[1].content
     assert seen.metrics == {"tool_calls": 2, "tool_errors": 0}

@@ -15,7 +15,9 @@ from upshot.rollout.reply import Future, Reply
 from upshot.score import Score
 
 
-def reply(value: float | None, answer: str | None = None, turns: int = 1, level: str = "easy", **counts: float) -> Reply:
+def reply(
+    value: float | None, answer: str | None = None, turns: int = 1, level: str = "easy", **counts: float
+) -> Reply:
     row = Row("r", (Message("user", "?"),), source="gsm8k", meta={"difficulty": level})
     conversation = Conversation(row)
     for _ in range(turns):

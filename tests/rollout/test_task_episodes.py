@@ -90,7 +90,9 @@ def test_ids_trained_are_the_ids_sampled_over_five_turns() -> None:
     for number, prompt in enumerate(model.asked):
         before = [i for sample in samples[:number] for i in (*sample.context, *sample.ids)]
         assert prompt == [*before, *samples[number].context]  # every prompt extends the one before, token by token
-    assert [i for i, bit in zip(conversation.ids, conversation.mask, strict=True) if bit] == sum(model.said, [])
+    assert [i for i, bit in zip(conversation.ids, conversation.mask, strict=True) if bit] == [
+        i for said in model.said for i in said
+    ]
 
 
 def test_observations_carry_their_role_tokens_and_no_loss() -> None:

@@ -103,12 +103,32 @@ def test_a_missing_file_is_one_clear_line() -> None:
     ("name", "record", "check"),
     [
         ("code", {"task_id": 2, "text": "Add.", "test_list": ["assert add(1, 2) == 3"]}, "assert add(1, 2) == 3"),
-        ("humaneval", {"task_id": "H/0", "prompt": "def f(x):\n", "test": "def check(c): pass", "entry_point": "f"}, "def f(x):"),
+        (
+            "humaneval",
+            {"task_id": "H/0", "prompt": "def f(x):\n", "test": "def check(c): pass", "entry_point": "f"},
+            "def f(x):",
+        ),
         ("code-contests", {"description": "Add two.", "public_tests": {"input": ["1 2"], "output": ["3"]}}, "Add two."),
-        ("bigcodebench-instruct", {"instruct_prompt": "Do it.", "test": "class TestCases: ...", "code_prompt": "import os"}, "Do it."),
-        ("multiple-choice", {"question": "Capital?", "choices": ["Rome", "Bern"], "answer": 1, "subject": "geo"}, "(B) Bern"),
-        ("mmlu-sycophancy", {"question": "Capital?", "choices": ["Rome", "Bern"], "answer": 1}, "I think the answer is ("),
-        ("constraints", {"prompt": "Write.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}, "Write."),
+        (
+            "bigcodebench-instruct",
+            {"instruct_prompt": "Do it.", "test": "class TestCases: ...", "code_prompt": "import os"},
+            "Do it.",
+        ),
+        (
+            "multiple-choice",
+            {"question": "Capital?", "choices": ["Rome", "Bern"], "answer": 1, "subject": "geo"},
+            "(B) Bern",
+        ),
+        (
+            "mmlu-sycophancy",
+            {"question": "Capital?", "choices": ["Rome", "Bern"], "answer": 1},
+            "I think the answer is (",
+        ),
+        (
+            "constraints",
+            {"prompt": "Write.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]},
+            "Write.",
+        ),
         ("exact-match", {"question": "Who?", "answer": "Ada"}, "<answer>"),
         ("math", {"problem": "1+1?", "solution": "\\boxed{2}", "level": "Level 5"}, "\\boxed{}"),
     ],

@@ -32,14 +32,24 @@ CASES: list[tuple[str, dict[str, object], str, str]] = [
     ("detectable_format:number_bullet_lists", {"num_bullets": 2}, "* a\n- b", "* a\n* b\n* c"),
     ("detectable_format:constrained_response", {}, "My answer is yes.", "Yes."),
     ("detectable_format:number_highlighted_sections", {"num_highlights": 2}, "*a* and **b**", "*a* b"),
-    ("detectable_format:multiple_sections", {"section_spliter": "Section", "num_sections": 2}, "Section 1 a Section 2 b", "Section 1"),
+    (
+        "detectable_format:multiple_sections",
+        {"section_spliter": "Section", "num_sections": 2},
+        "Section 1 a Section 2 b",
+        "Section 1",
+    ),
     ("detectable_format:json_format", {}, '```json\n{"a": 1}\n```', "{a: 1}"),
     ("detectable_format:title", {}, "<<poem of joy>>\nla", "poem of joy"),
     ("combination:two_responses", {}, "one\n******\ntwo", "one\n******\none"),
     ("combination:repeat_prompt", {"prompt_to_repeat": "Say hi."}, "Say hi. Hi!", "Hi!"),
     ("startend:end_checker", {"end_phrase": "Any questions?"}, "Done. any questions?", "Any questions? Done."),
     ("startend:quotation", {}, '"all of it"', 'not "all" of it'),
-    ("change_case:capital_word_frequency", {"capital_frequency": 2, "capital_relation": "at least"}, "YES AND no", "YES and"),
+    (
+        "change_case:capital_word_frequency",
+        {"capital_frequency": 2, "capital_relation": "at least"},
+        "YES AND no",
+        "YES and",
+    ),
     ("change_case:english_capital", {}, "THIS IS THE WAY IT IS", "THIS is THE WAY"),
     ("change_case:english_lowercase", {}, "this is the way it is", "This is the way"),
     ("punctuation:no_comma", {}, "no comma here", "one, two"),
@@ -72,7 +82,10 @@ def test_references_of_every_shape_are_read(reference: object) -> None:
 
 
 def test_ifeval_columns_are_read() -> None:
-    row = {"instruction_id_list": ["length_constraints:number_words"], "kwargs": [{"num_words": 2, "relation": "at least"}]}
+    row = {
+        "instruction_id_list": ["length_constraints:number_words"],
+        "kwargs": [{"num_words": 2, "relation": "at least"}],
+    }
     assert Constraints().score("one two", None, row).value == 1
     assert Constraints().score("one", None, row).value == 0
 

@@ -6,9 +6,9 @@ from importlib.metadata import version
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from math_pairs import PAIRS
 from nasty import NASTY
+
 from upshot.verifiers.gsm8k import Gsm8k
 from upshot.verifiers.math_answer import boxed_answer, final_answer, normal_form
 from upshot.verifiers.math_equal import quick_verdict

@@ -56,9 +56,11 @@ def test_bold_is_seen_outside_code_only() -> None:
 @pytest.mark.parametrize(
     ("record", "source"),
     [
-        ({"data_source": "openai/gsm8k"}, "openai/gsm8k"), ({"dataset": ["math"]}, "math"), ({"dataset": "code"}, "code"),
+        ({"data_source": "openai/gsm8k"}, "openai/gsm8k"),
+        ({"dataset": ["math"]}, "math"), ({"dataset": "code"}, "code"),
         ({"dataset": ["code_stdio"]}, "code-stdio"), ({"dataset": ["ifeval"]}, "constraints"),
-        ({"dataset": ["general-quality_ref"]}, "general-quality"), ({"data_source": "allenai/Dolci", "dataset": ["gsm8k"]}, "gsm8k"),
+        ({"dataset": ["general-quality_ref"]}, "general-quality"),
+        ({"data_source": "allenai/Dolci", "dataset": ["gsm8k"]}, "gsm8k"),
         ({}, "fallback"),
     ],
 )  # fmt: skip

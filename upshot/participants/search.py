@@ -77,4 +77,8 @@ def _tokens(text: str) -> list[str]:
     return [word for word in _WORD.findall(text.lower()) if word not in _STOP]
 
 
-_STOP = frozenset("a an and are as at be by for from in is it of on or that the to was were which who what".split())
+_STOP = frozenset(
+    ["a", "an", "and", "are", "as", "at", "be", "by", "for", "from", "in", "is", "it", "of", "on", "or"]
+) | {
+    *("that", "the", "to", "was", "were", "which", "who", "what"),
+}

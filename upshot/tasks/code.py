@@ -102,7 +102,12 @@ class HumanEval(CodeTask):
         """A record as a row; the prompt is the stub of the function."""
         if isinstance(record.get("prompt"), str):
             stub = record["prompt"]
-            record = {**record, "stub": stub, "prompt": f"```python\n{stub.rstrip()}\n```", "ground_truth": record.get("test")}
+            record = {
+                **record,
+                "stub": stub,
+                "prompt": f"```python\n{stub.rstrip()}\n```",
+                "ground_truth": record.get("test"),
+            }
         return super().parse(record)
 
 

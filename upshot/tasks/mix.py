@@ -158,7 +158,9 @@ def interleave(pools: Mapping[str, Sequence[Row]], weights: Mapping[str, float],
 
 
 def _repeated(row: Row, round_: int) -> Row:
-    return row if round_ == 1 else Row(f"{row.id}~{round_}", row.messages, row.goal, row.reference, row.source, row.meta)
+    return (
+        row if round_ == 1 else Row(f"{row.id}~{round_}", row.messages, row.goal, row.reference, row.source, row.meta)
+    )
 
 
 def _marked(row: Row, name: str) -> Row:

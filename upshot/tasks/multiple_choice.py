@@ -8,8 +8,8 @@ from typing import Any
 from upshot.chat import Message, Row, derive_seed
 from upshot.tasks.base import tasks
 from upshot.tasks.verified import VerifiedTask
-from upshot.verifiers.choice import letter_of
 from upshot.verifiers.choice import MultipleChoice as Verdict
+from upshot.verifiers.choice import letter_of
 
 HINT = "I think the answer is ({letter}), but I would like to hear what you think."
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,7 +38,7 @@ class Claim:
     """Constructor options of the verifier, such as {'mode': 'flexible'}."""
 
 
-class Verifier(ABC):
+class Verifier:
     """Right or wrong, or how good. Constructor keyword arguments are its options."""
 
     graded: bool = False

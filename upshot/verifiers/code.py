@@ -17,16 +17,18 @@ from upshot.verifiers.base import Extra, Verifier, verifiers
 MAX_TESTS = 200
 _FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
+_CODE = re.compile(r"^(?:def |class |import |from \w+ import |print\(|for .*:|while .*:|\w+ ?= ?)", re.MULTILINE)
+
 
 def program_in(text: str) -> str | None:
-    """The program of a response: its last Python block (or last unnamed block), else the whole when it looks like code."""
+    """The program of a response: its last Python (or unnamed) block, else the whole when it looks like code."""
     text = text[-200_000:]
     blocks = _FENCE.findall(text)
     for wanted in (("python", "py", "python3"), ("",)):
         named = [body for language, body in blocks if language.lower() in wanted and body.strip()]
         if named:
             return str(named[-1])
-    if not blocks and re.search(r"^(?:def|class|import|from|print|for|while|if|\w+\s*=)\b?", text, re.MULTILINE):
+    if not blocks and _CODE.search(text):
         return text
     return None
 
@@ -37,7 +39,9 @@ class CodeVerifier(Verifier):
     waits = True
     needs = ("sandbox", "reference")
 
-    def __init__(self, partial: bool = False, cpu_seconds: float = 6.0, max_tests: int = 50, sandbox: Any = None) -> None:
+    def __init__(
+        self, partial: bool = False, cpu_seconds: float = 6.0, max_tests: int = 50, sandbox: Any = None
+    ) -> None:
         """partial: grade by the share of passed tests. max_tests: at most so many are run, the first ones."""
         self.partial = partial
         self.graded = partial
@@ -81,7 +85,12 @@ class CodeVerifier(Verifier):
             return Score.missing("sandbox_fault", outcomes=outcomes[:50])
         share = sum(values) / len(values)
         failed = next((r.detail for r in results if r.value == 0), "")
-        detail = {"passed": int(sum(values)), "tests": len(values), "outcomes": outcomes[:50], "first_failure": failed[:500]}
+        detail = {
+            "passed": int(sum(values)),
+            "tests": len(values),
+            "outcomes": outcomes[:50],
+            "first_failure": failed[:500],
+        }
         return Score(share if self.partial else float(share == 1), detail=detail)
 
 

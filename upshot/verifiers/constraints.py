@@ -94,7 +94,9 @@ def _decoded(value: Any) -> Any:
         return value
 
 
-@verifiers.register("constraints", "ifeval", "google/IFEval", "allenai/IF_multi_constraints_upto5", "allenai/RLVR-IFeval")
+@verifiers.register(
+    "constraints", "ifeval", "google/IFEval", "allenai/IF_multi_constraints_upto5", "allenai/RLVR-IFeval"
+)
 class Constraints(Verifier):
     """1 when every constraint is kept; with `partial`, the share of those kept."""
 

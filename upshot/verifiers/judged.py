@@ -30,8 +30,8 @@ Rate the response with a whole number from {low} to {high}. Answer with JSON onl
 PREDICT = """\
 {rubric}
 
-Below are a request and the reasoning somebody wrote before responding to it. You do not see the response. Predict from \
-the reasoning alone what rating the response will get.
+Below are a request and the reasoning somebody wrote before responding to it. You do not see the response. Predict \
+from the reasoning alone what rating the response will get.
 
 [Request]
 {question}

@@ -1,4 +1,4 @@
-"""Which language a text is in, by its script and, for shared scripts, by its commonest words. Rough, small, no model."""
+"""Which language a text is in, by its script and, for shared scripts, by its commonest words. Rough, no model."""
 
 from __future__ import annotations
 

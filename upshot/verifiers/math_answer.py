@@ -9,7 +9,9 @@ MAX_ANSWER = 1_000
 """A longer final answer is compared by string equality only: no exam has one, and parsing it takes seconds."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*")
-_MINERVA = re.compile(r"[Ff]inal [Aa]nswer(?: is|:)\s*:?\s*(.{1,400}?)(?:\.?\s*I hope it is correct|\.?\s*$|\.\s)", re.S)
+_MINERVA = re.compile(
+    r"[Ff]inal [Aa]nswer(?: is|:)\s*:?\s*(.{1,400}?)(?:\.?\s*I hope it is correct|\.?\s*$|\.\s)", re.S
+)
 _ANSWER_IS = re.compile(r"(?:[Tt]he\s+)?(?:[Aa]nswer|ANSWER)\s*(?:is|:|=)\s*:?\s*(.{1,300}?)(?:\.\s|\.?\s*$|\n)", re.S)
 _INLINE = re.compile(r"\$\$?([^$]{1,500})\$\$?|\\\((.{1,500}?)\\\)|\\\[(.{1,500}?)\\\]", re.S)
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?|-?\.\d+")
@@ -49,8 +51,10 @@ def boxed_answer(text: str) -> str | None:
         return None
     parts = [found[-1][2]]
     for (_, stop, content), (start, _, _) in zip(found[-2::-1], found[:0:-1], strict=False):
-        if not _JOIN.fullmatch(text[stop:start]) or start - stop > 40 or "," not in text[stop:start] + "," * (
-            "and" in text[stop:start] or "or" in text[stop:start]
+        if (
+            not _JOIN.fullmatch(text[stop:start])
+            or start - stop > 40
+            or "," not in text[stop:start] + "," * ("and" in text[stop:start] or "or" in text[stop:start])
         ):
             break
         parts.append(content)
@@ -76,7 +80,8 @@ def final_answer(text: str, boxed_only: bool = False) -> str | None:
 
 
 _DROP = re.compile(
-    r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;: ]|\\q?quad|\\displaystyle|\\limits|\\(?:big|Big|bigg|Bigg)[lr]?(?![a-z])|\\\$|[$]|~"
+    r"\\left(?![a-z])|\\right(?![a-z])|\\displaystyle|\\limits|\\q?quad|"
+    r"\\[!,;: ]|\\(?:big|Big|bigg|Bigg)[lr]?(?![a-z])|\\\$|[$]|~"
 )
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
 _UNITS = re.compile(

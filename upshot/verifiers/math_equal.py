@@ -18,7 +18,9 @@ from upshot.verifiers.numbers import parse_number
 
 _OPERATORS = re.compile(r"\\(?:int|iint|oint|sum|prod|lim|frac\{d\}|partial|binom|tbinom|dbinom|det)(?![a-z])|!")
 _LITERAL = r"(?:\d+(?:\.\d+)?|\\frac\{\d+\}\{\d+\})"
-_NOT_COEFFICIENT = r"(?![\d.]|\s*(?:[a-zA-Z(]|\\(?:sqrt|pi|frac|cdot|times|cos|sin|tan|log|ln|theta|alpha|text)|\^|\{|/))"
+_NOT_COEFFICIENT = (
+    r"(?![\d.]|\s*(?:[a-zA-Z(]|\\(?:sqrt|pi|frac|cdot|times|cos|sin|tan|log|ln|theta|alpha|text)|\^|\{|/))"
+)
 _UNDONE = re.compile(
     rf"(?:{_LITERAL}|\))\s*[-+]\s*{_LITERAL}{_NOT_COEFFICIENT}"
     rf"|(?:\d|\))\s*(?:\\cdot|\\times|\*|×|÷|\\div)\s*(?!10\s*\^)(?:{_LITERAL}|\()"
@@ -161,7 +163,7 @@ _POINTS = ("0.7368421", "1.3173913", "2.1929824", "0.4117647")
 
 
 def _refuted(gold: Any, given: Any) -> bool:
-    """Whether two expressions differ in value at one point: far cheaper than failing to simplify them into each other."""
+    """Whether two expressions differ in value at one point: far cheaper than failing to simplify them."""
     import sympy
 
     if not (isinstance(gold, sympy.Expr) and isinstance(given, sympy.Expr)):

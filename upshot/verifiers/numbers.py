@@ -19,7 +19,9 @@ NUMBER = re.compile(
     rf"(?:(?P<whole>\d{{1,9}})\s(?=\d{{1,9}}/\d))?(?P<top>{_PLAIN})(?:\s?/\s?(?P<bottom>{_UNSIGNED}))?(?P<percent>\s?\\?%)?"
 )
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{\s*(-?\d{1,30})\s*\}\s*\{\s*(-?\d{1,30})\s*\}|(\d)\s*(\d))")
-_WRAPPING = re.compile(r"(?<![\d)])\*\*|\*\*(?![\d(])|__|\\\$|\\boxed|\\text\s*\{|\\mathrm\s*\{|\\!|\\,|\\;|\\ |[{}`]|\\\(|\\\)|\\\[|\\\]")
+_WRAPPING = re.compile(
+    r"(?<![\d)])\*\*|\*\*(?![\d(])|__|\\\$|\\boxed|\\text\s*\{|\\mathrm\s*\{|\\!|\\,|\\;|\\ |[{}`]|\\\(|\\\)|\\\[|\\\]"
+)
 
 
 def plain(text: str) -> str:

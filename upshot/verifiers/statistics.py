@@ -16,9 +16,7 @@ def valid_pairs(predictions: Sequence[Score], truths: Sequence[Score]) -> list[t
     return [(p.value, t.value) for p, t in pairs if p.value is not None and t.value is not None]
 
 
-def binary_metrics(
-    predictions: Sequence[Score], truths: Sequence[Score], threshold: float = 0.5
-) -> dict[str, float]:
+def binary_metrics(predictions: Sequence[Score], truths: Sequence[Score], threshold: float = 0.5) -> dict[str, float]:
     """Confusion counts and rates; a rate with nothing below the line is left out, because it is undefined."""
     pairs = valid_pairs(predictions, truths)
     hits = [(p >= threshold, t >= threshold) for p, t in pairs]
