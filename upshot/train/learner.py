@@ -29,7 +29,7 @@ class Learner:
         config: TrainConfig,
         max_tokens: int = 1,
         temperature: float = 1.0,
-        changed: Callable[[], None] = lambda: None,
+        changed: Callable[[], object] = lambda: None,
         value_head: bool = False,
     ) -> None:
         self.module = module
