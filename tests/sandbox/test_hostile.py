@@ -6,11 +6,13 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from tests.sandbox.conftest import Box, make_box
 from upshot.sandbox import Outcome, StdioTest
 
 PASSED, WRONG, ERROR, TIMEOUT = Outcome.PASSED, Outcome.WRONG, Outcome.ERROR, Outcome.TIMEOUT
@@ -372,6 +374,13 @@ CHEATING = [
 ]
 
 CASES = EXHAUSTION + SIGNALS + READING + NETWORK + KERNEL + CHEATING
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[Box]:
+    made = make_box(require="namespaces")
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -122,6 +122,23 @@ def test_a_killed_zygote_is_replaced_and_its_run_tried_again(box: Any) -> None:
     assert soon(lambda: box.strangers() == [])
 
 
+def test_a_run_cannot_free_itself_from_its_zygote(box: Any) -> None:
+    program = "import ctypes, time\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\ntime.sleep(2)\ndef add(a, b):\n    return 2"
+
+    async def scenario() -> None:
+        run = asyncio.create_task(box.sandbox.test_program(program, ["assert add(1, 1) == 2"], Limits(cpu_seconds=9)))
+        await asyncio.sleep(0.5)
+        for slot in box.sandbox._slots.all:
+            if slot not in box.sandbox._slots.free:
+                os.kill(slot.zygotes["plain"].pid, signal.SIGKILL)
+        await asyncio.sleep(0.5)
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+
+    box(scenario())
+    assert soon(lambda: box.strangers() == [], 1.0)
+
+
 def test_a_run_whose_zygotes_keep_dying_is_a_fault_not_a_zero(box: Any) -> None:
     async def scenario() -> list[Any]:
         await box.sandbox.test_program(HONEST, ["assert add(1, 1) == 2"])

@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests.sandbox.conftest import soon
-from upshot.sandbox import Limits, Outcome, Sandbox
+from upshot.sandbox import Busy, Limits, Outcome, Sandbox
 
 
 def test_state_is_kept_between_turns_and_not_between_sessions(box: Any) -> None:
@@ -99,10 +101,16 @@ def test_an_idle_session_is_evicted() -> None:
     asyncio.run(scenario())
 
 
-def test_a_new_session_takes_the_place_of_the_longest_idle() -> None:
+def test_a_full_house_asks_to_come_back_and_forgotten_sessions_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    from upshot.sandbox import pool
+
     async def scenario() -> None:
         async with Sandbox(slots=1, max_sessions=2) as sandbox:
-            first, second, third = [await sandbox.session() for _ in range(3)]
+            first, second = [await sandbox.session() for _ in range(2)]
+            with pytest.raises(Busy):
+                await sandbox.session()
+            monkeypatch.setattr(pool, "FORGOTTEN_SECONDS", 0.0)
+            third = await sandbox.session()
             assert "ended" in (await first.turn("1")).detail
             assert (await second.turn("2")).stdout == "2\n" and (await third.turn("3")).stdout == "3\n"
 

@@ -112,11 +112,32 @@ def _homes(mount: Path) -> dict[str, Path]:
             own[controller] = path.lstrip("/")
     if "memory" in own and "pids" in own:
         return {name: _v1_home(mount / name, own[name]) for name in ("memory", "pids")}
-    home = mount / own.get("", "")
-    available = (home / "cgroup.subtree_control").read_text().split()
-    if not {"memory", "pids"} <= set(available):
-        (home / "cgroup.subtree_control").write_text("+memory +pids")
-    return dict.fromkeys(("memory", "pids"), home)
+    return dict.fromkeys(("memory", "pids"), _v2_home(mount, mount / own.get("", "")))
+
+
+def _v2_home(mount: Path, own: Path) -> Path:
+    """Our own group if it may have children with controllers, otherwise the top, if nothing above us has a limit."""
+    homes = [own] if _limited(own, mount) or own == mount else [own, mount]
+    for home in homes:
+        control = home / "cgroup.subtree_control"
+        try:
+            if not {"memory", "pids"} <= set(control.read_text().split()):
+                control.write_text("+memory +pids")
+        except OSError:
+            if home == homes[-1]:
+                raise
+            continue
+        return home
+    raise OSError("no control group can be made")
+
+
+def _limited(group: Path, mount: Path) -> bool:
+    while group != mount and mount in group.parents:
+        limit = group / "memory.max"
+        if limit.exists() and limit.read_text().strip() != "max":
+            return True
+        group = group.parent
+    return False
 
 
 def _v1_home(root: Path, own: str) -> Path:

@@ -41,13 +41,10 @@ class Problem:
 def load(path: str | Path) -> list[Problem]:
     """Read `HumanEval.jsonl` or `HumanEval.jsonl.gz`."""
     path = Path(path)
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    problems = []
-    with opened as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                problems.append(_problem(json.loads(line), f"{path}:{number}"))
-    return problems
+    data = path.read_bytes()
+    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    rows = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    return [_problem(json.loads(line), f"{path}:{number}") for number, line in rows]
 
 
 def _problem(row: dict[str, str], where: str) -> Problem:

@@ -30,7 +30,7 @@ class Limits:
     """Files and directories in the private /tmp."""
     output_kb: int = 1024
     """Standard output and standard error, each; more is cut and flagged."""
-    result_kb: int = 4096
+    result_kb: int = 1024
     """Values returned to the tests, together."""
     stop_at_timeout: bool = True
     """Whether the first timeout ends the remaining tests."""

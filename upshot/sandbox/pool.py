@@ -24,12 +24,13 @@ from upshot.sandbox.outcome import Outcome, RunResult, StdioTest, TestResult
 from upshot.sandbox.run import Run
 from upshot.sandbox.runner import CodeRunner, Session
 from upshot.sandbox.sessions import LocalSession
-from upshot.sandbox.slots import Slots
+from upshot.sandbox.slots import Busy, Slots
 from upshot.sandbox.split import split
 from upshot.sandbox.verdict import Remains
 from upshot.sandbox.zygotes import ZygoteGone
 
 log = logging.getLogger("upshot.sandbox")
+FORGOTTEN_SECONDS = 30.0
 WORKDIR_PREFIX = "upshot-sandbox-"
 _IMPORT = re.compile(r"^\s*(?:import|from)\s+([\w., \t]+)", re.MULTILINE)
 _SCIENTIFIC = {"pandas", "scipy", "sympy", "sklearn", "matplotlib"}
@@ -52,7 +53,7 @@ class Sandbox(CodeRunner):
         require: str | Iterable[str] = (),
         limits: Limits | None = None,
         queue: int = 4096,
-        max_sessions: int = 64,
+        max_sessions: int = 256,
         session_idle_seconds: float = 600.0,
         disable: Iterable[str] = (),
     ) -> None:
@@ -197,6 +198,7 @@ class Sandbox(CodeRunner):
             result = run_result.of_script(await self._execute(tier_of(code), "script", payload, stdin.encode(), limits))
         else:
             await self._ready()
+            await asyncio.to_thread(languages.installed)  # asks the toolchains once
             payload |= self._native(language, limits, compile_seconds)
             budget = limits.wall + compile_seconds + 5
             remains = await self._execute("native", "native", payload, stdin.encode(), limits, native_wall=budget)
@@ -238,11 +240,11 @@ class Sandbox(CodeRunner):
         self._sessions.discard(session)
 
     async def _evict_idle(self) -> None:
-        """Make room: end the session idle longest, if it has been idle at all."""
-        idle = [session for session in self._sessions if not session.busy]
-        if not idle:
-            raise UserError(f"all {self.max_sessions} sessions are busy; raise max_sessions")
-        await min(idle, key=lambda session: session.last_used).aclose()
+        """Make room: end the session idle longest, if it has been idle long enough to have been forgotten."""
+        oldest = min(self._sessions, key=lambda session: (session.busy, session.last_used))
+        if oldest.busy or time.monotonic() - oldest.last_used < FORGOTTEN_SECONDS:
+            raise Busy(len(self._sessions), FORGOTTEN_SECONDS)
+        await oldest.aclose()
 
     async def _execute(
         self,

@@ -46,6 +46,8 @@ class Run:
             self.files += [os.open(os.devnull, os.O_RDWR), bounded_output(4096)]
             roles[0]["fds"] = [0, 1, 2, 3, 9, 5]
             roles.append({"mode": "judge", "fds": [8, 8, 8, 7, 4, 6], "environment": {}})
+        tests = judge["tests"] if judge is not None else payload.get("calls", ())
+        self.most_lines = len(tests) + len(payload.get("fetch", ())) + 4
         request_limits = limits.as_request()
         if native_wall is not None:
             request_limits |= {"native": True, "wall_seconds": native_wall, "cpu_seconds": native_wall}
@@ -94,5 +96,5 @@ class Run:
             stderr=stderr,
             stdout_cut=stdout_cut,
             stderr_cut=stderr_cut,
-            lines=verdict.parse_lines(written(self.files[4])[0]),
+            lines=verdict.parse_lines(written(self.files[4])[0], self.most_lines),
         )

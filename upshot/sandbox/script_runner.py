@@ -74,7 +74,7 @@ class ScriptRunner(CodeRunner):
         lines = []
         for text in result.stdout.splitlines():
             if text.startswith(nonce):
-                lines += verdict.parse_lines(text.removeprefix(nonce).encode())
+                lines += verdict.parse_lines(text.removeprefix(nonce).encode(), 1)
         remains = Remains(
             why="cpu" if result.outcome is Outcome.TIMEOUT else None,
             fault=result.detail if result.outcome is Outcome.SANDBOX_FAULT else None,

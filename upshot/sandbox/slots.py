@@ -23,7 +23,7 @@ class Busy(Exception):
     """The queue is full; try again after `retry_after` seconds."""
 
     def __init__(self, waiting: int, retry_after: float) -> None:
-        super().__init__(f"the sandbox is full: {waiting} runs are waiting; try again in {retry_after:.0f} s")
+        super().__init__(f"the sandbox is full ({waiting} ahead); try again in {retry_after:.0f} s")
         self.retry_after = retry_after
 
 

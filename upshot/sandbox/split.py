@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import sys
 from dataclasses import dataclass
 from typing import Any
 
+CACHED_LENGTH = 4096
 OURS = (
     frozenset(dir(builtins))
     | sys.stdlib_module_names
@@ -33,36 +35,50 @@ class Check:
 
 def split(test: str) -> list[Check] | None:
     """The checks a test consists of, or None where a judge must run it."""
+    return _split_again(test) if len(test) <= CACHED_LENGTH else _split(test)
+
+
+def _split(test: str) -> list[Check] | None:
     try:
         body = ast.parse(test).body
+        checks = [_check(statement, test) for statement in body]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    checks = [_check(statement) for statement in body]
     if not checks or any(check is None for check in checks):
         return None
     return [check for check in checks if check is not None]
 
 
-def _check(statement: ast.stmt) -> Check | None:
+# All samples of a prompt come with the same tests.
+_split_again = functools.lru_cache(maxsize=8192)(_split)
+
+
+def _source(node: ast.expr, test: str) -> str:
+    """The expression's own text, in one piece whatever its lines."""
+    text = ast.get_source_segment(test, node) or ast.unparse(node)
+    return f"({text})" if "\n" in text else text
+
+
+def _check(statement: ast.stmt, source: str) -> Check | None:
     if not isinstance(statement, ast.Assert):
         return None
     test = statement.test
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return _check_truth(test.operand, "falsy")
+        return _check_truth(test.operand, "falsy", source)
     if not isinstance(test, ast.Compare):
-        return _check_truth(test, "truthy")
+        return _check_truth(test, "truthy", source)
     if len(test.ops) != 1:
         return None
-    return _check_comparison(test.left, test.ops[0], test.comparators[0])
+    return _check_comparison(test.left, test.ops[0], test.comparators[0], source)
 
 
-def _check_truth(node: ast.expr, relation: str) -> Check | None:
+def _check_truth(node: ast.expr, relation: str, source: str) -> Check | None:
     if not isinstance(node, ast.Call) or _root(node) in OURS or not _harmless(node):
         return None
-    return Check(ast.unparse(node), relation)
+    return Check(_source(node, source), relation)
 
 
-def _check_comparison(left: ast.expr, operation: ast.cmpop, right: ast.expr) -> Check | None:
+def _check_comparison(left: ast.expr, operation: ast.cmpop, right: ast.expr, source: str) -> Check | None:
     relations = {ast.Eq: "eq", ast.NotEq: "ne", ast.Is: "is"}
     relation = relations.get(type(operation))
     if relation is None:
@@ -78,7 +94,7 @@ def _check_comparison(left: ast.expr, operation: ast.cmpop, right: ast.expr) -> 
         return None
     if _root(call) in OURS and (isinstance(expected, bool) or relation != "eq"):
         return None
-    return Check(ast.unparse(call), relation, expected)
+    return Check(_source(call, source), relation, expected)
 
 
 def _literal(node: ast.expr) -> tuple[bool, Any]:

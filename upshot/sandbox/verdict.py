@@ -36,10 +36,10 @@ class Remains:
     lines: list[dict[str, Any]] = field(default_factory=list)
 
 
-def parse_lines(data: bytes) -> list[dict[str, Any]]:
-    """The result lines up to the first that is not one; the program may have written anything."""
+def parse_lines(data: bytes, most: int = 64) -> list[dict[str, Any]]:
+    """The first result lines, up to one that is not; the program may have written anything, and millions of it."""
     lines = []
-    for raw in data.split(b"\n"):
+    for raw in data.split(b"\n", most)[:most]:
         if not raw:
             continue
         try:

@@ -48,9 +48,21 @@ class Template:
         self._lock = asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._spawning: set[asyncio.Future[Zygote]] = set()
 
     async def spawn(self, spec: dict[str, Any], group: SlotGroup | None) -> Zygote:
         """A fresh zygote forked from the template, which is started (again) if it is not there."""
+        task = asyncio.ensure_future(self._spawn(spec, group))
+        self._spawning.add(task)
+        task.add_done_callback(self._spawning.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # The exchange with the template must be finished by somebody, or the next one reads its answer.
+            task.add_done_callback(_close_unwanted)
+            raise
+
+    async def _spawn(self, spec: dict[str, Any], group: SlotGroup | None) -> Zygote:
         async with self._lock:
             if self._process is None or self._process.poll() is not None:
                 await self._start()
@@ -78,7 +90,7 @@ class Template:
         return zygote
 
     async def _start(self) -> None:
-        self.close()
+        self._stop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         spec = {"modules": TIERS[self.tier], "environment": {n: v for n, v in QUIET_ENVIRONMENT.items() if n != "PATH"}}
@@ -99,6 +111,11 @@ class Template:
 
     def close(self) -> None:
         """End the template and with it every zygote it bore."""
+        for task in self._spawning:
+            task.cancel()
+        self._stop()
+
+    def _stop(self) -> None:
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -162,6 +179,11 @@ class Zygote:
             self.control.close()
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
+
+
+def _close_unwanted(task: asyncio.Future[Zygote]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().close()
 
 
 async def _reply(control: socket.socket, patience: float = START_SECONDS) -> dict[str, Any]:

@@ -33,7 +33,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVA
 MNT_DETACH = 2
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_GET_TID_ADDRESS = 1, 4, 22, 38, 40
-PR_CAPBSET_DROP = 24
+PR_SET_CHILD_SUBREAPER = 36
 
 Step = tuple[Callable[..., int], tuple[Any, ...], str]
 """A prepared C call: function, arguments, and what to call it in an error."""

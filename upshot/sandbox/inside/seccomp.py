@@ -23,7 +23,8 @@ AF_UNIX = 1
 OWN_PID = 0x7FFFABCD
 """Stands in the built filter for the process id a child puts there."""
 # Options of prctl a program or its C library may use: names, timers, dumpable flag, bounding set reads, memory names.
-PRCTL_OPTIONS = (1, 2, 3, 4, 15, 16, 23, 29, 30, 39, 0x53564D41)
+# Not PR_SET_PDEATHSIG (1): a run must end with its zygote.
+PRCTL_OPTIONS = (2, 3, 4, 15, 16, 23, 29, 30, 39, 0x53564D41)
 
 Instruction = tuple[int, int, int, int]
 

@@ -285,6 +285,8 @@ def _warm(modules: list[str]) -> None:
 def template(control: socket.socket, spec: dict[str, Any]) -> None:
     """The tier's mother process: imports once, then forks a zygote for every socket it is sent."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    # Runs of a zygote that was killed come to us and vanish, instead of waiting for the machine's first process.
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     if _hung_up(control):
         os._exit(0)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
