@@ -7,22 +7,17 @@ sampled. The reference is the model that the phase began with.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from upshot.chat import derive_seed
 from upshot.recipe import TrainConfig
 from upshot.rollout.reply import Reply
 from upshot.train.batch import Datum
 from upshot.train.dpo import prefer
 from upshot.train.examples import ROUNDING
 from upshot.train.learner import Learner
-from upshot.train.rl import play, stop_if_missing
-from upshot.train.sft import pick
-from upshot.train.summary import summarise
+from upshot.train.rl import minibatches, play_and_learn
 
 if TYPE_CHECKING:
     from upshot.train.runner import Run
@@ -32,27 +27,7 @@ Pair = tuple[Reply, Reply]
 
 async def train(run: Run, config: TrainConfig) -> None:
     """Train from the run's step to `train.steps`."""
-    recipe = run.recipe
-    rows = run.task.rows("train")
-    config = run.lasting(config, len(rows))
-    async with run.company() as (_, scene):
-        learner = run.learner(config)
-        run.keep_reference(learner)
-        run.begin(learner, config)
-        for step in range(run.step, config.steps):
-            started = time.perf_counter()
-            groups = await play(recipe, scene, rows, step, run.reporter.within)
-            rolled = time.perf_counter()
-            logs = summarise(groups, scene.weights)
-            stop_if_missing(groups, recipe.reward.max_missing)
-            pairs, left_out = best_and_worst(groups, config.min_gap)
-            logs |= {f"dpo/left_out/{why}": float(count) for why, count in sorted(left_out.items())}
-            logs |= learn(learner, pairs, derive_seed(recipe.seed, "minibatches", step))
-            ended = time.perf_counter()
-            logs |= {"time/rollout": rolled - started, "time/train": ended - rolled, "time/step": ended - started}
-            run.step_done(step + 1, logs, learner, config, groups)
-            await asyncio.sleep(0)
-        run.checkpoint(learner, config)
+    await play_and_learn(run, config, learn, reference=True)
 
 
 def best_and_worst(groups: Sequence[Sequence[Reply]], min_gap: float) -> tuple[list[Pair], Counter[str]]:
@@ -75,17 +50,14 @@ def best_and_worst(groups: Sequence[Sequence[Reply]], min_gap: float) -> tuple[l
     return pairs, left_out
 
 
-def learn(learner: Learner, pairs: Sequence[Pair], seed: int) -> dict[str, float]:
-    """One round of updates on a step's pairs."""
-    if not pairs:
-        return {"train/pairs": 0.0}
+def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dict[str, float]:
+    """One round of updates on the pairs of a step."""
+    config = learner.config
+    pairs, left_out = best_and_worst(groups, config.min_gap)
+    logs = {f"dpo/left_out/{why}": float(count) for why, count in sorted(left_out.items())}
     data = [(_datum(best), _datum(worst)) for best, worst in pairs]
-    parts = learner.config.minibatches
-    order = pick(len(data), len(data), 0, seed) if parts > 1 else range(len(data))
-    size = -(-len(data) // parts)
-    logs: dict[str, float] = {}
-    for start in range(0, len(data), size):
-        logs = prefer(learner, [data[i] for i in order[start : start + size]])
+    for part in minibatches(data, config.minibatches, seed) if data else ():
+        logs |= prefer(learner, part)
     logs["train/pairs"] = float(len(data))
     logs["train/tokens"] = float(sum(sum(datum.mask) for pair in data for datum in pair))
     return logs

@@ -8,22 +8,17 @@ A reply without a reward takes no part.
 
 from __future__ import annotations
 
-import asyncio
 import math
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from upshot.chat import derive_seed
 from upshot.recipe import TrainConfig
 from upshot.rollout.reply import Reply
 from upshot.train.advantages import gae
 from upshot.train.batch import Datum
 from upshot.train.learner import Learner
 from upshot.train.objectives import Ppo
-from upshot.train.rl import play, stop_if_missing
-from upshot.train.sft import pick
-from upshot.train.summary import summarise
+from upshot.train.rl import minibatches, play_and_learn
 
 if TYPE_CHECKING:
     from upshot.train.runner import Run
@@ -31,26 +26,7 @@ if TYPE_CHECKING:
 
 async def train(run: Run, config: TrainConfig) -> None:
     """Train from the run's step to `train.steps`."""
-    recipe = run.recipe
-    rows = run.task.rows("train")
-    config = run.lasting(config, len(rows))
-    async with run.company() as (_, scene):
-        learner = run.learner(config, value_head=True)
-        if config.kl:
-            run.keep_reference(learner)
-        run.begin(learner, config)
-        for step in range(run.step, config.steps):
-            started = time.perf_counter()
-            groups = await play(recipe, scene, rows, step, run.reporter.within)
-            rolled = time.perf_counter()
-            logs = summarise(groups, scene.weights)
-            stop_if_missing(groups, recipe.reward.max_missing)
-            logs |= learn(learner, groups, derive_seed(recipe.seed, "minibatches", step))
-            ended = time.perf_counter()
-            logs |= {"time/rollout": rolled - started, "time/train": ended - rolled, "time/step": ended - started}
-            run.step_done(step + 1, logs, learner, config, groups)
-            await asyncio.sleep(0)
-        run.checkpoint(learner, config)
+    await play_and_learn(run, config, learn, reference=bool(config.kl), value_head=True)
 
 
 def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dict[str, float]:
@@ -66,11 +42,8 @@ def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dic
         spans = reply.credit.spans if reply.credit is not None else ()
         reply.advantages = [_mean(datum.advantages[span.start : span.stop]) for span in spans]
     config = learner.config
-    order = pick(len(data), len(data), 0, seed) if config.minibatches > 1 else range(len(data))
-    size = -(-len(data) // config.minibatches)
-    for start in range(0, len(data), size):
-        part = [[data[i]] for i in order[start : start + size]]
-        logs |= learner.forward_backward(part, Ppo(config)) | learner.step()
+    for part in minibatches(data, config.minibatches, seed):
+        logs |= learner.forward_backward([[datum] for datum in part], Ppo(config)) | learner.step()
     logs["train/sequences"] = float(len(data))
     logs["train/tokens"] = float(sum(sum(datum.mask) for datum in data))
     return logs

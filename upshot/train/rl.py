@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from upshot.chat import Row, derive_seed
 from upshot.errors import UserError
@@ -13,7 +13,7 @@ from upshot.recipe import Recipe, TrainConfig
 from upshot.rollout.play import Scene, play_step
 from upshot.rollout.reply import Reply
 from upshot.train.advantages import estimator, span_advantages
-from upshot.train.batch import Datum, datum_of
+from upshot.train.batch import datum_of
 from upshot.train.held_out import held_out, last_look
 from upshot.train.learner import Learner
 from upshot.train.objectives import PolicyGradient
@@ -23,22 +23,35 @@ from upshot.train.summary import missing_reasons, summarise
 if TYPE_CHECKING:
     from upshot.train.runner import Run
 
+T = TypeVar("T")
+
+Learn = Callable[[Learner, Sequence[Sequence[Reply]], int], dict[str, float]]
+"""One round of updates on a step's groups, with a seed for the order of minibatches; what to log."""
+
 
 async def train(run: Run, config: TrainConfig) -> None:
-    """Train from the run's step to `train.steps`."""
+    """Policy gradient over groups, from the run's step to `train.steps`."""
+    await play_and_learn(run, config, learn, reference=bool(config.kl))
+
+
+async def play_and_learn(
+    run: Run, config: TrainConfig, learn: Learn, reference: bool, value_head: bool = False
+) -> None:
+    """The loop of every method that learns from its own replies: play a round, learn from it, write it down."""
     recipe = run.recipe
     rows = run.task.rows("train")
     config = run.lasting(config, len(rows))
+    if run.step and run.step >= config.steps:
+        return  # a finished run was resumed
     async with run.company() as (_, scene):
-        learner = run.learner(config)
-        if config.kl:
+        learner = run.learner(config, value_head)
+        if reference:
             run.keep_reference(learner)
         run.begin(learner, config)
         for step in range(run.step, config.steps):
             started = time.perf_counter()
             groups = await play(recipe, scene, rows, step, run.reporter.within)
             rolled = time.perf_counter()
-            set_advantages(groups, config.advantage)
             logs = summarise(groups, scene.weights) | await held_out(run, scene, step)
             stop_if_missing(groups, recipe.reward.max_missing)
             logs |= learn(learner, groups, derive_seed(recipe.seed, "minibatches", step))
@@ -90,6 +103,7 @@ def stop_if_missing(groups: Sequence[Sequence[Reply]], limit: float) -> None:
 
 def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dict[str, float]:
     """One round of updates on a step's replies."""
+    set_advantages(groups, learner.config.advantage)
     data = [datum for group in groups for reply in group if (datum := datum_of(reply)) is not None]
     if not data:
         return {"train/sequences": 0.0}
@@ -98,8 +112,7 @@ def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dic
         for datum, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
             datum.reference = reference
     logs: dict[str, float] = {}
-    order = pick(len(data), len(data), 0, seed) if config.minibatches > 1 else range(len(data))
-    for part in _split([data[i] for i in order], config.minibatches):
+    for part in minibatches(data, config.minibatches, seed):
         logs = learner.forward_backward([[datum] for datum in part], PolicyGradient(config))
         logs |= learner.step()
     logs["train/sequences"] = float(len(data))
@@ -107,6 +120,8 @@ def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dic
     return logs
 
 
-def _split(data: list[Datum], parts: int) -> list[list[Datum]]:
+def minibatches(data: Sequence[T], parts: int, seed: int) -> list[list[T]]:
+    """A round's data in so many parts, shuffled by the seed."""
+    order = pick(len(data), len(data), 0, seed) if parts > 1 else range(len(data))
     size = -(-len(data) // parts)
-    return [data[i : i + size] for i in range(0, len(data), size)]
+    return [[data[i] for i in order[start : start + size]] for start in range(0, len(data), size)]
