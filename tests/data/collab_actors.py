@@ -82,6 +82,13 @@ async def failing_policy(request: Request) -> str:
     return await policy(request)
 
 
+async def policy_behind_a_cable(request: Request) -> str:
+    """The policy while ACTOR_DOWN is not set."""
+    if os.environ.get("ACTOR_DOWN"):
+        raise ModelCallError("connection")
+    return await policy(request)
+
+
 async def failing_judge(request: Request) -> str:
     """Gives no usable rating in a third of the conversations."""
     if random.Random(_text(request)).random() < 0.33:

@@ -153,9 +153,26 @@ def test_what_fails_is_missing_with_its_reason_and_the_rest_goes_on(
 ) -> None:
     build(command(tmp_path / "out", actors.goals(tmp_path, 6), policy="failing_policy"))
     summary = json.loads(capsys.readouterr().out)
-    assert summary["finished"] == 6 and summary["ended"]["no candidate has a score"] >= 1
+    assert summary["finished"] + summary["failed"] == 6 and summary["failed"] >= 1
+    assert summary["ended"]["no candidate has a score (reply: http_500)"] == 1
     assert summary["missing"]["reply: http_500"] == 3 and summary["missing"]["reply: timeout"] > 0
     assert all(row["completion"] for row in rows_of(tmp_path / "out"))
+
+
+def test_an_outage_stops_the_build_and_what_failed_is_tried_again(
+    tmp_path: Path, actors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = actors.goals(tmp_path, 30)
+    words = command(tmp_path / "out", file, "--max-messages", "4", policy="policy_behind_a_cable")
+    build(command(tmp_path / "whole", file, "--max-messages", "4", policy="policy_behind_a_cable"))
+    monkeypatch.setenv("ACTOR_DOWN", "yes")
+    with pytest.raises(UserError, match=r"of the last 20 turns failed, mostly: no candidate .*reply: connection"):
+        build([*words, "--concurrency", "4"])
+    failed = [line for line in lines_of(tmp_path / "out") if line.get("failed")]
+    assert 10 <= len(failed) < 30 and not rows_of(tmp_path / "out")
+    monkeypatch.delenv("ACTOR_DOWN")
+    build(words)
+    assert rows_of(tmp_path / "out") == rows_of(tmp_path / "whole")
 
 
 def test_fault_5_a_failed_judge_is_no_score_and_never_the_best(tmp_path: Path, actors: Any) -> None:

@@ -139,6 +139,22 @@ def test_a_stopped_evaluation_resumes_without_playing_anything_twice(tmp_path: P
     assert table_of(tmp_path / "out")["cells"] == table_of(tmp_path / "whole")["cells"]
 
 
+def test_conversations_that_failed_are_played_again_by_the_next_run(
+    tmp_path: Path, actors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = str(actors.goals(tmp_path, 30))
+    words = ["--task", file, "--split", "all", "--max-messages", "4", "--concurrency", "4"]
+    models = "base={0}:policy_behind_a_cable"
+    monkeypatch.setenv("ACTOR_DOWN", "yes")
+    with pytest.raises(UserError, match="20 of the last 20 conversations failed, mostly: connection"):
+        evaluate(tmp_path / "out", *words, models=models)
+    assert evaluate(tmp_path / "few", *words, "--goals", "3", models=models) == 1, "a row without any score"
+    monkeypatch.delenv("ACTOR_DOWN")
+    assert evaluate(tmp_path / "out", *words, models=models) == 0
+    lines = lines_of(tmp_path / "out")
+    assert len(lines) == len({line["key"] for line in lines}) == 30 and not any(line["missing"] for line in lines)
+
+
 def test_a_row_can_be_added_later_but_not_changed(tmp_path: Path, actors: Any) -> None:
     file = str(actors.goals(tmp_path, 3))
     evaluate(tmp_path / "out", "--task", file, "--split", "all", models="base={0}:policy")

@@ -3,13 +3,14 @@
 The simulated user opens; N candidates answer (a share of them with the proactive prompt); each is scored by its
 multiturn-aware reward, its futures being played by the plain policy so that scores compare; the best one stays, and
 the next user turn is the first one of its longest future. A finished turn is a line of the journal: after kill -9 a
-build goes on behind it.
+build goes on behind it, and tries again what failed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +19,7 @@ from upshot.api import first_of
 from upshot.chat import Conversation, Message, Row, Turn, derive_seed
 from upshot.data.cast import Cast
 from upshot.data.journal import Journal
+from upshot.data.outage import Outage
 from upshot.errors import UserError
 from upshot.models.base import Sampling
 from upshot.participants.base import Observation, Participant
@@ -67,6 +69,8 @@ class Progress:
 
     def add(self, line: dict[str, Any]) -> None:
         """Go on as a line of the journal says."""
+        if line.get("failed"):  # not finished: another run tries it again
+            return
         if line.get("best") is not None:
             self.turns = (*self.turns, Turn(Message("assistant", line["candidates"][line["best"]]["completion"])))
         said = line.get("next")
@@ -111,12 +115,13 @@ class Builder:
         )
 
     async def run(self, rows: Sequence[Row], told: Callable[[dict[str, Any]], None] | None = None) -> None:
-        """Bring every row's conversation to its end; `told` hears of each finished turn."""
+        """Bring every row's conversation to its end; `told` hears of each turn."""
         progress = {row.id: Progress(row, tuple(Turn(m) for m in row.messages)) for row in rows}
         for line in self.journal.lines:
             if line["conv"] in progress:
                 progress[line["conv"]].add(line)
         gate = asyncio.Semaphore(self.settings.concurrency)
+        outage = Outage("turns")
 
         async def one(conversation: Progress) -> None:
             async with gate:
@@ -124,9 +129,12 @@ class Builder:
                     line = await self._next(conversation)
                     line["spent"] = self.cast.budget.state()
                     self.journal.append(line)
-                    conversation.add(line)
                     if told is not None:
                         told(line)
+                    outage.heard(line.get("failed"))
+                    if line.get("failed"):
+                        return
+                    conversation.add(line)
 
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -152,10 +160,10 @@ class Builder:
         except UserError:
             raise
         except Exception as error:  # this conversation is over; the others go on
-            return {**line, "ended": f"opening: {describe(error)}"}
+            return {**line, **_failure(f"opening: {describe(error)}")}
         said = conversation.last("user")
         if said is None:
-            return {**line, "ended": "opening: the user said nothing"}
+            return {**line, **_failure("opening: the user said nothing")}
         line["next"] = {"content": said.content, "note": dict(conversation.turns[-1].note)}
         line["session"] = {k: v for k, v in conversation.session.items() if k != "metrics"}
         return line
@@ -168,7 +176,8 @@ class Builder:
         length = sum(turn.message.role != "system" for turn in progress.turns)
         line: dict[str, Any] = {"conv": progress.row.id, "turn": length, "candidates": candidates, "ended": None}
         if not scored:
-            return {**line, "best": None, "ended": "no candidate has a score"}
+            reasons = Counter(candidate["missing"] for candidate in candidates)
+            return {**line, "best": None, **_failure(f"no candidate has a score ({reasons.most_common(1)[0][0]})")}
         line["best"] = max(scored, key=lambda i: candidates[i]["score"])
         if length + 3 > self.settings.max_messages:
             return {**line, "ended": "messages"}
@@ -219,7 +228,7 @@ class Builder:
             except UserError:
                 raise
             except Exception as error:  # the conversation ends here, with the reason
-                return {"ended": f"user: {describe(error)}"}
+                return _failure(f"user: {describe(error)}")
             session = {k: v for k, v in fork.session.items() if k != "metrics"}
         said = "\n\n".join(message.content for message in observation.messages)
         if observation.done or not said:
@@ -234,6 +243,11 @@ class Builder:
         conversation = Conversation(row, seed, turns=progress.turns)
         conversation.session = copy.deepcopy(progress.session)
         return conversation
+
+
+def _failure(reason: str) -> dict[str, Any]:
+    """The end of a conversation for now: another run tries its turn again."""
+    return {"ended": reason, "failed": reason}
 
 
 def _tried(reply: Reply, kind: str, failed: str | None) -> dict[str, Any]:

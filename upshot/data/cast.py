@@ -55,7 +55,7 @@ async def open_cast(
     metrics: Mapping[str, Any],
     budget: Budget | None = None,
 ) -> AsyncIterator[Cast]:
-    """Connect and start all models, build the metrics; roles with the same spec share one model."""
+    """Build the metrics, then start all models; roles with the same spec share one model."""
     budget = budget or Budget()
     specs = {f"policy {name}": read_spec(spec) for name, spec in policies.items()}
     if user and user != SCRIPT:
@@ -64,8 +64,6 @@ async def open_cast(
         specs["judge"] = read_spec(judge)
     async with AsyncExitStack() as stack:
         models = connect_all(specs, budget=budget)
-        for model in {id(model): model for model in models.values()}.values():
-            await stack.enter_async_context(model)
         sandbox = await _sandbox(stack) if _needs_sandbox(metrics) else None
         context = {"judge": models.get("judge"), "models": models, "tokenizer": None, "task": task, "sandbox": sandbox}
         built, weights = build_metrics(metrics, context)
@@ -74,6 +72,8 @@ async def open_cast(
         person = _user(task, user, models.get("user"))
         if person is not None:
             stack.push_async_callback(person.aclose)
+        for model in {id(model): model for model in models.values()}.values():  # last: names are checked by now
+            await stack.enter_async_context(model)
         yield Cast({name: models[f"policy {name}"] for name in policies}, person, built, weights, budget, models)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,20 @@ from upshot.errors import UserError
 class Journal:
     """Finished work, line by line, behind a first line that says with which settings it was done."""
 
-    def __init__(self, path: Path, settings: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        settings: Mapping[str, Any] | None,
+        keep: Callable[[Mapping[str, Any]], bool] | None = None,
+    ) -> None:
         """Open or begin a journal; one that was begun with other settings is a `UserError`.
 
-        With settings None the file has no first line of settings: every line is finished work.
+        With settings None the file has no first line of settings: every line is finished work. Lines that `keep`
+        refuses are taken out of it.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
+        self._settings = settings
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -35,6 +42,9 @@ class Journal:
         try:
             self.lines = self._recover(settings)
             """What was in the journal when it was opened, without the settings."""
+            if keep is not None and not all(map(keep, self.lines)):
+                self.lines = [line for line in self.lines if keep(line)]
+                self._rewrite()
         except BaseException:
             self.close()
             raise
@@ -57,6 +67,20 @@ class Journal:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _rewrite(self) -> None:
+        """Put just `lines` into the file, in one step: a reader sees the old content or the new."""
+        if self._settings is not None:
+            raise ValueError("a journal with settings keeps all its lines")
+        other = self.path.with_name(f".{self.path.name}.new")
+        other.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.lines), encoding="utf-8")
+        handle = os.open(other, os.O_RDWR | os.O_APPEND)
+        os.fsync(handle)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        os.replace(other, self.path)
+        os.close(self._file)
+        self._file = handle
+        _sync_folder(self.path.parent)
 
     def _recover(self, settings: Mapping[str, Any] | None) -> list[dict[str, Any]]:
         content = self.path.read_bytes()

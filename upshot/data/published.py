@@ -18,7 +18,7 @@ FILE = "candidates.parquet"
 def published_rows(rows: Sequence[Row], lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One row per candidate that was given, in the order of goals and turns; a missing score stays missing."""
     by_conversation: dict[str, list[Mapping[str, Any]]] = {}
-    for line in lines:
+    for line in latest(lines):
         by_conversation.setdefault(line["conv"], []).append(line)
     out = []
     for row in rows:
@@ -32,6 +32,11 @@ def published_rows(rows: Sequence[Row], lines: Iterable[Mapping[str, Any]]) -> l
             if line.get("next") is not None:
                 history.append({"role": "user", "content": line["next"]["content"]})
     return out
+
+
+def latest(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The last word on every turn: one that failed and was tried again later counts once."""
+    return list({(line["conv"], line["turn"]): line for line in lines}.values())
 
 
 def _row(row: Row, history: list[dict[str, str]], candidate: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,6 +81,7 @@ def write_published(folder: Path, rows: Sequence[dict[str, Any]], metrics: Seque
 
 def summarise(rows: Sequence[Row], lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What a build has done so far, in numbers."""
+    lines = latest(lines)
     ended = Counter(line["ended"] for line in lines if line["ended"])
     turns = [line for line in lines if "candidates" in line]
     candidates = [candidate for line in turns for candidate in line["candidates"]]
@@ -83,7 +89,8 @@ def summarise(rows: Sequence[Row], lines: Sequence[Mapping[str, Any]]) -> dict[s
     scores = [c["score"] for c in candidates if c["score"] is not None]
     return {
         "goals": len(rows),
-        "finished": sum(ended.values()),
+        "finished": sum(bool(line["ended"]) and not line.get("failed") for line in lines),
+        "failed": sum(bool(line.get("failed")) for line in lines),
         "turns": len(turns),
         "candidates": len(candidates),
         "missing": dict(Counter(c["missing"] for c in candidates if c["missing"])),

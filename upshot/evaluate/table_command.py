@@ -50,10 +50,13 @@ class Plan:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Play what is not played yet, print the table and save it."""
+    """Play what is not played yet, print the table and save it; 1 when a row has no score of the task metric at all."""
     plan = _plan(args)
     out = Path(args.out or f"eval-{plan.task.name}")
-    with Journal(out / "openings.log", plan.identity()) as openings, Journal(out / "rollouts.jsonl", None) as rollouts:
+    with (
+        Journal(out / "openings.log", plan.identity()) as openings,
+        Journal(out / "rollouts.jsonl", None, keep=lambda line: line["missing"] is None) as rollouts,
+    ):
         lines = _finished(plan, rollouts.lines)
         stats = asyncio.run(_play(plan, openings, rollouts, lines))
     columns = columns_of(list(plan.metrics), lines, plan.task.table_group)
@@ -62,15 +65,16 @@ def run(args: argparse.Namespace) -> int:
     content = {**to_dict(title, columns, found), "settings": plan.identity(), "models": plan.models, "stats": stats}
     (out / "table.json").write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
     (out / "table.md").write_text(markdown(columns, found), encoding="utf-8")
+    scored = all(own[0].estimate is not None for own in found.values())
     if args.json:
         print(json.dumps(content, ensure_ascii=False))
-        return 0
+        return 0 if scored else 1
     from rich.console import Console
 
     console = Console(markup=False)
     print_rich(title, columns, found, console)
     console.print(f"saved in {out}; read the transcripts with: upshot view {out}", highlight=False, soft_wrap=True)
-    return 0
+    return 0 if scored else 1
 
 
 def _plan(args: argparse.Namespace) -> Plan:

@@ -1,7 +1,8 @@
 """Whole conversations on held-out goals: every model meets the same users, who open with the same words.
 
 A finished conversation is a line of `rollouts.jsonl` (fsync'd), an opening a line of `openings.log`: a stopped
-evaluation goes on behind them. What fails is a conversation without scores, with the reason; it is never a zero.
+evaluation goes on behind them, and plays again what failed. What fails is a conversation without scores, with the
+reason; it is never a zero.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from upshot.api import first_of
 from upshot.chat import Conversation, Message, Row, Turn, derive_seed
 from upshot.data.cast import Cast
 from upshot.data.journal import Journal
+from upshot.data.outage import Outage
 from upshot.errors import UserError
 from upshot.participants.base import Participant, count
 from upshot.rewards.reward import combine
@@ -75,6 +77,7 @@ class Evaluation:
         opened = {line["row"]: line for line in openings.lines}
         done = {line["key"] for line in rollouts.lines}
         gate = asyncio.Semaphore(self.concurrency)
+        outage = Outage("conversations")
 
         async def goal(row: Row) -> None:
             missing = [name for name in self.policies if key_of(row, name) not in done]
@@ -83,7 +86,8 @@ class Evaluation:
             async with gate:
                 if row.id not in opened:
                     opened[row.id] = await self._open(row)
-                    openings.append(opened[row.id])
+                    if opened[row.id]["missing"] is None:  # one that failed is asked for again by another run
+                        openings.append(opened[row.id])
             async with asyncio.TaskGroup() as tasks:
                 for name in missing:
                     tasks.create_task(one(row, name))
@@ -93,6 +97,7 @@ class Evaluation:
                 line = await self._play(row, name, opened[row.id])
             rollouts.append(line)
             told(line)
+            outage.heard(line["missing"])
 
         try:
             async with asyncio.TaskGroup() as tasks:
