@@ -236,6 +236,8 @@ class WarmStartConfig(Section):
     """Peak learning rate, with a cosine to zero."""
     warmup_steps: int = Field(10, ge=0)
     """Steps of linear warm-up."""
+    new_model_only: bool = False
+    """Leave it out when `model.path` names a trained model."""
 
 
 class EvalConfig(Section):

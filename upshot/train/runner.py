@@ -50,7 +50,9 @@ class Run:
         self.recipe = recipe
         self.folder = folder
         self.reporter = reporter
-        self.phases: list[str] = [*([WARM_START] if recipe.warm_start else []), recipe.train.method]
+        warm = recipe.warm_start
+        warmed = warm is not None and not (warm.new_model_only and recipe.model.path)
+        self.phases: list[str] = [*([WARM_START] if warmed else []), recipe.train.method]
         found = folder.latest()
         self.start_from = found[0] if found else None
         self.spent: dict[str, float] = {}
