@@ -46,6 +46,11 @@ class Task(ABC):
         """What is wrong with the form of a policy turn, in a word or two; empty when nothing is."""
         return ""
 
+    def format_faults(self, conversation: Conversation) -> list[str]:
+        """`format_error` of each turn the assistant took after the opening, '' where the form is kept."""
+        said = conversation.turns[len(conversation.row.messages) :]
+        return [self.format_error(turn.message.content) for turn in said if turn.message.role == "assistant"]
+
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """OpenAI definitions of the tools that the environment answers; empty when there are none."""
         return []

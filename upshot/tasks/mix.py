@@ -79,6 +79,10 @@ class Mix(Task):
         """The verdict of the row's own task."""
         return await self.part(conversation.row).verify(conversation)
 
+    def format_faults(self, conversation: Conversation) -> list[str]:
+        """By the form of the row's own task."""
+        return self.part(conversation.row).format_faults(conversation)
+
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
         """The dialogues of all tasks."""
         return [dialogue for part in self.parts.values() for dialogue in part.dialogues(split)]

@@ -19,9 +19,8 @@ class FormatErrors(Metric):
 
     async def score(self, conversation: Conversation) -> Score:
         """The share; missing when the assistant said nothing."""
-        turns = conversation.turns[len(conversation.row.messages) :]
-        said = [turn.message for turn in turns if turn.message.role == "assistant"]
-        if not said:
+        faults = self.task.format_faults(conversation)
+        if not faults:
             return Score.missing("format_errors: no assistant turn")
-        faults = [fault for message in said if (fault := self.task.format_error(message.content))]
-        return Score(len(faults) / len(said), detail={"faults": faults})
+        found = [fault for fault in faults if fault]
+        return Score(len(found) / len(faults), detail={"faults": found})
