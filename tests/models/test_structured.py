@@ -108,7 +108,7 @@ class Lines(Model):
 def test_a_model_is_asked_again_with_the_error():
     model = Lines("hm", '{"response": 3}', '{"response": "fine"}')
     assert asyncio.run(ask_json(model, [Message("user", "q")], SCHEMA)) == {"response": "fine"}
-    assert "JSON schema" in model.asked[0].prompt[-1].content
+    assert '{"response": "text", "score": number from 0 to 1}' in model.asked[0].prompt[-1].content
     assert "'response' is a number (3)" in model.asked[2].prompt[-1].content
 
 

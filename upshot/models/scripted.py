@@ -17,6 +17,7 @@ from upshot.models.budget import Budget
 from upshot.models.guarded import GuardedModel
 from upshot.models.limits import Limits
 from upshot.models.spec import ModelSpec
+from upshot.models.structured import example_of
 from upshot.models.wire import Answer
 
 Reply = str | Completion
@@ -126,23 +127,4 @@ def last_number(request: Request) -> str:
 def _filled(request: Request, text: str) -> str:
     if request.schema is None:
         return text
-    return json.dumps(minimal(request.schema, text), ensure_ascii=False)
-
-
-def minimal(schema: Any, text: str) -> Any:
-    """A small value that fits a schema, with `text` where text is wanted."""
-    if "const" in schema:
-        return schema["const"]
-    if "enum" in schema:
-        return schema["enum"][0]
-    for choice in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
-        return minimal(choice, text)
-    kind = schema.get("type", "object")
-    kind = kind[0] if isinstance(kind, list) else kind
-    if kind == "object":
-        return {key: minimal(value, text) for key, value in schema.get("properties", {}).items()}
-    if kind == "array":
-        return [minimal(schema.get("items", {"type": "string"}), text)] * schema.get("minItems", 0)
-    if kind in ("integer", "number"):
-        return schema.get("minimum", schema.get("maximum", 0))
-    return {"string": text, "boolean": True, "null": None}[kind]
+    return json.dumps(example_of(request.schema, text), ensure_ascii=False)

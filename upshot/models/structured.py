@@ -190,10 +190,52 @@ def _range_flaw(value: float, schema: Mapping[str, Any], at: str) -> str | None:
     return None
 
 
+def example_of(schema: Any, text: str) -> Any:
+    """A small value that fits a schema, with `text` where text is wanted."""
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        return schema["enum"][0]
+    for choice in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        return example_of(choice, text)
+    kind = schema.get("type", "object")
+    kind = kind[0] if isinstance(kind, list) else kind
+    if kind == "object":
+        return {key: example_of(value, text) for key, value in schema.get("properties", {}).items()}
+    if kind == "array":
+        return [example_of(schema.get("items", {"type": "string"}), text)] * schema.get("minItems", 0)
+    if kind in ("integer", "number"):
+        return schema.get("minimum", schema.get("maximum", 0))
+    return {"string": text, "boolean": True, "null": None}[kind]
+
+
 def json_request(schema: Mapping[str, Any]) -> str:
-    """How a model without structured output is asked for JSON."""
-    shown = json.dumps(schema, ensure_ascii=False)
-    return f"Answer with one JSON object and nothing else. It must follow this JSON schema:\n{shown}"
+    """How a model without structured output is asked for JSON; a weak one would copy a raw schema into its answer."""
+    return f"Answer with one JSON object and nothing else. Its form: {shape_of(schema)}"
+
+
+def shape_of(schema: Mapping[str, Any]) -> str:
+    """A schema as a reader would write it down: {"city": "text", "score": number from 0 to 1}."""
+    if "const" in schema:
+        return json.dumps(schema["const"], ensure_ascii=False)
+    if "enum" in schema:
+        return " or ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])
+    if "anyOf" in schema:
+        return " or ".join(shape_of(option) for option in schema["anyOf"])
+    kind = schema.get("type", "object")
+    if not isinstance(kind, str):
+        return " or ".join(shape_of({**schema, "type": one}) for one in kind)
+    if kind == "object":
+        parts = [f"{json.dumps(key)}: {shape_of(value)}" for key, value in schema.get("properties", {}).items()]
+        return "{" + ", ".join(parts) + "}"
+    if kind == "array":
+        return f"[{shape_of(schema.get('items', {'type': 'string'}))}, ...]"
+    if kind == "string":
+        return json.dumps(schema.get("description") or "text", ensure_ascii=False)
+    least, most = schema.get("minimum"), schema.get("maximum")
+    word = {"integer": "whole number", "boolean": "true or false"}.get(kind, kind)
+    bounds = [f"from {least:g}" if least is not None else "", f"to {most:g}" if most is not None else ""]
+    return " ".join([word, *filter(None, bounds)])
 
 
 async def ask_json(
