@@ -71,7 +71,9 @@ def batch_work(prompts: int, prompt: int, new: int) -> Work:
     return work
 
 
-def collab_work(prompts: int, prompt: int, replies: int, reply: int, futures: int, rounds: int, given: int, new: int) -> Work:
+def collab_work(
+    prompts: int, prompt: int, replies: int, reply: int, futures: int, rounds: int, given: int, new: int
+) -> Work:
     """CollabLLM's shape: replies to each prompt, each forked into futures that go on for rounds of (given + new) ids."""
 
     def work(engine: Engine, rng: random.Random) -> list[Sequence]:
@@ -102,7 +104,18 @@ def collab_work(prompts: int, prompt: int, replies: int, reply: int, futures: in
     return work
 
 
-def collab_generate(model: Any, rng: random.Random, prompts: int, prompt: int, replies: int, reply: int, futures: int, rounds: int, given: int, new: int) -> int:
+def collab_generate(
+    model: Any,
+    rng: random.Random,
+    prompts: int,
+    prompt: int,
+    replies: int,
+    reply: int,
+    futures: int,
+    rounds: int,
+    given: int,
+    new: int,
+) -> int:
     """The same work by transformers' `generate`, everything of a round in one batch."""
     vocab = model.config.vocab_size
     ids = torch.tensor([ids_of(rng, vocab, prompt) for _ in range(prompts)]).repeat_interleave(replies, 0)
@@ -214,7 +227,12 @@ def run_shape(name: str, args: argparse.Namespace, device: torch.device) -> list
     engine.run_until_done()
     first = time.perf_counter() - began
     SHAPES_OF[id(engine)] = SHAPES[name]
-    collab = {"prompts": max(1, 16 // scale), "prompt": 512 // min(scale, 4), "replies": 8, "reply": 256 // min(scale, 4)}
+    collab = {
+        "prompts": max(1, 16 // scale),
+        "prompt": 512 // min(scale, 4),
+        "replies": 8,
+        "reply": 256 // min(scale, 4),
+    }
     collab |= {"futures": 3, "rounds": 2, "given": 32 // min(scale, 4), "new": 128 // min(scale, 4)}
     rows: list[tuple[str, Work]] = [
         ("256 prompts", batch_work(256 // scale, 256 // min(scale, 4), 256 // min(scale, 4))),
@@ -227,8 +245,17 @@ def run_shape(name: str, args: argparse.Namespace, device: torch.device) -> list
             continue
         wall, seqs, steps = measure(engine, work, args.repeats)
         made = sum(len(s.sampled) for s in seqs)
-        row: dict[str, Any] = {"shape": name, "work": title, "tokens": made, "seconds": wall, "tokens_per_s": made / wall, "steps": steps}
-        row["logprob_max"], row["logprob_mean"] = logprob_gaps(model, seqs[: args.check or None], 16 if device.type == "cpu" else 64)
+        row: dict[str, Any] = {
+            "shape": name,
+            "work": title,
+            "tokens": made,
+            "seconds": wall,
+            "tokens_per_s": made / wall,
+            "steps": steps,
+        }
+        row["logprob_max"], row["logprob_mean"] = logprob_gaps(
+            model, seqs[: args.check or None], 16 if device.type == "cpu" else 64
+        )
         row["generate_per_s"] = peer(title, model, args, collab, device)
         row["first_token_s"] = first
         table.append(row)
@@ -240,7 +267,9 @@ def run_shape(name: str, args: argparse.Namespace, device: torch.device) -> list
     return table
 
 
-def peer(title: str, model: Any, args: argparse.Namespace, collab: dict[str, int], device: torch.device) -> float | None:
+def peer(
+    title: str, model: Any, args: argparse.Namespace, collab: dict[str, int], device: torch.device
+) -> float | None:
     """transformers' `generate` on the same work (on a GPU: fewer new ids, which flatters it)."""
     if args.no_peer:
         return None
@@ -279,7 +308,11 @@ def main() -> int:
     for row in table:
         theirs = row.get("generate_per_s")
         ratio = f"{row['tokens_per_s'] / theirs:6.1f}" if theirs else "     -"
-        gaps = f"{row['logprob_max']:.2g} / {row['logprob_mean']:.2g}" if "logprob_max" in row else f"{row.get('TFLOPs', 0):.0f} TFLOP/s"
+        gaps = (
+            f"{row['logprob_max']:.2g} / {row['logprob_mean']:.2g}"
+            if "logprob_max" in row
+            else f"{row.get('TFLOPs', 0):.0f} TFLOP/s"
+        )
         print(f"{row['shape']:11} {row['work']:14} {row['tokens_per_s']:10.0f} {theirs or 0:9.0f} {ratio}  {gaps}")
     if args.out:
         Path(args.out).write_text(json.dumps({"ceilings": tops, "rows": table}, indent=1))

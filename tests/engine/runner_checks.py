@@ -15,7 +15,13 @@ Make = Callable[..., LlamaForCausalLM]
 
 
 def small(make_llama: Make, **over: object) -> LlamaForCausalLM:
-    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 3, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    sizes = {
+        "hidden_size": 48,
+        "intermediate_size": 64,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "num_hidden_layers": 1,
+    }
     return make_llama(**sizes, vocab_size=64, max_position_embeddings=256, **over).to(DEVICE)
 
 
@@ -32,7 +38,9 @@ def plain_logprobs(model: LlamaForCausalLM, ids: list[int], start: int) -> torch
 
 def test_forked_greedy_ids_and_logprobs_match_transformers(make_llama: Make) -> None:
     model = small(make_llama)
-    engine = Engine(model, eos_ids=set(), settings=EngineSettings(page_size=4, kernels=True, max_running=8, kv_bytes=1 << 20))
+    engine = Engine(
+        model, eos_ids=set(), settings=EngineSettings(page_size=4, kernels=True, max_running=8, kv_bytes=1 << 20)
+    )
     assert type(engine.runner.driver).__name__ == "FusedDriver"
     prompt = [3 + (7 * i) % 60 for i in range(22)]
     seqs = engine.submit(prompt, Rules(max_tokens=6, temperature=0), n=5)
@@ -51,7 +59,9 @@ def test_forked_greedy_ids_and_logprobs_match_transformers(make_llama: Make) -> 
 
 def test_weights_changed_in_flight_are_recomputed_and_joined_parameters_stay_the_models(make_llama: Make) -> None:
     model = small(make_llama)
-    engine = Engine(model, eos_ids=set(), settings=EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20))
+    engine = Engine(
+        model, eos_ids=set(), settings=EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20)
+    )
     [seq] = engine.submit([5, 6, 7, 8, 9], Rules(max_tokens=8, temperature=0))
     for _ in range(4):
         engine.step()
@@ -67,7 +77,9 @@ def test_weights_changed_in_flight_are_recomputed_and_joined_parameters_stay_the
 def test_a_family_without_the_block_runs_through_its_own_forward(make_llama: Make) -> None:
     model = small(make_llama)
     engine = Engine(
-        model, eos_ids=set(), settings=EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20, lean=False)
+        model,
+        eos_ids=set(),
+        settings=EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20, lean=False),
     )
     assert type(engine.runner.driver).__name__ == "ModuleDriver"
     [seq] = engine.submit([5, 6, 7, 8, 9], Rules(max_tokens=4, temperature=0))

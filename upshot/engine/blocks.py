@@ -90,7 +90,9 @@ class BlockDriver:
             for module in loud:
                 module.training = True
 
-    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor | None) -> torch.Tensor:
+    def _forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor | None
+    ) -> torch.Tensor:
         shape = self.shape
         h = F.embedding(ids, self.core.embed_tokens.weight)
         cos, sin = (x[0][:, None] for x in self.core.rotary_emb(h, positions[None]))

@@ -45,13 +45,27 @@ class Cache:
 class CudaStep:
     """One step's attention, for decode rows or prompt chunks."""
 
-    def __init__(self, cache: Cache, heads: int, positions: torch.Tensor, cells: torch.Tensor, attend: Callable[..., torch.Tensor]) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        heads: int,
+        positions: torch.Tensor,
+        cells: torch.Tensor,
+        attend: Callable[..., torch.Tensor],
+    ) -> None:
         self.cache, self.heads = cache, heads
         self.positions, self.cells = positions, cells
         self._attend = attend
 
     def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int = 0, softcap: float = 0.0
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
     ) -> torch.Tensor:
         """Store and attend; see `attention.Step`."""
         block_kernels.store(k, self.cells, self.cache.k[layer])
@@ -160,7 +174,9 @@ def find_shared(rows: list[Sequence], page_size: int) -> tuple[list[tuple[int, i
 class CudaRunner:
     """Runs plans on one GPU."""
 
-    def __init__(self, model: torch.nn.Module, shape: Shape, n_pages: int, page_size: int, max_running: int, settings: Any) -> None:
+    def __init__(
+        self, model: torch.nn.Module, shape: Shape, n_pages: int, page_size: int, max_running: int, settings: Any
+    ) -> None:
         self.shape, self.page_size, self.slots = shape, page_size, max_running
         self.model = model
         device = shape.device
@@ -235,7 +251,15 @@ class CudaRunner:
             try:
                 for start, stop in ((0, 5), (5, IDS - 2), (IDS - 2, IDS - 1), (IDS - 1, IDS)):
                     rows.append(self._prefill_logits(driver, [Chunk(seq, start, stop, [])], [stop - start - 1]))
-            except (NotImplementedError, AttributeError, TypeError, ValueError, KeyError, RuntimeError, IndexError) as error:
+            except (
+                NotImplementedError,
+                AttributeError,
+                TypeError,
+                ValueError,
+                KeyError,
+                RuntimeError,
+                IndexError,
+            ) as error:
                 return f"{type(error).__name__}: {error}"
         return compare(torch.cat(rows[1:]).cpu(), expected, self.shape.dtype)
 
@@ -283,7 +307,8 @@ class CudaRunner:
         if flight.tops is not None:
             values, order = (x[:n].tolist() for x in flight.tops)
             tops = [
-                tuple(zip(o, v, strict=True))[: s.rules.top_logprobs] for s, o, v in zip(flight.rows, order, values, strict=True)
+                tuple(zip(o, v, strict=True))[: s.rules.top_logprobs]
+                for s, o, v in zip(flight.rows, order, values, strict=True)
             ]
         return flight.rows, flight.ids[:n].tolist(), flight.logprobs[:n].tolist(), tops
 
@@ -338,7 +363,9 @@ class CudaRunner:
         most = max((s.rules.top_logprobs for s in rows), default=0)
         if most:
             scale = torch.where(self.rules.temperature > 0, self.rules.temperature, 1.0)[[s.slot for s in rows]]
-            values, order = (logits[:n].float() / scale[:, None]).log_softmax(-1).topk(min(most, logits.shape[1]), dim=-1)
+            values, order = (
+                (logits[:n].float() / scale[:, None]).log_softmax(-1).topk(min(most, logits.shape[1]), dim=-1)
+            )
             tops = (values.to("cpu"), order.to("cpu"))
         if not self.on_gpu:
             return Flight(rows, ids.clone(), logprobs.clone(), None, tops)
@@ -397,7 +424,9 @@ class CudaRunner:
         return graph.logits[: len(last)]
 
     def _read(self, driver: Driver, tokens: torch.Tensor, blocks: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, softcap: float) -> torch.Tensor:
+        def attend(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, softcap: float
+        ) -> torch.Tensor:
             return prefill_attention(q, k, v, self.cache.table, blocks, scale, PREFILL_BLOCK, window, softcap)
 
         step = CudaStep(self.cache, self.shape.heads, tokens[1], tokens[2], attend)
@@ -477,17 +506,26 @@ class CudaRunner:
         slots = self.row_slots[:bucket]
         ids, positions, cells = (torch.empty(bucket, dtype=torch.int64, device=device) for _ in range(3))
         lengths = torch.empty(bucket, dtype=torch.int32, device=device)
-        sample_kernels.begin(slots, self.tokens, self.place, self.cache.table, self.page_size, ids, positions, cells, lengths)
+        sample_kernels.begin(
+            slots, self.tokens, self.place, self.cache.table, self.page_size, ids, positions, cells, lengths
+        )
         groups = bucket // MIN_SHARERS
         together = (
-            Shared(self.shared.leaders[:groups], self.shared.prefix[:groups], self.shared.members[:groups], self.shared.starts)
+            Shared(
+                self.shared.leaders[:groups],
+                self.shared.prefix[:groups],
+                self.shared.members[:groups],
+                self.shared.starts,
+            )
             if shared
             else None
         )
         # About six programs for each multiprocessor hide the latency of reading page tables.
-        splits = max(1, min(8, round(6 * self.processors / (bucket * self.shape.kv_heads))))
+        splits = max(2 if shared else 1, min(8, round(6 * self.processors / (bucket * self.shape.kv_heads))))
 
-        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, softcap: float) -> torch.Tensor:
+        def attend(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, softcap: float
+        ) -> torch.Tensor:
             return decode_attention(q, k, v, self.cache.table, slots, lengths, scale, splits, together, window, softcap)
 
         step = CudaStep(self.cache, self.shape.heads, positions, cells, attend)

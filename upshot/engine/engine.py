@@ -179,6 +179,16 @@ class Engine:
         rules = replace(rules, stop_ids=rules.stop_ids | self.eos_ids)
         return self.scheduler.fork(seq, rules)
 
+    def score(self, ids: list[int], top: int = 1) -> tuple[list[float], list[tuple[tuple[int, float], ...]]]:
+        """Log-probability of each id but the first, and the likeliest ids in its place, by the model's own forward."""
+        from upshot.engine.probe import plain_logits
+
+        with torch.inference_mode():
+            logprobs = plain_logits(self.model, torch.tensor(ids), last=0)[:-1].float().log_softmax(-1)
+        own = logprobs.gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+        values, order = logprobs.topk(min(top, logprobs.shape[-1]), dim=-1)
+        return own, [tuple(zip(o, v, strict=True)) for o, v in zip(order.tolist(), values.tolist(), strict=True)]
+
     def weights_changed(self) -> int:
         """Call after every change of the weights; the new version."""
         self._drain()
@@ -192,7 +202,9 @@ class Engine:
 
     def step(self) -> bool:
         """Compute one step; False if there is nothing to do."""
-        plan = self.scheduler.plan()
+        # An idle GPU gets a small chunk first, so that it works while the host plans the next.
+        idle = self.on_gpu and not self.runner.flights
+        plan = self.scheduler.plan(min(4096, self.scheduler.chunk_tokens) if idle else 0)
         if plan is None:
             if not self._drain() and self.scheduler.busy:
                 raise RuntimeError(f"the engine is stuck: {self.stats()}")

@@ -75,7 +75,9 @@ class FusedLayer:
         self.scale = float(attention.scaling)
         self.window = sliding_window(attention)
         q_norm = getattr(attention, "q_norm", None)
-        self.norms = None if q_norm is None else (q_norm.weight, attention.k_norm.weight, float(q_norm.variance_epsilon))
+        self.norms = (
+            None if q_norm is None else (q_norm.weight, attention.k_norm.weight, float(q_norm.variance_epsilon))
+        )
 
 
 class FusedDriver:
@@ -104,9 +106,7 @@ class FusedDriver:
                 layer.qkv.refresh()
                 layer.gate_up.refresh()
 
-    def logits(
-        self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor | None
-    ) -> torch.Tensor:
+    def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor | None) -> torch.Tensor:
         """Logits of the tokens at the indices `last` (None: all)."""
         from upshot.engine.kernels.block import add_norm, gate
 

@@ -25,9 +25,7 @@ def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 class EngineModel(Model):
     """A live transformers model behind the model interface."""
 
-    def __init__(
-        self, engine: Engine, tokenizer: Any, name: str = "engine", renderer: Renderer | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, tokenizer: Any, name: str = "engine", renderer: Renderer | None = None) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.name = name

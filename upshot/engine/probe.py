@@ -41,14 +41,16 @@ def compare(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> st
     return None if worst <= limit else f"logits differ from the model's own forward by {worst:.2g} of their size"
 
 
-def plain_logits(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """The model's own logits of the last three ids."""
+def plain_logits(model: torch.nn.Module, ids: torch.Tensor, last: int = 3) -> torch.Tensor:
+    """The model's own logits of the last ids (0: all), on the CPU."""
     loud = [m for m in model.modules() if m.training]  # attention dropout follows its module's own mode
     for module in loud:
         module.training = False
     try:
         lm = causal_lm(model)
-        return lm(input_ids=ids[None].to(lm.get_input_embeddings().weight.device), use_cache=False).logits[0, -3:].cpu()
+        return (
+            lm(input_ids=ids[None].to(lm.get_input_embeddings().weight.device), use_cache=False).logits[0, -last:].cpu()
+        )
     finally:
         for module in loud:
             module.training = True

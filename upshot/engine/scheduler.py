@@ -69,10 +69,10 @@ class Scheduler:
 
     # --- planning
 
-    def plan(self) -> Plan | None:
+    def plan(self, chunk_tokens: int = 0) -> Plan | None:
         """The next step, or None if nothing can be computed until results are committed."""
         if self._streak < self.max_streak or not self.running:
-            chunks = self._read_prompts()
+            chunks = self._read_prompts(chunk_tokens or self.chunk_tokens)
             if chunks:
                 self._streak += 1
                 return Plan([s for c in chunks for s in c.samplers], chunks, self._take_copies())
@@ -84,8 +84,7 @@ class Scheduler:
         copies, self._copies = self._copies, []
         return copies
 
-    def _read_prompts(self) -> list[Chunk]:
-        budget = self.chunk_tokens
+    def _read_prompts(self, budget: int) -> list[Chunk]:
         chunks: list[Chunk] = []
         for seq in list(self._reading):
             if budget <= 0:
@@ -215,7 +214,11 @@ class Scheduler:
         rules = seq.rules
         if seq.on_token is not None:
             seq.on_token(seq, token, logprob)
-        if token in rules.stop_ids or (seq.grammar is not None and seq.grammar.accept(token)) or (rules.stopped is not None and rules.stopped(seq.sampled)):
+        if (
+            token in rules.stop_ids
+            or (seq.grammar is not None and seq.grammar.accept(token))
+            or (rules.stopped is not None and rules.stopped(seq.sampled))
+        ):
             self.finish(seq, "stop")
         elif len(seq.ids) >= seq.max_length:
             self.finish(seq, "length")

@@ -11,7 +11,9 @@ import triton.language as tl
 
 
 @triton.jit
-def _add_norm(x_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr, eps, N: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr):
+def _add_norm(
+    x_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr, eps, N: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     live = cols < N
@@ -99,9 +101,15 @@ def _rotate_store(
     if NORM:
         scale = 1.0 / tl.sqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / D + eps)
         is_q = (heads < HEADS)[:, None]
-        w1 = tl.where(is_q, tl.load(q_weight_ptr + dims)[None, :].to(tl.float32), tl.load(k_weight_ptr + dims)[None, :].to(tl.float32))
+        w1 = tl.where(
+            is_q,
+            tl.load(q_weight_ptr + dims)[None, :].to(tl.float32),
+            tl.load(k_weight_ptr + dims)[None, :].to(tl.float32),
+        )
         w2 = tl.where(
-            is_q, tl.load(q_weight_ptr + HALF + dims)[None, :].to(tl.float32), tl.load(k_weight_ptr + HALF + dims)[None, :].to(tl.float32)
+            is_q,
+            tl.load(q_weight_ptr + HALF + dims)[None, :].to(tl.float32),
+            tl.load(k_weight_ptr + HALF + dims)[None, :].to(tl.float32),
         )
         x1 = ((x1 * scale[:, None]).to(dtype).to(tl.float32) * w1).to(dtype).to(tl.float32)
         x2 = ((x2 * scale[:, None]).to(dtype).to(tl.float32) * w2).to(dtype).to(tl.float32)
@@ -150,7 +158,17 @@ def rotate_store(
 
 
 @triton.jit
-def _store(x_ptr, cells_ptr, cache_ptr, stride_t, stride_h, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr):
+def _store(
+    x_ptr,
+    cells_ptr,
+    cache_ptr,
+    stride_t,
+    stride_h,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     heads = tl.arange(0, TILE)
     dims = tl.arange(0, D)
@@ -167,5 +185,13 @@ def store(x: torch.Tensor, cells: torch.Tensor, cache: torch.Tensor) -> None:
         x = x.contiguous()
     kv_heads, page, dim = cache.shape[1:]
     _store[(x.shape[0],)](
-        x, cells, cache, x.stride(0), x.stride(1), KV_HEADS=kv_heads, D=dim, PAGE=page, TILE=triton.next_power_of_2(kv_heads)
+        x,
+        cells,
+        cache,
+        x.stride(0),
+        x.stride(1),
+        KV_HEADS=kv_heads,
+        D=dim,
+        PAGE=page,
+        TILE=triton.next_power_of_2(kv_heads),
     )

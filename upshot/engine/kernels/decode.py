@@ -9,7 +9,10 @@ Cache layout of a layer: [pages, kv_heads, page_size, dim]. The query heads of o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -123,7 +126,11 @@ def _rows(
         KV_HEADS, D, PAGE, BLOCK_N, SOFTCAP, STAGES,
     )  # fmt: skip
     if PARTS == 1:
-        tl.store(out_ptr + query[:, None] + dims[None, :], (acc / z[:, None]).to(out_ptr.dtype.element_ty), mask=real[:, None])
+        tl.store(
+            out_ptr + query[:, None] + dims[None, :],
+            (acc / z[:, None]).to(out_ptr.dtype.element_ty),
+            mask=real[:, None],
+        )
     else:
         part = (row.to(tl.int64) * HEADS + head * GROUP + lanes) * PARTS + split
         tl.store(acc_ptr + part[:, None] * D + dims[None, :], acc, mask=real[:, None])
@@ -169,7 +176,9 @@ def _prefix(
         hi = tl.minimum(lo + per, length)
         lanes = tl.arange(0, TILE)
         dims = tl.arange(0, D)
-        row = tl.load(members_ptr + group * MEMBERS + lanes // GROUP, mask=lanes < MEMBERS * GROUP, other=-1).to(tl.int64)
+        row = tl.load(members_ptr + group * MEMBERS + lanes // GROUP, mask=lanes < MEMBERS * GROUP, other=-1).to(
+            tl.int64
+        )
         real = row >= 0
         query = tl.maximum(row, 0) * HEADS + head * GROUP + lanes % GROUP
         q = tl.load(q_ptr + query[:, None] * D + dims[None, :], mask=real[:, None], other=0.0)
@@ -216,7 +225,9 @@ def _merge(
     total = tl.sum(weight * z, 1)
     acc = tl.load(acc_ptr + at[:, :, None] * D + dims[None, None, :], mask=live[:, :, None], other=0.0)
     out = tl.sum(acc * weight[:, :, None], 1) / total[:, None]
-    tl.store(out_ptr + here[:, None] * D + dims[None, :], out.to(out_ptr.dtype.element_ty), mask=(heads < HEADS)[:, None])
+    tl.store(
+        out_ptr + here[:, None] * D + dims[None, :], out.to(out_ptr.dtype.element_ty), mask=(heads < HEADS)[:, None]
+    )
 
 
 @dataclass(slots=True)
@@ -231,7 +242,23 @@ class Shared:
     """[groups, MEMBERS] rows, -1 where there is none."""
     starts: torch.Tensor
     """[rows] where each row's own part begins (0: it shares nothing)."""
-    splits: int = 2
+    splits: int = 4
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def _beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Launch on another stream, after what the current one has so far."""
+    if stream is None:
+        yield
+        return
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
 
 
 def decode_attention(
@@ -263,18 +290,31 @@ def decode_attention(
         acc = torch.empty(rows, heads, parts, dim, dtype=torch.float32, device=q.device)
         ml = torch.empty(rows, heads, parts, 2, dtype=torch.float32, device=q.device)
     starts = shared.starts if shared is not None else lengths
-    sizes = {"HEADS": heads, "KV_HEADS": kv_heads, "GROUP": group, "D": dim, "PAGE": page, "BLOCK_N": block, "STAGES": stages}
+    sizes = {
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "GROUP": group,
+        "D": dim,
+        "PAGE": page,
+        "BLOCK_N": block,
+        "STAGES": stages,
+    }
+    side = _side_stream(q.device) if shared is not None and q.is_cuda else None
     if shared is not None:
         tile = max(16, triton.next_power_of_2(MEMBERS * group))
-        _prefix[(kv_heads, len(shared.prefix), shared.splits)](
-            q, k, v, acc, ml, table, shared.leaders, shared.prefix, shared.members, table.stride(0), scale, softcap,
-            TILE=tile, MEMBERS=MEMBERS, SPLITS=shared.splits, PARTS=parts, SOFTCAP=softcap > 0, num_warps=4, **sizes,
-        )  # fmt: skip
+        # Beside the rows, not before them: few programs, long waits. In a captured step this is a parallel branch.
+        with _beside(side):
+            _prefix[(kv_heads, len(shared.prefix), shared.splits)](
+                q, k, v, acc, ml, table, shared.leaders, shared.prefix, shared.members, table.stride(0), scale, softcap,
+                TILE=tile, MEMBERS=MEMBERS, SPLITS=shared.splits, PARTS=parts, SOFTCAP=softcap > 0, num_warps=4, **sizes,
+            )  # fmt: skip
     _rows[(kv_heads, rows, splits)](
         q, k, v, out, acc, ml, table, slots, lengths, starts, table.stride(0), scale, softcap, window,
         TILE=max(16, triton.next_power_of_2(group)), SPLITS=splits, PARTS=parts, SHARED=shared is not None,
         WINDOW=window > 0, SOFTCAP=softcap > 0, num_warps=warps, **sizes,
     )  # fmt: skip
+    if side is not None:
+        torch.cuda.current_stream().wait_stream(side)
     if parts > 1:
         tile = min(8, triton.next_power_of_2(heads))
         _merge[(rows, triton.cdiv(heads, tile))](

@@ -11,6 +11,63 @@ import triton.language as tl
 
 
 @triton.jit
+def _sweep(
+    q,
+    acc,
+    m,
+    z,
+    k_ptr,
+    v_ptr,
+    table_row,
+    kv_head,
+    at,
+    lo,
+    hi,
+    stop,
+    scale,
+    softcap,
+    window,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Flash attention over the keys lo:hi; without MASKED every query sees all of them."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    dims = tl.arange(0, D)
+    for first in tl.range(lo, hi, BLOCK_N, num_stages=STAGES):
+        offs = first + tl.arange(0, BLOCK_N)
+        live = offs < stop
+        page = tl.load(table_row + offs // PAGE, mask=live, other=0).to(tl.int64)
+        cell = ((page * KV_HEADS + kv_head) * PAGE + offs % PAGE) * D
+        k = tl.load(k_ptr + cell[:, None] + dims[None, :], mask=live[:, None], other=0.0)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if SOFTCAP:
+            e = tl.exp(2.0 * s * scale / softcap)
+            s = softcap * LOG2E * (1.0 - 2.0 / (e + 1.0))
+        else:
+            s = s * (scale * LOG2E)
+        if MASKED:
+            back = at[:, None] - offs[None, :]
+            seen = back >= 0
+            if WINDOW:
+                seen = seen & (back < window)
+            s = tl.where(seen, s, float("-inf"))
+        m_new = tl.maximum(m, tl.max(s, 1))
+        p = tl.exp2(s - m_new[:, None])
+        alpha = tl.exp2(m - m_new)
+        z = z * alpha + tl.sum(p, 1)
+        v = tl.load(v_ptr + cell[:, None] + dims[None, :], mask=live[:, None], other=0.0)
+        acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
+        m = m_new
+    return acc, m, z
+
+
+@triton.jit
 def _chunks(
     q_ptr,
     k_ptr,
@@ -49,36 +106,27 @@ def _chunks(
     at = position + lanes
     stop = position + count
     start = 0
+    # Blocks that end before the first query need no mask, unless a window hides some of their keys.
+    whole = position // BLOCK_N * BLOCK_N
     if WINDOW:
         start = tl.maximum(position - window + 1, 0) // BLOCK_N * BLOCK_N
+        whole = start
     table_row = table_ptr + slot * table_stride
     kv_head = head // (HEADS // KV_HEADS)
     acc = tl.zeros([BLOCK_M, D], dtype=tl.float32)
     m = tl.full([BLOCK_M], -1e30, dtype=tl.float32)
     z = tl.zeros([BLOCK_M], dtype=tl.float32)
-    for first in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
-        offs = first + tl.arange(0, BLOCK_N)
-        live = offs < stop
-        page = tl.load(table_row + offs // PAGE, mask=live, other=0).to(tl.int64)
-        cell = ((page * KV_HEADS + kv_head) * PAGE + offs % PAGE) * D
-        k = tl.load(k_ptr + cell[:, None] + dims[None, :], mask=live[:, None], other=0.0)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        if SOFTCAP:
-            e = tl.exp(2.0 * s / softcap)
-            s = softcap * (1.0 - 2.0 / (e + 1.0))
-        back = at[:, None] - offs[None, :]
-        seen = back >= 0
-        if WINDOW:
-            seen = seen & (back < window)
-        s = tl.where(seen, s, float("-inf"))
-        m_new = tl.maximum(m, tl.max(s, 1))
-        p = tl.exp(s - m_new[:, None])
-        alpha = tl.exp(m - m_new)
-        z = z * alpha + tl.sum(p, 1)
-        v = tl.load(v_ptr + cell[:, None] + dims[None, :], mask=live[:, None], other=0.0)
-        acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-        m = m_new
-    tl.store(out_ptr + query[:, None] + dims[None, :], (acc / z[:, None]).to(out_ptr.dtype.element_ty), mask=real[:, None])
+    if count > 0:
+        acc, m, z = _sweep(
+            q, acc, m, z, k_ptr, v_ptr, table_row, kv_head, at, start, whole, stop, scale, softcap, window,
+            KV_HEADS, D, PAGE, BLOCK_N, False, WINDOW, SOFTCAP, STAGES,
+        )  # fmt: skip
+        acc, m, z = _sweep(
+            q, acc, m, z, k_ptr, v_ptr, table_row, kv_head, at, whole, stop, stop, scale, softcap, window,
+            KV_HEADS, D, PAGE, BLOCK_N, True, WINDOW, SOFTCAP, STAGES,
+        )  # fmt: skip
+        out = (acc / z[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + query[:, None] + dims[None, :], out, mask=real[:, None])
 
 
 def prefill_attention(
@@ -93,7 +141,7 @@ def prefill_attention(
     softcap: float = 0.0,
     block_n: int = 64,
     warps: int = 4,
-    stages: int = 3,
+    stages: int = 2,
 ) -> torch.Tensor:
     """Attention of packed q [tokens, heads, dim]; `blocks` [4, blocks]: slot, first token, tokens, its position."""
     heads, dim = q.shape[1], q.shape[2]

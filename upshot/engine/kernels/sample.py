@@ -13,7 +13,20 @@ import triton.language as tl
 
 
 @triton.jit
-def _begin(slots_ptr, tokens_ptr, place_ptr, table_ptr, ids_ptr, positions_ptr, cells_ptr, lengths_ptr, table_stride, n, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+def _begin(
+    slots_ptr,
+    tokens_ptr,
+    place_ptr,
+    table_ptr,
+    ids_ptr,
+    positions_ptr,
+    cells_ptr,
+    lengths_ptr,
+    table_stride,
+    n,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = rows < n
     slot = tl.load(slots_ptr + rows, mask=live, other=0).to(tl.int64)
@@ -149,7 +162,9 @@ def _sample(
         best = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
         for start in range(0, V, BLOCK):
             cols = start + lanes
-            best = tl.maximum(best, tl.load(logits_ptr + base + cols, mask=cols < V, other=float("-inf")).to(tl.float32))
+            best = tl.maximum(
+                best, tl.load(logits_ptr + base + cols, mask=cols < V, other=float("-inf")).to(tl.float32)
+            )
         top = tl.max(best, 0)
         if temperature > 0.0:
             top_k, top_p = tl.load(top_k_ptr + slot), tl.load(top_p_ptr + slot)

@@ -1,0 +1,292 @@
+"""The OpenAI-compatible server on the engine: chat, completions, streaming, metrics.
+
+Requests share one engine and one event loop. A client that goes away aborts its sequences; when too many wait, 429.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import Depends, FastAPI
+from fastapi import Request as HttpRequest
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+
+from upshot.engine.model import EngineModel
+from upshot.engine.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    chat_choice,
+    chat_logprobs,
+    envelope,
+    text_logprobs,
+    usage,
+)
+from upshot.engine.sequence import DONE, Sequence
+from upshot.engine.streaming import GrowingText
+from upshot.errors import UserError
+from upshot.models.base import Completion, ModelCallError, Request
+
+STATUS = {"rate_limited": 429, "aborted": 499}
+
+
+class Gone(Exception):
+    """The client went away."""
+
+
+class WrongKey(Exception):
+    """The API key is missing or wrong."""
+
+
+def failure(status: int, message: str, kind: str = "invalid_request_error") -> JSONResponse:
+    """An error in OpenAI's form."""
+    headers = {"Retry-After": "1"} if status == 429 else {}
+    body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
+    return JSONResponse(body, status_code=status, headers=headers)
+
+
+class Server:
+    """Routes and counters of one served model."""
+
+    def __init__(self, model: EngineModel, api_key: str = "", max_tokens: int = 1024) -> None:
+        self.model = model
+        self.api_key = api_key
+        self.max_tokens = max_tokens
+        self.counts = {"requests": 0, "refused": 0, "failed": 0, "disconnected": 0}
+        self.seconds = 0.0
+        self.app = FastAPI(title="upshot", docs_url=None, redoc_url=None)
+        self._routes()
+
+    def _routes(self) -> None:
+        app = self.app
+        for kind in (RequestValidationError, UserError, ModelCallError, WrongKey, Gone):
+            app.exception_handler(kind)(self._refuse)
+        app.get("/health")(self.health)
+        app.get("/metrics")(self.metrics)
+        guarded = {"dependencies": [Depends(self._admit)], "response_model": None}
+        app.get("/v1/models", **guarded)(self.models)
+        app.post("/v1/chat/completions", **guarded)(self.chat)
+        app.post("/v1/completions", **guarded)(self.completions)
+
+    async def _admit(self, request: HttpRequest) -> None:
+        """Count the request and check its key."""
+        self.counts["requests"] += 1
+        if self.api_key:
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), self.api_key.encode()):
+                raise WrongKey
+
+    async def _refuse(self, _: HttpRequest, error: Exception) -> JSONResponse:
+        """Errors in OpenAI's form."""
+        if isinstance(error, RequestValidationError):
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"] if part != "body")
+            return failure(400, f"{where}: {first['msg']}")
+        if isinstance(error, WrongKey):
+            return failure(401, "the API key is missing or wrong", "authentication_error")
+        if isinstance(error, Gone):
+            self.counts["disconnected"] += 1
+            return failure(499, "the client went away", "disconnected")
+        if isinstance(error, ModelCallError):
+            status = STATUS.get(error.reason, 500)
+            self.counts["refused" if status == 429 else "failed"] += 1
+            return failure(status, str(error), error.reason)
+        return failure(400, str(error))
+
+    # --- small endpoints
+
+    async def health(self) -> dict[str, Any]:
+        """Up, and on which version of the weights."""
+        return {"status": "ok", "model": self.model.name, "version": self.model.engine.version}
+
+    async def models(self) -> dict[str, Any]:
+        """The one model served."""
+        entry = {"id": self.model.name, "object": "model", "created": 0, "owned_by": "upshot"}
+        return {"object": "list", "data": [{**entry, "max_model_len": self.model.engine.shape.max_length}]}
+
+    async def metrics(self) -> PlainTextResponse:
+        """Counters in Prometheus' text format."""
+        gauges = {"pages_held", "pages_total", "running", "waiting", "version"}
+        lines = []
+        values = {**self.model.stats(), **self.counts, "request_seconds": self.seconds}
+        for name, value in values.items():
+            kind, suffix = ("gauge", "") if name in gauges else ("counter", "_total")
+            lines += [f"# TYPE upshot_{name}{suffix} {kind}", f"upshot_{name}{suffix} {value:g}"]
+        return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+
+    # --- generation
+
+    async def chat(self, asked: ChatRequest, http: HttpRequest) -> Any:
+        """POST /v1/chat/completions."""
+        [request] = asked.requests(self.max_tokens)
+        if asked.stream:
+            return self._stream(asked, [request], http)
+        [done] = await self._finish([request], http)
+        choices = [chat_choice(i, c, asked, self._piece) for i, c in enumerate(done)]
+        counts = usage(done[0].prompt_tokens, sum(c.completion_tokens for c in done))
+        return {**envelope("chat.completion", self.model.name), "choices": choices, "usage": counts}
+
+    async def completions(self, asked: CompletionRequest, http: HttpRequest) -> Any:
+        """POST /v1/completions."""
+        requests = asked.requests(self._encode)
+        if asked.stream:
+            return self._stream(asked, requests, http)
+        choices: list[dict[str, Any]] = []
+        prompt = completion = 0
+        if asked.max_tokens == 0 and not asked.echo:
+            raise UserError("max_tokens 0 makes sense with echo only")
+        finished = [[] for _ in requests] if asked.max_tokens == 0 else await self._finish(requests, http)
+        for request, done in zip(requests, finished, strict=True):
+            ids = [int(i) for i in request.prompt]  # type: ignore[call-overload]
+            prompt += len(ids)
+            completion += sum(c.completion_tokens for c in done)
+            for one in done or [Completion("", "length", (), (), top_logprobs=())]:
+                choices.append(self._text_choice(len(choices), asked, ids, one))
+        return {**envelope("text_completion", self.model.name), "choices": choices, "usage": usage(prompt, completion)}
+
+    def _text_choice(self, index: int, asked: CompletionRequest, prompt: list[int], done: Completion) -> dict[str, Any]:
+        said = self.model.tokenizer.decode(prompt, skip_special_tokens=False) if asked.echo else ""
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": said + done.text,
+            "finish_reason": done.finish,
+            "logprobs": None,
+        }
+        if asked.logprobs is not None:
+            ids: list[int] = list(done.ids or ())
+            logprobs: list[float | None] = list(done.logprobs or ())
+            tops: list[Any] = list(done.top_logprobs or [()] * len(ids))
+            if asked.echo:
+                own, above = self.model.engine.score(prompt, max(1, asked.logprobs))
+                ids, logprobs, tops = prompt + ids, [None, *own] + logprobs, [None, *above] + tops
+            choice["logprobs"] = text_logprobs(ids, logprobs, tops, self._piece)
+        if asked.return_token_ids:
+            choice["token_ids"] = list(done.ids or ())
+        return choice
+
+    async def _finish(self, requests: list[Request], http: HttpRequest) -> list[list[Completion]]:
+        """All completions, or `Gone` if the client went away meanwhile."""
+        work = asyncio.gather(*(self.model.generate(r) for r in requests))
+        watch = asyncio.create_task(_disconnected(http))
+        began = time.perf_counter()
+        try:
+            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise Gone
+            return work.result()
+        finally:
+            self.seconds += time.perf_counter() - began
+            watch.cancel()
+            work.cancel()
+
+    def _stream(
+        self, asked: ChatRequest | CompletionRequest, requests: list[Request], http: HttpRequest
+    ) -> StreamingResponse:
+        queue: asyncio.Queue[tuple[int, Sequence, int | None, float]] = asyncio.Queue()
+        running: list[Sequence] = []
+        for request in requests:
+            base = len(running)
+            index: dict[int, int] = {}
+
+            def on_token(seq: Sequence, token: int, logprob: float, index: dict[int, int] = index) -> None:
+                queue.put_nowait((index[id(seq)], seq, token, logprob))
+
+            def on_done(seq: Sequence, index: dict[int, int] = index) -> None:
+                queue.put_nowait((index[id(seq)], seq, None, 0.0))
+
+            seqs = self.model.submit(request, on_token, on_done)
+            index.update({id(seq): base + i for i, seq in enumerate(seqs)})
+            running += seqs
+        events = self._events(asked, running, queue, requests[0].sampling.stop, http)
+        return StreamingResponse(events, media_type="text/event-stream")
+
+    async def _events(
+        self,
+        asked: ChatRequest | CompletionRequest,
+        running: list[Sequence],
+        queue: asyncio.Queue,
+        stops: tuple[str, ...],
+        http: HttpRequest,
+    ) -> AsyncIterator[str]:
+        chat = isinstance(asked, ChatRequest)
+        outer = envelope("chat.completion.chunk" if chat else "text_completion", self.model.name)
+        texts = [GrowingText(self.model.tokenizer, stops) for _ in running]
+        left = len(running)
+        watch = asyncio.create_task(_disconnected(http))
+        watch.add_done_callback(lambda task: task.cancelled() or queue.put_nowait((-1, running[0], None, 0.0)))
+        try:
+            if chat:
+                for i in range(left):
+                    yield event(
+                        outer, {"index": i, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+                    )
+            while left:
+                i, seq, token, logprob = await queue.get()
+                if i < 0:
+                    return
+                if token is None:
+                    left -= 1
+                    yield event(outer, self._ending(i, seq, chat))
+                    continue
+                last = seq.state == DONE and len(texts[i].ids) + 1 == len(seq.sampled)  # then nothing is held back
+                piece = texts[i].add(token, last)
+                yield event(outer, self._delta(asked, i, piece, seq, len(texts[i].ids) - 1, token, logprob))
+            if (asked.stream_options or {}).get("include_usage"):
+                counts = usage(running[0].prompt_len, sum(len(s.sampled) for s in running))
+                yield f"data: {json.dumps({**outer, 'choices': [], 'usage': counts})}\n\n"
+            yield "data: [DONE]\n\n"
+        finally:  # also when the client went away
+            watch.cancel()
+            unfinished = [seq for seq in running if seq.state != DONE]
+            self.counts["disconnected"] += bool(unfinished)
+            for seq in unfinished:
+                self.model.engine.abort(seq)
+
+    def _ending(self, index: int, seq: Sequence, chat: bool) -> dict[str, Any]:
+        body: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
+        return {"index": index, **body, "finish_reason": seq.finish if seq.finish in ("stop", "length") else "error"}
+
+    def _delta(
+        self,
+        asked: ChatRequest | CompletionRequest,
+        index: int,
+        text: str,
+        seq: Sequence,
+        at: int,
+        token: int,
+        logprob: float,
+    ) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": index, "finish_reason": None, "logprobs": None}
+        top = seq.tops[at : at + 1]
+        if isinstance(asked, ChatRequest):
+            choice["delta"] = {"content": text}
+            if asked.logprobs:
+                choice["logprobs"] = chat_logprobs([token], [logprob], top, self._piece)
+        else:
+            choice["text"] = text
+            if asked.logprobs is not None:
+                choice["logprobs"] = text_logprobs([token], [logprob], top or [()], self._piece)
+        if asked.return_token_ids:
+            choice["token_ids"] = [token]
+        return choice
+
+    def _encode(self, text: str) -> list[int]:
+        return self.model.tokenizer.encode(text)
+
+    def _piece(self, token: int) -> str:
+        return self.model.tokenizer.decode([token], skip_special_tokens=False)
+
+
+def event(outer: dict[str, Any], choice: dict[str, Any]) -> str:
+    """One server-sent event."""
+    return f"data: {json.dumps({**outer, 'choices': [choice]}, ensure_ascii=False)}\n\n"
+
+
+async def _disconnected(http: HttpRequest) -> None:
+    while not await http.is_disconnected():
+        await asyncio.sleep(0.05)
