@@ -54,7 +54,7 @@ async def user(request: Request) -> str:
     """Names its goal's mark, and leaves by chance once it has heard an answer."""
     await _linger()
     text = _text(request)
-    (mark,) = set(MARK.findall(text))
+    mark = MARK.findall(text)[0]
     rng = random.Random(request.sampling.seed)
     leaves = "it is." in text and rng.random() < 0.3
     response = "Thanks! [[TERMINATE CHAT]]" if leaves else f"It is about {mark}, take {rng.randrange(1000)}."

@@ -110,3 +110,11 @@ def test_a_tiny_model_can_be_given_the_data_own_words_and_only_if_asked() -> Non
     words = tasks.create("math-hard", {"train_file": file, "tiny_words": 30}).vocabulary()
     assert len(words) == len(set(words)) == 30 and "you" in words
     assert not tasks.create("math-hard", {"train_file": file}).vocabulary()
+
+
+def test_a_folder_with_sft_rl_and_dpo_parquet_has_the_goals_of_the_rl_rows_only(tmp_path: Path) -> None:
+    for purpose in ("sft", "rl", "dpo"):
+        prepare(str(SAMPLES / "multiturn-math-hard.jsonl"), tmp_path, Settings(purpose, min_gap=0.0))
+    task = tasks.create("math-hard", {"file": str(tmp_path)})
+    assert len(task.rows("train")) == 6 and len(task.rows("validation")) == 2
+    assert len(task.dialogues("train")) == 3

@@ -26,6 +26,7 @@ from upshot.rollout.policy import Policy
 from upshot.rollout.reply import reward_to_dict, turn_to_dict
 from upshot.score import Score
 from upshot.tasks.collabllm import CollabTask, goal_key
+from upshot.tasks.collabllm_goals import fingerprint
 
 
 async def play_whole(conversation: Conversation, policy: Policy, user: Participant | None, max_messages: int) -> None:
@@ -51,9 +52,14 @@ def whole_goals(task: CollabTask, rows: Sequence[Row]) -> list[Row]:
     goals: dict[str, Row] = {}
     for row in rows:
         goals.setdefault(goal_key(row), row)
-    if task.user_opens:
-        return [replace(row, messages=()) for row in goals.values()]
-    return [replace(row, messages=tuple(m for m in row.messages if m.role != "system")) for row in goals.values()]
+    return [
+        replace(
+            row,
+            id=f"{task.name}/{fingerprint(key)}",
+            messages=() if task.user_opens else tuple(m for m in row.messages if m.role != "system"),
+        )
+        for key, row in goals.items()
+    ]
 
 
 @dataclass(frozen=True)

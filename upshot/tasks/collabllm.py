@@ -8,7 +8,7 @@ distinct history once), or a single-turn set (nobody has spoken; the simulated u
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from upshot.chat import Message, Row, messages_from
@@ -115,8 +115,11 @@ class CollabTask(Task):
         if not self.tiny_words:
             return []
         words: Counter[str] = Counter()
-        for records in self._load().values():
-            for text in texts_in(records):
+        for split, rows in self.all_rows().items():
+            said = [message for row in rows for message in row.messages]
+            said += [message for dialogue in self.dialogues(split) for message in dialogue]
+            hidden = [str(text) for row in rows for text in (row.goal, row.reference) if text]
+            for text in (*(message.content for message in said), *hidden):
                 words.update(text.split())
         return [word for word, _ in sorted(words.items(), key=lambda item: (-item[1], item[0]))][: self.tiny_words]
 
@@ -166,18 +169,6 @@ def separate(tables: Mapping[str, Sequence[Row]], share: float, seed: int = 0) -
             found[split] = [row for row in found["train"] if goal_key(row) in goals]
             found["train"] = [row for row in found["train"] if goal_key(row) not in goals]
     return {split: rows for split, rows in found.items() if rows}
-
-
-def texts_in(value: Any) -> Iterator[str]:
-    """All texts inside a structure of lists and dictionaries."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from texts_in(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from texts_in(inner)
 
 
 def goal_key(row: Row) -> str:

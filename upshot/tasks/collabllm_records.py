@@ -64,7 +64,9 @@ def coqa_row(record: Record, source: str) -> Row | None:
 
 
 def plain_row(record: Record, source: str) -> Row | None:
-    """A row of any prompt/completion file; None when it has no prompt."""
+    """A row of any prompt/completion file; None when it has no prompt, or is one of sft or dpo parquet."""
+    if "chosen" in record or "messages" in record:  # prepared for dpo or sft: nothing to play from
+        return None
     goal = _said(record.get("goal", record.get("single_turn_prompt", record.get("prompt"))))
     reference = _said(record.get("reference", record.get("single_turn_completion", record.get("completion"))))
     if not goal:
