@@ -1,0 +1,124 @@
+"""The same inputs through TRL's own trainers and through our learner: the same loss, the same gradient."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.tiny import tiny_parts
+from tests.train.workshop import datum
+from upshot.recipe import TrainConfig
+from upshot.train.batch import Datum, collate
+from upshot.train.learner import Learner
+from upshot.train.objectives import Dpo, PolicyGradient
+
+trl = pytest.importorskip("trl")
+datasets = pytest.importorskip("datasets")
+
+LENGTHS = (6, 9, 5, 8)
+NORMS = {"grpo": "sequence", "bnpo": "token", "dr_grpo": "constant"}
+"""TRL's loss_type by the name of our length normalisation."""
+
+
+def quiet(folder: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "output_dir": str(folder),
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": "none",
+        "per_device_train_batch_size": 4,
+        "gradient_checkpointing": False,
+        **more,
+    }
+
+
+def grpo_trainer(module: Any, tokenizer: Any, folder: Path, loss_type: str) -> Any:
+    config = trl.GRPOConfig(
+        **quiet(folder), num_generations=4, loss_type=loss_type, use_bias_correction_kl=False, epsilon=0.2, epsilon_high=0.3,
+        max_completion_length=8,
+    )  # fmt: skip
+    rows = datasets.Dataset.from_list([{"prompt": [{"role": "user", "content": "hello"}]}] * 4)
+    return trl.GRPOTrainer(
+        module, reward_funcs=lambda completions, **_: [0.0] * len(completions), args=config, train_dataset=rows,
+        processing_class=tokenizer,
+    )  # fmt: skip
+
+
+def reply_part(data: list[Datum], pad: int) -> dict[str, torch.Tensor]:
+    """Our data as TRL takes it: prompts and completions apart, sampled log-probabilities beside the completions."""
+    prompt = sum(1 - bit for bit in data[0].mask)
+    batch = collate(data, pad, "cpu")
+    return {
+        "prompt_ids": batch.ids[:, :prompt],
+        "prompt_mask": batch.attention[:, :prompt],
+        "completion_ids": batch.ids[:, prompt:],
+        "completion_mask": batch.mask[:, prompt:].long(),
+        "old_per_token_logps": batch.columns["old"][:, prompt:],
+        "ref_per_token_logps": batch.columns["reference"][:, prompt:],
+        "advantages": batch.columns["advantages"][:, prompt],
+        "num_items_in_batch": batch.mask.sum(),
+    }
+
+
+def gradients(module: Any) -> dict[str, torch.Tensor]:
+    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.05])
+@pytest.mark.parametrize("loss_type", NORMS)
+def test_grpo_equals_trl(loss_type: str, beta: float, tmp_path: Path) -> None:
+    module, tokenizer, _, _ = tiny_parts()
+    theirs = copy.deepcopy(module)
+    data = [datum(length, seed, prompt=2) for seed, length in enumerate(LENGTHS)]
+    for own in data:  # one advantage a reply, as GRPO has it; every ratio away from 1, some of them clipped
+        own.advantages = [own.advantages[0]] * len(own.ids)
+    trainer = grpo_trainer(theirs, tokenizer, tmp_path, loss_type)
+    trainer.beta = beta  # set late: the trainer would look for a reference model; its log-probabilities are given
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    expected = trainer._compute_loss(trainer.model, reply_part(data, tokenizer.pad_token_id))
+    expected.backward()
+    config = TrainConfig(kl=beta, kl_estimator="k3", clip_low=0.2, clip_high=0.3, length_norm=NORMS[loss_type])  # type: ignore[arg-type]
+    learner = Learner(module, tokenizer, config, max_tokens=8)
+    logs = learner.forward_backward([[own] for own in data], PolicyGradient(config))
+    assert logs["loss/policy"] == pytest.approx(expected.item(), abs=1e-6)
+    assert 0 < logs["policy/clipped"] < 1, "the case is worth comparing"
+    wanted = gradients(theirs)
+    for name, found in gradients(module).items():
+        assert torch.allclose(found, wanted[name], atol=1e-6), name
+
+
+def test_dpo_equals_trl(tmp_path: Path) -> None:
+    module, tokenizer, _, _ = tiny_parts()
+    theirs, initial = copy.deepcopy(module), tiny_parts(seed=5)[0]
+    talk = {"prompt": "hello", "chosen": "here is", "rejected": "which ?"}
+    trainer = trl.DPOTrainer(
+        theirs,
+        ref_model=copy.deepcopy(initial),
+        args=trl.DPOConfig(**quiet(tmp_path), beta=0.3),
+        train_dataset=datasets.Dataset.from_list([talk] * 4),
+        processing_class=tokenizer,
+    )
+    data = [datum(length, seed, prompt=2) for seed, length in enumerate(LENGTHS)]
+    pairs = [(data[0], data[1]), (data[2], data[3])]
+    batch = collate(
+        [data[0], data[2], data[1], data[3]], tokenizer.pad_token_id, "cpu"
+    )  # all chosen, then all rejected
+    inputs = {"input_ids": batch.ids, "attention_mask": batch.attention, "completion_mask": batch.mask.long()}
+    trainer.model.train()
+    expected = trainer._compute_loss(trainer.model, inputs, return_outputs=False)
+    expected.backward()
+    config = TrainConfig(beta=0.3)
+    learner = Learner(module, tokenizer, config)
+    learner.keep_reference(initial)
+    for own, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
+        own.reference = reference
+    logs = learner.forward_backward(pairs, Dpo(config))
+    assert logs["loss/dpo"] == pytest.approx(expected.item(), abs=1e-6)
+    wanted = gradients(theirs)
+    for name, found in gradients(module).items():
+        assert torch.allclose(found, wanted[name], atol=1e-6), name

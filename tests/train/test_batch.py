@@ -1,0 +1,64 @@
+"""What the learner is given: padding, units that stay together, the budget, the sampled ids."""
+
+from __future__ import annotations
+
+import asyncio
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tiny import tiny_parts
+from upshot.chat import Conversation
+from upshot.models.base import Sampling
+from upshot.models.sampler import Sampler
+from upshot.rewards.credit import credit_sampled
+from upshot.rollout.episode import play_episode
+from upshot.rollout.policy import Policy
+from upshot.rollout.reply import Reply
+from upshot.score import Score
+from upshot.train.batch import Datum, collate, datum_of, micro_batches
+
+lengths = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=2), min_size=1, max_size=20)
+
+
+@given(lengths, st.integers(1, 200))
+def test_micro_batches_hold_all_units_whole_within_the_budget(sizes: list[list[int]], budget: int) -> None:
+    units = [[Datum([7] * n, [1] * n) for n in unit] for unit in sizes]
+    bins = micro_batches(units, budget)
+    places = {id(d): (b, i) for b, own in enumerate(bins) for i, d in enumerate(own)}
+    assert len(places) == sum(map(len, units)) == sum(map(len, bins)), "every datum once"
+    for unit in units:
+        first = places[id(unit[0])]
+        assert [places[id(d)] for d in unit] == [(first[0], first[1] + i) for i in range(len(unit))]
+    for own in bins:
+        padded = len(own) * max(len(d.ids) for d in own)
+        alone = len(own) == 1 or any(len(own) == len(unit) and unit[0] is own[0] for unit in units)
+        assert padded <= budget or alone
+
+
+def test_padding_is_never_seen_trained_or_attended() -> None:
+    data = [Datum([5, 6, 7], [0, 1, 1], [0.0, -1.0, -2.0]), Datum([8], [1], [-3.0])]
+    batch = collate(data, pad=99, device="cpu")
+    assert batch.ids.tolist() == [[5, 6, 7], [8, 99, 99]]
+    assert batch.attention.tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert batch.mask.tolist() == [[0, 1, 1], [1, 0, 0]]
+    assert set(batch.columns) == {"old"} and batch.columns["old"].dtype == torch.float32
+
+
+def test_a_datum_holds_the_sampled_ids_and_advantages_of_its_spans() -> None:
+    module, _, renderer, task = tiny_parts()
+    policy = Policy(Sampler(module, renderer), renderer, Sampling(5), 256)
+    conversation = Conversation(task.rows("train")[0], seed=1)
+    asyncio.run(play_episode(conversation, policy, None, 1))
+    reply = Reply(conversation, credit=credit_sampled(Score(1.0), conversation.mask))
+    reply.advantages = [0.25]
+    datum = datum_of(reply)
+    (sample,) = conversation.samples()
+    assert datum is not None
+    assert datum.ids == [*sample.context, *sample.ids]
+    assert [i for i, bit in zip(datum.ids, datum.mask, strict=True) if bit] == list(sample.ids)
+    assert datum.advantages == [0.25 * bit for bit in datum.mask]
+    assert datum.old[len(sample.context) :] == list(sample.logprobs)
+    reply.advantages = [None]
+    assert datum_of(reply) is None, "a reply that left the statistics leaves the loss"
