@@ -3,9 +3,9 @@
     python benchmarks/sandbox.py [--seconds 8] [--concurrency 32] [--slots 32] [--json FILE]
 
 Three asserts a program, two of them right. `/health` is asked ten times a second throughout; its slowest answer is
-printed. The bare runner has the semantics of the widely used code API: one forked process for each program, one at a
-time, a shared list for the results, the process killed at the time limit; no isolation. The load generator shares the
-machine's cores.
+printed. The bare runner has the semantics of the widely used code API: a server that forks one process for each
+program, one at a time, with a shared array for the results, and kills it at the time limit; no isolation. The load
+generator shares the machine's cores.
 """
 
 from __future__ import annotations
@@ -45,20 +45,19 @@ def workload(name: str) -> Callable[[int], Work]:
 
 
 async def drive(send: Callable[[int], Awaitable[None]], concurrency: int, seconds: float) -> float:
-    """Keep `concurrency` programs in flight for some seconds; programs finished a second."""
+    """Keep `concurrency` programs in flight for some seconds; programs finished a second, stragglers not counted."""
     numbers = itertools.count()
     done = 0
     end = time.perf_counter() + seconds
 
-    async def worker(index: int) -> None:
+    async def worker() -> None:
         nonlocal done
         while time.perf_counter() < end:
             await send(next(numbers))
-            done += 1
+            done += time.perf_counter() < end
 
-    started = time.perf_counter()
-    await asyncio.gather(*(worker(index) for index in range(concurrency)))
-    return done / (time.perf_counter() - started)
+    await asyncio.gather(*(worker() for _ in range(concurrency)))
+    return done / seconds
 
 
 class Http:
@@ -71,7 +70,8 @@ class Http:
     async def ask(self, method: str, path: str, body: bytes = b"") -> dict[str, Any]:
         """One request, one JSON answer."""
         reader, writer = self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.port)
-        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        kind = "Content-Type: application/json"
+        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\n{kind}\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         answer = await reader.readuntil(b"\r\n\r\n")
         lengths = [line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:")]
@@ -112,28 +112,30 @@ async def over_http(port: int, pid: int, name: str, concurrency: int, seconds: f
     """Programs a second, CPU of the server for each, the slowest /health, wrong verdicts."""
     http, pulse = Http(port), Http(port)
     work = workload(name)
-    wrong = 0
+    wrong = finished = 0
     waits: list[float] = []
 
     async def send(number: int) -> None:
-        nonlocal wrong
+        nonlocal wrong, finished
         program, expected, limit = work(number)
         body = json.dumps({"program": program, "tests": TESTS, "max_execution_time": limit}).encode()
         wrong += (await http.ask("POST", "/test_program", body))["results"] != expected
+        finished += 1
 
     async def health() -> None:
         while True:
             started = time.perf_counter()
-            await pulse.ask("GET", "/health")
-            waits.append(1000 * (time.perf_counter() - started))
+            try:
+                await pulse.ask("GET", "/health")
+            finally:
+                waits.append(1000 * (time.perf_counter() - started))
             await asyncio.sleep(0.1)
 
     await drive(send, concurrency, 1.0)  # warm every slot
     watch = asyncio.create_task(health())
-    before, started = cpu_seconds(pid), time.perf_counter()
+    before, first = cpu_seconds(pid), finished
     rate = await drive(send, concurrency, seconds)
-    programs = rate * (time.perf_counter() - started)
-    cpu_ms = 1000 * (cpu_seconds(pid) - before) / programs
+    cpu_ms = 1000 * (cpu_seconds(pid) - before) / (finished - first)
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)
     http.close()
@@ -171,32 +173,40 @@ def _bare_child(program: str, tests: list[str], results: Any) -> None:
             results[index] = 0
 
 
-def bare(name: str, seconds: float) -> float:
-    """One forked process per program, one at a time, killed at its limit."""
-    work = workload(name)
+def serve_bare(port: int) -> None:
+    """The bare runner as a server: one forked process per program, one at a time, killed at its limit."""
+    import uvicorn
+    from fastapi import Body, FastAPI
+
+    app = FastAPI()
     context = multiprocessing.get_context("fork")
-    with context.Manager() as manager:
-        started, done = time.perf_counter(), 0
-        while time.perf_counter() - started < seconds:
-            program, _, limit = work(done)
-            results = manager.list([0] * len(TESTS))
-            process = context.Process(target=_bare_child, args=(program, TESTS, results))
-            process.start()
-            process.join(limit)
-            if process.is_alive():
-                process.kill()
-                process.join()
-            list(results)
-            done += 1
-        return done / (time.perf_counter() - started)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "healthy"}
+
+    @app.post("/test_program")
+    async def test_program(body: dict[str, Any] = Body(...)) -> dict[str, Any]:  # noqa: B008
+        results = context.Array("i", len(body["tests"]))
+        process = context.Process(target=_bare_child, args=(body["program"], body["tests"], results))
+        process.start()
+        process.join(body["max_execution_time"])
+        if process.is_alive():
+            process.kill()
+            process.join()
+        return {"results": list(results)}
+
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", timeout_keep_alive=300)
 
 
-def start_server(slots: int) -> tuple[subprocess.Popen[bytes], int]:
-    """`upshot sandbox` on a free port."""
+def start_server(slots: int | None) -> tuple[subprocess.Popen[bytes], int]:
+    """`upshot sandbox` on a free port, or the bare runner where there are no slots."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     boot = "import sys; from upshot.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", boot, "sandbox", "--port", str(port), "--slots", str(slots)]
+    if slots is None:
+        command = [sys.executable, __file__, "--serve-bare", str(port)]
     process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)
     for _ in range(300):
         try:
@@ -207,13 +217,23 @@ def start_server(slots: int) -> tuple[subprocess.Popen[bytes], int]:
     raise SystemExit("the server did not start")
 
 
+def measure(slots: int | None, workloads: list[str], concurrency: int, seconds: float) -> list[dict[str, Any]]:
+    """Every workload against one server."""
+    process, port = start_server(slots)
+    try:
+        return [asyncio.run(over_http(port, process.pid, name, concurrency, seconds)) for name in workloads]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
 def print_table(rows: list[dict[str, Any]], concurrency: int, slots: int) -> None:
     """The figures, a line for each workload."""
     cores = len(os.sched_getaffinity(0))
     print(
         f"{platform.machine()}, {cores} cores, load {os.getloadavg()[0]:.1f}, concurrency {concurrency}, slots {slots}"
     )
-    print("programs/s      HTTP  in process    bare  HTTP/bare  CPU each  health max  wrong")
+    print("programs/s      HTTP  in process    bare  HTTP/bare  CPU each  health max    bare's  wrong")
     for row in rows:
         inside = f"{row['in_process']:.0f}" if "in_process" in row else "-"
         rates = f"{row['workload']:<12}{row['http']:>8.0f}{inside:>12}{row['bare']:>8.0f}"
@@ -222,7 +242,7 @@ def print_table(rows: list[dict[str, Any]], concurrency: int, slots: int) -> Non
             f"{row['cpu_ms']:.1f} ms",
             f"{row['health_ms']:.0f} ms",
         )
-        print(f"{rates}{ratio:>11}{cpu:>10}{health:>12}{row['wrong']:>7}")
+        print(f"{rates}{ratio:>11}{cpu:>10}{health:>12}{row['bare_health_ms']:>7.0f} ms{row['wrong']:>7}")
 
 
 def main() -> int:
@@ -232,23 +252,18 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--serve-bare", type=int, default=None, metavar="PORT", help="only serve the bare runner")
     parser.add_argument("--json", default=None, help="write the figures here too")
     args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    process, port = start_server(args.slots)
-    try:
-        for name in args.workloads:
-            rows.append(asyncio.run(over_http(port, process.pid, name, args.concurrency, args.seconds)))
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-    for row in rows:
-        row["bare"] = bare(row["workload"], min(args.seconds, 5.0))
+    if args.serve_bare is not None:
+        serve_bare(args.serve_bare)
+        return 0
+    rows = measure(args.slots, args.workloads, args.concurrency, args.seconds)
+    for row, bare in zip(rows, measure(None, args.workloads, args.concurrency, min(args.seconds, 5.0)), strict=True):
+        row |= {"bare": bare["http"], "bare_health_ms": bare["health_ms"]}
         if row["workload"] != "loops 10%":
-            row["in_process"], wrong = asyncio.run(
-                in_process(row["workload"], args.slots, args.concurrency, args.seconds)
-            )
-            row["wrong"] += wrong
+            rate, wrong = asyncio.run(in_process(row["workload"], args.slots, args.concurrency, args.seconds))
+            row |= {"in_process": rate, "wrong": row["wrong"] + wrong}
     print_table(rows, args.concurrency, args.slots)
     if args.json:
         Path(args.json).write_text(json.dumps(rows, indent=1))
