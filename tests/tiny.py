@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from upshot.engine.engine import Engine
+from upshot.engine.model import EngineModel
 from upshot.models.base import Sampling
 from upshot.models.rendering import Renderer
-from upshot.models.sampler import Sampler
 from upshot.models.tiny import tiny_model, tiny_tokenizer
 from upshot.recipe import TinyConfig
 from upshot.rollout.policy import Policy
@@ -24,5 +25,6 @@ def tiny_parts(seed: int = 0) -> tuple[Any, Any, Renderer, Slots]:
 
 def tiny_policy(max_tokens: int = 6, temperature: float = 1.0) -> tuple[Policy, Slots]:
     """A policy of random weights that says random words."""
-    module, _, renderer, task = tiny_parts()
-    return Policy(Sampler(module, renderer), renderer, Sampling(max_tokens, temperature), 256), task
+    module, tokenizer, renderer, task = tiny_parts()
+    model = EngineModel(Engine(module, renderer.end_ids), tokenizer, "policy", renderer)
+    return Policy(model, renderer, Sampling(max_tokens, temperature), 256), task

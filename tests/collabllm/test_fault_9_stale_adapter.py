@@ -11,10 +11,11 @@ import torch
 
 from tests.collabllm.smoke import tiny_folder
 from upshot.chat import Message
+from upshot.engine.engine import Engine
+from upshot.engine.model import EngineModel
 from upshot.models.base import Request, Sampling
 from upshot.models.local import load_local
 from upshot.models.rendering import Renderer
-from upshot.models.sampler import Sampler
 from upshot.recipe import LoraConfig, PolicyConfig, TrainConfig
 from upshot.train.batch import Datum
 from upshot.train.learner import Learner
@@ -27,9 +28,11 @@ def test_fault_9_sampling_kept_to_a_stale_adapter(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module, tokenizer = load_local(str(tiny_folder(tmp_path)), device="cpu")
     module = add_lora(module, PolicyConfig(lora=LoraConfig(r=4)))
-    sampler = Sampler(module, Renderer(tokenizer))
-    learner = Learner(module, tokenizer, TrainConfig(lr=0.02), changed=sampler.weights_changed)
-    prompt = sampler.renderer.prompt_ids([Message("user", "What is it?")])
+    renderer = Renderer(tokenizer)
+    engine = Engine(module, renderer.end_ids)
+    sampler = EngineModel(engine, tokenizer, "policy", renderer)
+    learner = Learner(module, tokenizer, TrainConfig(lr=0.02), changed=engine.weights_changed)
+    prompt = renderer.prompt_ids([Message("user", "What is it?")])
     seen: list[tuple[float, ...]] = []
     for step in range(4):
         (said,) = asyncio.run(sampler.generate(Request(prompt, Sampling(8, seed=1))))

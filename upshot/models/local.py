@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from upshot.errors import UserError
-from upshot.models.base import Model, Request
+from upshot.models.base import Abilities, Model, Request
 from upshot.models.budget import Budget
 from upshot.models.guarded import GuardedModel
 from upshot.models.limits import Limits
@@ -86,11 +86,11 @@ class LocalModel(BorrowedModel):
     def __init__(
         self, spec: ModelSpec, *, role: str = "", budget: Budget | None = None, limits: Limits | None = None
     ) -> None:
-        from upshot.models.sampler import Sampler
+        from upshot.engine.grammar import available
 
         GuardedModel.__init__(self, spec, role=role, budget=budget, limits=Limits(1_000_000))
         self.inner = None
-        self.abilities = Sampler.abilities
+        self.abilities = Abilities(ids_in=True, ids_out=True, seed=True, schema=available())
         self._weights = ""
 
     @property
@@ -102,15 +102,17 @@ class LocalModel(BorrowedModel):
         """Load weights and tokenizer (once)."""
         await super().start()
         if self.inner is None:
+            from upshot.engine.engine import Engine
+            from upshot.engine.model import EngineModel
             from upshot.models.rendering import Renderer
-            from upshot.models.sampler import Sampler
 
             path = Path(local_path(self.spec.model))
             self._weights = str(
                 max((f.stat().st_mtime_ns for f in path.iterdir()), default=0) if path.is_dir() else path
             )
             module, tokenizer = load_local(self.spec.model, self.spec.dtype, self.spec.device)
-            self.inner = Sampler(module, Renderer(tokenizer), self.name)
+            renderer = Renderer(tokenizer)
+            self.inner = EngineModel(Engine(module, renderer.end_ids), tokenizer, self.name, renderer)
 
     async def aclose(self) -> None:
         """Release the weights."""
