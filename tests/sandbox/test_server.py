@@ -273,6 +273,20 @@ def test_without_a_key_only_loopback_is_served() -> None:
         serve(Sandbox(slots=1), "0.0.0.0", 1, None)
 
 
+def test_the_command_refuses_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for options, message in (
+            (["--require", "moat"], "unknown layer 'moat'"),
+            (["--port", port], f"cannot listen on 127.0.0.1:{port}"),
+            (["--slots", "0"], "slots is 0"),
+            (["--api-key-file", "/no/such/file"], "No such file"),
+        ):
+            command = [sys.executable, "-c", START, "sandbox", "--port", str(free_port()), *options]
+            done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
 SPECS = ["local:slots=2", "{server}", "fusion+{server}", "opencode+{server}", "subprocess"]
 
 

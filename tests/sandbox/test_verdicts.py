@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter, OrderedDict, deque, namedtuple
 from decimal import Decimal
@@ -354,6 +355,18 @@ def test_humaneval_references_pass_and_stubs_fail(box: Any) -> None:
     for problem in problems:
         assert set(outcomes(box, problem.reference, list(problem.tests))) == {PASSED}, problem.name
         assert PASSED not in outcomes(box, problem.stub, list(problem.tests))[:1], problem.name
+
+
+def test_all_of_humaneval(box: Any) -> None:
+    path = os.environ.get("UPSHOT_HUMANEVAL")
+    if not path:
+        pytest.skip("set UPSHOT_HUMANEVAL to the public HumanEval.jsonl.gz")
+    problems = humaneval.load(path)
+    for problem in problems:
+        asked = {"memory_mb": 512, "wall_seconds": 30.0}
+        assert set(outcomes(box, problem.reference, list(problem.tests), **asked)) == {PASSED}, problem.name
+        assert set(outcomes(box, problem.stub, list(problem.tests), **asked)) != {PASSED}, problem.name
+    assert len(problems) == 164
 
 
 def test_a_humaneval_row_without_tests_is_named(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -171,20 +173,31 @@ def _json(answer: Any, status: int = 200, headers: dict[str, str] | None = None)
 
 def serve(sandbox: Sandbox, host: str, port: int, api_key: str | None, max_bytes: int = MAX_REQUEST_BYTES) -> None:
     """Serve until a signal; running programs are finished first."""
-    import uvicorn
-
     if host not in LOOPBACK and not api_key:
         raise UserError(
             f"--host {host} is not loopback: set UPSHOT_SANDBOX_KEY or --api-key-file, or listen on 127.0.0.1"
         )
-    config = uvicorn.Config(
-        build_app(sandbox, api_key, max_bytes),
-        host=host,
-        port=port,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=DRAIN_SECONDS,
-        backlog=4096,
-        timeout_keep_alive=120,
-    )
-    uvicorn.Server(config).run()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=4096)
+    except OSError as error:
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from error
+    with listener:
+        asyncio.run(_serve(sandbox, listener, api_key, max_bytes))
+
+
+async def _serve(sandbox: Sandbox, listener: socket.socket, api_key: str | None, max_bytes: int) -> None:
+    import uvicorn
+
+    await sandbox.start()  # before the server, so that a missing layer is one clear line
+    try:
+        config = uvicorn.Config(
+            build_app(sandbox, api_key, max_bytes),
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=DRAIN_SECONDS,
+            timeout_keep_alive=120,
+        )
+        await uvicorn.Server(config).serve(sockets=[listener])
+    finally:
+        await sandbox.aclose()
