@@ -1,0 +1,54 @@
+"""Imports point downwards only: a room knows what is below it, never what is above."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent / "upshot"
+FLOORS = [
+    {"chat", "registry", "config", "recipe", "score", "errors", "models.base", "models.spec"},
+    {"models", "engine", "sandbox"},
+    {"participants", "verifiers", "tasks"},
+    {"rollout", "rewards"},
+    {"train", "evaluate", "view", "data", "api"},
+    {"cli"},
+]
+"""`models.base` and `models.spec` are plain data that a recipe is made of, so they stand on the ground floor."""
+
+
+def floor(module: str) -> int | None:
+    """The floor of a module of the package; None for the package itself."""
+    name = module.removeprefix("upshot").lstrip(".")
+    for number, rooms in enumerate(FLOORS):
+        if any(name == room or name.startswith(room + ".") for room in rooms):
+            return number
+    return None
+
+
+def imports(path: Path) -> list[str]:
+    """What a file imports from the package when it is itself imported (type checkers' imports left out)."""
+    found: list[str] = []
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+    return [name for name in found if name.startswith("upshot.")]
+
+
+def test_no_file_imports_from_a_higher_floor() -> None:
+    wrong = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        own = floor(module)
+        for name in imports(path):
+            other = floor(name)
+            if own is not None and other is not None and other > own:
+                wrong.append(f"{module} → {name}")
+    assert wrong == []
+
+
+def test_every_room_has_a_floor() -> None:
+    rooms = {p.name for p in PACKAGE.iterdir() if p.is_dir() and (p / "__init__.py").exists()}
+    assert {room for room in rooms if floor(f"upshot.{room}") is None} == set()
