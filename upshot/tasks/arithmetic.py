@@ -17,7 +17,7 @@ NAMES = ("anna", "ben", "carla", "david", "emma", "felix", "grace", "henry")
 THINGS = ("apples", "books", "coins", "pens", "cards", "stones", "shells", "stamps")
 GAIN = ("buys", "finds", "gets")
 LOSE = ("loses", "sells", "drops")
-LARGEST = 18
+LARGEST = 12
 WORDS = "has . then more how many does have now ? doubles them #### + - * = so the answer is"
 
 
@@ -50,7 +50,7 @@ class Problem:
 def make_problem(rng: random.Random) -> Problem:
     """A random problem."""
     name, thing = rng.choice(NAMES), rng.choice(THINGS)
-    have = rng.randint(2, 9)
+    have = rng.randint(2, 6)
     text = [f"{name} has {have} {thing} ."]
     steps = []
     for _ in range(rng.choice((1, 1, 2))):
@@ -59,11 +59,11 @@ def make_problem(rng: random.Random) -> Problem:
             steps.append((have, "*", 2, 2 * have))
             text.append(f"then {name} doubles them .")
         elif kind == "-" and have > 1:
-            part = rng.randint(1, min(have, 5))
+            part = rng.randint(1, min(have, 4))
             steps.append((have, "-", part, have - part))
             text.append(f"then {name} {rng.choice(LOSE)} {part} {thing} .")
         else:
-            part = rng.randint(1, max(1, min(5, LARGEST - have)))
+            part = rng.randint(1, max(1, min(4, LARGEST - have)))
             steps.append((have, "+", part, have + part))
             text.append(f"then {name} {rng.choice(GAIN)} {part} more {thing} .")
         have = steps[-1][3]
@@ -95,9 +95,9 @@ def demonstration(
     talk = [Message("user", problem.question)]
     reply = problem.solution()
     if rng.random() < flawed:
-        slip = rng.choice((-1, 1)) if rng.random() < 0.3 else 0
+        slip = rng.choice((-1, 1)) if rng.random() < 0.25 else 0
         reply = problem.solution(slip, marked=bool(slip) and rng.random() < 0.5)
-    for _ in range(rng.choice((2, 2, 2, 3))):  # most are short, so that a step of imitation is cheap
+    for _ in range(rng.choice((2, 3))):
         talk.append(Message("assistant", reply))
         told = feedback(reply)
         if told is None:

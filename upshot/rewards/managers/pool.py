@@ -27,20 +27,24 @@ class Pool(Manager):
         models: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(judge, sandbox, models)
-        count = workers or len(os.sched_getaffinity(0))
-        self._workers = Workers(count, seconds, memory_mb, recycle)
+        self._limits = (workers or len(os.sched_getaffinity(0)), seconds, memory_mb, recycle)
+        self._workers: Workers | None = None
 
     async def verify(self, claim: Claim) -> Score:
         """The score of one claim."""
         verifier = self.verifier(claim)
         if verifier.waits:
             return await verify_here(verifier, claim)
+        if self._workers is None:  # made on the event loop that uses it
+            self._workers = Workers(*self._limits)
         return await self._workers.verify(claim)
 
     async def aclose(self) -> None:
         """End the worker processes."""
-        await self._workers.aclose()
+        if self._workers is not None:
+            await self._workers.aclose()
+            self._workers = None
 
     def stats(self) -> dict[str, float]:
         """Items, timeouts, crashes, forks."""
-        return {f"verifier_{name}": float(n) for name, n in self._workers.stats.items()}
+        return {f"verifier_{name}": float(n) for name, n in self._workers.stats.items()} if self._workers else {}
