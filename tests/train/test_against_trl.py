@@ -38,8 +38,8 @@ def quiet(folder: Path, **more: Any) -> dict[str, Any]:
 
 def grpo_trainer(module: Any, tokenizer: Any, folder: Path, loss_type: str) -> Any:
     config = trl.GRPOConfig(
-        **quiet(folder), num_generations=4, loss_type=loss_type, use_bias_correction_kl=False, epsilon=0.2, epsilon_high=0.3,
-        max_completion_length=8,
+        **quiet(folder), num_generations=4, loss_type=loss_type, epsilon=0.2, epsilon_high=0.3,
+        max_completion_length=8, use_bias_correction_kl=False,
     )  # fmt: skip
     rows = datasets.Dataset.from_list([{"prompt": [{"role": "user", "content": "hello"}]}] * 4)
     return trl.GRPOTrainer(

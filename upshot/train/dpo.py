@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 async def train(run: Run, config: TrainConfig) -> None:
     """Learn the pairs of `train.data` up to `config.steps`."""
     if not config.data:
-        raise UserError(
-            "train.method 'dpo' learns from a file: set train.data=dpo_train.parquet (`upshot data prepare`)"
-        )
+        raise UserError("train.method 'dpo' needs train.data; make it with `upshot data prepare --for dpo`")
     preferences = read_preferences(config.data, config.min_gap)
     pairs = render_pairs(preferences, run.renderer, context_limit(run.recipe.model, run.module))
     if len(pairs) < len(preferences):
