@@ -39,7 +39,7 @@ class Policy:
         sampling = replace(self.sampling, seed=seed)
         if self.renderer is None:
             return await self._reply_by_messages(conversation, sampling, role)
-        context = self.renderer.context(self._shown(conversation), self.tools)
+        context = self.renderer.context(self._shown(conversation), self._tools(conversation))
         prompt = conversation.ids + context
         if self.max_context:
             room = self.max_context - len(prompt)
@@ -53,12 +53,18 @@ class Policy:
 
     async def _reply_by_messages(self, conversation: Conversation, sampling: Sampling, role: str) -> Turn:
         messages = self._shown(conversation).messages
-        (completion,) = await self.model.generate(Request(messages, sampling, tools=self.tools, role=role))
+        request = Request(messages, sampling, tools=self._tools(conversation), role=role)
+        (completion,) = await self.model.generate(request)
         message = Message("assistant", completion.text, tool_calls=completion.tool_calls)
         note: dict[str, Any] = {"finish": completion.finish}
         if completion.completion_tokens:
             note["tokens"] = completion.completion_tokens
         return conversation.say(message, note=note)
+
+    def _tools(self, conversation: Conversation) -> Sequence[Mapping[str, Any]]:
+        """The tools of this conversation, where its environment brought some, else those of all."""
+        own: Sequence[Mapping[str, Any]] = conversation.session.get("tools", ())
+        return own or self.tools
 
     def _shown(self, conversation: Conversation) -> Conversation:
         """The conversation as this model sees it: with its own system prompt in front."""

@@ -164,6 +164,7 @@ class Run:
             sampling_of(recipe),
             context_limit(recipe.model, self.module),
             recipe.episode.system,
+            self.task.tools(),
         )
         company = assemble(recipe, self.task, self.sampler, self.tokenizer)
         self.company_now = company

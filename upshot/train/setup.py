@@ -174,7 +174,7 @@ def make_scene(recipe: Recipe, company: Company, policy: Policy) -> Scene:
         policy=policy,
         metrics=company.metrics,
         weights=company.weights,
-        environment=company.task.environment() if recipe.episode.max_turns > 1 else None,
+        environment=company.task.environment(),
         max_turns=recipe.episode.max_turns,
         user=company.user,
         samples=recipe.futures.samples,
