@@ -149,3 +149,12 @@ def test_search_qa_plays_from_search_to_answer(tmp_path: Path) -> None:
     assert asyncio.run(environment.observe(conversation)).done
     assert asyncio.run(task.verify(conversation)).value == 1
     assert task.tools()[0]["function"]["name"] == "search"
+
+
+def test_tools_can_be_described_in_the_system_prompt(tmp_path: Path) -> None:
+    (tmp_path / "qa.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
+    options = {"file": str(tmp_path / "qa.jsonl"), "held_out": 0, "tools": ["calculator"], "describe": True}
+    system = tasks.create("tools", options).rows("train")[0].messages[0]
+    assert system.role == "system"
+    assert "<tool_call>" in system.content
+    assert '"calculator"' in system.content

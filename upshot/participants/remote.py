@@ -122,7 +122,7 @@ class RemoteEnvironment(Participant):
             body = {"sid": state["id"], "content": last.content if last else ""}
             answer, _ = await self.client.post("/process_action", body)
             text = next((str(answer[key]) for key in ("content", "observation", "output") if answer.get(key)), "")
-            messages = (Message("user", text),) if text else ()
+            messages: tuple[Message, ...] = (Message("user", text),) if text else ()
         else:
             body = {"messages": [message.to_dict() for message in conversation.messages]}
             answer, _ = await self.client.post("/interact", body, state["id"])

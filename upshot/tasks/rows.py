@@ -91,10 +91,10 @@ def fingerprint(messages: Sequence[Message]) -> str:
 def _opening(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], bool]:
     """The messages a row opens with, and whether they are a bare question."""
     for key in ("prompt", "messages", "raw_prompt"):
-        value = record.get(key)
+        value: Any = record.get(key)
         if isinstance(value, str) and value:
             return (Message("user", value),), True
-        if value is not None and len(value):
+        if value is not None and not isinstance(value, str) and len(value):
             said = messages_from(value)
             while said and said[-1].role == "assistant":  # the reply to imitate is not part of the opening
                 said = said[:-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,11 @@ from upshot.participants.tools import ToolEnvironment, make_tools
 from upshot.tasks.base import tasks
 from upshot.tasks.verified import VerifiedTask
 from upshot.verifiers.base import verifiers
+
+CALLING = (
+    'Call a tool with <tool_call>{"name": "<tool>", "arguments": {…}}</tool_call>; the next message answers it. '
+    "Tools:"
+)
 
 
 @tasks.register("tools")
@@ -37,12 +43,14 @@ class ToolUse(VerifiedTask):
         results: int = 3,
         sandbox: str = "local",
         role: str = "tool",
+        describe: bool = False,
     ) -> None:
         """Make the task.
 
         tools: calculator, python (in `sandbox`), search (over `corpus`, `results` passages a query).
         verifier: how answers are checked, with `verifier_options`.
         role: of the answers; 'user' for chat templates without a tool role.
+        describe: put the tools and how to call them into the system prompt, for templates that do not show them.
         """
         super().__init__(
             file, train_file, validation_file, test_file, held_out, limit, split_seed, instructions, system
@@ -51,6 +59,9 @@ class ToolUse(VerifiedTask):
         self._options = dict(verifier_options or {})
         verifiers.check(self.verifier, self._options, "task.verifier", judge=None, sandbox=None, models=None)
         self._environment = ToolEnvironment(make_tools(tools, corpus, sandbox, results), role)
+        if describe:
+            listed = "\n".join(json.dumps(tool["function"]) for tool in self.tools())
+            self.system = f"{self.system}\n\n{CALLING}\n{listed}".strip()
 
     @property
     def verifier_options(self) -> dict[str, Any]:
@@ -93,11 +104,14 @@ class SearchQa(ToolUse):
         mode: str = "exact",
         results: int = 3,
         role: str = "tool",
+        describe: bool = False,
     ) -> None:
         """corpus: JSONL rows {title, text}, or a text file of paragraphs. mode: exact, contains or f1."""
-        files = {"file": file, "train_file": train_file, "validation_file": validation_file, "test_file": test_file}
         super().__init__(
-            **files,
+            file,
+            train_file,
+            validation_file,
+            test_file,
             held_out=held_out,
             limit=limit,
             split_seed=split_seed,
@@ -108,4 +122,5 @@ class SearchQa(ToolUse):
             corpus=corpus,
             results=results,
             role=role,
+            describe=describe,
         )
