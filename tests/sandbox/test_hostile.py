@@ -116,7 +116,7 @@ EXHAUSTION = [
         "import sys\ndef answer():\n    for _ in range(100):\n        sys.stderr.write('x' * (1 << 20))",
         OUTPUT,
     ),
-    contained("a huge result", "def answer():\n    return 'x' * (50 << 20)", OUTPUT, MEMORY),
+    contained("a huge result", "def answer():\n    return 'x' * (50 << 20)", OUTPUT, MEMORY, TIMEOUT),
     contained("endless loop", "def answer():\n    while True:\n        pass", TIMEOUT),
     contained("endless loop in C", "def answer():\n    return sum(range(10**15))", TIMEOUT),
     contained(

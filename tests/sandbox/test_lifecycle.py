@@ -198,6 +198,18 @@ def test_a_full_queue_says_when_to_come_back() -> None:
     asyncio.run(scenario())
 
 
+def test_closing_turns_runs_under_way_and_waiting_into_faults() -> None:
+    async def scenario() -> list[Any]:
+        async with Sandbox(slots=1) as sandbox:
+            runs = [asyncio.create_task(sandbox.run("import time; time.sleep(30)")) for _ in range(3)]
+            while sandbox.running < 1:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+        return await asyncio.wait_for(asyncio.gather(*runs), 10)
+
+    assert {result.outcome for result in asyncio.run(scenario())} == {Outcome.SANDBOX_FAULT}
+
+
 def mixed(rng: random.Random) -> tuple[str, list[str], list[int]]:
     """A program of a random kind, its tests, and the verdicts it must get."""
     a, b = rng.randrange(1000), rng.randrange(1000)

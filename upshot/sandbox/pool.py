@@ -258,7 +258,10 @@ class Sandbox(CodeRunner):
     ) -> Remains:
         """Run one request, once more if the sandbox itself failed the first time."""
         slots = await self._ready()
-        slot = await slots.acquire(tier)
+        try:
+            slot = await slots.acquire(tier)
+        except ZygoteGone as error:
+            return Remains(fault=str(error))
         started = time.monotonic()
         try:
             remains = Remains(fault="not run")
@@ -267,7 +270,7 @@ class Sandbox(CodeRunner):
                     zygote = await slot.zygote(tier)
                     run = Run(mode, payload, stdin, limits, judge, native_wall)
                     remains = await run.on(zygote, slot.groups.get(tier))
-                except ZygoteGone as error:
+                except (ZygoteGone, OSError) as error:
                     remains = Remains(fault=str(error))
                 if remains.fault is None:
                     break

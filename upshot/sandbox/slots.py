@@ -38,6 +38,8 @@ class Slot:
 
     async def zygote(self, tier: str) -> Zygote:
         """The live zygote of a tier."""
+        if self.pool.closed:
+            raise ZygoteGone("the sandbox was closed")
         zygote = self.zygotes.get(tier)
         if zygote is not None and not zygote.closed and zygote.runs < RETIRE_AFTER:
             return zygote
@@ -66,6 +68,7 @@ class Slots:
         self.all = [Slot(index, self) for index in range(count)]
         self.free = list(reversed(self.all))
         self.waiting: deque[asyncio.Future[Slot]] = deque()
+        self.closed = False
         self.busy_seconds = 0.1
         """A running mean of how long a run holds a slot, for Retry-After."""
         self._extra_paths: tuple[str, ...] | None = None
@@ -130,7 +133,12 @@ class Slots:
                 raise
 
     def close(self) -> None:
-        """End every zygote, template and group."""
+        """End every zygote, template and group; runs under way and waiting become faults."""
+        self.closed = True
+        while self.waiting:
+            future = self.waiting.popleft()
+            if not future.done():
+                future.set_exception(ZygoteGone("the sandbox was closed"))
         for slot in self.all:
             slot.close()
         for template in self.templates.values():

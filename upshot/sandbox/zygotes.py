@@ -134,6 +134,7 @@ class Zygote:
         self.control = control
         self.runs = 0
         self.closed = False
+        self._waiting = False
 
     def send(self, request: dict[str, Any], descriptors: list[int]) -> None:
         """Hand over one request and its files; raises ZygoteGone if nobody is there."""
@@ -146,14 +147,17 @@ class Zygote:
 
     async def finish(self, patience: float) -> dict[str, Any]:
         """The report of the request handed over; raises ZygoteGone if none comes."""
+        self._waiting = True
         try:
             return await _reply(self.control, patience)
         except (OSError, ZygoteGone, TimeoutError) as error:
-            self.close()
+            self._hang_up()
             raise ZygoteGone(f"zygote {self.pid} is gone: {error or type(error).__name__}") from error
         except asyncio.CancelledError:
-            self.close()
+            self._hang_up()
             raise
+        finally:
+            self._waiting = False
 
     async def begin(self, request: dict[str, Any], descriptors: list[int]) -> int:
         """Start a run that stays; returns its process id."""
@@ -173,8 +177,17 @@ class Zygote:
             self.control.send(b"end")
 
     def close(self) -> None:
-        """Hang up; the zygote ends its run and itself."""
-        if not self.closed:
+        """End the zygote and its run; whoever waits for that run learns it from the closed line."""
+        if self._waiting:
+            self.closed = True
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        else:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        self._waiting = False
+        if self.control.fileno() >= 0:
             self.closed = True
             self.control.close()
             with contextlib.suppress(ProcessLookupError):
