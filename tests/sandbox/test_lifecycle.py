@@ -76,8 +76,9 @@ def alive(pids: set[int]) -> set[int]:
 def test_no_child_survives_a_killed_supervisor() -> None:
     process = subprocess.Popen([sys.executable, "-c", SUPERVISOR], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
     assert process.stdout is not None and process.stdout.readline().strip() == "running"
+    # A template, zygotes, programs, a judge, a fork, a session.
+    assert soon(lambda: len(descendants(process.pid)) >= 7)
     family = descendants(process.pid)
-    assert len(family) >= 7  # a template, zygotes, programs, a judge, a fork, a session
     process.kill()
     process.wait()
     process.stdout.close()
@@ -123,10 +124,12 @@ def test_a_killed_zygote_is_replaced_and_its_run_tried_again(box: Any) -> None:
 
 
 def test_a_run_cannot_free_itself_from_its_zygote(box: Any) -> None:
-    program = "import ctypes, time\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\ntime.sleep(2)\ndef add(a, b):\n    return 2"
+    program = (
+        "import ctypes, time\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\ntime.sleep(30)\ndef add(a, b):\n    return 2"
+    )
 
     async def scenario() -> None:
-        run = asyncio.create_task(box.sandbox.test_program(program, ["assert add(1, 1) == 2"], Limits(cpu_seconds=9)))
+        run = asyncio.create_task(box.sandbox.test_program(program, ["assert add(1, 1) == 2"], Limits(cpu_seconds=30)))
         await asyncio.sleep(0.5)
         for slot in box.sandbox._slots.all:
             if slot not in box.sandbox._slots.free:
@@ -136,7 +139,7 @@ def test_a_run_cannot_free_itself_from_its_zygote(box: Any) -> None:
         await asyncio.gather(run, return_exceptions=True)
 
     box(scenario())
-    assert soon(lambda: box.strangers() == [], 1.0)
+    assert soon(lambda: box.strangers() == [])
 
 
 def test_a_run_whose_zygotes_keep_dying_is_a_fault_not_a_zero(box: Any) -> None:

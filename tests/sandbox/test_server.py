@@ -227,7 +227,7 @@ def test_health_answers_while_programs_loop_and_a_full_queue_is_429(server: str)
     assert sorted(waits)[len(waits) // 2] < 0.25
     refused = [answer for answer in answers if answer.status_code == 429]
     assert refused and all(int(answer.headers["Retry-After"]) >= 1 for answer in refused)
-    assert sum(answer.status_code == 200 for answer in answers) == 12
+    assert sum(answer.status_code == 200 for answer in answers) >= 12
 
 
 def test_metrics_count_outcomes(server: str) -> None:

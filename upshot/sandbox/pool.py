@@ -103,7 +103,11 @@ class Sandbox(CodeRunner):
             cgroups.close()
             await self.aclose()
             raise
-        log.info("sandbox with %d slots, layers %s", self.count, self.describe_layers())
+        described = self.describe_layers()
+        log.info("sandbox with %d slots, layers %s", self.count, described)
+        for name, word in described.items():
+            if str(word).startswith("missing"):
+                log.warning("sandbox without %s (%s)", name, word)
 
     def describe_layers(self) -> dict[str, Any]:
         """Each layer of isolation, and the reason where it is missing."""
