@@ -8,13 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tiny import tiny_parts
+from tests.tiny import tiny_policy
 from upshot.chat import Conversation
-from upshot.models.base import Sampling
-from upshot.models.sampler import Sampler
 from upshot.rewards.credit import credit_sampled
 from upshot.rollout.episode import play_episode
-from upshot.rollout.policy import Policy
 from upshot.rollout.reply import Reply
 from upshot.score import Score
 from upshot.train.batch import Datum, collate, datum_of, micro_batches
@@ -47,8 +44,7 @@ def test_padding_is_never_seen_trained_or_attended() -> None:
 
 
 def test_a_datum_holds_the_sampled_ids_and_advantages_of_its_spans() -> None:
-    module, _, renderer, task = tiny_parts()
-    policy = Policy(Sampler(module, renderer), renderer, Sampling(5), 256)
+    policy, task = tiny_policy(max_tokens=5)
     conversation = Conversation(task.rows("train")[0], seed=1)
     asyncio.run(play_episode(conversation, policy, None, 1))
     reply = Reply(conversation, credit=credit_sampled(Score(1.0), conversation.mask))

@@ -9,17 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.tiny import tiny_parts
+from tests.tiny import tiny_parts, tiny_policy
 from tests.train.workshop import datum, learner, metrics, recipe
 from upshot.chat import Conversation, Message
 from upshot.errors import UserError
-from upshot.models.base import Sampling
-from upshot.models.sampler import Sampler
 from upshot.recipe import TrainConfig
 from upshot.rewards.credit import credit_sampled
 from upshot.rewards.reward import Reward
 from upshot.rollout.episode import play_episode
-from upshot.rollout.policy import Policy
 from upshot.rollout.reply import Reply
 from upshot.score import Score
 from upshot.train import online_dpo, ppo
@@ -114,8 +111,7 @@ def test_epochs_count_in_steps_and_the_shorter_one_ends_the_training() -> None:
 
 def replies(rewards: list[float | None]) -> list[Reply]:
     """Sampled replies of one group with these rewards."""
-    module, _, renderer, task = tiny_parts()
-    policy = Policy(Sampler(module, renderer), renderer, Sampling(5), 256)
+    policy, task = tiny_policy(max_tokens=5)
     group = []
     for number, reward in enumerate(rewards):
         conversation = Conversation(task.rows("train")[0], seed=number)

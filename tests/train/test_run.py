@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.train.workshop import metrics, recipe
 from upshot import config
-from upshot.errors import UserError
+from upshot.errors import UserError, user_error_in
 from upshot.recipe import Recipe
 from upshot.train.folder import RunFolder
 from upshot.train.reporter import Reporter
@@ -177,19 +177,36 @@ def test_ctrl_c_saves_and_says_so(tmp_path: Path) -> None:
     assert found[2] == metrics(tmp_path / "run")[-1]["step"], "the checkpoint is of the last finished step"
 
 
-def test_a_full_disk_is_one_line_and_earlier_checkpoints_stay(tmp_path: Path) -> None:
-    train(recipe(tmp_path / "run", steps=2))
-    words, environment = command(tmp_path, recipe(tmp_path / "full", steps=2))
-    limit = 9000  # bytes a file may have: lines fit, weights do not
+@pytest.mark.parametrize("limit", [9_000, 20_000])
+def test_a_full_disk_is_one_clear_error_and_earlier_checkpoints_stay(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(recipe(tmp_path / "straight", steps=5))
+    with monkeypatch.context() as full:
+        full.setattr(Run, "checkpoint", _on_a_full_disk(Run.checkpoint, limit))
+        with pytest.raises((UserError, BaseExceptionGroup)) as raised:
+            train(recipe(tmp_path / "run", steps=5))
+    error = user_error_in(raised.value)
+    assert error is not None and "cannot write checkpoint" in str(error) and "--resume" in str(error)
+    assert "rl-000002" in {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert not list((tmp_path / "run" / "checkpoints").glob(".partial*")), "no half of a checkpoint stays behind"
+    resume(tmp_path / "run")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "straight")
 
-    def small() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, preexec_fn=small, timeout=120)
-    assert done.returncode == 2, done.stderr[-2000:]
-    assert "cannot write checkpoint" in done.stderr and "--resume" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    assert not list((tmp_path / "full" / "checkpoints").iterdir()), "no half of a checkpoint stays behind"
+def _on_a_full_disk(checkpoint: Callable[..., None], limit: int) -> Callable[..., None]:
+    """Checkpoints while no file may grow beyond `limit` bytes, from rl step 4 on: weights or optimizer do not fit."""
+
+    def save(self: Run, *args: Any) -> None:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if self.phase == "rl" and self.step >= 4:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            checkpoint(self, *args)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return save
 
 
 def test_an_unwritable_run_folder_is_refused_before_any_work(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def recipe(folder: Path, **train: Any) -> Recipe:
         "name": "thimble",
         "run_dir": str(folder),
         "model": {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}},
-        "task": {"name": "slots"},
+        "task": {"name": "slots", "rows_per_split": 64},
         "episode": {"max_tokens": 6},
         "futures": {"samples": 2, "window": 1},
         "reward": {"metrics": [{"name": "verifier"}, {"name": "token_amount", "weight": -0.01}]},
