@@ -160,12 +160,17 @@ def versions() -> dict[str, str]:
 
 
 def _is_io(error: Exception) -> bool:
-    """Whether writing failed; torch and safetensors report a full disk by errors of their own."""
-    return isinstance(error, OSError) or "SafetensorError" in type(error).__name__ or "PytorchStream" in str(error)
+    """Whether writing failed; safetensors and torch report a full disk by errors of their own."""
+    torch_writer = isinstance(error, RuntimeError) and any(
+        name in str(error) for name in ("PytorchStreamWriter", "inline_container", "iostream")
+    )
+    return isinstance(error, OSError) or torch_writer or type(error).__name__ == "SafetensorError"
 
 
 def _why(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error).splitlines()[0]
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"a file could not be written in full ({str(error).splitlines()[0]})"
 
 
 def _finite(value: Any) -> Any:
