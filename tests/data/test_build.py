@@ -225,6 +225,18 @@ def test_abg_coqa_is_built_without_a_user(tmp_path: Path, actors: Any) -> None:
     assert {row["turn_id"] for row in rows_of(tmp_path / "out")} == {1}
 
 
+def test_nothing_is_pushed_unless_asked(tmp_path: Path, actors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from upshot.data import build_command
+
+    pushed: list[tuple[Path, str]] = []
+    monkeypatch.setattr(build_command, "push", lambda path, name: pushed.append((path, name)))
+    words = command(tmp_path / "out", actors.goals(tmp_path, 1), "--max-messages", "2")
+    build(words)
+    assert not pushed
+    build([*words, "--push", "me/my-set"])
+    assert pushed == [(tmp_path / "out" / "candidates.parquet", "me/my-set")]
+
+
 def test_what_is_built_can_be_prepared(tmp_path: Path, actors: Any) -> None:
     build(command(tmp_path / "out", actors.goals(tmp_path, 8)))
     for purpose in ("sft", "rl", "dpo"):
