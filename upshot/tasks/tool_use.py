@@ -13,8 +13,7 @@ from upshot.tasks.verified import VerifiedTask
 from upshot.verifiers.base import verifiers
 
 CALLING = (
-    'Call a tool with <tool_call>{"name": "<tool>", "arguments": {…}}</tool_call>; the next message answers it. '
-    "Tools:"
+    'Call a tool with <tool_call>{"name": "<tool>", "arguments": {…}}</tool_call>; the next message answers it. Tools:'
 )
 
 

@@ -83,6 +83,7 @@ _DROP = re.compile(
     r"\\left(?![a-z])|\\right(?![a-z])|\\displaystyle|\\limits|\\q?quad|"
     r"\\[!,;: ]|\\(?:big|Big|bigg|Bigg)[lr]?(?![a-z])|\\\$|[$]|~"
 )
+_TEXT_UNIT = re.compile(r"(?<=[\d}])\s*\\(?:text|mathrm|mbox)\s*\{[a-zA-Z./ ]{1,20}\}(?:\^\{?\d\}?)?\.?$")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
 _UNITS = re.compile(
     r"(?<=[\d}).])\s*(?:\\text\{)?\s*(?:square|cubic|sq\.?|per)?\s*(?:degrees?|dollars?|cents?|units?|(?:centi|milli|kilo)?met(?:er|re)s?|cm|mm|km|"
@@ -95,7 +96,7 @@ def normal_form(answer: str) -> str:
     """The answer without what does not change its value: spacing, `$`, `\\left`, `\\text`, units, a final full stop."""
     out = answer.strip().strip("$").strip()
     out = out.replace("−", "-").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")
-    out = _UNITS.sub("", _DROP.sub("", out))
+    out = _UNITS.sub("", _TEXT_UNIT.sub("", _DROP.sub("", out)))
     out = _TEXT.sub(lambda m: m[1].strip() if m[1].strip() else "", out)
     out = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°", "", out)
     out = re.sub(r"\\?%", "", out)

@@ -13,6 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from upshot.verifiers.expressions import same_value
 from upshot.verifiers.math_answer import MAX_ANSWER, normal_form
 from upshot.verifiers.numbers import parse_number
 
@@ -26,7 +27,7 @@ _UNDONE = re.compile(
     rf"|(?:\d|\))\s*(?:\\cdot|\\times|\*|×|÷|\\div)\s*(?!10\s*\^)(?:{_LITERAL}|\()"
 )
 _TOWER = re.compile(
-    r"\^\s*\{?[^{}^]{0,40}(?:\^|\*\*)|\*\*[^*]{0,40}\*\*|\^\s*\{?\s*-?\d{4,}|\*\*\s*\(?-?\d{4,}|\d{400,}"
+    r"\^\s*(?:\{[^{}]{0,40}|\w)\^|\*\*\s*\(?[\w.]{1,40}\s*\*\*|\^\s*\{?\s*-?\d{4,}|\*\*\s*\(?-?\d{4,}|\d{400,}"
     r"|\)\s*\^\s*\{?\s*(?:[3-9]\d|\d{3,})"
 )
 _NAME = re.compile(r"[a-zA-Z\\]")
@@ -38,7 +39,7 @@ def refusal(answer: str, truth: str) -> str | None:
         return "answer too long"
     if _TOWER.search(answer) and not _TOWER.search(truth):
         return "power too large"
-    if _depth(answer) > 12 or answer.count("=") > 10:
+    if _depth(answer) > 12 or answer.count("=") > 10 or answer.count("+") > 60:
         return "nested too deeply"
     if _OPERATORS.search(answer) and not _OPERATORS.search(truth):
         return "not evaluated"
@@ -47,8 +48,13 @@ def refusal(answer: str, truth: str) -> str | None:
         sides = [side for side in re.split(r"[=,;]|\\(?:text)?and", left) if side.strip()]
         if any(not _NAME.search(side.replace("\\frac", "").replace("\\sqrt", "")) for side in sides[:1]):
             return "an equation, not a value"
-    if _UNDONE.search(_value(answer)) and not _UNDONE.search(truth) and not _variables(truth):
+    if _variables(truth):
+        return None
+    value = _value(answer)
+    if _UNDONE.search(value) and not _UNDONE.search(truth):
         return "not evaluated"
+    if _variables(value) and "=" not in truth and not re.fullmatch(r"[-\d.,/]+[a-zA-Z]+", value):  # '5m' may be metres
+        return "a variable where the truth has none"
     return None
 
 
@@ -91,30 +97,48 @@ def quick_verdict(answer: str, truth: str) -> bool | None:
             return True
     if re.fullmatch(r"[A-Za-z]+", left) and re.fullmatch(r"[A-Za-z]+", right):
         return left.lower() == right.lower() if len(left) > 1 else False
+    return _same(left, right)
+
+
+def _same(left: str, right: str) -> bool | None:
     first, second = _exact(left), _exact(right)
     if first is not None and second is not None:
         return first == second
-    return _same_collection(left, right)
+    if _BRACKETED.match(left) or _BRACKETED.match(right) or "," in left + right:
+        return _same_collection(left, right)
+    return same_value(left, right)
 
 
 def _same_collection(left: str, right: str) -> bool | None:
-    """Lists, tuples, intervals and sets of plain numbers; None when they hold anything else."""
+    """Lists, tuples, intervals and sets, item by item; None when an item cannot be compared."""
     first, second = _collection(left), _collection(right)
     if first is None or second is None or first[0] != second[0]:
         return None
-    kind, values = first
-    if kind in ("", "{}"):  # the order of a set or of a plain list of solutions does not matter
-        return sorted(values) == sorted(second[1])
-    return values == second[1]
+    kind, items = first
+    others = list(second[1])
+    if len(items) != len(others):
+        return False
+    if kind not in ("", "{}"):  # the order of a set or of a plain list of solutions does not matter
+        verdicts = [True if a == b else _same(a, b) for a, b in zip(items, others, strict=True)]
+        return False if False in verdicts else None if None in verdicts else True
+    for item in items:
+        verdicts = [True if item == other else _same(item, other) for other in others]
+        if True not in verdicts:
+            return None if None in verdicts else False
+        others.pop(verdicts.index(True))
+    return True
 
 
-def _collection(text: str) -> tuple[str, list[Fraction]] | None:
+_BRACKETED = re.compile(r"[(\[{][^()\[\]]*[)\]}]$")
+
+
+def _collection(text: str) -> tuple[str, list[str]] | None:
+    """The brackets and items of a flat list of two or more; None when it is not one."""
     bare = re.fullmatch(r"([(\[{]?)([^()\[\]]*,[^()\[\]]*)([)\]}]?)", text)
     if bare is None or bool(bare[1]) != bool(bare[3]):
         return None
-    values = [_exact(item) for item in bare[2].split(",")]
-    present = [value for value in values if value is not None]
-    return (bare[1] + bare[3], present) if len(present) == len(values) else None
+    items = bare[2].split(",")
+    return (bare[1] + bare[3], items) if all(items) else None
 
 
 def _exact(text: str) -> Fraction | None:
