@@ -18,8 +18,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a verb; what the user must mend is one line on stderr and exit code 2."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:2] == ["eval", "judge"]:  # a verb of its own, with options of its own
-        words[:2] = ["eval-judge"]
-    args = make_parser(words[:1]).parse_args(words)
+        from upshot.cli.eval import judge_parser
+
+        args = judge_parser().parse_args(words[2:])
+    else:
+        args = make_parser(words[:1]).parse_args(words)
     try:
         return int(args.run(args))
     except KeyboardInterrupt:
@@ -44,7 +47,7 @@ def make_parser(asked: Sequence[str] = ()) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"upshot {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
-    wanted = [verb for verb in VERBS if asked and asked[0].split("-")[0] == verb]
+    wanted = [verb for verb in VERBS if asked and asked[0] == verb]
     for verb in wanted or VERBS:
         importlib.import_module(f"upshot.cli.{verb}").add_parser(verbs)
     return parser

@@ -6,8 +6,8 @@ import argparse
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb: a table of models, or `eval judge FILE`."""
-    from upshot.evaluate import judge, table
+    """Add the verb."""
+    from upshot.evaluate import table
 
     parser = subparsers.add_parser(
         "eval",
@@ -17,6 +17,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     table.add_arguments(parser)
     parser.set_defaults(run=table.run)
-    second = subparsers.add_parser("eval-judge", help=argparse.SUPPRESS, prog="upshot eval judge")
-    judge.add_judge_arguments(second)
-    second.set_defaults(run=judge.run_judge)
+
+
+def judge_parser() -> argparse.ArgumentParser:
+    """The parser of `upshot eval judge`."""
+    from upshot.evaluate import judge
+
+    parser = argparse.ArgumentParser(
+        prog="upshot eval judge", description="How well a judge agrees with labelled conversations."
+    )
+    judge.add_judge_arguments(parser)
+    parser.set_defaults(run=judge.run_judge)
+    return parser

@@ -1,0 +1,28 @@
+"""Training on a GPU: bfloat16 weights, the engine's kernels, the same loop. Skipped without one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from upshot import config
+from upshot.train.runner import train
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-4), ("bfloat16", 0.05)])
+def test_the_quickstart_trains_and_sampler_and_learner_agree(tmp_path: Path, dtype: str, bound: float) -> None:
+    run = tmp_path / dtype
+    overrides = [f"model.dtype={dtype}", "model.device=cuda", "warm_start.steps=60", "train.steps=10", f"run_dir={run}"]
+    train(config.load("quickstart", overrides).recipe)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    warm = [line["loss/nll"] for line in lines if line["phase"] == "warm-start"]
+    assert warm[-1] < 0.7 < warm[0]
+    assert max(line["policy/kl_to_sampler"] for line in lines if line["phase"] == "rl") < bound
