@@ -18,10 +18,13 @@ from upshot.rollout.play import Scene, play_step
 from upshot.rollout.policy import Policy
 
 GOALS = [
-    ("What is 12 plus 30?", "42"),
-    ("Find a name for my grey cat that starts with the letter M.", "Misty"),
-    ("I want to know the capital of Portugal, for a quiz tonight.", "Lisbon"),
-    ("Write one sentence that invites my neighbours to a garden party on Sunday.", "Come to our garden party on Sunday!"),
+    ("to know what 12 plus 30 is", "42"),
+    ("a name for a grey cat that starts with the letter M", "Misty"),
+    ("to know the capital of Portugal for a quiz tonight", "Lisbon"),
+    (
+        "one sentence that invites the neighbours to a garden party on Sunday",
+        "Come to our garden party on Sunday!",
+    ),
 ]
 
 
@@ -35,10 +38,11 @@ def test_a_handful_of_conversations_end_to_end() -> None:
     async def main():
         async with connect("smollm2-135m") as model:
             names = ("accuracy", "interactivity")
-            metrics = {n: build_metric(n, {"max_tokens": 128, "repairs": 1}, judge=model) for n in names}
-            user = LLMUser(model, max_tokens=128, repairs=1, persona="mixed")
-            policy = Policy(model, sampling=Sampling(max_tokens=64))
-            scene = Scene(policy, metrics, {n: Weighted() for n in names}, user=user, samples=1, window=2)
+            options = {n: {"rubric": f"{n}_short", "max_tokens": 64, "repairs": 1} for n in names}
+            metrics = {n: build_metric(n, options[n], judge=model) for n in names}
+            user = LLMUser(model, template="user_short", max_tokens=80, temperature=0.7, repairs=1)
+            policy = Policy(model, sampling=Sampling(max_tokens=48))
+            scene = Scene(policy, metrics, {n: Weighted() for n in names}, user=user, samples=1, window=1)
             groups = await play_step(scene, rows, 1, seed=0)
             return [group[0] for group in groups], user.stats(), model.stats()
 
@@ -56,5 +60,6 @@ def test_a_handful_of_conversations_end_to_end() -> None:
                 assert score.value is None or 0 <= score.value <= 1
     turns, failed = user.get("user_turns", 0), user.get("user_failed", 0)
     assert turns + failed >= len(GOALS), "every user turn is either taken or counted as failed"
+    assert turns > 0, "at least one turn was usable"
     assert {"user_asked_again", "user_broken_json", "user_empty"} <= set(user)
     assert calls["user/calls"] == turns + user["user_asked_again"], "each call is a turn or an attempt that was counted"

@@ -43,3 +43,11 @@ def test_personas_and_vagueness_change_the_prompt() -> None:
         for vagueness in ("low", "medium", "high")
     }
     assert len(made) == 3 * len(PERSONAS)
+
+
+def test_the_short_template_for_weak_models_opens_and_goes_on() -> None:
+    user = LLMUser(in_turn(says("ok")), template="user_short")
+    opening = user.prompt(chat(goal="green tea"))
+    assert "green tea" in opening and "opens the conversation" in opening
+    later = user.prompt(chat("hi", "Hello.", goal="green tea"))
+    assert later.startswith("You: hi\n\nAssistant: Hello.") and "opens the conversation" not in later
