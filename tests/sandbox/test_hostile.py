@@ -348,6 +348,18 @@ CHEATING = [
         ("assert isclose(root(2), 1.41421356)",),
     ),
     Case(
+        "own numpy",
+        "class np:\n    allclose = staticmethod(lambda *a, **k: True)\nallclose = np.allclose\ndef root(x):\n    return 0",
+        (WRONG, ERROR, TIMEOUT),
+        ("assert np.allclose(root(2), 1.41421356)", "assert allclose(root(2), 1.41421356)"),
+    ),
+    Case(
+        "own statistics",
+        "class statistics:\n    mean = staticmethod(lambda *a: 7.5)\ndef f(x):\n    return []",
+        (ERROR,),
+        ("assert statistics.mean(f(1)) == 15 / 2",),
+    ),
+    Case(
         "own abs",
         "import builtins\nabs = builtins.abs = lambda x: 0\ndef root(x):\n    return 0",
         (WRONG,),

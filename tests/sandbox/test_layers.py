@@ -17,7 +17,7 @@ import pytest
 from tests.sandbox.conftest import QUICK, Box, make_box
 from tests.sandbox.test_hostile import CHEATING, HONEST, KERNEL, Case, contained
 from upshot.errors import UserError
-from upshot.sandbox import Outcome, Sandbox, StdioTest
+from upshot.sandbox import Limits, Outcome, Sandbox, StdioTest
 from upshot.sandbox.inside import seccomp
 from upshot.sandbox.inside.syscall_table import AARCH64, X86_64
 
@@ -173,6 +173,21 @@ def test_without_namespaces_a_hostile_program_is_contained(case: Case, bare_box:
 def test_without_namespaces_other_languages_are_refused(bare_box: Box) -> None:
     with pytest.raises(UserError, match="needs namespaces"):
         bare_box(bare_box.sandbox.run("echo", "bash"))
+
+
+@pytest.mark.parametrize(
+    "mess",
+    [
+        "open('x', 'w').write('x')\nos.symlink('/etc', 'link')",
+        "os.mkdir('d')\nopen('d/x', 'w')\nos.chmod('d', 0)",
+        "for _ in range(1100):\n    os.mkdir('d')\n    os.chdir('d')",
+    ],
+)
+def test_without_namespaces_a_mess_is_cleared_before_the_next_run(mess: str, bare_box: Box) -> None:
+    made = bare_box(bare_box.sandbox.run(f"import os\n{mess}", limits=Limits(cpu_seconds=10)))
+    assert made.outcome is Outcome.PASSED, made
+    for _ in range(2):
+        assert bare_box(bare_box.sandbox.run("import os; print(os.listdir('.'))")).stdout == "[]\n"
 
 
 def test_without_namespaces_threads_and_asyncio_still_work(bare_box: Box) -> None:

@@ -226,6 +226,7 @@ LIMIT = 7
         "assert abs(third() - 0.333333333) < 1e-6",
         "def check(candidate):\n    for i in range(1, 5):\n        assert candidate(i) == i\ncheck(fail)",
         "assert third() in (1, 1 / 3)",
+        "assert statistics.mean(apply(float, [1, 2])) == 3 / 2",
         "from collections import Counter\nassert Counter(apply(str, [1, 1])) == {'1': 2}",
     ],
 )

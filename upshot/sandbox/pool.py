@@ -33,6 +33,7 @@ log = logging.getLogger("upshot.sandbox")
 FORGOTTEN_SECONDS = 30.0
 WORKDIR_PREFIX = "upshot-sandbox-"
 _IMPORT = re.compile(r"^\s*(?:import|from)\s+([\w., \t]+)", re.MULTILINE)
+_NUMPY_USE = re.compile(r"^[^#\n]*\bnp\.", re.MULTILINE)  # tests often leave the import to the program
 _SCIENTIFIC = {"pandas", "scipy", "sympy", "sklearn", "matplotlib"}
 
 
@@ -41,7 +42,7 @@ def tier_of(source: str) -> str:
     words = {part.split(".")[0] for match in _IMPORT.finditer(source) for part in re.split(r"[,\s]+", match[1])}
     if words & _SCIENTIFIC:
         return "scientific"
-    return "numpy" if "numpy" in words else "plain"
+    return "numpy" if "numpy" in words or _NUMPY_USE.search(source) else "plain"
 
 
 class Sandbox(CodeRunner):

@@ -69,6 +69,7 @@ class Slots:
         self.free = list(reversed(self.all))
         self.waiting: deque[asyncio.Future[Slot]] = deque()
         self.closed = False
+        self._zygotes = 0
         self.busy_seconds = 0.1
         """A running mean of how long a run holds a slot, for Retry-After."""
         self._extra_paths: tuple[str, ...] | None = None
@@ -79,7 +80,11 @@ class Slots:
         scratch = SCRATCH
         if layers.namespaces is None:
             path = self.workdir / f"slot-{index}-{tier}"
-            path.mkdir(mode=0o700, exist_ok=True)
+            self._zygotes += (
+                1  # a fresh directory for every zygote: the last one may have died on what it could not remove
+            )
+            path = path.with_name(f"{path.name}-{self._zygotes}")
+            path.mkdir(mode=0o700)
             scratch = str(path)
         if tier == "native" and self._extra_paths is None:
             self._extra_paths = extra_paths()

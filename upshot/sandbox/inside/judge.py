@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 import sys
 import time
 from typing import Any
@@ -21,8 +22,18 @@ from math import isclose
 from collections import Counter, defaultdict, deque, OrderedDict, namedtuple
 from fractions import Fraction
 from decimal import Decimal
-from typing import *
 """
+LIBRARIES = {
+    "np": "numpy",
+    "numpy": "numpy",
+    "pd": "pandas",
+    "pandas": "pandas",
+    "scipy": "scipy",
+    "sympy": "sympy",
+    "allclose": "numpy:allclose",
+    "array_equal": "numpy:array_equal",
+}
+"""Names of libraries, and helpers of theirs that decide a test, with where they really come from."""
 
 
 class Judge(Peer):
@@ -210,9 +221,10 @@ def _namespace(peer: Judge, tests: list[str]) -> dict[str, Any]:
     """Names for the tests: our own helpers first, then what the program defines."""
     namespace: dict[str, Any] = {"__name__": "tests", "isinstance": _isinstance, "callable": _callable}
     exec(HELPERS, namespace)
-    if "numpy" in sys.modules:
-        namespace |= {"np": sys.modules["numpy"], "numpy": sys.modules["numpy"]}
-    wanted = sorted(_names(tests) - set(namespace) - set(dir(builtins)))
+    names, modules = _names(tests)
+    _import_libraries(namespace, names, modules)
+    # A library's name is never looked up in the program: it could answer for it.
+    wanted = sorted(names - set(namespace) - set(dir(builtins)) - set(LIBRARIES))
     for name, found in peer.ask("names", names=wanted)["ok"].items():
         if found["bases"]:
             base = next((c for b in found["bases"] if (c := _builtin_exception(b))), Exception)
@@ -225,15 +237,35 @@ def _namespace(peer: Judge, tests: list[str]) -> dict[str, Any]:
     return namespace
 
 
-def _names(tests: list[str]) -> set[str]:
+def _import_libraries(namespace: dict[str, Any], names: set[str], modules: set[str]) -> None:
+    """Bind the libraries the tests use without importing them, from our own installation."""
+    for name in sorted(names & (set(LIBRARIES) | modules) - set(namespace)):
+        module, _, attribute = LIBRARIES.get(name, name).partition(":")
+        try:
+            found = importlib.import_module(module)
+        except ImportError:
+            continue
+        namespace[name] = getattr(found, attribute) if attribute else found
+
+
+def _names(tests: list[str]) -> tuple[set[str], set[str]]:
+    """The names tests use, and those of them used only as a standard module is: `name.attribute`, never called."""
     names: set[str] = set()
+    called: set[str] = set()
+    dotted: set[str] = set()
     for test in tests:
         try:
             tree = ast.parse(test)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
-        names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    return names
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name):
+                names.add(node.id)
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                called.add(node.func.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                dotted.add(node.value.id)
+    return names, (dotted - called) & sys.stdlib_module_names
 
 
 def _verdict(test: str, namespace: dict[str, Any]) -> dict[str, Any]:
