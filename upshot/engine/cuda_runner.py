@@ -22,14 +22,13 @@ from upshot.engine.kernels.decode import MEMBERS, Shared, decode_attention
 from upshot.engine.kernels.prefill import prefill_attention
 from upshot.engine.scheduler import Chunk, Plan
 from upshot.engine.sequence import Sequence
+from upshot.engine.sharing import MIN_SHARERS, find_shared
 from upshot.errors import UserError
 
 BUCKETS = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024]
 PREFILL_BLOCK = 64
 PREFILL_BUCKETS = [64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 14336, 16384]
 PREFILL_ROWS = [1, 4, 16, 64, 128, 256, 512, 1024]
-MIN_SHARERS = 4
-MIN_SHARED_PAGES = 4
 Results = tuple[list[Sequence], list[int], list[float], Any]
 
 
@@ -139,36 +138,6 @@ def packed_chunks(chunks: list[Chunk], size: int) -> tuple[np.ndarray, np.ndarra
     left = np.minimum(PREFILL_BLOCK, np.repeat(counts, n_blocks) - first)
     blocks = np.stack([slots, np.repeat(offsets, n_blocks) + first, left, np.repeat(starts, n_blocks) + first])
     return np.stack([np.array(ids), positions, cells]), blocks.astype(np.int32)
-
-
-def find_shared(rows: list[Sequence], page_size: int) -> tuple[list[tuple[int, int, list[int]]], np.ndarray]:
-    """Groups (leader row, prefix length, rows) of at most MEMBERS rows with the same first pages; each row's own start."""
-    starts = np.zeros(len(rows), dtype=np.int32)
-    families: dict[int, list[int]] = {}
-    for index, seq in enumerate(rows):
-        families.setdefault(seq.pages[0], []).append(index)
-    groups: list[tuple[int, int, list[int]]] = []
-    for members in families.values():
-        if len(members) < MIN_SHARERS:
-            continue
-        common = min(len(rows[i].pages) for i in members) - 1
-        first = rows[members[0]].pages
-        for i in members[1:]:
-            pages = rows[i].pages
-            while common and pages[:common] != first[:common]:
-                # Halve until equal, then grow: a handful of slice comparisons instead of one a page.
-                low, high = 0, common
-                while low < high:
-                    middle = (low + high + 1) // 2
-                    low, high = (middle, high) if pages[:middle] == first[:middle] else (low, middle - 1)
-                common = low
-        if common < MIN_SHARED_PAGES:
-            continue
-        for at in range(0, len(members), MEMBERS):
-            part = members[at : at + MEMBERS]
-            groups.append((part[0], common * page_size, part))
-            starts[part] = common * page_size
-    return groups, starts
 
 
 class CudaRunner:
@@ -483,7 +452,7 @@ class CudaRunner:
         slots = np.full(self.slots + 1, self.slots, dtype=np.int32)
         slots[:n] = [s.slot for s in rows]
         self.row_slots.copy_(self._upload(slots))
-        groups, starts = find_shared(rows, self.page_size)
+        groups, starts = find_shared(rows, self.page_size, MEMBERS)
         self._batch_shared = bool(groups)
         if groups:
             total = len(self.shared.prefix)

@@ -34,6 +34,8 @@ class Driver(Protocol):
     """One forward over packed tokens."""
 
     shape: Shape
+    lm: Any
+    """The causal LM."""
 
     def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor | None) -> torch.Tensor:
         """Logits of the tokens at the indices `last` (None: all)."""

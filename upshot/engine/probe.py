@@ -7,7 +7,8 @@ import torch
 from upshot.engine.driver import Driver, causal_lm
 from upshot.engine.scheduler import Chunk
 from upshot.engine.sequence import Rules, Sequence
-from upshot.engine.torch_runner import DecodeStep, PrefillStep, Store
+from upshot.engine.store import Store
+from upshot.engine.torch_runner import DecodeStep, PrefillStep
 
 IDS = 12
 
@@ -35,10 +36,10 @@ def disagreement(model: torch.nn.Module, driver: Driver) -> str | None:
 
 def compare(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> str | None:
     """None if two sets of logits agree as far as the dtype allows."""
-    scale = float(expected.float().abs().max()) + 1e-6
-    worst = float((got.float() - expected.float()).abs().max()) / scale
-    limit = 1e-3 if dtype == torch.float32 else 5e-2
-    return None if worst <= limit else f"logits differ from the model's own forward by {worst:.2g} of their size"
+    gap = float((got.float() - expected.float()).norm() / (expected.float().norm() + 1e-6))
+    # Random weights in bfloat16 are already 5 % from float32; a wrong layer is off by more than half.
+    limit = 1e-3 if dtype == torch.float32 else 0.2
+    return None if gap <= limit else f"logits differ from the model's own forward by {gap:.2g} of their size"
 
 
 def plain_logits(model: torch.nn.Module, ids: torch.Tensor, last: int = 3) -> torch.Tensor:

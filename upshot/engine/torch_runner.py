@@ -12,131 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
-from upshot.engine.driver import Driver
+from upshot.engine.driver import Driver, causal_lm
 from upshot.engine.sampling import RowRules, apply_bitmask, sample
 from upshot.engine.scheduler import Chunk, Plan
 from upshot.engine.sequence import Sequence
-
-
-def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
-    softcap: float,
-    causal: bool = False,
-) -> torch.Tensor:
-    """Attention of q [batch, kv_heads, queries, dim]; mask True where a query may look."""
-    if not softcap:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, is_causal=causal)
-    scores = torch.tanh(q @ k.transpose(-1, -2) * (scale / softcap)) * softcap
-    if causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    return scores.softmax(-1) @ v
-
-
-class Store:
-    """Keys and values in pages: one tensor each, [layers, pages × page_size, kv_heads, dim]."""
-
-    def __init__(self, layers: int, n_pages: int, page_size: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
-        self.page_size = page_size
-        self.k = torch.zeros(layers, n_pages * page_size, kv_heads, dim, dtype=dtype)
-        self.v = torch.zeros(layers, n_pages * page_size, kv_heads, dim, dtype=dtype)
-
-    def copy_pages(self, copies: list[tuple[int, int]]) -> None:
-        """Copy whole pages (from, to) in all layers."""
-        if not copies:
-            return
-        source, target = (torch.tensor(x) for x in zip(*copies, strict=True))
-        for cache in (self.k, self.v):
-            pages = cache.view(cache.shape[0], -1, self.page_size, *cache.shape[2:])
-            pages[:, target] = pages[:, source]
-
-    def cells(self, seq: Sequence, start: int, stop: int) -> np.ndarray:
-        """Where positions start:stop of a sequence lie."""
-        positions = np.arange(start, stop)
-        return np.asarray(seq.pages)[positions // self.page_size] * self.page_size + positions % self.page_size
-
-
-class Window:
-    """Dense keys and values of the sequences being extended: [layers, rows, kv_heads, length, dim]."""
-
-    def __init__(self, store: Store, limit_bytes: int) -> None:
-        self.store = store
-        self.limit = limit_bytes
-        self.k = store.k.new_empty(0)
-        self.v = store.v.new_empty(0)
-        self.rows: list[Sequence] = []
-        self._shape = (0, 0)
-
-    def clear(self) -> None:
-        """Forget all rows."""
-        self.rows = []
-
-    def admit(self, wanted: list[Sequence], positions: list[int]) -> bool:
-        """Make the rows exactly `wanted` (in the order of `rows`), filled up to each one's position; False if too large."""
-        need = max(positions) + 1
-        if not self._grow(len(wanted), need):
-            self.rows = []
-            return False
-        keep = set(map(id, wanted))
-        self._compact(keep)
-        here = set(map(id, self.rows))
-        fresh = [(seq, position) for seq, position in zip(wanted, positions, strict=True) if id(seq) not in here]
-        if fresh:
-            self._fill(fresh)
-        return True
-
-    def _compact(self, keep: set[int]) -> None:
-        rows = self.rows
-        index = 0
-        while index < len(rows):
-            if id(rows[index]) in keep:
-                index += 1
-                continue
-            last = rows.pop()
-            if index < len(rows):
-                n = last.length
-                self.k[:, index, :, :n] = self.k[:, len(rows), :, :n]
-                self.v[:, index, :, :n] = self.v[:, len(rows), :, :n]
-                rows[index] = last
-
-    def _fill(self, fresh: list[tuple[Sequence, int]]) -> None:
-        start = len(self.rows)
-        longest = max(position for _, position in fresh)
-        cells = np.zeros((len(fresh), longest), dtype=np.int64)
-        for row, (seq, position) in enumerate(fresh):
-            cells[row, :position] = self.store.cells(seq, 0, position)
-        index = torch.from_numpy(cells)
-        stop = start + len(fresh)
-        for dense, paged in ((self.k, self.store.k), (self.v, self.store.v)):
-            for layer in range(len(paged)):
-                dense[layer, start:stop, :, :longest] = paged[layer][index].transpose(1, 2)
-        self.rows.extend(seq for seq, _ in fresh)
-
-    def _grow(self, rows: int, length: int) -> bool:
-        have_rows, have_length = self._shape
-        if rows <= have_rows and length <= have_length:
-            return True
-        rows = max(have_rows, -(-rows // 16) * 16)
-        length = max(have_length, -(-(length + length // 4) // 32) * 32)
-        store = self.store.k
-        layers, _, heads, dim = store.shape
-        if 2 * layers * rows * heads * length * dim * store.element_size() > self.limit:
-            return False
-        for name in ("k", "v"):
-            old = getattr(self, name)
-            new = store.new_zeros(layers, rows, heads, length, dim)
-            if self.rows:
-                new[:, : len(self.rows), :, :have_length] = old[:, : len(self.rows)]
-            setattr(self, name, new)
-        self._shape = (rows, length)
-        return True
+from upshot.engine.store import Store, attention
+from upshot.engine.window import Prefix, Window
 
 
 class DecodeStep:
@@ -145,26 +27,41 @@ class DecodeStep:
     def __init__(self, store: Store, window: Window | None, rows: list[Sequence], positions: np.ndarray) -> None:
         self.store, self.window = store, window
         self.n = len(rows)
-        self.length = int(positions.max()) + 1
         size = store.page_size
-        pages = np.fromiter(
-            (s.pages[p // size] for s, p in zip(rows, positions.tolist(), strict=True)), np.int64, self.n
-        )
+        places = zip(rows, positions.tolist(), strict=True)
+        pages = np.fromiter((s.pages[p // size] for s, p in places), np.int64, self.n)
         self.cells = torch.from_numpy(pages * size + positions % size)
         self.positions = torch.from_numpy(positions)
         self.row_index = torch.arange(self.n)
         self._masks: dict[int, torch.Tensor | None] = {}
         self.table: torch.Tensor | None = None
+        self.shared: list[tuple[Prefix, torch.Tensor]] = []
         if window is None:
-            cells = np.zeros((self.n, self.length), dtype=np.int64)
-            for row, (seq, position) in enumerate(zip(rows, positions.tolist(), strict=True)):
-                cells[row, : position + 1] = store.cells(seq, 0, position + 1)
-            self.table = torch.from_numpy(cells)
+            starts = np.zeros(self.n, dtype=np.int64)
+            self.table = self._table(rows, positions)
+        else:
+            starts = np.fromiter((row.start for row in window.rows), np.int64, self.n)
+            self.shared = self._groups(window)
+        self.own = torch.from_numpy(positions - starts)
+        self.length = int((positions - starts).max()) + 1
+
+    def _table(self, rows: list[Sequence], positions: np.ndarray) -> torch.Tensor:
+        cells = np.zeros((self.n, int(positions.max()) + 1), dtype=np.int64)
+        for row, (seq, position) in enumerate(zip(rows, positions.tolist(), strict=True)):
+            cells[row, : position + 1] = self.store.cells(seq, 0, position + 1)
+        return torch.from_numpy(cells)
+
+    def _groups(self, window: Window) -> list[tuple[Prefix, torch.Tensor]]:
+        members: dict[int, tuple[Prefix, list[int]]] = {}
+        for index, row in enumerate(window.rows):
+            if row.prefix is not None:
+                members.setdefault(id(row.prefix), (row.prefix, []))[1].append(index)
+        return [(prefix, torch.tensor(rows)) for prefix, rows in members.values()]
 
     def mask(self, window: int) -> torch.Tensor | None:
-        """Which positions each row sees."""
+        """Which positions of its own part each row sees."""
         if window not in self._masks:
-            back = self.positions[:, None] - torch.arange(self.length)
+            back = self.own[:, None] - torch.arange(self.length)
             seen = back >= 0
             if window:
                 seen &= back < window
@@ -186,15 +83,40 @@ class DecodeStep:
         self.store.v[layer].index_copy_(0, self.cells, v)
         if self.window is not None:
             keys, values = self.window.k[layer], self.window.v[layer]
-            keys[self.row_index, :, self.positions] = k
-            values[self.row_index, :, self.positions] = v
+            keys[self.row_index, :, self.own] = k
+            values[self.row_index, :, self.own] = v
             keys, values = keys[: self.n, :, : self.length], values[: self.n, :, : self.length]
         else:
             keys, values = (x[layer][self.table].transpose(1, 2) for x in (self.store.k, self.store.v))
         heads, kv_heads = q.shape[1], k.shape[1]
         # The heads that share a key head are its queries: nothing is repeated.
         grouped = q.reshape(self.n, kv_heads, heads // kv_heads, -1)
+        if self.shared:
+            return self._with_prefixes(layer, grouped * scale, keys, values).reshape(q.shape)
         return attention(grouped, keys, values, self.mask(window), scale, softcap).reshape(q.shape)
+
+    def _with_prefixes(self, layer: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Attention over each row's own part and, once for all its rows, over each shared prefix."""
+        own = q @ keys.transpose(-1, -2)
+        mask = self.mask(0)
+        if mask is not None:
+            own.masked_fill_(~mask, -torch.inf)
+        top = own.amax(-1, keepdim=True)
+        weights = (own - top).exp_()
+        total, out = weights.sum(-1, keepdim=True), weights @ values
+        n, kv_heads, per_key, dim = q.shape
+        for prefix, rows in self.shared:
+            mine = q[rows].transpose(0, 1).reshape(kv_heads, -1, dim)
+            scores = mine @ prefix.k[layer].transpose(-1, -2)
+            high = scores.amax(-1, keepdim=True)
+            scores = (scores - high).exp_()
+            parts = (scores @ prefix.v[layer], scores.sum(-1, keepdim=True), high)
+            there, mass, high = (x.view(kv_heads, len(rows), per_key, -1).transpose(0, 1) for x in parts)
+            both = torch.maximum(top[rows], high)
+            mine_share, their_share = (top[rows] - both).exp_(), (high - both).exp_()
+            out[rows] = out[rows] * mine_share + there * their_share
+            total[rows] = total[rows] * mine_share + mass * their_share
+        return out / total
 
 
 @dataclass(slots=True)
@@ -306,7 +228,10 @@ class TorchRunner:
         shape = driver.shape
         self.driver = driver
         self.store = Store(shape.layers, n_pages, page_size, shape.kv_heads, shape.head_dim, shape.dtype)
-        self.window = Window(self.store, window_bytes)
+        # A sliding window or a soft cap would need its own prefix arithmetic: those models share pages, not reads.
+        config = causal_lm(driver.lm).config.get_text_config()
+        odd = getattr(config, "sliding_window", None) or getattr(config, "attn_logit_softcapping", None)
+        self.window = Window(self.store, window_bytes, share=not odd)
         self._rules: tuple[list[Sequence], RowRules] | None = None
 
     def forget(self) -> None:
@@ -332,9 +257,8 @@ class TorchRunner:
         return rows, logits, np.array([len(s.ids) for s in rows])
 
     def _decode(self, wanted: list[Sequence]) -> tuple[list[Sequence], torch.Tensor, np.ndarray]:
-        before = [len(s.ids) - 1 for s in wanted]
-        dense = self.window.admit(wanted, before)
-        rows = list(self.window.rows) if dense else wanted
+        dense = self.window.admit(wanted)
+        rows = [row.seq for row in self.window.rows] if dense else wanted
         positions = np.fromiter((len(s.ids) - 1 for s in rows), np.int64, len(rows))
         step = DecodeStep(self.store, self.window if dense else None, rows, positions)
         ids = torch.tensor([s.ids[-1] for s in rows])

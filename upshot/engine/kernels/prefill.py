@@ -139,7 +139,7 @@ def prefill_attention(
     block_m: int,
     window: int = 0,
     softcap: float = 0.0,
-    block_n: int = 64,
+    block_n: int = 32,
     warps: int = 4,
     stages: int = 2,
 ) -> torch.Tensor:

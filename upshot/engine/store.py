@@ -1,0 +1,52 @@
+"""Keys and values in pages on the CPU, and plain attention over them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from upshot.engine.sequence import Sequence
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float,
+    causal: bool = False,
+) -> torch.Tensor:
+    """Attention of q [batch, kv_heads, queries, dim]; mask True where a query may look."""
+    if not softcap:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, is_causal=causal)
+    scores = torch.tanh(q @ k.transpose(-1, -2) * (scale / softcap)) * softcap
+    if causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+class Store:
+    """Keys and values in pages: one tensor each, [layers, pages × page_size, kv_heads, dim]."""
+
+    def __init__(self, layers: int, n_pages: int, page_size: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
+        self.page_size = page_size
+        self.k = torch.zeros(layers, n_pages * page_size, kv_heads, dim, dtype=dtype)
+        self.v = torch.zeros(layers, n_pages * page_size, kv_heads, dim, dtype=dtype)
+
+    def copy_pages(self, copies: list[tuple[int, int]]) -> None:
+        """Copy whole pages (from, to) in all layers."""
+        if not copies:
+            return
+        source, target = (torch.tensor(x) for x in zip(*copies, strict=True))
+        for cache in (self.k, self.v):
+            pages = cache.view(cache.shape[0], -1, self.page_size, *cache.shape[2:])
+            pages[:, target] = pages[:, source]
+
+    def cells(self, seq: Sequence, start: int, stop: int) -> np.ndarray:
+        """Where positions start:stop of a sequence lie."""
+        positions = np.arange(start, stop)
+        return np.asarray(seq.pages)[positions // self.page_size] * self.page_size + positions % self.page_size
