@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +97,23 @@ class Run:
         module, self.tokenizer = self._load("" if recipe.model.lora else start)
         self.module = add_lora(module, recipe.model, start)
         self.renderer = Renderer(self.tokenizer, recipe.model.template_options)
-        self.engine = Engine(self.module, self.renderer.end_ids)
-        self.sampler = EngineModel(self.engine, self.tokenizer, "policy", self.renderer)
         template = self.renderer.check()
         if not template.appends:
             self.reporter.say(f"chat template: {template.reason}; rendering turn by turn instead, history is kept")
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine on the policy's own tensors; made for the first rollout, so that sft and dpo need none."""
+        return Engine(self.module, self.renderer.end_ids)
+
+    @cached_property
+    def sampler(self) -> EngineModel:
+        """The policy as a model."""
+        return EngineModel(self.engine, self.tokenizer, "policy", self.renderer)
+
+    def _weights_changed(self) -> None:
+        if "engine" in self.__dict__:
+            self.engine.weights_changed()
 
     def _load(self, start: str = "") -> tuple[Any, Any]:
         seed = derive_seed(self.recipe.seed, "weights")
@@ -114,7 +128,7 @@ class Run:
             config,
             max_tokens=episode.max_tokens,
             temperature=episode.temperature if config.method in SAMPLED else 1.0,
-            changed=self.engine.weights_changed,
+            changed=self._weights_changed,
             value_head=value_head,
         )
         if self.start_from is not None and self.step:
@@ -249,4 +263,5 @@ def train(recipe: Recipe, folder: RunFolder | None = None, reporter: Reporter | 
         asyncio.run(Run(recipe, folder, reporter).train())
     finally:
         reporter.close()
+        gc.collect()  # model and engine refer to each other; their memory is needed by whatever runs next
     return folder
