@@ -47,6 +47,11 @@ def test_right_or_wrong_is_told_only_when_asked_for() -> None:
     assert "not right" in told[0].messages[0].content
 
 
+def test_a_hint_says_what_the_step_comes_to() -> None:
+    _, seen = play(Gsm8k(file="arithmetic", hint=True), "40 + 3 = 42\n#### 42")
+    assert "The left side is 43" in seen[0].messages[0].content
+
+
 def test_feedback_kinds_can_be_chosen() -> None:
     _, seen = play(Gsm8k(file="arithmetic", feedback=["arithmetic"]), "it is 42")
     assert seen[0].done

@@ -21,10 +21,12 @@ from upshot.tasks.verified import VerifiedTask
 from upshot.verifiers.arithmetic import broken_steps
 from upshot.verifiers.gsm8k import Gsm8k as Verdict
 from upshot.verifiers.gsm8k import answer_line, strict_answer
+from upshot.verifiers.numbers import show_number
 
 NO_LINE = "Your reply has no answer line. End it with: #### <number>"
 NO_NUMBER = "What follows #### is not one number. End with: #### <number>"
 BROKEN = "This step does not hold: {step} . Check it and answer again."
+HINT = "This step does not hold: {step} . The left side is {value} . Answer again."
 WRONG = "The answer is not right. Try again."
 
 
@@ -51,6 +53,7 @@ class Gsm8k(VerifiedTask):
         mode: Literal["strict", "flexible"] = "strict",
         feedback: Sequence[Literal["format", "arithmetic"]] = ("format", "arithmetic"),
         tell: bool = False,
+        hint: bool = False,
         flawed: float = 0.7,
         heedless: float = 0.6,
     ) -> None:
@@ -58,6 +61,7 @@ class Gsm8k(VerifiedTask):
 
         mode: strict takes the number after `####`, flexible the last number where there is none.
         feedback: which faults the environment speaks of. tell: it also says when the answer is wrong.
+        hint: of a step that does not hold it says what the left side comes to.
         flawed, heedless: shares of faulty demonstrations and of ignored feedback (`file: arithmetic` only).
         """
         super().__init__(
@@ -66,6 +70,7 @@ class Gsm8k(VerifiedTask):
         self.mode = mode
         self.feedback = tuple(feedback)
         self.tell = tell
+        self.hint = hint
         self.flawed = flawed
         self.heedless = heedless
         self._verdict = Verdict(mode)
@@ -103,8 +108,9 @@ class Gsm8k(VerifiedTask):
         if "arithmetic" in self.feedback:
             broken = broken_steps(reply)
             if broken:
-                step = broken[0].text.replace("=", " = ")
-                return Fault("arithmetic", BROKEN.format(step=" ".join(step.split())))
+                step = " ".join(broken[0].text.replace("=", " = ").split())
+                text = HINT if self.hint else BROKEN
+                return Fault("arithmetic", text.format(step=step, value=show_number(broken[0].value)))
         return None
 
     def format_error(self, text: str) -> str:
@@ -156,4 +162,5 @@ class Gsm8k(VerifiedTask):
 
     def vocabulary(self) -> Sequence[str]:
         """The words of the made problems; empty for GSM8K, which speaks English."""
-        return arithmetic.vocabulary([NO_LINE, NO_NUMBER, BROKEN.replace("{step}", ""), WRONG]) if self.made else []
+        told = [text.format(step="", value="") for text in (NO_LINE, NO_NUMBER, BROKEN, HINT, WRONG)]
+        return arithmetic.vocabulary(told) if self.made else []
