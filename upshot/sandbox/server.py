@@ -82,7 +82,6 @@ async def _refuse(send: Any, status: int, answer: dict[str, Any]) -> None:
 def build_app(sandbox: Sandbox, api_key: str | None = None, max_bytes: int = MAX_REQUEST_BYTES) -> FastAPI:
     """The application; it opens the sandbox when it starts and closes it when it stops."""
     from fastapi import FastAPI
-    from starlette.responses import PlainTextResponse, StreamingResponse
 
     service = Service(sandbox)
 
@@ -95,6 +94,16 @@ def build_app(sandbox: Sandbox, api_key: str | None = None, max_bytes: int = MAX
             await sandbox.aclose()
 
     app = FastAPI(title="Upshot sandbox", lifespan=life)
+    _add_routes(app, service)
+    app.add_middleware(Gate, api_key=api_key, max_bytes=max_bytes)
+    return app
+
+
+def _add_routes(app: FastAPI, service: Service) -> None:
+    """Plain Starlette routes: the service checks the bodies; validation of every field would cost more than a fork."""
+    from starlette.responses import PlainTextResponse, StreamingResponse
+
+    sandbox = service.sandbox
 
     async def health(_: Request) -> Response:
         return _json(service.health())
@@ -102,10 +111,7 @@ def build_app(sandbox: Sandbox, api_key: str | None = None, max_bytes: int = MAX
     async def metrics(_: Request) -> Response:
         return PlainTextResponse(sandbox.metrics.render(sandbox.running, sandbox.waiting, sandbox.count))
 
-    async def batch(request: Request) -> Response:
-        return await _guarded(sandbox, request, lambda body: _streamed(service, body))
-
-    async def _streamed(service: Service, body: dict[str, Any]) -> Response:
+    async def stream(body: dict[str, Any]) -> Response:
         return StreamingResponse(await service.batch(body), media_type="application/x-ndjson")
 
     async def session(request: Request) -> Response:
@@ -114,23 +120,20 @@ def build_app(sandbox: Sandbox, api_key: str | None = None, max_bytes: int = MAX
             return _json(await service.close_session(name))
         return await _guarded(sandbox, request, lambda body: service.turn(name, body))
 
-    # Plain Starlette routes: the service checks the bodies; validation of every field would cost more than a fork.
-    verbs = {
+    verbs: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {
         "/test_program": service.test_program,
         "/test_program_stdio": service.test_stdio,
         "/run_code": service.run_code,
         "/run": service.run,
         "/submit": service.submit,
+        "/batch": stream,
         "/sessions": service.open_session,
     }
     for path, verb in verbs.items():
         app.add_route(path, _endpoint(sandbox, verb), methods=["POST"])
     app.add_route("/health", health, methods=["GET"])
     app.add_route("/metrics", metrics, methods=["GET"])
-    app.add_route("/batch", batch, methods=["POST"])
     app.add_route("/sessions/{name}", session, methods=["POST", "DELETE"])
-    app.add_middleware(Gate, api_key=api_key, max_bytes=max_bytes)
-    return app
 
 
 def _endpoint(

@@ -41,7 +41,10 @@ def python_paths() -> list[str]:
 
 def visible_paths(extra: tuple[str, ...] = ()) -> list[str]:
     """All the trees a program may read."""
-    return _without_nested([*(path for path in SYSTEM_PATHS if os.path.exists(path)), *python_paths(), *extra])
+    system = [path for path in SYSTEM_PATHS if os.path.exists(path)]
+    if os.path.realpath(sys.base_prefix).startswith("/nix/store/"):
+        system.append("/nix/store")  # there every library is a tree of its own beside Python's
+    return _without_nested([*system, *python_paths(), *extra])
 
 
 def _without_nested(paths: list[str]) -> list[str]:
