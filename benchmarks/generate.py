@@ -3,7 +3,7 @@
     python benchmarks/generate.py                          # GPU: SmolLM2-135M's shape and a 1.1B shape
     python benchmarks/generate.py --shapes quickstart 135m --scale 8   # CPU: smaller rows
 
-Prints a table and, for every row, how far the sampled log-probabilities are from a plain forward. `--out` keeps the figures.
+Prints a table and, for every row, how far the sampled log-probabilities are from a plain forward.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def batch_work(prompts: int, prompt: int, new: int) -> Work:
 def collab_work(
     prompts: int, prompt: int, replies: int, reply: int, futures: int, rounds: int, given: int, new: int
 ) -> Work:
-    """CollabLLM's shape: replies to each prompt, each forked into futures that go on for rounds of (given + new) ids."""
+    """CollabLLM's shape: replies to each prompt, each forked into futures of rounds of (given + new) ids."""
 
     def work(engine: Engine, rng: random.Random) -> list[Sequence]:
         done: list[Sequence] = []
@@ -222,7 +222,7 @@ def run_shape(name: str, args: argparse.Namespace, device: torch.device) -> list
     scale = args.scale
     model = build(name, device)
     began = time.perf_counter()
-    engine = Engine(model, eos_ids=set(), settings=EngineSettings(kv_bytes=args.kv_bytes))
+    engine = Engine(model, eos_ids=set(), settings=EngineSettings(kv_bytes=args.kv_bytes, lean=not args.plain))
     engine.submit([5, 6, 7], Rules(max_tokens=2))
     engine.run_until_done()
     first = time.perf_counter() - began
@@ -295,6 +295,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--check", type=int, default=0, help="sequences whose log-probabilities are checked; 0 is all")
     parser.add_argument("--kv-bytes", type=int, default=0)
+    parser.add_argument("--plain", action="store_true", help="drive the model's own forward, as for unknown families")
     parser.add_argument("--no-peer", action="store_true", help="do not run transformers' generate")
     parser.add_argument("--out", default="")
     args = parser.parse_args()

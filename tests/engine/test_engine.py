@@ -134,6 +134,20 @@ def test_a_live_fork_shares_pages_and_goes_its_own_way(llama: LlamaForCausalLM) 
     assert all(t.ids == expected[: len(t.ids)] and len(t.sampled) == 10 for t in twins)
 
 
+def test_rows_that_share_a_prefix_read_it_once_and_agree_with_transformers(llama: LlamaForCausalLM) -> None:
+    engine = Engine(llama, eos_ids=set(), settings=EngineSettings(page_size=4, chunk_tokens=50))
+    base, other = prompts_of(2, 30, 31, seed=8)
+    prompts = [base + [3 + i] * (1 + i) for i in range(7)] + [other + [9 + i] for i in range(5)] + [base, [5, 6]]
+    seqs = [engine.submit(p, Rules(max_tokens=10 + i, temperature=0))[0] for i, p in enumerate(prompts)]
+    most = 0
+    while engine.scheduler.busy:
+        engine.step()
+        most = max(most, len({id(row.prefix) for row in engine.runner.window.rows if row.prefix is not None}))
+    assert most == 2
+    for i, (prompt, seq) in enumerate(zip(prompts, seqs, strict=True)):
+        assert seq.ids == greedy(llama, prompt, 10 + i)
+
+
 def test_weights_of_an_older_version_are_never_read_again(make_llama: Make) -> None:
     model = make_llama()
     engine = Engine(model, eos_ids=set())

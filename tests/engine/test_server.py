@@ -160,14 +160,14 @@ def test_a_client_that_goes_away_frees_its_pages(server: Server, url: str, strea
     before = server.counts["disconnected"]
     kept, engine.eos_ids, server.model.end_ids = (engine.eos_ids, server.model.end_ids), frozenset(), set()
     try:
-        with pytest.raises(httpx.ReadTimeout):
-            with (
-                httpx.Client(timeout=1.0) as http,
-                http.stream("POST", url + "/v1/completions", json=body, headers=headers) as r,
-            ):
-                for i, _ in enumerate(r.iter_lines()):
-                    if i > 5:
-                        raise httpx.ReadTimeout("gone")
+        with (
+            pytest.raises(httpx.ReadTimeout),
+            httpx.Client(timeout=1.0) as http,
+            http.stream("POST", url + "/v1/completions", json=body, headers=headers) as r,
+        ):
+            for i, _ in enumerate(r.iter_lines()):
+                if i > 5:
+                    raise httpx.ReadTimeout("gone")
         wait_for(lambda: engine.pool.held == 0 and server.counts["disconnected"] > before)
     finally:
         engine.eos_ids, server.model.end_ids = kept

@@ -1,8 +1,8 @@
 """The attention function registered with transformers, and the step it serves.
 
-transformers calls it with a layer's new queries, keys and values; the step under way stores keys and values in pages and
-attends to the pages of each sequence. The learner's forward never sees it: the model's attention setting is ours only
-inside `driving`.
+transformers calls it with a layer's new queries, keys and values; the step under way stores keys and values in
+pages and attends to the pages of each sequence. The learner's forward never sees it: the model's attention setting
+is ours only inside `driving`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def register() -> None:
 
 @contextmanager
 def driving(configs: list[Any], quiet: list[torch.nn.Module], step: Step) -> Iterator[None]:
-    """Inside: the model attends through `step`, and `quiet` modules (dropout, checkpointing) are out of training mode."""
+    """Inside: the model attends through `step`; `quiet` modules (dropout, checkpointing) are out of training mode."""
     before = [config._attn_implementation for config in configs]
     loud = [module for module in quiet if module.training]
     _active.append(step)

@@ -1,8 +1,8 @@
 """How the engine gets logits out of a transformers model: the shape of its cache, and one forward over packed tokens.
 
-`ModuleDriver` calls the model itself. `BlockDriver` (blocks.py) calls the model's own layers one by one with less overhead.
-Both use the live parameters. What cannot be driven is refused by name, and `checked_driver` compares the first forward
-with the model's own before anything else runs.
+`ModuleDriver` calls the model itself. `BlockDriver` (blocks.py) calls the model's own layers one by one, with less
+overhead. Both use the live parameters. What cannot be driven is refused by name, and the first forward is compared
+with the model's own before anything else runs (probe.py).
 """
 
 from __future__ import annotations
@@ -61,13 +61,15 @@ def shape_of(model: torch.nn.Module) -> Shape:
     odd = kinds - {"full_attention", "sliding_attention"}
     if odd:
         raise UserError(
-            f"the engine cannot drive {name}: layers of type {', '.join(sorted(odd))} keep other state than keys and values"
+            f"the engine cannot drive {name}: layers of type {', '.join(sorted(odd))} "
+            "keep other state than keys and values"
         )
     rope = getattr(text, "rope_parameters", None) or {}
     rope_types = {str(r.get("rope_type")) for r in [rope, *rope.values()] if isinstance(r, dict)}
-    if rope_types & {"dynamic", "longrope"}:
+    moving = rope_types & {"dynamic", "longrope"}
+    if moving:
         raise UserError(
-            f"the engine cannot drive {name}: its rotary embedding ({', '.join(sorted(rope_types & {'dynamic', 'longrope'}))}) depends on the batch"
+            f"the engine cannot drive {name}: its rotary embedding ({', '.join(sorted(moving))}) depends on the batch"
         )
     heads = text.num_attention_heads
     weight = lm.get_input_embeddings().weight

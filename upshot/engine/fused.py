@@ -1,7 +1,8 @@
 """The Llama block on a GPU: the model's own weights, few kernels.
 
-q, k and v (and gate and up) are one matrix product each. For that their parameters become views of one tensor: the same
-`Parameter` objects, the same values, no copy beside them; the learner updates them in place and the engine reads them at once.
+q, k and v (and gate and up) are one matrix product each. For that their parameters become views of one tensor: the
+same `Parameter` objects, the same values, no copy beside them; the learner updates them in place and the engine reads
+them at once.
 """
 
 from __future__ import annotations

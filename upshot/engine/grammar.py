@@ -1,7 +1,7 @@
 """JSON schemas as grammars over token ids, by llguidance (optional extra `schema`).
 
-llguidance was taken over xgrammar and outlines-core because one abi3 wheel serves all Pythons and platforms, it needs no
-torch, and a mask takes tens of microseconds without compiling the schema first.
+llguidance was taken over xgrammar and outlines-core because one abi3 wheel serves all Pythons and platforms, it needs
+no torch, and a mask takes tens of microseconds without compiling the schema first.
 """
 
 from __future__ import annotations

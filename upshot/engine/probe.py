@@ -1,4 +1,4 @@
-"""Does a driver compute what the model computes? A short prompt, read in two chunks, against the model's own forward."""
+"""Does a driver compute what the model computes? A short prompt in two chunks, against the model's own forward."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """From logits to ids on the CPU: temperature, top-k, top-p, min-p, one uniform number per (seed, position).
 
-The log-probability of an id is that of softmax(logits / temperature) before any cut (temperature 0: of softmax(logits)).
-Cuts come in this order: the top_k likeliest ids; of those the fewest that hold top_p of their mass; of those the ones with
-at least min_p of the likeliest one's probability.
+The log-probability of an id is that of softmax(logits / temperature) before any cut (temperature 0: softmax(logits)).
+Cuts come in this order: the top_k likeliest ids; of those the fewest that hold top_p of their mass; of those the ones
+with at least min_p of the likeliest one's probability.
 """
 
 from __future__ import annotations

@@ -166,11 +166,11 @@ class Scheduler:
             if seq.grammar is not None and seq.pending:
                 continue  # its next id depends on the one under way
             position = seq.length - 1
-            if position % size == 0 or self.pool.refs(seq.pages[-1]) > 1:
-                if not self._own_page(seq, position // size, rows):
-                    if seq.pending:
-                        return rows  # results must come back first
-                    continue
+            page_needed = position % size == 0 or self.pool.refs(seq.pages[-1]) > 1
+            if page_needed and not self._own_page(seq, position // size, rows):
+                if seq.pending:
+                    return rows  # results must come back first
+                continue
             seq.computed = position + 1
             rows.append(seq)
         for seq in rows:
@@ -214,11 +214,8 @@ class Scheduler:
         rules = seq.rules
         if seq.on_token is not None:
             seq.on_token(seq, token, logprob)
-        if (
-            token in rules.stop_ids
-            or (seq.grammar is not None and seq.grammar.accept(token))
-            or (rules.stopped is not None and rules.stopped(seq.sampled))
-        ):
+        ended = token in rules.stop_ids or (seq.grammar is not None and seq.grammar.accept(token))
+        if ended or (rules.stopped is not None and rules.stopped(seq.sampled)):
             self.finish(seq, "stop")
         elif len(seq.ids) >= seq.max_length:
             self.finish(seq, "length")

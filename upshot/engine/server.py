@@ -68,10 +68,10 @@ class Server:
             app.exception_handler(kind)(self._refuse)
         app.get("/health")(self.health)
         app.get("/metrics")(self.metrics)
-        guarded = {"dependencies": [Depends(self._admit)], "response_model": None}
-        app.get("/v1/models", **guarded)(self.models)
-        app.post("/v1/chat/completions", **guarded)(self.chat)
-        app.post("/v1/completions", **guarded)(self.completions)
+        guard = [Depends(self._admit)]
+        app.get("/v1/models", dependencies=guard)(self.models)
+        app.post("/v1/chat/completions", dependencies=guard, response_model=None)(self.chat)
+        app.post("/v1/completions", dependencies=guard, response_model=None)(self.completions)
 
     async def _admit(self, request: HttpRequest) -> None:
         """Count the request and check its key."""
@@ -142,7 +142,7 @@ class Server:
             raise UserError("max_tokens 0 makes sense with echo only")
         finished = [[] for _ in requests] if asked.max_tokens == 0 else await self._finish(requests, http)
         for request, done in zip(requests, finished, strict=True):
-            ids = [int(i) for i in request.prompt]  # type: ignore[call-overload]
+            ids: list[int] = list(request.prompt)  # type: ignore[arg-type]
             prompt += len(ids)
             completion += sum(c.completion_tokens for c in done)
             for one in done or [Completion("", "length", (), (), top_logprobs=())]:
@@ -163,7 +163,7 @@ class Server:
             tops: list[Any] = list(done.top_logprobs or [()] * len(ids))
             if asked.echo:
                 own, above = self.model.engine.score(prompt, max(1, asked.logprobs))
-                ids, logprobs, tops = prompt + ids, [None, *own] + logprobs, [None, *above] + tops
+                ids, logprobs, tops = prompt + ids, [None, *own, *logprobs], [None, *above, *tops]
             choice["logprobs"] = text_logprobs(ids, logprobs, tops, self._piece)
         if asked.return_token_ids:
             choice["token_ids"] = list(done.ids or ())
@@ -171,11 +171,11 @@ class Server:
 
     async def _finish(self, requests: list[Request], http: HttpRequest) -> list[list[Completion]]:
         """All completions, or `Gone` if the client went away meanwhile."""
-        work = asyncio.gather(*(self.model.generate(r) for r in requests))
-        watch = asyncio.create_task(_disconnected(http))
+        work: asyncio.Future[list[list[Completion]]] = asyncio.gather(*(self.model.generate(r) for r in requests))
+        watch: asyncio.Future[None] = asyncio.create_task(_disconnected(http))
         began = time.perf_counter()
         try:
-            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
             if not work.done():
                 raise Gone
             return work.result()
@@ -218,7 +218,7 @@ class Server:
         texts = [GrowingText(self.model.tokenizer, stops) for _ in running]
         left = len(running)
         watch = asyncio.create_task(_disconnected(http))
-        watch.add_done_callback(lambda task: task.cancelled() or queue.put_nowait((-1, running[0], None, 0.0)))
+        watch.add_done_callback(lambda _: queue.put_nowait((-1, running[0], None, 0.0)))
         try:
             if chat:
                 for i in range(left):

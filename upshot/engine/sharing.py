@@ -12,7 +12,7 @@ MIN_SHARED_PAGES = 4
 
 
 def find_shared(rows: list[Sequence], page_size: int, most: int) -> tuple[list[tuple[int, int, list[int]]], np.ndarray]:
-    """Groups (leader row, prefix length, rows) of at most `most` rows with the same first pages; each row's own start."""
+    """Groups (leader, prefix length, rows) of at most `most` rows with the same first pages; each row's own start."""
     starts = np.zeros(len(rows), dtype=np.int32)
     families: dict[int, list[int]] = {}
     for index, seq in enumerate(rows):

@@ -1,8 +1,7 @@
 """Runs steps with plain PyTorch: the CPU's runner, and the reference the kernels are checked against.
 
-Keys and values live in pages. While a sequence is being extended, a dense copy of its keys and values stays in a window,
-one row a sequence, so that a step is one batched attention call that copies nothing but the new token.
-The window is bounded (`window_bytes`); beyond that a step gathers from the pages.
+Keys and values live in pages (store.py). While a sequence is being extended, a dense copy of its own part stays in a
+window (window.py), so that a step is one batched attention call that copies nothing but the new token.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ class DecodeStep:
         top = own.amax(-1, keepdim=True)
         weights = (own - top).exp_()
         total, out = weights.sum(-1, keepdim=True), weights @ values
-        n, kv_heads, per_key, dim = q.shape
+        _, kv_heads, per_key, dim = q.shape
         for prefix, rows in self.shared:
             mine = q[rows].transpose(0, 1).reshape(kv_heads, -1, dim)
             scores = mine @ prefix.k[layer].transpose(-1, -2)

@@ -1,7 +1,7 @@
 """Dense keys and values of the sequences being extended, so that a step copies nothing but the new token.
 
-Each row holds one sequence. Rows that share their first pages hold only what comes after them; the shared part is held once
-and read once for all of them. Bounded by `limit_bytes`: beyond that a step gathers from the pages.
+Each row holds one sequence. Rows that share their first pages hold only what comes after them; the shared part is held
+once and read once for all of them. Bounded by `limit_bytes`: beyond that a step gathers from the pages.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def rotate_store(
     heads: int,
     norms: tuple[torch.Tensor, torch.Tensor, float] | None = None,
 ) -> torch.Tensor:
-    """Rotated queries [tokens, heads, dim]; rotated keys and the values go to their cells (page × page_size + offset)."""
+    """Rotated queries [tokens, heads, dim]; rotated keys and values go to their cells (page × page_size + offset)."""
     tokens = qkv.shape[0]
     kv_heads, page, dim = k.shape[1:]
     q = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)

@@ -1,9 +1,9 @@
 """Attention of one new token a sequence over paged keys and values (GQA, split-K, shared prefixes read once).
 
-Cache layout of a layer: [pages, kv_heads, page_size, dim]. The query heads of one key head are the rows of a tile, padded to
-16 for the matrix units. Three kernels:
+Cache layout of a layer: [pages, kv_heads, page_size, dim]. The query heads of one key head are the rows of a tile,
+padded to 16 for the matrix units. Three kernels:
 - `_rows`: each program one sequence, one key head, one split of its own part of the context;
-- `_prefix`: each program up to MEMBERS sequences that share their first pages, so the prefix is read once for all of them;
+- `_prefix`: each program up to MEMBERS sequences that share their first pages: the prefix is read once for all;
 - `_merge`: combines what the others left (unless there is one part only, which `_rows` writes itself).
 """
 
@@ -306,7 +306,8 @@ def decode_attention(
         with _beside(side):
             _prefix[(kv_heads, len(shared.prefix), shared.splits)](
                 q, k, v, acc, ml, table, shared.leaders, shared.prefix, shared.members, table.stride(0), scale, softcap,
-                TILE=tile, MEMBERS=MEMBERS, SPLITS=shared.splits, PARTS=parts, SOFTCAP=softcap > 0, num_warps=4, **sizes,
+                TILE=tile, MEMBERS=MEMBERS, SPLITS=shared.splits, PARTS=parts, SOFTCAP=softcap > 0,
+                num_warps=4, **sizes,
             )  # fmt: skip
     _rows[(kv_heads, rows, splits)](
         q, k, v, out, acc, ml, table, slots, lengths, starts, table.stride(0), scale, softcap, window,

@@ -1,8 +1,9 @@
 """Sampling inside the step: one program a row reads its logits, draws an id and leaves its log-probability.
 
-The draw inverts the distribution's sum at one uniform number per (seed, position), the same hash as on the CPU: it depends on
-nothing but the request. Blocks of the vocabulary are summed first, then only the block drawn is read again. Cuts (top-k, top-p, min-p) are found without sorting, by bisection on the bits of the logits:
-exact, ties kept. `begin` reads the state of the rows at the start of a step.
+The draw inverts the distribution's sum at one uniform number per (seed, position), the same hash as on the CPU: it
+depends on nothing but the request. Blocks of the vocabulary are summed first, then only the block drawn is read again.
+Cuts (top-k, top-p, min-p) are found without sorting, by bisection on the bits of the logits: exact, ties kept.
+`begin` reads the state of the rows at the start of a step.
 """
 
 from __future__ import annotations

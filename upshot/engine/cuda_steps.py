@@ -1,0 +1,128 @@
+"""What a step on the GPU is made of: the cache, its attention, captured graphs, results under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from upshot.engine.kernels import block as block_kernels
+from upshot.engine.scheduler import Chunk
+from upshot.engine.sequence import Sequence
+
+BUCKETS = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024]
+PREFILL_BLOCK = 64
+PREFILL_BUCKETS = [64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 14336, 16384]
+PREFILL_ROWS = [1, 4, 16, 64, 128, 256, 512, 1024]
+Results = tuple[list[Sequence], list[int], list[float], Any]
+
+
+@dataclass(slots=True)
+class Cache:
+    """Keys and values in pages: [layers, pages, kv_heads, page_size, dim] each, and the pages of each slot."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    table: torch.Tensor
+
+
+class CudaStep:
+    """One step's attention, for decode rows or prompt chunks."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        heads: int,
+        positions: torch.Tensor,
+        cells: torch.Tensor,
+        attend: Callable[..., torch.Tensor],
+    ) -> None:
+        self.cache, self.heads = cache, heads
+        self.positions, self.cells = positions, cells
+        self._attend = attend
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+    ) -> torch.Tensor:
+        """Store and attend; see `attention.Step`."""
+        block_kernels.store(k, self.cells, self.cache.k[layer])
+        block_kernels.store(v, self.cells, self.cache.v[layer])
+        return self._attend(q.contiguous(), self.cache.k[layer], self.cache.v[layer], scale, window, softcap)
+
+    def rotate_attend(
+        self, layer: int, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, scale: float, window: int, norms: Any
+    ) -> torch.Tensor:
+        """The same from an unrotated qkv product, in two kernels."""
+        k, v = self.cache.k[layer], self.cache.v[layer]
+        q = block_kernels.rotate_store(qkv, self.positions, self.cells, cos, sin, k, v, self.heads, norms)
+        return self._attend(q, k, v, scale, window, 0.0)
+
+
+@dataclass(slots=True)
+class Graph:
+    """A captured decode step and what it reads and leaves."""
+
+    graph: torch.cuda.CUDAGraph
+    ids: torch.Tensor
+    logprobs: torch.Tensor
+    logits: torch.Tensor
+
+
+@dataclass(slots=True)
+class PromptGraph:
+    """A captured reading of prompts and what it reads and leaves."""
+
+    graph: torch.cuda.CUDAGraph
+    tokens: torch.Tensor
+    """[3, tokens]: ids, positions, cells."""
+    blocks: torch.Tensor
+    """[4, blocks]: see `prefill_attention`."""
+    last: torch.Tensor
+    logits: torch.Tensor
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step under way."""
+
+    rows: list[Sequence]
+    ids: torch.Tensor
+    logprobs: torch.Tensor
+    event: torch.cuda.Event | None
+    tops: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+def packed_chunks(chunks: list[Chunk], size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids, positions and cells of all tokens [3, tokens], and blocks of queries for `prefill_attention` [4, blocks]."""
+    counts = np.array([c.stop - c.start for c in chunks])
+    starts = np.array([c.start for c in chunks])
+    offsets = np.cumsum(counts) - counts
+    total = int(counts.sum())
+    ids: list[int] = []
+    pages: list[int] = []
+    for chunk in chunks:
+        seq = chunk.seq
+        ids += seq.ids[chunk.start : chunk.stop] if chunk.start or chunk.stop < len(seq.ids) else seq.ids
+        pages += seq.pages[chunk.start // size : (chunk.stop - 1) // size + 1]
+    n_pages = (starts + counts - 1) // size - starts // size + 1
+    page_at = np.cumsum(n_pages) - n_pages
+    within = np.arange(total) - np.repeat(offsets, counts)
+    positions = within + np.repeat(starts, counts)
+    index = np.repeat(page_at - starts // size, counts) + positions // size
+    cells = np.array(pages)[index] * size + positions % size
+    n_blocks = -(-counts // PREFILL_BLOCK)
+    first = (np.arange(int(n_blocks.sum())) - np.repeat(np.cumsum(n_blocks) - n_blocks, n_blocks)) * PREFILL_BLOCK
+    slots = np.repeat(np.array([c.seq.slot for c in chunks]), n_blocks)
+    left = np.minimum(PREFILL_BLOCK, np.repeat(counts, n_blocks) - first)
+    blocks = np.stack([slots, np.repeat(offsets, n_blocks) + first, left, np.repeat(starts, n_blocks) + first])
+    return np.stack([np.array(ids), positions, cells]), blocks.astype(np.int32)
