@@ -220,6 +220,20 @@ def test_nothing_weaker_than_seccomp_and_a_file_wall_is_taken() -> None:
             asyncio.run(Sandbox(slots=1, limits=QUICK, disable=disable).start())
 
 
+def test_a_v2_group_is_made_below_our_own_or_at_the_top_where_nothing_is_limited(tmp_path: Path) -> None:
+    from upshot.sandbox.cgroup import _v2_home
+
+    own = tmp_path / "session.scope"
+    own.mkdir()
+    (tmp_path / "cgroup.subtree_control").write_text("cpu memory pids")
+    assert _v2_home(tmp_path, own) == tmp_path  # ours has no children with controllers
+    (own / "memory.max").write_text("1000000")
+    with pytest.raises(OSError):
+        _v2_home(tmp_path, own)  # at the top our own limit would be escaped
+    (own / "cgroup.subtree_control").write_text("memory pids")
+    assert _v2_home(tmp_path, own) == own
+
+
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_filter_compiles_for_both_architectures(machine: str) -> None:
     program = seccomp.build(seccomp.Policy(), machine)

@@ -186,6 +186,13 @@ def test_a_batch_streams_each_result_with_its_index(server: str) -> None:
         ("/test_program", {"program": "x", "tests": [], "max_execution_time": -1}, "above 0"),
         ("/test_program", {"program": "x", "tests": [], "max_execution_time": 1e9}, "at most"),
         ("/test_program", {"program": "x", "tests": [], "limits": {"memry_mb": 1}}, "did you mean 'memory_mb'"),
+        (
+            "/test_program",
+            {"program": "x", "tests": [], "limits": {"memory_mb": "big"}},
+            "must be a whole number above 0",
+        ),
+        ("/test_program", {"program": "x", "tests": [], "limits": {"memory_mb": 10**9}}, "at most 16384"),
+        ("/test_program", {"program": "x", "tests": [], "limits": 3}, "must be an object"),
         ("/test_program_stdio", {"program": "x", "tests": [{"input": "1"}]}, "field 'output' is missing"),
         ("/run_code", {"code": "x", "language": "cobol"}, "language 'cobol' is not known"),
         ("/run_code", {"code": "x", "files": {"a": "%%"}}, "not base64"),

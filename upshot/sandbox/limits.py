@@ -37,8 +37,12 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if value is not None and not isinstance(value, bool) and value <= 0:
-                raise UserError(f"limit {name} is {value}; it must be above 0")
+            if name == "stop_at_timeout" or (name == "wall_seconds" and value is None):
+                continue
+            number = (int, float) if name.endswith("_seconds") else int
+            if not isinstance(value, number) or isinstance(value, bool) or not 0 < value < float("inf"):
+                kind = "a number" if name.endswith("_seconds") else "a whole number"
+                raise UserError(f"limit {name} is {value!r}; it must be {kind} above 0")
         if self.open_files < 64:
             raise UserError(f"limit open_files is {self.open_files}; it must be at least 64")
 

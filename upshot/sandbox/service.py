@@ -18,6 +18,17 @@ from upshot.sandbox.runner import Session
 from upshot.sandbox.slots import Busy
 
 MAX_SECONDS = 300.0
+CEILINGS = {
+    "memory_mb": 16_384,
+    "disk_mb": 4_096,
+    "file_mb": 4_096,
+    "files": 1_000_000,
+    "open_files": 4_096,
+    "processes": 1_024,
+    "output_kb": 65_536,
+    "result_kb": 16_384,
+}
+"""The most a request may ask for; a run's disk, output and results are this machine's memory."""
 _LIMIT_NAMES = {field.name for field in fields(Limits)}
 
 
@@ -167,14 +178,19 @@ class Service:
     def _limits(self, body: dict[str, Any], name: str = "max_execution_time") -> Limits:
         limits = self.sandbox.limits
         asked = body.get("limits") or {}
+        if not isinstance(asked, dict):
+            raise UserError("field 'limits' must be an object")
         for key in asked:
             if key not in _LIMIT_NAMES:
                 raise UserError(f"unknown limit '{key}'; {did_you_mean(key, _LIMIT_NAMES)}")
         if asked:
             limits = replace(limits, **asked)
+        for key, most in CEILINGS.items():
+            if getattr(limits, key) > most:
+                raise UserError(f"limit {key} is {getattr(limits, key)}; this server allows at most {most}")
         if body.get(name) is not None:
             limits = limits.with_cpu(_seconds(body[name], limits.cpu_seconds))
-        if limits.cpu_seconds > MAX_SECONDS:
+        if max(limits.cpu_seconds, limits.wall / 4) > MAX_SECONDS:
             raise UserError(f"{name} is {limits.cpu_seconds:g}; this server allows at most {MAX_SECONDS:g} s")
         return limits
 
