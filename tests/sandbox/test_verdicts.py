@@ -104,6 +104,7 @@ def test_unequal_values_do_not_match(value: Any, expected: Any) -> None:
         ("assert f(lambda x: x == 3) == 2", ["f(lambda x: x == 3)"]),
         ("assert Solution().f(1)[0].x == 2", ["Solution().f(1)[0].x"]),
         ("assert f(1)", ["f(1)"]),
+        ("import math\nfrom a import b\nassert f(math.pi) == 2", ["f(math.pi)"]),
         ("assert not f(g(1))", ["f(g(1))"]),
         ("assert sorted(f(1)) == [1]", ["sorted(f(1))"]),
         ("assert round(f(1), 2) == 0.33", ["round(f(1), 2)"]),
@@ -128,6 +129,9 @@ def test_an_assert_is_split_into_call_and_expectation(test: str, calls: list[str
         "assert f(1) == g(1)",
         "assert f(1) == 2 ** 3",
         "assert isinstance(f(1), int)",
+        "from x import close\nassert close(f(1), 3)",
+        "import y as z\nassert z.close(f(1), 3)",
+        "import math",
         "x = f(1)",
         "for i in range(3):\n    assert f(i) == i",
         "assert f(1) ==",
@@ -273,6 +277,11 @@ def test_later_tests_run_after_a_timeout_if_asked(box: Any) -> None:
 def test_a_program_that_does_not_load_fails_every_test(box: Any) -> None:
     results = box(box.sandbox.test_program("def f(:", ["assert f() == 1", "assert f() == 2"]))
     assert [r.outcome for r in results] == [ERROR, ERROR] and "SyntaxError" in results[0].detail
+
+
+def test_imports_of_a_test_are_there_for_its_call(box: Any) -> None:
+    tests = ["import math\nassert f(math.floor(2.5)) == 2", "from math import ceil as up\nassert f(up(2.5)) == 4"]
+    assert outcomes(box, "def f(x):\n    return x", tests) == [PASSED, WRONG]
 
 
 def test_no_tests_no_results(box: Any) -> None:

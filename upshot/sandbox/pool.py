@@ -166,7 +166,8 @@ class Sandbox(CodeRunner):
     async def _test_once(self, program: str, tests: list[str], checks: list[Any], limits: Limits) -> list[TestResult]:
         tier = tier_of(program + "\n" + "\n".join(tests))
         if all(check is not None for check in checks):
-            payload = {"program": program, "calls": [[check.call for check in test] for test in checks]}
+            calls = [[check.call for check in test] for test in checks]
+            payload = {"program": program, "calls": calls, "imports": [test[0].imports for test in checks]}
             remains = await self._execute(tier, "calls", payload, b"", limits)
             return verdict.of_calls(checks, remains)
         remains = await self._execute(tier, "serve", {"program": program}, b"", limits, judge={"tests": tests})

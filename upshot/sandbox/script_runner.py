@@ -32,9 +32,10 @@ def _upshot_main():
         line = {{"load": [type(error).__name__, traceback.format_exc()[-2000:]], "t": 0}}
         say("\\n{nonce}" + json.dumps(line) + "\\n")
         return
-    for calls in {calls!r}:
+    for imports, calls in {calls!r}:
         start = time.perf_counter()
         try:
+            exec(imports, program)
             line = {{"v": [space["encode"](eval(call, program)) for call in calls]}}
         except BaseException as error:
             line = {{"e": [type(error).__name__, traceback.format_exc()[-2000:]]}}
@@ -68,7 +69,7 @@ class ScriptRunner(CodeRunner):
 
     async def _values(self, program: str, checks: list[list[Check]], limits: Limits) -> list[TestResult]:
         nonce = secrets.token_hex(16)
-        calls = [[check.call for check in test] for test in checks]
+        calls = [(test[0].imports, [check.call for check in test]) for test in checks]
         source = _VALUES.format(plain=Path(plain.__file__).read_text(), program=program, calls=calls, nonce=nonce)
         result = await self.run(source, limits=limits)
         lines = []

@@ -11,7 +11,7 @@ import ast
 import builtins
 import functools
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 CACHED_LENGTH = 4096
@@ -31,6 +31,8 @@ class Check:
     relation: str
     """'eq', 'ne', 'is', 'truthy' or 'falsy'."""
     expected: Any = None
+    imports: str = ""
+    """Import statements of the test, run before the call."""
 
 
 def split(test: str) -> list[Check] | None:
@@ -41,12 +43,24 @@ def split(test: str) -> list[Check] | None:
 def _split(test: str) -> list[Check] | None:
     try:
         body = ast.parse(test).body
-        checks = [_check(statement, test) for statement in body]
+        imports = _leading_imports(body)
+        bound = {(name.asname or name.name).split(".")[0] for node in imports for name in node.names}
+        checks = [_check(statement, test, OURS | bound) for statement in body[len(imports) :]]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     if not checks or any(check is None for check in checks):
         return None
-    return [check for check in checks if check is not None]
+    text = "\n".join(ast.unparse(node) for node in imports)
+    return [replace(check, imports=text) for check in checks if check is not None]
+
+
+def _leading_imports(body: list[ast.stmt]) -> list[ast.Import | ast.ImportFrom]:
+    found: list[ast.Import | ast.ImportFrom] = []
+    for statement in body:
+        if not isinstance(statement, (ast.Import, ast.ImportFrom)):
+            break
+        found.append(statement)
+    return found
 
 
 # All samples of a prompt come with the same tests.
@@ -59,26 +73,29 @@ def _source(node: ast.expr, test: str) -> str:
     return f"({text})" if "\n" in text else text
 
 
-def _check(statement: ast.stmt, source: str) -> Check | None:
+def _check(statement: ast.stmt, source: str, ours: frozenset[str]) -> Check | None:
     if not isinstance(statement, ast.Assert):
         return None
     test = statement.test
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return _check_truth(test.operand, "falsy", source)
+        return _check_truth(test.operand, "falsy", source, ours)
     if not isinstance(test, ast.Compare):
-        return _check_truth(test, "truthy", source)
+        return _check_truth(test, "truthy", source, ours)
     if len(test.ops) != 1:
         return None
-    return _check_comparison(test.left, test.ops[0], test.comparators[0], source)
+    return _check_comparison((test.left, test.comparators[0]), test.ops[0], source, ours)
 
 
-def _check_truth(node: ast.expr, relation: str, source: str) -> Check | None:
-    if not isinstance(node, ast.Call) or _root(node) in OURS or not _harmless(node):
+def _check_truth(node: ast.expr, relation: str, source: str, ours: frozenset[str]) -> Check | None:
+    if not isinstance(node, ast.Call) or _root(node) in ours or not _harmless(node):
         return None
     return Check(_source(node, source), relation)
 
 
-def _check_comparison(left: ast.expr, operation: ast.cmpop, right: ast.expr, source: str) -> Check | None:
+def _check_comparison(
+    sides: tuple[ast.expr, ast.expr], operation: ast.cmpop, source: str, ours: frozenset[str]
+) -> Check | None:
+    left, right = sides
     relations = {ast.Eq: "eq", ast.NotEq: "ne", ast.Is: "is"}
     relation = relations.get(type(operation))
     if relation is None:
@@ -92,7 +109,7 @@ def _check_comparison(left: ast.expr, operation: ast.cmpop, right: ast.expr, sou
         return None
     if relation == "is" and not (expected is None or isinstance(expected, bool)):
         return None
-    if _root(call) in OURS and (isinstance(expected, bool) or relation != "eq"):
+    if _root(call) in ours and (isinstance(expected, bool) or relation != "eq"):
         return None
     return Check(_source(call, source), relation, expected)
 

@@ -119,9 +119,11 @@ def answer_calls(payload: dict[str, Any], results: Results) -> None:
     except BaseException as error:
         results.put({"load": describe(error), "t": _monotonic() - started})
         return
-    for calls in payload["calls"]:
+    for imports, calls in zip(payload["imports"], payload["calls"], strict=True):
         started = _monotonic()
         try:
+            if imports:
+                exec(imports, namespace)
             values = [plain.encode(eval(call, namespace)) for call in calls]
             results.put({"v": values, "t": _monotonic() - started})
         except BaseException as error:
