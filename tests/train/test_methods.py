@@ -11,6 +11,7 @@ import pytest
 
 from tests.tiny import tiny_parts, tiny_policy
 from tests.train.workshop import datum, learner, metrics, recipe
+from upshot import config
 from upshot.chat import Conversation, Message
 from upshot.errors import UserError
 from upshot.recipe import TrainConfig
@@ -170,3 +171,13 @@ def test_ppo_leaves_missing_rewards_out_and_its_values_learn() -> None:
     assert logs[-1]["value/mean"] == pytest.approx(1, abs=0.3), "a reward of 1 is what the head learns to expect"
     assert group[1].advantages == () and len(group[0].advantages) == 1
     assert ppo.learn(own, [replies([None])], seed=0) == {"train/sequences": 0.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ppo", "online-dpo"])
+def test_the_quickstart_learns_by_other_methods_too(method: str, tmp_path: Path) -> None:
+    own = {"ppo": ["train.lr=5e-4"], "online-dpo": ["train.lr=3e-4", "train.group_size=4", "train.min_gap=0.01"]}
+    words = [f"train.method={method}", "train.steps=40", f"run_dir={tmp_path / 'run'}", *own[method]]
+    train(config.load("quickstart", words).recipe)
+    rewards = [line["reward/mean"] for line in metrics(tmp_path / "run") if line["phase"] == method]
+    assert sum(rewards[-8:]) / 8 > sum(rewards[:8]) / 8 + 0.08
