@@ -47,7 +47,7 @@ format: setup  ## reformat
 	@$(BIN)/ruff check --fix --quiet upshot tests benchmarks; $(BIN)/ruff format upshot tests benchmarks
 
 collabllm-smoke: setup  ## CollabLLM end to end on the CPU: build, prepare, five trainings, evaluation
-	@$(BIN)/python -m pytest -q tests/collabllm/test_end_to_end.py
+	@$(BIN)/python -m tests.collabllm.smoke
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
