@@ -137,7 +137,7 @@ def test_a_live_fork_shares_pages_and_goes_its_own_way(llama: LlamaForCausalLM) 
 def test_rows_that_share_a_prefix_read_it_once_and_agree_with_transformers(llama: LlamaForCausalLM) -> None:
     engine = Engine(llama, eos_ids=set(), settings=EngineSettings(page_size=4, chunk_tokens=50))
     base, other = prompts_of(2, 30, 31, seed=8)
-    prompts = [base + [3 + i] * (1 + i) for i in range(7)] + [other + [9 + i] for i in range(5)] + [base, [5, 6]]
+    prompts = [base + [3 + i] * (1 + i) for i in range(7)] + [[*other, 9 + i] for i in range(5)] + [base, [5, 6]]
     seqs = [engine.submit(p, Rules(max_tokens=10 + i, temperature=0))[0] for i, p in enumerate(prompts)]
     most = 0
     while engine.scheduler.busy:

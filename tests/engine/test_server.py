@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -127,6 +128,27 @@ def test_litellm_talks_to_it(url: str) -> None:
     litellm = pytest.importorskip("litellm")
     out = litellm.completion(model="openai/tiny", api_base=url + "/v1", api_key=KEY, messages=HI, max_tokens=5)
     assert out.usage.completion_tokens <= 5 and out.choices[0].finish_reason in ("stop", "length")
+
+
+def test_lm_eval_local_completions_scores_and_generates(
+    url: str, server: Server, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lm_eval")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    tokenizer.save_pretrained(tmp_path)
+    lm = LocalCompletionsAPI(
+        model="tiny", base_url=url + "/v1/completions", tokenizer_backend="huggingface", tokenizer=str(tmp_path)
+    )
+    [(logprob, greedy)] = lm.loglikelihood([Instance("loglikelihood", {}, ("one two", " three"), 0)])
+    ids = tokenizer.encode("one two three", add_special_tokens=False)
+    own, _ = server.model.engine.score(ids)
+    assert logprob == pytest.approx(sum(own[-len(" three") :]), abs=1e-3) and greedy is False
+    asked = {"until": ["q"], "max_gen_toks": 6, "temperature": 0}
+    [text] = lm.generate_until([Instance("generate_until", {}, ("one", asked), 0)])
+    assert isinstance(text, str)
 
 
 def test_errors_name_what_is_wrong(url: str) -> None:
