@@ -30,7 +30,7 @@ from upshot.participants.base import Participant, users
 from upshot.rewards.build import ARROW, build_metric
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import Weighted
-from upshot.rollout.play import Overlong, Scene, score_reply
+from upshot.rollout.play import ReplyRule, Scene, score_reply
 from upshot.rollout.policy import Policy
 from upshot.rollout.reply import Reply
 from upshot.tasks.base import tasks
@@ -139,7 +139,7 @@ class Settings:
     """Of the policy in the futures."""
     system: str = ""
     """A system prompt of the policy in the futures."""
-    overlong: str | Overlong = "score"
+    overlong: str | ReplyRule = "score"
     """'score', 'missing' or 'penalty': the rule for replies of more than `max_reply_tokens` tokens."""
     max_reply_tokens: int = 0
     """0: no reply is over-long."""
@@ -206,7 +206,7 @@ async def open_rater(**settings: Any) -> AsyncIterator[Rater]:
             user=chosen.user if isinstance(chosen.user, Participant) else _user(models, chosen.user_options),
             samples=chosen.samples,
             window=chosen.window,
-            overlong=Overlong(chosen.overlong) if isinstance(chosen.overlong, str) else chosen.overlong,
+            overlong=ReplyRule(chosen.overlong) if isinstance(chosen.overlong, str) else chosen.overlong,
         )
         yield Rater(scene, counter, chosen.max_reply_tokens)
 

@@ -123,8 +123,8 @@ class MetricConfig(Named):
     """Bounds of weight x mean."""
 
 
-class OverlongConfig(Section):
-    """What happens to a reply that was cut at `episode.max_tokens`."""
+class ReplyRuleConfig(Section):
+    """What happens to a reply that is not as it should be."""
 
     rule: Literal["score", "missing", "penalty"] = "score"
     """score: as any other. missing: it leaves the statistics. penalty: it gets `penalty` and no futures."""
@@ -137,8 +137,10 @@ class RewardConfig(Section):
 
     metrics: list[MetricConfig] = Field(default_factory=lambda: [MetricConfig(name="verifier")])
     """Summed up after weight and clamp."""
-    overlong: OverlongConfig = OverlongConfig()
-    """Rule for replies cut at the token limit."""
+    overlong: ReplyRuleConfig = ReplyRuleConfig()
+    """Rule for replies cut at `episode.max_tokens`."""
+    malformed: ReplyRuleConfig = ReplyRuleConfig()
+    """Rule for replies that say nothing and call no tool."""
     manager: Named = Named(name="inline")
     """Where verifiers run: inline, pool or remote."""
     max_missing: float = Field(0.5, ge=0, le=1)

@@ -13,7 +13,7 @@ from tests.participants.speakers import says
 from upshot.errors import BudgetExceeded, UserError
 from upshot.models.budget import Budget
 from upshot.participants.scripted_user import ScriptedUser
-from upshot.rollout.play import Overlong
+from upshot.rollout.play import ReplyRule
 
 OPENING = [{"role": "user", "content": "Can you help me?"}]
 GOAL = {"goal": "Sort out goal-7 for me.", "reference": "done"}
@@ -87,7 +87,7 @@ def test_overlong_replies_follow_the_named_rule(rule: str, total: float | None) 
     assert reply.reward.total.value == (pytest.approx(total) if total is not None else None)
     assert upshot.reward(OPENING, "just three words", **GOAL, **settings).reward.total.value == pytest.approx(1.008)
     own = upshot.reward(
-        OPENING, "far too many words here", **GOAL, **(settings | {"overlong": Overlong("penalty", -3)})
+        OPENING, "far too many words here", **GOAL, **(settings | {"overlong": ReplyRule("penalty", -3)})
     )
     assert own.reward.total.value == -3
 

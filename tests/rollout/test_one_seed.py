@@ -11,7 +11,8 @@ from upshot.train.runner import train
 
 SMALL = [
     "model.tiny.hidden=32", "model.tiny.layers=2", "model.tiny.heads=2", "model.tiny.mlp=64", "warm_start.steps=5",
-    "warm_start.batch=8", "train.steps=3", "train.prompts_per_step=4", "train.group_size=4", "eval.every=1", "eval.rows=8",
+    "warm_start.batch=8", "train.steps=3", "train.prompts_per_step=4", "train.group_size=4", "eval.every=1",
+    "eval.rows=8",
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -15,7 +16,7 @@ from upshot.participants.base import Observation, Participant
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import Weighted
 from upshot.rollout.episode import play_episode
-from upshot.rollout.play import Overlong, Scene, play_step
+from upshot.rollout.play import ReplyRule, Scene, play_step
 from upshot.rollout.reply import Reply
 from upshot.score import Score
 from upshot.train.advantages import dr_grpo
@@ -178,11 +179,24 @@ def test_an_empty_budget_stops_everything_at_once() -> None:
 
 @pytest.mark.parametrize(("rule", "expected"), [("score", 1.0), ("penalty", -1.0), ("missing", None)])
 def test_replies_cut_at_the_limit_follow_the_named_rule(rule: str, expected: float | None) -> None:
-    made, rows = scene(samples=2, window=1, overlong=Overlong(rule))
+    made, rows = scene(samples=2, window=1, overlong=ReplyRule(rule))
     made.policy.sampling = made.policy.sampling.__class__(max_tokens=1)
     replies = [r for g in step(made, rows) for r in g if next(r.conversation.samples()).finish == "length"]
     assert replies
     assert {reply.reward.total.value for reply in replies} == {expected}
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("score", 1.0), ("penalty", -1.0), ("missing", None)])
+def test_empty_replies_follow_the_named_rule(rule: str, expected: float | None) -> None:
+    made, rows = scene(malformed=ReplyRule(rule))
+    generate = made.policy.model.generate
+
+    async def silent(request):  # type: ignore[no-untyped-def]
+        (completion,) = await generate(request)
+        return [dataclasses.replace(completion, text=" ", finish="stop")]
+
+    made.policy.model.generate = silent  # type: ignore[method-assign]
+    assert {r.reward.total.value for g in step(made, rows) for r in g} == {expected}
 
 
 def test_one_seed_one_step() -> None:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from upshot.chat import Conversation, Row, derive_seed
+from upshot.chat import Conversation, Row, Turn, derive_seed
 from upshot.errors import UserError
 from upshot.models.base import ModelCallError
 from upshot.participants.base import Participant
@@ -24,12 +24,18 @@ from upshot.score import Score
 
 
 @dataclass(frozen=True)
-class Overlong:
-    """What happens to a reply that was cut at the token limit: 'score' it, 'missing', or a 'penalty'."""
+class ReplyRule:
+    """What happens to a reply that is not as it should be: 'score' it as any other, 'missing', or a 'penalty'."""
 
     rule: str = "score"
     penalty: float = -1.0
     """The reward of such a reply under the rule 'penalty'; its futures are not played."""
+
+    def reward(self, what: str) -> Reward | None:
+        """The reward that the rule gives at once; None when the reply is scored as any other."""
+        if self.rule == "score":
+            return None
+        return Reward(Score(self.penalty) if self.rule == "penalty" else Score.missing(what))
 
 
 @dataclass
@@ -44,7 +50,10 @@ class Scene:
     user: Participant | None = None
     samples: int = 1
     window: int = 0
-    overlong: Overlong = field(default_factory=Overlong)
+    overlong: ReplyRule = field(default_factory=ReplyRule)
+    """For replies cut at the token limit."""
+    malformed: ReplyRule = field(default_factory=ReplyRule)
+    """For replies that say nothing and call no tool."""
     concurrency: int = 1024
     """Most episodes under way at once; their futures and metrics are bounded by the models' own limits."""
 
@@ -85,12 +94,9 @@ async def play_reply(scene: Scene, conversation: Conversation, group: int = 0) -
 
 async def score_reply(scene: Scene, reply: Reply) -> None:
     """Play and score the futures of a reply that has been given; sets its futures and reward."""
-    cut = cut_short(reply.conversation.turns[-1])
-    if cut and scene.overlong.rule == "penalty":
-        reply.reward = Reward(Score(scene.overlong.penalty))
-        return
-    if cut and scene.overlong.rule == "missing":
-        reply.reward = Reward(Score.missing("overlong"))
+    decided = _by_rule(scene, reply.conversation.turns[-1])
+    if decided is not None:
+        reply.reward = decided
         return
     # Without a next turn all futures would be the same conversation: one is enough.
     samples = scene.samples if scene.window and scene.user is not None else 1
@@ -98,6 +104,15 @@ async def score_reply(scene: Scene, reply: Reply) -> None:
         played = [tasks.create_task(_play_and_score(scene, reply.conversation, i)) for i in range(samples)]
     reply.futures = [task.result() for task in played]
     reply.reward = combine([future.scores for future in reply.futures], scene.weights)
+
+
+def _by_rule(scene: Scene, turn: Turn) -> Reward | None:
+    """The reward of a reply that a rule decides without futures."""
+    if cut_short(turn):
+        return scene.overlong.reward("overlong")
+    if not turn.message.content.strip() and not turn.message.tool_calls:
+        return scene.malformed.reward("malformed: empty")
+    return None
 
 
 async def _play_and_score(scene: Scene, conversation: Conversation, index: int) -> Future:

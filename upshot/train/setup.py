@@ -18,7 +18,7 @@ from upshot.rewards.build import build_metric, check_metric
 from upshot.rewards.managers.base import managers
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import Weighted
-from upshot.rollout.play import Overlong, Scene
+from upshot.rollout.play import ReplyRule, Scene
 from upshot.rollout.policy import Policy
 from upshot.tasks.base import Task, tasks
 
@@ -169,7 +169,7 @@ def assemble(recipe: Recipe, task: Task, policy_model: Model, tokenizer: Any) ->
 
 def make_scene(recipe: Recipe, company: Company, policy: Policy) -> Scene:
     """How the conversations of a step are played and scored."""
-    overlong = recipe.reward.overlong
+    overlong, malformed = recipe.reward.overlong, recipe.reward.malformed
     return Scene(
         policy=policy,
         metrics=company.metrics,
@@ -179,7 +179,8 @@ def make_scene(recipe: Recipe, company: Company, policy: Policy) -> Scene:
         user=company.user,
         samples=recipe.futures.samples,
         window=recipe.futures.window,
-        overlong=Overlong(overlong.rule, overlong.penalty),
+        overlong=ReplyRule(overlong.rule, overlong.penalty),
+        malformed=ReplyRule(malformed.rule, malformed.penalty),
     )
 
 
