@@ -1,7 +1,7 @@
 """Tokens generated per second: the embedded engine against transformers' `generate`, end to end, random weights.
 
     python benchmarks/generate.py                          # GPU: SmolLM2-135M's shape and a 1.1B shape
-    python benchmarks/generate.py --shapes quickstart 135m --scale 8   # CPU: smaller rows
+    python benchmarks/generate.py --shapes quickstart 135m --scale 8   # CPU: fewer prompts
 
 Prints a table and, for every row, how far the sampled log-probabilities are from a plain forward.
 """
@@ -229,14 +229,14 @@ def run_shape(name: str, args: argparse.Namespace, device: torch.device) -> list
     SHAPES_OF[id(engine)] = SHAPES[name]
     collab = {
         "prompts": max(1, 16 // scale),
-        "prompt": 512 // min(scale, 4),
+        "prompt": 512,
         "replies": 8,
-        "reply": 256 // min(scale, 4),
+        "reply": 256,
     }
-    collab |= {"futures": 3, "rounds": 2, "given": 32 // min(scale, 4), "new": 128 // min(scale, 4)}
+    collab |= {"futures": 3, "rounds": 2, "given": 32, "new": 128}
     rows: list[tuple[str, Work]] = [
-        ("256 prompts", batch_work(256 // scale, 256 // min(scale, 4), 256 // min(scale, 4))),
-        ("1024 prompts", batch_work(1024 // scale, 256 // min(scale, 4), 256 // min(scale, 4))),
+        ("256 prompts", batch_work(256 // scale, 256, 256)),
+        ("1024 prompts", batch_work(1024 // scale, 256, 256)),
         ("CollabLLM", collab_work(**collab)),
     ]
     table = []
@@ -278,7 +278,7 @@ def peer(
         began = time.perf_counter()
         return collab_generate(model, rng, **collab) / (time.perf_counter() - began)
     if title == "256 prompts":
-        prompt, new = 256 // min(args.scale, 4), 48 if device.type == "cuda" else 256 // min(args.scale, 4)
+        prompt, new = 256, 48 if device.type == "cuda" else 256
         ids = torch.tensor([ids_of(rng, model.config.vocab_size, prompt) for _ in range(256 // args.scale)])
         began = time.perf_counter()
         hf_generate(model, ids, new)
@@ -291,7 +291,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="*", default=[], choices=list(SHAPES))
     parser.add_argument("--rows", nargs="*", default=[], help="titles to run (their beginnings); default all")
-    parser.add_argument("--scale", type=int, default=1, help="divide the work by this")
+    parser.add_argument("--scale", type=int, default=1, help="divide the number of prompts by this")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--check", type=int, default=0, help="sequences whose log-probabilities are checked; 0 is all")
     parser.add_argument("--kv-bytes", type=int, default=0)

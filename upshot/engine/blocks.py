@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from upshot.engine.attention import Step
 from upshot.engine.driver import ModuleDriver, Shape, causal_lm
+from upshot.engine.joined import Joined
 
 FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
@@ -23,6 +24,18 @@ def is_block_family(model: torch.nn.Module) -> bool:
     lm = causal_lm(model)
     config = getattr(lm, "config", None)
     return type(lm).__name__ in FAMILY and getattr(config, "hidden_act", "") == "silu"
+
+
+def can_join(model: torch.nn.Module) -> bool:
+    """Whether the block is known and all its projections are plain (no adapters)."""
+    if not is_block_family(model):
+        return False
+    names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    for layer in causal_lm(model).model.layers:
+        parts = [getattr(layer.self_attn, n, None) or getattr(layer.mlp, n, None) for n in names]
+        if any(type(part) is not torch.nn.Linear for part in parts):
+            return False
+    return True
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -35,9 +48,12 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 class Layer:
     """The modules of one block, looked up once."""
 
-    __slots__ = ("down", "gate", "k", "k_norm", "norm1", "norm2", "o", "q", "q_norm", "scale", "up", "v", "window")
+    __slots__ = (
+        *("down", "gate", "gate_up", "k", "k_norm", "norm1", "norm2", "o"),
+        *("q", "q_norm", "qkv", "scale", "up", "v", "window"),
+    )
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, join: bool) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.q, self.k, self.v, self.o = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
         self.q_norm, self.k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
@@ -45,6 +61,8 @@ class Layer:
         self.norm1, self.norm2 = layer.input_layernorm, layer.post_attention_layernorm
         self.scale = float(attention.scaling)
         self.window = sliding_window(attention)
+        self.qkv = Joined([self.q, self.k, self.v]) if join and self.q_norm is None else None
+        self.gate_up = Joined([self.gate, self.up]) if join else None
 
 
 def sliding_window(attention: Any) -> int:
@@ -77,7 +95,8 @@ class BlockDriver:
         inner = ModuleDriver(model, shape)
         self.lm, self.quiet = inner.lm, inner.quiet
         self.core = self.lm.model
-        self.layers = [Layer(layer) for layer in self.core.layers]
+        join = can_join(model)
+        self.layers = [Layer(layer, join) for layer in self.core.layers]
 
     def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor | None) -> torch.Tensor:
         """Logits of the tokens at the indices `last` (None: all)."""
@@ -93,20 +112,43 @@ class BlockDriver:
     def _forward(
         self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor | None
     ) -> torch.Tensor:
-        shape = self.shape
         h = F.embedding(ids, self.core.embed_tokens.weight)
         cos, sin = (x[0][:, None] for x in self.core.rotary_emb(h, positions[None]))
         n = len(ids)
         for index, layer in enumerate(self.layers):
             x = norm(layer.norm1, h)
-            q = linear(layer.q, x).view(n, shape.heads, shape.head_dim)
-            k = linear(layer.k, x).view(n, shape.kv_heads, shape.head_dim)
-            v = linear(layer.v, x).view(n, shape.kv_heads, shape.head_dim)
-            if layer.q_norm is not None:
-                q, k = norm(layer.q_norm, q), norm(layer.k_norm, k)
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            q, k, v = self._projected(layer, x, cos, sin)
             out = step.attend(index, q, k, v, layer.scale, layer.window)
             h = h + linear(layer.o, out.reshape(n, -1))
             x = norm(layer.norm2, h)
-            h = h + linear(layer.down, F.silu(linear(layer.gate, x)).mul_(linear(layer.up, x)))
+            if layer.gate_up is not None:
+                gate, up = F.linear(x, layer.gate_up.weight, layer.gate_up.bias).chunk(2, -1)
+            else:
+                gate, up = linear(layer.gate, x), linear(layer.up, x)
+            h = h + linear(layer.down, F.silu(gate).mul_(up))
         return linear(self.lm.lm_head, norm(self.core.norm, h if last is None else h[last]))
+
+    def _projected(
+        self, layer: Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Rotated queries and keys, and values, [tokens, heads, dim] each."""
+        shape, n = self.shape, len(x)
+        both = shape.heads + shape.kv_heads
+        if layer.qkv is not None and layer.q_norm is None:
+            qkv = F.linear(x, layer.qkv.weight, layer.qkv.bias).view(n, both + shape.kv_heads, shape.head_dim)
+            turned = rotate(qkv[:, :both], cos, sin)
+            return turned[:, : shape.heads], turned[:, shape.heads :], qkv[:, both:]
+        q = linear(layer.q, x).view(n, shape.heads, shape.head_dim)
+        k = linear(layer.k, x).view(n, shape.kv_heads, shape.head_dim)
+        v = linear(layer.v, x).view(n, shape.kv_heads, shape.head_dim)
+        if layer.q_norm is not None:
+            q, k = norm(layer.q_norm, q), norm(layer.k_norm, k)
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+    def refresh(self) -> None:
+        """The weights changed: make sure the joined tensors are still the parameters' own."""
+        with torch.no_grad():
+            for layer in self.layers:
+                for joined in (layer.qkv, layer.gate_up):
+                    if joined is not None:
+                        joined.refresh()

@@ -86,13 +86,13 @@ class CudaRunner:
     # --- drivers
 
     def _checked_driver(self, settings: Any) -> Driver:
-        from upshot.engine.blocks import BlockDriver, is_block_family
-        from upshot.engine.fused import FusedDriver, can_fuse
+        from upshot.engine.blocks import BlockDriver, can_join, is_block_family
+        from upshot.engine.fused import FusedDriver
 
         makers: list[Callable[[], Any]] = [lambda: ModuleDriver(self.model, self.shape)]
         if settings.lean and is_block_family(self.model):
             makers.insert(0, lambda: BlockDriver(self.model, self.shape))
-        if settings.lean and can_fuse(self.model):
+        if settings.lean and can_join(self.model):
             makers.insert(0, lambda: FusedDriver(self.model, self.shape))
         reasons = []
         for make in makers:

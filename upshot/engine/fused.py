@@ -1,9 +1,4 @@
-"""The Llama block on a GPU: the model's own weights, few kernels.
-
-q, k and v (and gate and up) are one matrix product each. For that their parameters become views of one tensor: the
-same `Parameter` objects, the same values, no copy beside them; the learner updates them in place and the engine reads
-them at once.
-"""
+"""The Llama block on a GPU: the model's own weights (projections joined), few kernels."""
 
 from __future__ import annotations
 
@@ -13,55 +8,9 @@ import torch
 from torch.nn import functional as F
 
 from upshot.engine.attention import Step
-from upshot.engine.blocks import is_block_family, sliding_window
+from upshot.engine.blocks import sliding_window
 from upshot.engine.driver import Shape, causal_lm
-
-
-def can_fuse(model: torch.nn.Module) -> bool:
-    """Whether all projections are plain (no adapters) and the block is known."""
-    if not is_block_family(model):
-        return False
-    names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    for layer in causal_lm(model).model.layers:
-        parts = [getattr(layer.self_attn, n, None) or getattr(layer.mlp, n, None) for n in names]
-        if any(type(part) is not torch.nn.Linear for part in parts):
-            return False
-    return True
-
-
-class Joined:
-    """Parameters of several projections, made views of one tensor."""
-
-    def __init__(self, modules: list[Any]) -> None:
-        self.modules = modules
-        with torch.no_grad():
-            self.weight = torch.cat([m.weight.data for m in modules])
-            self.bias = None if modules[0].bias is None else torch.cat([m.bias.data for m in modules])
-        self._point()
-
-    def _point(self) -> None:
-        at = 0
-        for module in self.modules:
-            n = module.weight.shape[0]
-            module.weight.data = self.weight[at : at + n]
-            if self.bias is not None:
-                module.bias.data = self.bias[at : at + n]
-            at += n
-
-    def refresh(self) -> None:
-        """Take the values back in if somebody gave a parameter other storage."""
-        at = 0
-        moved = False
-        for module in self.modules:
-            n = module.weight.shape[0]
-            if module.weight.data_ptr() != self.weight[at].data_ptr():
-                self.weight[at : at + n].copy_(module.weight.data)
-                if self.bias is not None:
-                    self.bias[at : at + n].copy_(module.bias.data)
-                moved = True
-            at += n
-        if moved:
-            self._point()
+from upshot.engine.joined import Joined
 
 
 class FusedLayer:

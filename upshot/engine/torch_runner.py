@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from upshot.engine.blocks import BlockDriver
 from upshot.engine.driver import Driver, causal_lm
 from upshot.engine.sampling import RowRules, apply_bitmask, sample
 from upshot.engine.scheduler import Chunk, Plan
@@ -236,6 +237,8 @@ class TorchRunner:
     def forget(self) -> None:
         """The weights changed: nothing computed so far may be read again."""
         self.window.clear()
+        if isinstance(self.driver, BlockDriver):
+            self.driver.refresh()
 
     def run(self, plan: Plan) -> tuple[list[Sequence], list[int], list[float], list[Tops] | None]:
         """Compute a step: the sequences that sampled, their ids, log-probabilities and top log-probabilities."""

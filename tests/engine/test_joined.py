@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM
 
-from upshot.engine.fused import Joined, can_fuse
+from upshot.engine.blocks import can_join
+from upshot.engine.joined import Joined
 
 
 def join_all(model: LlamaForCausalLM) -> list[Joined]:
@@ -22,7 +23,7 @@ def join_all(model: LlamaForCausalLM) -> list[Joined]:
 
 def test_joining_changes_no_value_and_the_learner_writes_into_it(make_llama: Callable[..., LlamaForCausalLM]) -> None:
     model = make_llama()
-    assert can_fuse(model)
+    assert can_join(model)
     ids = torch.tensor([[5, 6, 7, 8]])
     before = model(input_ids=ids).logits
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
