@@ -36,7 +36,8 @@ def test_every_fault_is_named_in_a_user_message() -> None:
 
 def test_counts_say_which_faults_there_were_and_whether_feedback_was_used() -> None:
     conversation, _ = play(Gsm8k(file="arithmetic"), "it is 42", "it is 42", "#### 42")
-    assert conversation.session["metrics"] == {"format_errors": 2, "feedback": 2, "feedback_used": 1}
+    used = {"feedback": 2, "feedback_used": 1, "format_feedback": 2, "format_feedback_used": 1}
+    assert conversation.session["metrics"] == {"format_errors": 2, **used}
 
 
 def test_right_or_wrong_is_told_only_when_asked_for() -> None:

@@ -47,7 +47,11 @@ def test_the_majority_answer_decides_and_ties_share() -> None:
 
 def test_all_numbers_of_ragged_groups() -> None:
     groups = [
-        [reply(1, "4", 2, feedback=1, feedback_used=1, format_errors=1), reply(0, "5"), reply(None)],
+        [
+            reply(1, "4", 2, feedback=1, feedback_used=1, wrong_feedback=1, wrong_feedback_used=1, format_errors=1),
+            reply(0, "5"),
+            reply(None),
+        ],
         [reply(0, "1", level="hard"), reply(0, "1", 3, "hard", feedback=2, feedback_used=0, format_errors=3)],
     ]
     found = task_metrics(groups)
@@ -57,6 +61,7 @@ def test_all_numbers_of_ragged_groups() -> None:
     assert found["task/turns"] == pytest.approx(8 / 5)
     assert found["task/feedback"] == pytest.approx(3 / 5)
     assert found["task/feedback_heeded"] == pytest.approx(1 / 3)
+    assert found["task/feedback_heeded/wrong"] == 1
     assert found["task/format_errors"] == pytest.approx(4 / 5)
     assert found["task/missing"] == 1
     assert found["task/missing/verifier: timeout"] == 1

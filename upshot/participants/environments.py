@@ -26,7 +26,8 @@ class Feedback(Participant):
     """Tells the policy what is wrong, as a user message; done when nothing is.
 
     Counts per conversation: '<kind>_errors' (a turn with that fault), 'feedback' (a turn that answers feedback) and
-    'feedback_used' (such a turn in which that fault is gone).
+    'feedback_used' (such a turn in which that fault is gone), both also by kind: '<kind>_feedback', '…_used'. The kinds
+    matter: the easy ones vanish first, so the overall share can fall while each kind is heeded more.
     """
 
     def __init__(self, review: Review, role: str = "user") -> None:
@@ -39,8 +40,8 @@ class Feedback(Participant):
         told: str | None = conversation.session.get("fault")
         metrics: dict[str, float] = {}
         if told is not None:
-            metrics["feedback"] = 1.0
-            metrics["feedback_used"] = float(fault is None or fault.kind != told)
+            used = float(fault is None or fault.kind != told)
+            metrics |= {"feedback": 1.0, "feedback_used": used, f"{told}_feedback": 1.0, f"{told}_feedback_used": used}
         conversation.session["fault"] = fault.kind if fault else None
         if fault is None:
             return Observation(done=True, reason="answered", metrics=metrics)

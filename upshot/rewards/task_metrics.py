@@ -45,8 +45,10 @@ def measure(groups: Sequence[Sequence[Reply]]) -> dict[str, float]:
     counts = _counts(replies)
     for name in sorted(counts):
         out[name] = counts[name] / len(replies)
-    if counts.get("feedback"):
-        out["feedback_heeded"] = counts.get("feedback_used", 0.0) / counts["feedback"]
+        if name.endswith("feedback") and counts[name]:
+            kind = name.removesuffix("feedback").rstrip("_")
+            heeded = counts.get(f"{name}_used", 0.0) / counts[name]
+            out[f"feedback_heeded/{kind}" if kind else "feedback_heeded"] = heeded
     missing = Counter(v.reason for reply in replies if (v := verdict(reply)).is_missing)
     out["missing"] = float(missing.total())
     return out | {f"missing/{reason}": float(count) for reason, count in sorted(missing.items())}
