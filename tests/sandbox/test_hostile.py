@@ -220,7 +220,7 @@ READING = [
     ),
     Case(
         "no other run's files",
-        "import os\ndef answer():\n    return os.listdir('/tmp')",
+        "import os, sys\ndef answer():\n    return [n for n in os.listdir('/tmp') if not sys.prefix.startswith('/tmp/' + n)]",
         (PASSED,),
         ("assert answer() == []",),
     ),
@@ -433,7 +433,11 @@ def test_a_hostile_program_is_contained(case: Case, box: Any, temptations: dict[
 
 def test_a_run_does_not_see_another_runs_files(box: Any) -> None:
     box(box.sandbox.run("open('/tmp/secret', 'w').write('x')"))
-    result = box(box.sandbox.run("import os; print(os.listdir('/tmp'))"))
+    result = box(
+        box.sandbox.run(
+            "import os, sys; print([n for n in os.listdir('/tmp') if not sys.prefix.startswith('/tmp/' + n)])"
+        )
+    )
     assert result.stdout.strip() == "['program.py']" or result.stdout.strip() == "[]"
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from tests.sandbox.conftest import soon
 from upshot.sandbox import Busy, Limits, Outcome, Sandbox, StdioTest
+from upshot.sandbox.layers import probe
 
 REPOSITORY = Path(__file__).parents[2]
 HONEST = "def add(a, b):\n    return a + b"
@@ -74,6 +75,8 @@ def alive(pids: set[int]) -> set[int]:
 
 
 def test_no_child_survives_a_killed_supervisor() -> None:
+    if not probe().namespaces:
+        pytest.skip("the program of this test forks, which only a PID namespace lets it do")
     process = subprocess.Popen([sys.executable, "-c", SUPERVISOR], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
     assert process.stdout is not None and process.stdout.readline().strip() == "running"
     # A template, zygotes, programs, a judge, a fork, a session.
@@ -86,6 +89,8 @@ def test_no_child_survives_a_killed_supervisor() -> None:
 
 
 def test_what_a_killed_supervisor_left_is_swept_by_the_next() -> None:
+    if not probe().namespaces:
+        pytest.skip("the program of this test forks, which only a PID namespace lets it do")
     script = SUPERVISOR.replace('print("running"', "print(box._workdir, *box._slots.cgroups.homes.values()")
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
     assert process.stdout is not None

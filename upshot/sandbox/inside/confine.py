@@ -79,7 +79,7 @@ def _plan(walls: Walls, limits: dict[str, Any]) -> list[kernel.Step]:
     uid, gid = (drop, drop) if drop is not None else (os.getuid(), os.getgid())
     steps: list[kernel.Step] = [kernel.step("prctl", kernel.PR_SET_PDEATHSIG, 9, 0, 0, 0)]
     if walls.namespaces:
-        steps.append(namespaces.private_tmp(limits["disk_mb"], limits["files"], uid, gid))
+        steps += namespaces.private_tmp(limits["disk_mb"], limits["files"], uid, gid)
         if native:
             steps.append(namespaces.private_proc())
     steps.append(kernel.step("chdir", walls.scratch.encode()))

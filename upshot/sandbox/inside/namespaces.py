@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, field
+from urllib.parse import quote, unquote
 
 from upshot.sandbox.inside import kernel
 
@@ -13,6 +14,8 @@ RUN_FLAGS = kernel.CLONE_NEWPID | kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC
 INNER_ID = 1000
 SCRATCH = "/box/tmp"
 """Where a run's private /tmp is mounted; /tmp points there."""
+KEPT = "/.kept"
+"""Where trees lie that outside are below /tmp (a Python in a checkout there): every run's own /tmp shows them again."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
 SYSTEM_PATHS = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin")
 SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/alternatives", "/etc/localtime", "/etc/java-17-openjdk")
@@ -97,7 +100,9 @@ def _build_root(root: Root) -> None:
     # covers every run's fresh file system.
     os.symlink(SCRATCH, f"{base}/tmp")
     for path in visible_paths(root.extra):
-        if os.path.islink(path) and not os.path.isabs(os.readlink(path)):
+        if path.startswith("/tmp/"):
+            _bind(os.path.realpath(path), f"{base}{KEPT}/{quote(path, safe='')}")
+        elif os.path.islink(path) and not os.path.isabs(os.readlink(path)):
             os.symlink(os.readlink(path), base + path)
         else:
             _bind(os.path.realpath(path), base + path)
@@ -128,12 +133,24 @@ def _bind(source: str, target: str, flags: int = kernel.MS_RDONLY | kernel.MS_NO
     kernel.set_mount_flags(target, flags)
 
 
-def private_tmp(megabytes: int, inodes: int, uid: int, gid: int) -> kernel.Step:
-    """The prepared mount of a run's own empty /tmp, in memory and of bounded size."""
+def private_tmp(megabytes: int, inodes: int, uid: int, gid: int) -> list[kernel.Step]:
+    """The prepared mounts of a run's own /tmp, in memory and of bounded size, empty but for what is kept there."""
     options = f"size={megabytes}m,nr_inodes={inodes},mode=700,uid={uid},gid={gid}"
-    return kernel.step(
-        "mount", b"tmpfs", SCRATCH.encode(), b"tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options.encode()
-    )
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    steps = [kernel.step("mount", b"tmpfs", SCRATCH.encode(), b"tmpfs", flags, options.encode())]
+    made: set[str] = set()
+    for name in sorted(os.listdir(KEPT)) if os.path.isdir(KEPT) else ():
+        place = SCRATCH
+        for part in unquote(name).split("/")[2:]:
+            place = f"{place}/{part}"
+            if place not in made:
+                made.add(place)
+                steps.append(kernel.step("mkdir", place.encode(), 0o755))
+                steps.append(kernel.step("chmod", place.encode(), 0o755))  # whatever the umask
+        source = f"{KEPT}/{name}".encode()
+        # A bind of a read-only bind is read-only, too.
+        steps.append(kernel.step("mount", source, place.encode(), None, kernel.MS_BIND | kernel.MS_REC, None))
+    return steps
 
 
 def private_proc() -> kernel.Step:

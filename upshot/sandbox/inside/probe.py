@@ -36,7 +36,8 @@ def _namespaces(kind: str, workbench: str, uid: int | None) -> None:
     pid = kernel.fork_into(namespaces.RUN_FLAGS)
     if pid == 0:
         try:
-            _make(namespaces.private_tmp(1, 16, os.getuid(), os.getgid()))
+            for step in namespaces.private_tmp(1, 64, os.getuid(), os.getgid()):
+                _make(step)
         except OSError:
             os._exit(1)
         os._exit(0)
