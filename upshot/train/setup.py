@@ -47,6 +47,8 @@ def pick_device(name: str) -> str:
 
 def load_policy(config: PolicyConfig, task: Task, seed: int, path: str = "") -> tuple[Any, Any]:
     """The policy's module and tokenizer: from a folder or name, or a new tiny one for the task's language."""
+    import torch
+
     path = path or config.path
     device = pick_device(config.device)
     if path:
@@ -63,7 +65,8 @@ def load_policy(config: PolicyConfig, task: Task, seed: int, path: str = "") -> 
         if not words:
             raise UserError(f"task '{task.name}' speaks a real language; name a model with model.path=FOLDER")
         tokenizer = tiny_tokenizer(words)
-        module = tiny_model(config.tiny, tokenizer, seed).to(device)
+        dtype = config.dtype if config.dtype != "auto" else ("float32" if device == "cpu" else "bfloat16")
+        module = tiny_model(config.tiny, tokenizer, seed).to(device, getattr(torch, dtype))
     if config.chat_template:
         file = Path(config.chat_template)
         is_file = len(config.chat_template) < 256 and file.is_file()
