@@ -43,6 +43,19 @@ def test_a_needed_option_that_is_not_there_is_named() -> None:
         things.create("thing", {})
 
 
+def test_options_passed_on_to_a_base_class_are_checked_as_its_own() -> None:
+    class Special(Thing):
+        def __init__(self, colour: str = "red", **rest: object) -> None:
+            super().__init__(**rest)  # type: ignore[arg-type]
+            self.colour = colour
+
+    things.register("special")(Special)
+    made = things.create("special", {"size": "2", "colour": "blue"}, helper="me")
+    assert (made.size, made.helper, made.colour) == (2, "me", "blue")  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match=r"unknown option 'sise' of thing 'special'; did you mean 'size'\?"):
+        things.create("special", {"sise": 1})
+
+
 def test_context_reaches_only_those_who_name_it() -> None:
     made = things.create("thing", {"size": "3"}, helper="me", nobody="asked")
     assert (made.size, made.helper) == (3, "me")

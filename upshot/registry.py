@@ -110,15 +110,11 @@ def check_options(
     """Keyword arguments for a constructor: options validated against its annotations, context where named."""
     from pydantic import TypeAdapter, ValidationError
 
-    target = thing.__init__ if inspect.isclass(thing) else thing
-    parameters = {k: p for k, p in inspect.signature(target).parameters.items() if k != "self"}
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    named = {k: p for k, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    named, hints, open_ended = _parameters(thing)
     place = f" in {where}" if where else ""
-    hints = _hints(target)
     out: dict[str, Any] = {k: v for k, v in context.items() if k in named}
     for key, value in options.items():
-        if key not in named or (key in context and key not in options):
+        if key not in named:
             if open_ended:
                 out[key] = value
                 continue
@@ -132,6 +128,25 @@ def check_options(
     if missing and complete:
         raise UserError(f"{what}{place} needs the option '{missing[0]}'")
     return out
+
+
+def _parameters(thing: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], dict[str, Any], bool]:
+    """Named parameters, their types, and whether any other keyword is taken.
+
+    A constructor that passes `**options` on to its base class takes the base's parameters, too.
+    """
+    classes = [c for c in thing.__mro__ if "__init__" in vars(c)] if inspect.isclass(thing) else []
+    named: dict[str, inspect.Parameter] = {}
+    hints: dict[str, Any] = {}
+    for target in [vars(c)["__init__"] for c in classes if c is not object] or [thing]:
+        parameters = inspect.signature(target).parameters
+        for name, parameter in parameters.items():
+            if name != "self" and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+                named.setdefault(name, parameter)
+        hints = _hints(target) | hints
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            return named, hints, False
+    return named, hints, bool(named or classes)
 
 
 def _hints(target: Callable[..., Any]) -> dict[str, Any]:

@@ -19,23 +19,13 @@ class CodeTask(VerifiedTask):
 
     def __init__(
         self,
-        file: str | None = None,
-        train_file: str | None = None,
-        validation_file: str | None = None,
-        test_file: str | None = None,
-        held_out: float = 0.1,
-        limit: int | None = None,
-        split_seed: int = 0,
-        instructions: str | None = None,
-        system: str = "",
         partial: bool = False,
         cpu_seconds: float = 6.0,
         max_tests: int = 50,
+        **rows: Any,
     ) -> None:
         """partial: reward the share of passed tests instead of all or nothing."""
-        super().__init__(
-            file, train_file, validation_file, test_file, held_out, limit, split_seed, instructions, system
-        )
+        super().__init__(**rows)
         self._options = {"partial": partial, "cpu_seconds": cpu_seconds, "max_tests": max_tests}
 
     @property

@@ -18,19 +18,12 @@ class Constraints(VerifiedTask):
 
     def __init__(
         self,
-        file: str | None = None,
-        train_file: str | None = None,
-        validation_file: str | None = None,
-        test_file: str | None = None,
-        held_out: float = 0.1,
-        limit: int | None = None,
-        split_seed: int = 0,
-        system: str = "",
         mode: Literal["strict", "loose"] = "strict",
         partial: bool = False,
+        **rows: Any,
     ) -> None:
         """partial: reward the share of kept constraints instead of all or nothing."""
-        super().__init__(file, train_file, validation_file, test_file, held_out, limit, split_seed, None, system)
+        super().__init__(**rows)
         self._options = {"mode": mode, "partial": partial}
 
     @property

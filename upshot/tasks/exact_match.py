@@ -18,21 +18,11 @@ class ExactMatch(VerifiedTask):
 
     def __init__(
         self,
-        file: str | None = None,
-        train_file: str | None = None,
-        validation_file: str | None = None,
-        test_file: str | None = None,
-        held_out: float = 0.1,
-        limit: int | None = None,
-        split_seed: int = 0,
-        instructions: str | None = None,
-        system: str = "",
         mode: Literal["exact", "contains", "f1"] = "exact",
+        **rows: Any,
     ) -> None:
         """mode: exact, contains (the reference occurs in the answer), f1 (graded by shared words)."""
-        super().__init__(
-            file, train_file, validation_file, test_file, held_out, limit, split_seed, instructions, system
-        )
+        super().__init__(**rows)
         self.mode = mode
 
     @property

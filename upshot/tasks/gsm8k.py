@@ -41,21 +41,13 @@ class Gsm8k(VerifiedTask):
 
     def __init__(
         self,
-        file: str | None = None,
-        train_file: str | None = None,
-        validation_file: str | None = None,
-        test_file: str | None = None,
-        held_out: float = 0.1,
-        limit: int | None = None,
-        split_seed: int = 0,
-        instructions: str | None = None,
-        system: str = "",
         mode: Literal["strict", "flexible"] = "strict",
         feedback: Sequence[Literal["format", "arithmetic"]] = ("format", "arithmetic"),
         tell: bool = False,
         hint: bool = False,
         flawed: float = 0.7,
         heedless: float = 0.6,
+        **rows: Any,
     ) -> None:
         """Make the task.
 
@@ -64,9 +56,7 @@ class Gsm8k(VerifiedTask):
         hint: of a step that does not hold it says what the left side comes to.
         flawed, heedless: shares of faulty demonstrations and of ignored feedback (`file: arithmetic` only).
         """
-        super().__init__(
-            file, train_file, validation_file, test_file, held_out, limit, split_seed, instructions, system
-        )
+        super().__init__(**rows)
         self.mode = mode
         self.feedback = tuple(feedback)
         self.tell = tell

@@ -20,25 +20,18 @@ class Judged(VerifiedTask):
 
     def __init__(
         self,
-        file: str | None = None,
-        train_file: str | None = None,
-        validation_file: str | None = None,
-        test_file: str | None = None,
-        held_out: float = 0.1,
-        limit: int | None = None,
-        split_seed: int = 0,
-        system: str = "",
         rubric: str = "",
         low: int = 1,
         high: int = 10,
         behaviour: str = "",
+        **rows: Any,
     ) -> None:
         """Make the task.
 
         rubric: a text or the path of a .txt or .md file, with ratings from low to high.
         behaviour: sycophancy, confidence, longer-response, unsafe-compliance or general-quality instead.
         """
-        super().__init__(file, train_file, validation_file, test_file, held_out, limit, split_seed, None, system)
+        super().__init__(**rows)
         if bool(rubric) == bool(behaviour):
             raise UserError("task 'judged' needs one of 'rubric' (a text or file) and 'behaviour'")
         if behaviour:

@@ -25,21 +25,11 @@ class Mathematics(VerifiedTask):
 
     def __init__(
         self,
-        file: str | None = None,
-        train_file: str | None = None,
-        validation_file: str | None = None,
-        test_file: str | None = None,
-        held_out: float = 0.1,
-        limit: int | None = None,
-        split_seed: int = 0,
-        instructions: str | None = None,
-        system: str = "",
         mode: Literal["boxed", "flexible"] = "flexible",
+        **rows: Any,
     ) -> None:
         """mode: boxed takes nothing but a box; flexible also 'the final answer is …' and the last expression."""
-        super().__init__(
-            file, train_file, validation_file, test_file, held_out, limit, split_seed, instructions, system
-        )
+        super().__init__(**rows)
         self.mode = mode
 
     @property

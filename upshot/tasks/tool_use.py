@@ -26,15 +26,6 @@ class ToolUse(VerifiedTask):
 
     def __init__(
         self,
-        file: str | None = None,
-        train_file: str | None = None,
-        validation_file: str | None = None,
-        test_file: str | None = None,
-        held_out: float = 0.1,
-        limit: int | None = None,
-        split_seed: int = 0,
-        instructions: str | None = None,
-        system: str = "",
         tools: Sequence[str] = ("calculator",),
         verifier: str | None = None,
         verifier_options: Mapping[str, Any] | None = None,
@@ -43,6 +34,7 @@ class ToolUse(VerifiedTask):
         sandbox: str = "local",
         role: str = "tool",
         describe: bool = False,
+        **rows: Any,
     ) -> None:
         """Make the task.
 
@@ -51,9 +43,7 @@ class ToolUse(VerifiedTask):
         role: of the answers; 'user' for chat templates without a tool role.
         describe: put the tools and how to call them into the system prompt, for templates that do not show them.
         """
-        super().__init__(
-            file, train_file, validation_file, test_file, held_out, limit, split_seed, instructions, system
-        )
+        super().__init__(**rows)
         self.verifier = verifier or type(self).verifier
         self._options = dict(verifier_options or {})
         verifiers.check(self.verifier, self._options, "task.verifier", judge=None, sandbox=None, models=None)
@@ -91,35 +81,19 @@ class SearchQa(ToolUse):
     def __init__(
         self,
         corpus: str,
-        file: str | None = None,
-        train_file: str | None = None,
-        validation_file: str | None = None,
-        test_file: str | None = None,
-        held_out: float = 0.1,
-        limit: int | None = None,
-        split_seed: int = 0,
-        instructions: str | None = None,
-        system: str = "",
         mode: str = "exact",
         results: int = 3,
         role: str = "tool",
         describe: bool = False,
+        **rows: Any,
     ) -> None:
         """corpus: JSONL rows {title, text}, or a text file of paragraphs. mode: exact, contains or f1."""
         super().__init__(
-            file,
-            train_file,
-            validation_file,
-            test_file,
-            held_out=held_out,
-            limit=limit,
-            split_seed=split_seed,
-            instructions=instructions,
-            system=system,
             tools=("search",),
             verifier_options={"mode": mode},
             corpus=corpus,
             results=results,
             role=role,
             describe=describe,
+            **rows,
         )
