@@ -1,7 +1,7 @@
 """The faults of the published recipe, one test each, named after them.
 
-Fault 1 (no released verl runs it) is held by the contract tests of `cluster/`, 7 (split by row) by those of `data/`,
-9 (stale adapter) by those of `train/`.
+Fault 1 (no released verl runs it) and 9 (stale adapter) have files of their own beside this one; 7 (split by row) is
+held by `tests/data/test_prepare.py`.
 """
 
 from __future__ import annotations
