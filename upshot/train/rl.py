@@ -40,6 +40,8 @@ async def play_and_learn(
     """The loop of every method that learns from its own replies: play a round, learn from it, write it down."""
     recipe = run.recipe
     rows = run.task.rows("train")
+    if not rows:
+        raise UserError(f"task '{run.task.name}' has no rows in its split 'train'; look at the options under `task`")
     config = run.lasting(config, len(rows))
     if run.step and run.step >= config.steps:
         return  # a finished run was resumed
