@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from upshot.chat import Conversation, Row, derive_seed
+from upshot.errors import UserError
 from upshot.participants.base import Participant
 from upshot.rewards.metric import Metric
 from upshot.rollout.episode import play_future
@@ -42,6 +43,8 @@ async def play_openings(
         try:
             first = await policy.reply(conversation, role="eval")
             await play_future(conversation, user, policy, rounds)
+        except UserError:
+            raise
         except Exception as error:
             return Outcome(conversation, Score.missing(describe(error)), 0, False)
         scores: Mapping[str, Score] = await score_conversation({"score": metric}, conversation)

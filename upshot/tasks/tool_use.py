@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from upshot.errors import UserError
 from upshot.participants.base import Participant
 from upshot.participants.tools import ToolEnvironment, make_tools
 from upshot.tasks.base import tasks
@@ -88,6 +89,9 @@ class SearchQa(ToolUse):
         **rows: Any,
     ) -> None:
         """corpus: JSONL rows {title, text}, or a text file of paragraphs. mode: exact, contains or f1."""
+        fixed = {"tools", "verifier_options"} & rows.keys()
+        if fixed:
+            raise UserError(f"task 'search-qa' sets '{min(fixed)}' itself; use task 'tools' to choose it")
         super().__init__(
             tools=("search",),
             verifier_options={"mode": mode},

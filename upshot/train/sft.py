@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from upshot.chat import Message, derive_seed
 from upshot.errors import UserError
@@ -21,16 +21,26 @@ if TYPE_CHECKING:
     from upshot.train.runner import Run
 
 
-def sft_data(dialogues: Sequence[tuple[Message, ...]], renderer: Renderer, max_context: int) -> list[Datum]:
-    """Dialogues as token sequences; those longer than the model's context are cut at its end."""
-    data = []
-    for dialogue in dialogues:
-        ids, mask = renderer.demonstration(dialogue)
-        if max_context:
-            ids, mask = ids[:max_context], mask[:max_context]
-        if any(mask):
-            data.append(Datum(ids, mask))
-    return data
+class Dialogues(Sequence[Datum]):
+    """Dialogues as token sequences, each rendered when it is first used: the first step does not wait for all.
+
+    Those longer than the model's context are cut at its end; those in which the assistant says nothing are left out.
+    """
+
+    def __init__(self, dialogues: Sequence[tuple[Message, ...]], renderer: Renderer, max_context: int) -> None:
+        self._dialogues = [talk for talk in dialogues if any(message.role == "assistant" for message in talk)]
+        self._rendered: dict[int, Datum] = {}
+        self._renderer = renderer
+        self._limit = max_context or None
+
+    def __len__(self) -> int:
+        return len(self._dialogues)
+
+    def __getitem__(self, index: Any) -> Any:
+        if index not in self._rendered:
+            ids, mask = self._renderer.demonstration(self._dialogues[index])
+            self._rendered[index] = Datum(ids[: self._limit], mask[: self._limit])
+        return self._rendered[index]
 
 
 def pick(size: int, count: int, step: int, seed: int) -> list[int]:
@@ -60,16 +70,18 @@ async def train(run: Run, config: TrainConfig) -> None:
     dialogues = read_dialogues(config.data) if config.data else run.task.dialogues("train")
     if not dialogues:
         raise UserError(f"task '{run.task.name}' has no dialogues to imitate; set train.data=FILE")
-    data = sft_data(dialogues, run.renderer, context_limit(run.recipe.model, run.module))
+    data = Dialogues(dialogues, run.renderer, context_limit(run.recipe.model, run.module))
     if not data:
-        raise UserError("no assistant turn to imitate is left within the context; raise model.max_context")
+        raise UserError("no dialogue has an assistant turn to imitate")
     config = run.lasting(config, len(data))
     learner = run.learner(config)
     run.begin(learner, config)
     seed = derive_seed(run.recipe.seed, run.phase)
     for step in range(run.step, config.steps):
         started = time.perf_counter()
-        units = [[data[i]] for i in pick(len(data), config.prompts_per_step, step, seed)]
+        units = [[data[i]] for i in pick(len(data), config.prompts_per_step, step, seed) if any(data[i].mask)]
+        if not units:
+            raise UserError("no assistant turn to imitate is left within the context; raise model.max_context")
         logs = learner.forward_backward(units, Sft())
         logs |= learner.step()
         logs["time/step"] = time.perf_counter() - started
