@@ -8,6 +8,7 @@ from typing import Any
 from upshot.errors import UserError
 from upshot.models.base import Abilities, Model, Request
 from upshot.models.budget import Budget
+from upshot.models.frameworks import import_frameworks
 from upshot.models.guarded import GuardedModel
 from upshot.models.limits import Limits
 from upshot.models.spec import SMOLLM2, ModelSpec
@@ -36,10 +37,11 @@ def load_local(name: str, dtype: str = "auto", device: str = "auto") -> tuple[An
 
     Many CPUs have no bfloat16 arithmetic and take hundreds of times as long with it, so auto never picks it there.
     """
+    path = local_path(name)
+    import_frameworks()
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    path = local_path(name)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if dtype == "auto":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from upshot.models.frameworks import import_frameworks
 from upshot.recipe import TinyConfig
 
 TEMPLATE = (
@@ -16,6 +17,7 @@ SPECIALS = ["<|pad|>", "<|end|>", "<|unknown|>", "<|system|>", "<|user|>", "<|as
 
 def tiny_tokenizer(words: Sequence[str]) -> Any:
     """A transformers tokenizer that knows just these words, with a chat template."""
+    import_frameworks()
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -37,6 +39,7 @@ def tiny_tokenizer(words: Sequence[str]) -> Any:
 
 def tiny_model(config: TinyConfig, tokenizer: Any, seed: int) -> Any:
     """A Llama of random weights for a tokenizer."""
+    import_frameworks()
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

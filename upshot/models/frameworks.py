@@ -1,0 +1,27 @@
+"""PyTorch and transformers, imported where the first model is made and not before."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+
+def import_frameworks() -> None:
+    """Import what every model in this process needs, without looking for garbage meanwhile.
+
+    Imports make a million objects that stay. Collecting between them took a quarter of the time to the first step,
+    and scanning them again in every later collection would be wasted too, hence `freeze`.
+    """
+    if "transformers.modeling_utils" in sys.modules:
+        return
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        import torch
+        import transformers.modeling_utils
+
+        assert torch and transformers
+    finally:
+        gc.freeze()
+        if collecting:
+            gc.enable()
