@@ -27,6 +27,7 @@ from upshot.rollout.play import Scene, describe, score_reply
 from upshot.rollout.policy import Policy
 from upshot.rollout.reply import Reply
 from upshot.tasks.collabllm_prompts import PLAIN, PROACTIVE
+from upshot.time_limit import limited
 
 FIRST = "first answer"
 
@@ -88,7 +89,7 @@ class FirstAnswer(Participant):
 
     async def observe(self, conversation: Conversation) -> Observation:
         """The user's own answer."""
-        observation = await self.user.observe(conversation)
+        observation = await limited(self.user, self.user.observe, conversation)
         if FIRST not in conversation.session:
             session = copy.deepcopy({k: v for k, v in conversation.session.items() if k != "metrics"})
             conversation.session[FIRST] = (observation, session)
@@ -224,7 +225,7 @@ class Builder:
         else:
             fork = best.conversation.fork("user")
             try:
-                observation = await self.cast.user.observe(fork)
+                observation = await limited(self.cast.user, self.cast.user.observe, fork)
             except UserError:
                 raise
             except Exception as error:  # the conversation ends here, with the reason

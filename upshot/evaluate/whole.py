@@ -27,6 +27,7 @@ from upshot.rollout.reply import reward_to_dict, turn_to_dict
 from upshot.score import Score
 from upshot.tasks.collabllm import CollabTask, goal_key
 from upshot.tasks.collabllm_goals import fingerprint
+from upshot.time_limit import limited
 
 
 async def play_whole(conversation: Conversation, policy: Policy, user: Participant | None, max_messages: int) -> None:
@@ -38,7 +39,7 @@ async def play_whole(conversation: Conversation, policy: Policy, user: Participa
         if user is None or said + 2 > max_messages:
             conversation.ended = "messages"
             return
-        observation = await user.observe(conversation)
+        observation = await limited(user, user.observe, conversation)
         count(conversation, observation.metrics)
         for message in observation.messages:
             conversation.say(message, note=observation.note)

@@ -22,6 +22,7 @@ from upshot.models.limits import Limits, backoff
 from upshot.models.meter import Meter, RoleCount
 from upshot.models.spec import ModelSpec
 from upshot.models.wire import Answer
+from upshot.time_limit import uncounted
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ class GuardedModel(Model):
         """Calls, failures, retries, tokens, cost, latency and cache hits by role."""
         return self.meter.stats()
 
+    @uncounted
     async def generate(self, request: Request) -> list[Completion]:
         """`request.n` completions, or `ModelCallError` with the reason after all retries."""
         self._check(request)

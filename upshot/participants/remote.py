@@ -18,6 +18,7 @@ from typing import Any, Literal
 from upshot.chat import Conversation, Message, messages_from
 from upshot.participants.base import Observation, Participant
 from upshot.score import Score
+from upshot.time_limit import uncounted
 
 KEY = "remote"
 """Where the session keeps its remote state."""
@@ -37,6 +38,7 @@ class _Client:
         self.retries = retries
         self._session: Any = None
 
+    @uncounted
     async def post(
         self, path: str, body: Mapping[str, Any], session_id: str = "", retry: bool = False
     ) -> tuple[dict[str, Any], Mapping[str, str]]:

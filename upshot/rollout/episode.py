@@ -5,6 +5,7 @@ from __future__ import annotations
 from upshot.chat import Conversation
 from upshot.participants.base import Observation, Participant, count
 from upshot.rollout.policy import Policy
+from upshot.time_limit import limited
 
 
 async def play_episode(
@@ -18,18 +19,18 @@ async def play_episode(
     if environment is None:
         await policy.reply(conversation)
         return
-    await environment.start(conversation)
+    await limited(environment, environment.start, conversation)
     try:
         await _alternate(conversation, policy, environment, max_turns)
     finally:
-        await environment.end(conversation)
+        await limited(environment, environment.end, conversation)
 
 
 async def _alternate(conversation: Conversation, policy: Policy, environment: Participant, max_turns: int) -> None:
     for turn in range(max_turns):
         if await policy.reply(conversation) is None:
             return
-        observation = await environment.observe(conversation)
+        observation = await limited(environment, environment.observe, conversation)
         count(conversation, observation.metrics)
         if observation.done:
             conversation.ended = observation.reason
@@ -42,7 +43,7 @@ async def _alternate(conversation: Conversation, policy: Policy, environment: Pa
 async def play_future(conversation: Conversation, user: Participant, policy: Policy, window: int) -> None:
     """Continue a fork for up to `window` rounds, each a turn of the user and one of the policy."""
     for _ in range(window):
-        observation = await user.observe(conversation)
+        observation = await limited(user, user.observe, conversation)
         count(conversation, observation.metrics)
         _append(conversation, observation)
         if observation.done:

@@ -21,6 +21,7 @@ from upshot.rollout.episode import play_episode, play_future
 from upshot.rollout.policy import Policy, cut_short
 from upshot.rollout.reply import Future, Reply
 from upshot.score import Score
+from upshot.time_limit import CallTimeout, limited
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ async def score_conversation(metrics: Mapping[str, Metric], conversation: Conver
 
     async def one(name: str, metric: Metric) -> Score:
         try:
-            return await metric.score(conversation)
+            return await limited(metric, metric.score, conversation)
         except UserError:
             raise
         except Exception as error:
@@ -157,7 +158,7 @@ async def _guard(play: object) -> str | None:
 
 def describe(error: Exception) -> str:
     """A short, countable reason for an exception."""
-    if isinstance(error, ModelCallError):
+    if isinstance(error, ModelCallError | CallTimeout):
         return error.reason
     text = str(error).splitlines()[0][:120] if str(error) else ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -21,6 +21,7 @@ from upshot.sandbox.languages import canonical
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.outcome import Outcome, RunResult
 from upshot.sandbox.script_runner import ScriptRunner
+from upshot.time_limit import uncounted
 
 
 class BareRunner(ScriptRunner):
@@ -52,6 +53,7 @@ class BareRunner(ScriptRunner):
                 found = {name: Path(folder, name).read_bytes() for name in fetch if Path(folder, name).is_file()}
         return RunResult(**{**result.__dict__, "files": found})
 
+    @uncounted
     async def _process(self, folder: str, stdin: str, limits: Limits) -> RunResult:
         started = time.monotonic()
         process = await asyncio.create_subprocess_exec(

@@ -16,6 +16,7 @@ from upshot.sandbox.limits import Limits
 from upshot.sandbox.outcome import CompileResult, Outcome, RunResult, StdioTest, TestResult
 from upshot.sandbox.runner import CodeRunner, Session
 from upshot.sandbox.script_runner import ScriptRunner
+from upshot.time_limit import uncounted
 
 ATTEMPTS = 6
 PATIENCE = 120.0
@@ -34,6 +35,7 @@ class Connection:
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
 
+    @uncounted
     async def request(self, method: str, path: str, body: dict[str, Any] | None, seconds: float) -> dict[str, Any]:
         """One answer; raises Unreachable after the last attempt, UserError for a request the server refuses."""
         if self._session is None:

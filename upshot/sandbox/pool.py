@@ -28,6 +28,7 @@ from upshot.sandbox.slots import Busy, Slots
 from upshot.sandbox.split import split
 from upshot.sandbox.verdict import Remains
 from upshot.sandbox.zygotes import ZygoteGone
+from upshot.time_limit import uncounted
 
 log = logging.getLogger("upshot.sandbox")
 FORGOTTEN_SECONDS = 30.0
@@ -252,6 +253,7 @@ class Sandbox(CodeRunner):
             raise Busy(len(self._sessions), FORGOTTEN_SECONDS)
         await oldest.aclose()
 
+    @uncounted
     async def _execute(
         self,
         tier: str,

@@ -22,6 +22,7 @@ from upshot.sandbox.outcome import Outcome, RunResult
 from upshot.sandbox.runner import Session
 from upshot.sandbox.verdict import Remains, ending
 from upshot.sandbox.zygotes import Zygote, ZygoteGone
+from upshot.time_limit import uncounted
 
 if TYPE_CHECKING:
     from upshot.sandbox.pool import Sandbox
@@ -96,6 +97,7 @@ class LocalSession(Session):
         except (ZygoteGone, OSError, TimeoutError) as error:
             return {"fault": str(error)}
 
+    @uncounted
     async def turn(self, code: str, cpu_seconds: float | None = None) -> RunResult:
         """Run one turn; a turn out of time is interrupted, and the session ends only if that does not help."""
         if self.over is not None:

@@ -12,6 +12,7 @@ from upshot.errors import UserError
 from upshot.participants.base import Observation, Participant
 from upshot.score import Score
 from upshot.tasks.base import Task, tasks
+from upshot.time_limit import limited
 from upshot.verifiers.base import Claim
 
 KEY = "mix_task"
@@ -119,16 +120,16 @@ class _Environments(Participant):
     async def start(self, conversation: Conversation) -> None:
         part = self._of(conversation)
         if part is not None:
-            await part.start(conversation)
+            await limited(part, part.start, conversation)
 
     async def observe(self, conversation: Conversation) -> Observation:
         part = self._of(conversation)
-        return await part.observe(conversation) if part is not None else Observation(done=True)
+        return await limited(part, part.observe, conversation) if part is not None else Observation(done=True)
 
     async def end(self, conversation: Conversation) -> None:
         part = self._of(conversation)
         if part is not None:
-            await part.end(conversation)
+            await limited(part, part.end, conversation)
 
     async def aclose(self) -> None:
         for part in self.parts.values():

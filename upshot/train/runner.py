@@ -23,6 +23,7 @@ from upshot.rollout.play import Scene
 from upshot.rollout.policy import Policy
 from upshot.rollout.reply import Reply
 from upshot.tasks.base import Task, tasks
+from upshot.time_limit import call_seconds
 from upshot.train.folder import RunFolder
 from upshot.train.learner import Learner
 from upshot.train.reporter import Reporter
@@ -70,6 +71,7 @@ class Run:
         """Train to the end, or to Ctrl-C or an empty budget; the last checkpoint either way."""
         self._prepare()
         recipe = self.recipe
+        call_seconds.set(recipe.call_seconds)
         self.trackers = make_trackers(recipe.trackers, self.folder.path, recipe.model_dump(mode="json"))
         self.folder.status("running")
         try:

@@ -18,6 +18,7 @@ from typing import Any
 
 from upshot.errors import UserError
 from upshot.score import Score
+from upshot.time_limit import uncounted
 from upshot.verifiers.base import Claim
 from upshot.verifiers.nursery import HEADER, MAX_MESSAGE, frame
 
@@ -130,6 +131,7 @@ class Workers:
         self._warmed: set[str] = set()
         self.stats: dict[str, int] = {"items": 0, "timeouts": 0, "crashes": 0, "forks": 0}
 
+    @uncounted
     async def verify(self, claim: Claim) -> Score:
         """The score of a claim, within the limits."""
         request = {

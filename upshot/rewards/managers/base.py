@@ -9,6 +9,7 @@ from typing import Any
 from upshot.errors import UserError
 from upshot.registry import Registry
 from upshot.score import Score
+from upshot.time_limit import limited, limited_now
 from upshot.verifiers.base import Claim, Verifier, verifiers
 
 
@@ -47,12 +48,12 @@ async def verify_here(verifier: Verifier, claim: Claim) -> Score:
     """Run a verifier in this process; what it raises becomes a missing score, except what the user must mend."""
     try:
         if verifier.waits:
-            return await verifier.verify(claim.response, claim.reference, claim.extra)
-        return verifier.score(claim.response, claim.reference, claim.extra)
+            return await limited(verifier, verifier.verify, claim.response, claim.reference, claim.extra)
+        return limited_now(verifier, verifier.score, claim.response, claim.reference, claim.extra)
     except UserError:
         raise
     except Exception as error:
-        reason = getattr(error, "reason", None) or type(error).__name__  # a ModelCallError has a countable reason
+        reason = getattr(error, "reason", None) or type(error).__name__  # ModelCallError and CallTimeout have one
         return Score.missing(f"verifier: {reason}", error=str(error)[:300])
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from upshot.errors import UserError
 from upshot.rewards.managers.base import Manager, managers
 from upshot.score import Score
+from upshot.time_limit import uncounted
 from upshot.verifiers.base import Claim
 
 
@@ -37,6 +38,7 @@ class Remote(Manager):
         self._session: Any = None
         self._counts = {"items": 0, "retries": 0, "failures": 0}
 
+    @uncounted
     async def verify(self, claim: Claim) -> Score:
         """The score of one claim, as the remote scorer gives it."""
         self._counts["items"] += 1

@@ -15,6 +15,7 @@ from upshot.errors import UserError, did_you_mean
 from upshot.models.base import Model
 from upshot.rewards.metric import Metric
 from upshot.score import Score
+from upshot.time_limit import limited
 
 ARTEFACTS = ("answer", "code", "document")
 WAYS = ("fence", "judge", "last")
@@ -81,7 +82,7 @@ class Extracted(Metric):
         found = await self.extractor.extract(conversation)
         if isinstance(found, Score):
             return found
-        score = await self.inner.score(ending_with(conversation, found))
+        score = await limited(self.inner, self.inner.score, ending_with(conversation, found))
         detail = {self.extractor.artefact: found, **score.detail}
         if not found.strip():
             detail["absent"] = True
