@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from upshot.engine.changeover import change_back, change_over, compiler_for, keep_true
+from upshot.engine.compiled import CompiledDriver
 from upshot.engine.cuda_steps import (
     BUCKETS,
     PREFILL_BLOCK,
@@ -81,6 +83,8 @@ class CudaRunner:
         self.driver = self._checked_driver(settings)
         if not isinstance(self.driver, ModuleDriver):
             self.graphed = self.driver
+        self.compiler = compiler_for(self.driver, settings)
+        """Has decode steps compiled meanwhile; None where there is nothing to gain."""
         self._pointers = self._weight_pointers()
 
     # --- drivers
@@ -135,6 +139,7 @@ class CudaRunner:
     def forget(self) -> None:
         """The weights changed: nothing computed so far may be read again."""
         self._batch = []
+        keep_true(self)
         if hasattr(self.driver, "refresh"):
             self.driver.refresh()
         pointers = self._weight_pointers()
@@ -310,7 +315,7 @@ class CudaRunner:
             self._read(self.driver, tokens, blocks, last)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             logits = self._read(self.driver, tokens, blocks, last)
         self.pool = self.pool or graph.pool()
         return PromptGraph(graph, tokens, blocks, last, logits)
@@ -329,7 +334,10 @@ class CudaRunner:
         self._sync_slots(rows)
         if rows != self._batch:
             self._new_batch(rows)
-        bucket = next((b for b in BUCKETS if b >= len(rows)), len(rows))
+        if self.compiler is not None:
+            change_over(self)
+        least = 2 if isinstance(self.driver, CompiledDriver) else 1
+        bucket = next((b for b in BUCKETS if b >= max(least, len(rows))), len(rows))
         cuts = any(s.rules.cuts for s in rows)
         if any(s.grammar is not None for s in rows):
             return self._decode_masked(rows, bucket, cuts)
@@ -338,7 +346,7 @@ class CudaRunner:
             ids, logprobs, logits = self._decode_body(*key)
             return self._land(rows, ids, logprobs, logits)
         if key not in self.graphs:
-            self.graphs[key] = self._capture(*key)
+            self.graphs[key] = self._captured(*key)
         graph = self.graphs[key]
         graph.graph.replay()
         return self._land(rows, graph.ids, graph.logprobs, graph.logits)
@@ -413,6 +421,19 @@ class CudaRunner:
         sample_kernels.sample(logits, slots, positions, self.rules, self.tokens, self.place, ids, logprobs, cuts)
         return self._land(rows, ids, logprobs, logits)
 
+    def _captured(self, bucket: int, shared: bool, cuts: bool) -> Graph:
+        """A captured decode step; an eager one where a compiled one fails."""
+        rows, starts = self.row_slots.clone(), self.shared.starts.clone()
+        try:
+            return self._capture(bucket, shared, cuts)
+        except RuntimeError as error:
+            if not isinstance(self.driver, CompiledDriver):
+                raise
+            change_back(self, f"capturing {bucket} rows failed ({error})")
+            self.row_slots.copy_(rows)
+            self.shared.starts.copy_(starts)
+            return self._capture(bucket, shared, cuts)
+
     def _capture(self, bucket: int, shared: bool, cuts: bool) -> Graph:
         """Capture a decode step. That must not move the sequences on, so the rows are nobody's meanwhile."""
         saved = self.row_slots.clone()
@@ -425,7 +446,7 @@ class CudaRunner:
             self._decode_body(bucket, shared, cuts)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             ids, logprobs, logits = self._decode_body(bucket, shared, cuts)
         self.pool = self.pool or graph.pool()
         self.row_slots.copy_(saved)

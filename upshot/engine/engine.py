@@ -49,6 +49,8 @@ class EngineSettings:
     """Capture decode steps as CUDA graphs (GPU only)."""
     check: bool = True
     """Compare the first forward with the model's own before anything runs."""
+    compile: bool = True
+    """Compile the decode steps of models without the fused block, while eager ones serve (GPU only; compiled.py)."""
 
 
 class QueueFull(Exception):
@@ -286,7 +288,14 @@ class Engine:
             "waiting": len(self.scheduler.waiting),
             "preempted": self.scheduler.preempted,
             "version": self.version,
+            **(_compile_counts(self.runner) if self.ahead else {}),
         }
+
+
+def _compile_counts(runner: Any) -> dict[str, float]:
+    from upshot.engine.changeover import counts
+
+    return counts(runner)
 
 
 def _eos_of(model: torch.nn.Module) -> set[int]:
