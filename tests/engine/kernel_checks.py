@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 from upshot.engine.blocks import rotate
 from upshot.engine.kernels import block, sample
 from upshot.engine.kernels.decode import MEMBERS, Shared, decode_attention
+from upshot.engine.kernels.decode_fused import fused_decode_attention
 from upshot.engine.kernels.prefill import prefill_attention
 from upshot.engine.sampling import RowRules
 from upshot.engine.sampling import sample as cpu_sample
@@ -82,7 +83,7 @@ def test_decode_attention(
     case = Case(random.Random(seed), kv_heads, group, 16, page, lengths)
     q = torch.randn(len(lengths), kv_heads * group, 16, device=DEVICE)
     out = decode_attention(
-        q, case.k, case.v, case.table, case.slots, case.lengths, 0.25, splits, None, window, softcap, block=32
+        q, case.k, case.v, case.table, case.slots, case.lengths, 0.25, splits, None, window, softcap
     )
     for row, length in enumerate(lengths):
         torch.testing.assert_close(
@@ -122,7 +123,7 @@ def test_decode_attention_reads_a_shared_prefix_once(
         splits=prefix_splits,
     )
     q = torch.randn(rows, 2 * group, 16, device=DEVICE)
-    out = decode_attention(q, case.k, case.v, case.table, case.slots, case.lengths, 0.25, splits, plan, block=32)
+    out = decode_attention(q, case.k, case.v, case.table, case.slots, case.lengths, 0.25, splits, plan)
     for row, length in enumerate(lengths):
         torch.testing.assert_close(out[row], case.reference(q[row], row, length - 1, 0, 0.0), atol=2e-4, rtol=2e-4)
 
@@ -181,12 +182,50 @@ def test_rotate_store(norms: bool) -> None:
     torch.testing.assert_close(again, v)
 
 
+@settings(max_examples=int(os.environ.get("UPSHOT_KERNEL_EXAMPLES", "6")), deadline=None)
+@given(
+    seed=st.integers(0, 1 << 20),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 5),
+    page=st.sampled_from([4, 16, 32]),
+    lengths=st.lists(st.integers(1, 100), min_size=1, max_size=5),
+    window=st.sampled_from([0, 0, 5, 40]),
+    normed=st.booleans(),
+)
+def test_fused_decode_attention(
+    seed: int, kv_heads: int, group: int, page: int, lengths: list[int], window: int, normed: bool
+) -> None:
+    case = Case(random.Random(seed), kv_heads, group, 16, page, lengths)
+    heads, rows = kv_heads * group, len(lengths)
+    qkv = torch.randn(rows, (heads + 2 * kv_heads) * 16, device=DEVICE)
+    angles = torch.randn(101, 8, device=DEVICE)
+    cos, sin = angles.cos(), angles.sin()
+    norms = (torch.rand(16, device=DEVICE), torch.rand(16, device=DEVICE), 1e-5) if normed else None
+    k, v = case.k.clone(), case.v.clone()
+    fused = fused_decode_attention(
+        qkv, k, v, case.table, case.slots, case.lengths, cos, sin, 0.25, heads, window, norms
+    )
+    last = case.lengths.long() - 1
+    cells = case.table[case.slots.long(), last // page].long() * page + last % page
+    q = block.rotate_store(qkv, last, cells, cos, sin, case.k, case.v, heads, norms)
+    torch.testing.assert_close(k, case.k)
+    torch.testing.assert_close(v, case.v)
+    for row, length in enumerate(lengths):
+        torch.testing.assert_close(
+            fused[row], case.reference(q[row], row, length - 1, window, 0.0), atol=2e-4, rtol=2e-4
+        )
+
+
 def test_norm_and_gate() -> None:
     torch.manual_seed(0)
     x, residual, weight = (torch.randn(*s, device=DEVICE) for s in ((5, 48), (5, 48), (48,)))
     normed, summed = block.add_norm(x, residual, weight, 1e-5)
     torch.testing.assert_close(summed, x + residual)
     torch.testing.assert_close(normed, torch.nn.functional.rms_norm(x + residual, (48,), weight, 1e-5))
+    parts = torch.randn(3, 5, 48, device=DEVICE)
+    normed, summed = block.add_norm(parts, residual, weight, 1e-5)
+    torch.testing.assert_close(summed, parts.sum(0) + residual)
+    torch.testing.assert_close(normed, torch.nn.functional.rms_norm(summed, (48,), weight, 1e-5))
     torch.testing.assert_close(
         block.add_norm(x, None, weight, 1e-5)[0], torch.nn.functional.rms_norm(x, (48,), weight, 1e-5)
     )

@@ -118,15 +118,17 @@ class BlockDriver:
         for index, layer in enumerate(self.layers):
             x = norm(layer.norm1, h)
             q, k, v = self._projected(layer, x, cos, sin)
-            out = step.attend(index, q, k, v, layer.scale, layer.window)
-            h = h + linear(layer.o, out.reshape(n, -1))
+            out = step.attend(index, q, k, v, layer.scale, layer.window).reshape(n, -1)
+            if last is not None and index + 1 == len(self.layers):
+                out, h = out[last], h[last]  # of the others nobody needs more than their keys and values
+            h = h + linear(layer.o, out)
             x = norm(layer.norm2, h)
             if layer.gate_up is not None:
                 gate, up = F.linear(x, layer.gate_up.weight, layer.gate_up.bias).chunk(2, -1)
             else:
                 gate, up = linear(layer.gate, x), linear(layer.up, x)
             h = h + linear(layer.down, F.silu(gate).mul_(up))
-        return linear(self.lm.lm_head, norm(self.core.norm, h if last is None else h[last]))
+        return linear(self.lm.lm_head, norm(self.core.norm, h))
 
     def _projected(
         self, layer: Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor

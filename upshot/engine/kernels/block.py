@@ -12,13 +12,27 @@ import triton.language as tl
 
 @triton.jit
 def _add_norm(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr, eps, N: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    sum_ptr,
+    rows,
+    eps,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADD: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     live = cols < N
     dtype = out_ptr.dtype.element_ty
     x = tl.load(x_ptr + row * N + cols, mask=live, other=0.0).to(tl.float32)
+    if PARTS > 1:
+        for part in tl.static_range(1, PARTS):
+            x += tl.load(x_ptr + (part * rows + row) * N + cols, mask=live, other=0.0)
+        x = x.to(dtype).to(tl.float32)
     if ADD:
         residual = tl.load(residual_ptr + row * N + cols, mask=live, other=0.0).to(tl.float32)
         summed = (x + residual).to(dtype)
@@ -33,14 +47,15 @@ def _add_norm(
 def add_norm(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """RMS norm of x + residual, and x + residual itself."""
-    rows, n = x.shape
-    out = torch.empty_like(x)
-    summed = x if residual is None else torch.empty_like(x)
+    """RMS norm of x + residual, and x + residual itself; x may be [parts, rows, n], the float32 parts of a sum."""
+    rows, n = x.shape[-2:]
+    out = torch.empty(rows, n, dtype=weight.dtype, device=x.device)
+    summed = x if residual is None else torch.empty_like(out)
     block = triton.next_power_of_2(n)
     _add_norm[(rows,)](
-        x, x if residual is None else residual, weight, out, summed, eps,
-        N=n, BLOCK=block, ADD=residual is not None, num_warps=4 if block <= 2048 else 8,
+        x, x if residual is None else residual, weight, out, summed, rows, eps,
+        N=n, BLOCK=block, ADD=residual is not None, PARTS=x.shape[0] if x.dim() == 3 else 1,
+        num_warps=4 if block <= 2048 else 8,
     )  # fmt: skip
     return out, summed
 

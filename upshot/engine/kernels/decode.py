@@ -1,7 +1,7 @@
 """Attention of one new token a sequence over paged keys and values (GQA, split-K, shared prefixes read once).
 
 Cache layout of a layer: [pages, kv_heads, page_size, dim]. The query heads of one key head are the rows of a tile,
-padded to 16 for the matrix units. Three kernels:
+padded to 16 for the matrix units. Three kernels (and a fourth in decode_fused.py for the plain case):
 - `_rows`: each program one sequence, one key head, one split of its own part of the context;
 - `_prefix`: each program up to MEMBERS sequences that share their first pages: the prefix is read once for all;
 - `_merge`: combines what the others left (unless there is one part only, which `_rows` writes itself).
@@ -23,7 +23,7 @@ MEMBERS = 16
 
 
 @triton.jit
-def _attend(
+def attend(
     q,
     acc,
     m,
@@ -44,26 +44,37 @@ def _attend(
     SOFTCAP: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Flash attention of the tile q over positions lo:hi (none before `first`) of the pages in `table_row`."""
+    """Flash attention of the tile q over positions lo:hi (none before `first`) of the pages in `table_row`.
+
+    `m` is in units of log 2. With BLOCK_N == PAGE the page is one scalar and its keys lie side by side.
+    """
+    LOG2E: tl.constexpr = 1.4426950408889634
     dims = tl.arange(0, D)
+    within = tl.arange(0, BLOCK_N)
     for start in tl.range(lo, hi, BLOCK_N, num_stages=STAGES):
-        offs = start + tl.arange(0, BLOCK_N)
+        offs = start + within
         live = (offs < hi) & (offs >= first)
-        page = tl.load(table_row + offs // PAGE, mask=live, other=0).to(tl.int64)
-        cell = ((page * KV_HEADS + head) * PAGE + offs % PAGE) * D
+        if BLOCK_N == PAGE:
+            page = tl.load(table_row + start // PAGE).to(tl.int64)
+            cell = (page * KV_HEADS + head) * (PAGE * D) + within * D
+        else:
+            page = tl.load(table_row + offs // PAGE, mask=live, other=0).to(tl.int64)
+            cell = ((page * KV_HEADS + head) * PAGE + offs % PAGE) * D
         k = tl.load(k_ptr + cell[:, None] + dims[None, :], mask=live[:, None], other=0.0)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        v = tl.load(v_ptr + cell[:, None] + dims[None, :], mask=live[:, None], other=0.0)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee")
         if SOFTCAP:
             # tanh from exp: libdevice's is not there in the interpreter
-            e = tl.exp(2.0 * s / softcap)
-            s = softcap * (1.0 - 2.0 / (e + 1.0))
+            e = tl.exp(2.0 * s * scale / softcap)
+            s = softcap * LOG2E * (1.0 - 2.0 / (e + 1.0))
+        else:
+            s = s * (scale * LOG2E)
         s = tl.where(live[None, :], s, float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
-        p = tl.exp(s - m_new[:, None])
-        alpha = tl.exp(m - m_new)
+        p = tl.exp2(s - m_new[:, None])
+        alpha = tl.exp2(m - m_new)
         z = z * alpha + tl.sum(p, 1)
-        v = tl.load(v_ptr + cell[:, None] + dims[None, :], mask=live[:, None], other=0.0)
-        acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
         m = m_new
     return acc, m, z
 
@@ -121,7 +132,7 @@ def _rows(
     acc = tl.zeros([TILE, D], dtype=tl.float32)
     m = tl.full([TILE], -1e30, dtype=tl.float32)
     z = tl.zeros([TILE], dtype=tl.float32)
-    acc, m, z = _attend(
+    acc, m, z = attend(
         q, acc, m, z, k_ptr, v_ptr, table_ptr + slot * table_stride, head, lo, hi, first, scale, softcap,
         KV_HEADS, D, PAGE, BLOCK_N, SOFTCAP, STAGES,
     )  # fmt: skip
@@ -185,7 +196,7 @@ def _prefix(
         acc = tl.zeros([TILE, D], dtype=tl.float32)
         m = tl.full([TILE], -1e30, dtype=tl.float32)
         z = tl.zeros([TILE], dtype=tl.float32)
-        acc, m, z = _attend(
+        acc, m, z = attend(
             q, acc, m, z, k_ptr, v_ptr, table_ptr + slot * table_stride, head, lo, hi, 0, scale, softcap,
             KV_HEADS, D, PAGE, BLOCK_N, SOFTCAP, STAGES,
         )  # fmt: skip
@@ -221,7 +232,7 @@ def _merge(
     m = tl.load(ml_ptr + at * 2, mask=live, other=-1e30)
     z = tl.load(ml_ptr + at * 2 + 1, mask=live, other=0.0)
     top = tl.max(m, 1)
-    weight = tl.where(live, tl.exp(m - top[:, None]), 0.0)
+    weight = tl.where(live, tl.exp2(m - top[:, None]), 0.0)
     total = tl.sum(weight * z, 1)
     acc = tl.load(acc_ptr + at[:, :, None] * D + dims[None, None, :], mask=live[:, :, None], other=0.0)
     out = tl.sum(acc * weight[:, :, None], 1) / total[:, None]
@@ -250,6 +261,12 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+@cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; for the interpreter, a few."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
 @contextmanager
 def _beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
     """Launch on another stream, after what the current one has so far."""
@@ -259,6 +276,35 @@ def _beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         yield
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How a program walks its keys: how many at a time, by how many warps, loads how far ahead."""
+
+    block: int
+    warps: int
+    stages: int
+
+
+def tuned(programs: int, k: torch.Tensor) -> Tuning:
+    """One page at a time by one warp, eight loads ahead; six where that lets the last programs run with the others."""
+    page, dim = k.shape[2], k.shape[3]
+    block = page if page >= 16 else 16
+
+    def filled(stages: int) -> float:
+        """How much of the last wave of programs there is, by the shared memory that loads under way take."""
+        each = block * dim * k.element_size() * (stages - 1) + 1024
+        waves = programs / (processors(k.device) * max(1, min(32, (227 << 10) // each)))
+        return waves / -(-waves // 1)
+
+    return Tuning(block, 1 if dim <= 128 else 2, 6 if filled(6) > filled(8) + 0.15 else 8)
+
+
+def context_splits(programs: int, device: torch.device) -> int:
+    """Into how many parts each context is split so that few rows keep the whole GPU busy; a power of two."""
+    wanted = 3 * processors(device) // programs
+    return 1 << min(4, max(0, wanted.bit_length() - 1))
 
 
 def decode_attention(
@@ -273,9 +319,6 @@ def decode_attention(
     shared: Shared | None = None,
     window: int = 0,
     softcap: float = 0.0,
-    block: int = 64,
-    warps: int = 2,
-    stages: int = 2,
 ) -> torch.Tensor:
     """Attention of q [rows, heads, dim], whose keys and values are stored already, over each row's pages."""
     rows, heads, dim = q.shape
@@ -290,15 +333,7 @@ def decode_attention(
         acc = torch.empty(rows, heads, parts, dim, dtype=torch.float32, device=q.device)
         ml = torch.empty(rows, heads, parts, 2, dtype=torch.float32, device=q.device)
     starts = shared.starts if shared is not None else lengths
-    sizes = {
-        "HEADS": heads,
-        "KV_HEADS": kv_heads,
-        "GROUP": group,
-        "D": dim,
-        "PAGE": page,
-        "BLOCK_N": block,
-        "STAGES": stages,
-    }
+    sizes = {"HEADS": heads, "KV_HEADS": kv_heads, "GROUP": group, "D": dim, "PAGE": page, "SOFTCAP": softcap > 0}
     side = _side_stream(q.device) if shared is not None and q.is_cuda else None
     if shared is not None:
         tile = max(16, triton.next_power_of_2(MEMBERS * group))
@@ -306,13 +341,14 @@ def decode_attention(
         with _beside(side):
             _prefix[(kv_heads, len(shared.prefix), shared.splits)](
                 q, k, v, acc, ml, table, shared.leaders, shared.prefix, shared.members, table.stride(0), scale, softcap,
-                TILE=tile, MEMBERS=MEMBERS, SPLITS=shared.splits, PARTS=parts, SOFTCAP=softcap > 0,
+                TILE=tile, MEMBERS=MEMBERS, SPLITS=shared.splits, PARTS=parts, BLOCK_N=64, STAGES=2,
                 num_warps=4, **sizes,
             )  # fmt: skip
+    tuning = tuned(kv_heads * rows * splits, k)
     _rows[(kv_heads, rows, splits)](
         q, k, v, out, acc, ml, table, slots, lengths, starts, table.stride(0), scale, softcap, window,
         TILE=max(16, triton.next_power_of_2(group)), SPLITS=splits, PARTS=parts, SHARED=shared is not None,
-        WINDOW=window > 0, SOFTCAP=softcap > 0, num_warps=warps, **sizes,
+        WINDOW=window > 0, BLOCK_N=tuning.block, STAGES=tuning.stages, num_warps=tuning.warps, **sizes,
     )  # fmt: skip
     if side is not None:
         torch.cuda.current_stream().wait_stream(side)

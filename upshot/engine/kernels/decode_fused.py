@@ -1,0 +1,127 @@
+"""Decode attention straight from the qkv product: one kernel rotates, stores the new key and value, and attends.
+
+For steps without splits and shared prefixes: each program serves one sequence and one key head, so it alone needs the
+new key. It rounds where rotate_store rounds.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from upshot.engine.kernels.decode import attend, tuned
+
+
+@triton.jit
+def _turned(x_ptr, at, live, weight_ptr, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr):
+    """Rows of the product at `at` (normed if NORM), rotated."""
+    HALF: tl.constexpr = D // 2
+    dims = tl.arange(0, D)
+    others = (dims + HALF) % D
+    dtype = x_ptr.dtype.element_ty
+    x = tl.load(x_ptr + at + dims[None, :], mask=live, other=0.0).to(tl.float32)
+    y = tl.load(x_ptr + at + others[None, :], mask=live, other=0.0).to(tl.float32)
+    if NORM:
+        scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / D + eps)[:, None]
+        w = tl.load(weight_ptr + dims)[None, :].to(tl.float32)
+        u = tl.load(weight_ptr + others)[None, :].to(tl.float32)
+        x = ((x * scale).to(dtype).to(tl.float32) * w).to(dtype).to(tl.float32)
+        y = ((y * scale).to(dtype).to(tl.float32) * u).to(dtype).to(tl.float32)
+    y = tl.where((dims < HALF)[None, :], -y, y)
+    return ((x * cos).to(dtype).to(tl.float32) + (y * sin).to(dtype).to(tl.float32)).to(dtype)
+
+
+@triton.jit
+def _fused_rows(
+    qkv_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    table_ptr,
+    slots_ptr,
+    lengths_ptr,
+    cos_ptr,
+    sin_ptr,
+    q_weight_ptr,
+    k_weight_ptr,
+    table_stride,
+    scale,
+    window,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr,
+    NORM: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    LOG2E: tl.constexpr = 1.4426950408889634
+    head = tl.program_id(0)
+    row = tl.program_id(1)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    position = tl.load(lengths_ptr + row) - 1
+    table_row = table_ptr + slot * table_stride
+    lanes = tl.arange(0, TILE)
+    dims = tl.arange(0, D)
+    real = (lanes < GROUP)[:, None]
+    cos = tl.load(cos_ptr + position * (D // 2) + dims % (D // 2))[None, :].to(tl.float32)
+    sin = tl.load(sin_ptr + position * (D // 2) + dims % (D // 2))[None, :].to(tl.float32)
+    base = row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * D)
+    at = base + (head * GROUP + lanes)[:, None] * D
+    q = _turned(qkv_ptr, at, real, q_weight_ptr, cos, sin, eps, D, NORM)
+    key_at = base + (HEADS + head) * D + tl.arange(0, 1)[:, None]
+    k_new = _turned(qkv_ptr, key_at, key_at >= 0, k_weight_ptr, cos, sin, eps, D, NORM)
+    v_new = tl.load(qkv_ptr + base + (HEADS + KV_HEADS + head) * D + dims)[None, :]
+    own_page = tl.load(table_row + position // PAGE).to(tl.int64)
+    own_cell = ((own_page * KV_HEADS + head) * PAGE + position % PAGE) * D + dims[None, :]
+    tl.store(k_ptr + own_cell, k_new)
+    tl.store(v_ptr + own_cell, v_new)
+    # The new key is attended to from registers, the others from the pages.
+    m = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1) * (scale * LOG2E)
+    z = tl.full([TILE], 1.0, dtype=tl.float32)
+    acc = tl.zeros([TILE, D], dtype=tl.float32) + v_new.to(tl.float32)
+    first = 0
+    begin = 0
+    if WINDOW:
+        first = tl.maximum(0, position + 1 - window)
+        begin = first // PAGE * PAGE
+    acc, m, z = attend(
+        q, acc, m, z, k_ptr, v_ptr, table_row, head, begin, position, first, scale, 0.0,
+        KV_HEADS, D, PAGE, BLOCK_N, False, STAGES,
+    )  # fmt: skip
+    query = (row.to(tl.int64) * HEADS + head * GROUP + lanes)[:, None] * D + dims[None, :]
+    tl.store(out_ptr + query, (acc / z[:, None]).to(out_ptr.dtype.element_ty), mask=real)
+
+
+def fused_decode_attention(
+    qkv: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    table: torch.Tensor,
+    slots: torch.Tensor,
+    lengths: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    scale: float,
+    heads: int,
+    window: int = 0,
+    norms: tuple[torch.Tensor, torch.Tensor, float] | None = None,
+) -> torch.Tensor:
+    """Attention [rows, heads, dim] of each row's new token (the last of its `lengths`), from its unrotated qkv."""
+    rows = qkv.shape[0]
+    kv_heads, page, dim = k.shape[1:]
+    out = torch.empty(rows, heads, dim, dtype=qkv.dtype, device=qkv.device)
+    q_weight, k_weight, eps = norms if norms is not None else (qkv, qkv, 0.0)
+    tuning = tuned(kv_heads * rows, k)
+    _fused_rows[(kv_heads, rows)](
+        qkv, k, v, out, table, slots, lengths, cos, sin, q_weight, k_weight, table.stride(0), scale, window, eps,
+        HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
+        TILE=max(16, triton.next_power_of_2(heads // kv_heads)), D=dim, PAGE=page, BLOCK_N=tuning.block,
+        WINDOW=window > 0, NORM=norms is not None, STAGES=tuning.stages, num_warps=tuning.warps,
+    )  # fmt: skip
+    return out
