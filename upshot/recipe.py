@@ -84,6 +84,8 @@ class PolicyConfig(Section):
     """Most tokens of prompt and reply together; 0: what the model's configuration says."""
     gradient_checkpointing: bool = False
     """Trade compute for memory in the learner's forward."""
+    exact: bool = False
+    """Sampler and learner agree bitwise on every log-probability, whatever the batch; slower, see docs/engine.md."""
 
 
 class EpisodeConfig(Section):

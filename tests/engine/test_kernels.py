@@ -13,23 +13,27 @@ from pathlib import Path
 import pytest
 import torch
 
-CHECKS = [str(Path(__file__).with_name(name)) for name in ("kernel_checks.py", "runner_checks.py")]
+CHECKS = [["kernel_checks.py", "runner_checks.py"], ["exact_checks.py"]]
+NAMES = ["kernels", "exact"]
 
 
-def run_checks(interpret: bool) -> None:
+def run_checks(files: list[str], interpret: bool) -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     env |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""} if interpret else {"TRITON_INTERPRET": "0"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *CHECKS]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command += [str(Path(__file__).with_name(name)) for name in files]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
-def test_kernels_agree_with_pytorch_in_the_interpreter() -> None:
+@pytest.mark.parametrize("files", CHECKS, ids=NAMES)
+def test_kernels_agree_with_pytorch_in_the_interpreter(files: list[str]) -> None:
     pytest.importorskip("triton")
-    run_checks(interpret=True)
+    run_checks(files, interpret=True)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_kernels_agree_with_pytorch_on_the_device() -> None:
-    run_checks(interpret=False)
+@pytest.mark.parametrize("files", CHECKS, ids=NAMES)
+def test_kernels_agree_with_pytorch_on_the_device(files: list[str]) -> None:
+    run_checks(files, interpret=False)

@@ -91,12 +91,15 @@ class CudaRunner:
 
     def _checked_driver(self, settings: Any) -> Driver:
         from upshot.engine.blocks import BlockDriver, can_join, is_block_family
+        from upshot.engine.exact.step import ExactDriver
         from upshot.engine.fused import FusedDriver
 
         makers: list[Callable[[], Any]] = [lambda: ModuleDriver(self.model, self.shape)]
-        if settings.lean and is_block_family(self.model):
+        if settings.exact:
+            makers = [lambda: ExactDriver(self.model, self.shape, kernels=True)]
+        elif settings.lean and is_block_family(self.model):
             makers.insert(0, lambda: BlockDriver(self.model, self.shape))
-        if settings.lean and can_join(self.model):
+        if settings.lean and not settings.exact and can_join(self.model):
             makers.insert(0, lambda: FusedDriver(self.model, self.shape))
         reasons = []
         for make in makers:
@@ -109,7 +112,7 @@ class CudaRunner:
         raise UserError(f"the engine cannot drive {type(causal_lm(self.model)).__name__} ({'; '.join(reasons)})")
 
     def _disagreement(self, driver: Driver) -> str | None:
-        from upshot.engine.probe import IDS, compare, plain_logits
+        from upshot.engine.probe import IDS, compare, expected_logits
 
         ids = [(7 * i + 3) % self.shape.vocab for i in range(IDS)]
         pages = list(range(1, -(-IDS // self.page_size) + 1))
@@ -117,7 +120,7 @@ class CudaRunner:
         self.cache.table[0, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
         rows = []
         with torch.inference_mode():
-            expected = plain_logits(self.model, torch.tensor(ids))
+            expected = expected_logits(self.model, driver, ids)
             try:
                 for start, stop in ((0, 5), (5, IDS - 2), (IDS - 2, IDS - 1), (IDS - 1, IDS)):
                     rows.append(self._prefill_logits(driver, [Chunk(seq, start, stop, [])], [stop - start - 1]))
@@ -131,7 +134,7 @@ class CudaRunner:
                 IndexError,
             ) as error:
                 return f"{type(error).__name__}: {error}"
-        return compare(torch.cat(rows[1:]).cpu(), expected, self.shape.dtype)
+        return compare(torch.cat(rows[1:]).cpu(), expected, driver)
 
     def _weight_pointers(self) -> list[int]:
         return [p.data_ptr() for p in self.model.parameters()]
@@ -228,6 +231,15 @@ class CudaRunner:
         self.rules.min_p.index_copy_(0, slots, numbers[2])
         self.rules.top_k.index_copy_(0, slots, numbers[3].int())
 
+    def _draw(
+        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, cuts: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sample an id for each row and move its slot on; ids and log-probabilities."""
+        ids = torch.empty(len(slots), dtype=torch.int64, device=logits.device)
+        logprobs = torch.empty(len(slots), dtype=torch.float32, device=logits.device)
+        sample_kernels.sample(logits, slots, positions, self.rules, self.tokens, self.place, ids, logprobs, cuts)
+        return ids, logprobs
+
     def _land(self, rows: list[Sequence], ids: torch.Tensor, logprobs: torch.Tensor, logits: torch.Tensor) -> Flight:
         n = len(rows)
         tops = None
@@ -260,12 +272,8 @@ class CudaRunner:
         if not rows:
             return None
         self._mask(rows, logits)
-        n = len(rows)
         slots, before = self._upload(np.array([[s.slot for s in rows], [len(s.ids) - 1 for s in rows]], dtype=np.int64))
-        ids = torch.empty(n, dtype=torch.int64, device=self.shape.device)
-        logprobs = torch.empty(n, dtype=torch.float32, device=self.shape.device)
-        cuts = any(s.rules.cuts for s in rows)
-        sample_kernels.sample(logits, slots.int(), before, self.rules, self.tokens, self.place, ids, logprobs, cuts)
+        ids, logprobs = self._draw(logits, slots.int(), before, any(s.rules.cuts for s in rows))
         return self._land(rows, ids, logprobs, logits)
 
     def _prefill_logits(self, driver: Driver, chunks: list[Chunk], last: list[int]) -> torch.Tensor:
@@ -407,18 +415,14 @@ class CudaRunner:
 
     def _decode_body(self, bucket: int, shared: bool, cuts: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         logits, slots, positions = self._decode_logits(bucket, shared)
-        ids = torch.empty(bucket, dtype=torch.int64, device=logits.device)
-        logprobs = torch.empty(bucket, dtype=torch.float32, device=logits.device)
-        sample_kernels.sample(logits, slots, positions, self.rules, self.tokens, self.place, ids, logprobs, cuts)
+        ids, logprobs = self._draw(logits, slots, positions, cuts)
         return ids, logprobs, logits
 
     def _decode_masked(self, rows: list[Sequence], bucket: int, cuts: bool) -> Flight:
         """A step in which some rows follow a grammar: the mask needs the ids so far, so no graph and no look-ahead."""
         logits, slots, positions = self._decode_logits(bucket, self._batch_shared)
         self._mask(rows, logits)
-        ids = torch.empty(bucket, dtype=torch.int64, device=logits.device)
-        logprobs = torch.empty(bucket, dtype=torch.float32, device=logits.device)
-        sample_kernels.sample(logits, slots, positions, self.rules, self.tokens, self.place, ids, logprobs, cuts)
+        ids, logprobs = self._draw(logits, slots, positions, cuts)
         return self._land(rows, ids, logprobs, logits)
 
     def _captured(self, bucket: int, shared: bool, cuts: bool) -> Graph:

@@ -85,6 +85,16 @@ def shape_of(model: torch.nn.Module) -> Shape:
     )
 
 
+def configs_of(lm: Any) -> list[Any]:
+    """Every configuration that says which attention a part of the model uses."""
+    configs = {id(c): c for c in (lm.config, lm.config.get_text_config())}
+    for module in lm.modules():
+        config = getattr(module, "config", None)
+        if config is not None and hasattr(config, "_attn_implementation"):
+            configs[id(config)] = config
+    return list(configs.values())
+
+
 def quiet_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Modules whose training mode changes what they compute or how: dropout and gradient checkpointing."""
     return [
@@ -101,12 +111,7 @@ class ModuleDriver:
         register()
         self.shape = shape
         self.lm = causal_lm(model)
-        configs = {id(c): c for c in (self.lm.config, self.lm.config.get_text_config())}
-        for module in self.lm.modules():
-            config = getattr(module, "config", None)
-            if config is not None and hasattr(config, "_attn_implementation"):
-                configs[id(config)] = config
-        self.configs = list(configs.values())
+        self.configs = configs_of(self.lm)
         self.quiet = quiet_modules(model)
 
     def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor | None) -> torch.Tensor:

@@ -49,6 +49,8 @@ class EngineSettings:
     """Capture decode steps as CUDA graphs (GPU only)."""
     check: bool = True
     """Compare the first forward with the model's own before anything runs."""
+    exact: bool = False
+    """Log-probabilities are bitwise those of a learner's exact forward, whatever the batch; slower (exact/)."""
     compile: bool = True
     """Compile the decode steps of models without the fused block, while eager ones serve (GPU only; compiled.py)."""
 
@@ -81,15 +83,16 @@ class Engine:
         n_pages = self._n_pages()
         if self.ahead:
             from upshot.engine.cuda_runner import CudaRunner
+            from upshot.engine.exact.cuda_runner import ExactCudaRunner
 
-            self.runner = CudaRunner(
+            self.runner = (ExactCudaRunner if self.settings.exact else CudaRunner)(
                 model, self.shape, n_pages, self.settings.page_size, self._max_running, self.settings
             )
         else:
             from upshot.engine.torch_runner import TorchRunner
 
             driver = checked_driver(model, self.settings)
-            self.runner = TorchRunner(driver, n_pages, self.settings.page_size, self._kv_bytes())
+            self.runner = TorchRunner(driver, n_pages, self.settings.page_size, self._kv_bytes(), self.settings.exact)
         self.pool = PagePool(n_pages, self.settings.page_size)
         self.scheduler = Scheduler(
             self.pool, self._max_running, self.settings.chunk_tokens or (16384 if self.on_gpu else 2048)
@@ -313,7 +316,11 @@ def checked_driver(model: torch.nn.Module, settings: EngineSettings) -> Driver:
 
     shape = shape_of(model)
     drivers: list[Callable[[], Driver]] = [lambda: ModuleDriver(model, shape)]
-    if settings.lean and is_block_family(model):
+    if settings.exact:
+        from upshot.engine.exact.step import ExactDriver
+
+        drivers = [lambda: ExactDriver(model, shape, kernels=False)]
+    elif settings.lean and is_block_family(model):
         drivers.insert(0, lambda: BlockDriver(model, shape))
     reasons = []
     for make in drivers:

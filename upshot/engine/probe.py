@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from upshot.engine.attention import Step
 from upshot.engine.driver import Driver, causal_lm
+from upshot.engine.exact.forward import ExactForward
+from upshot.engine.exact.step import ExactDriver, ExactStep
 from upshot.engine.scheduler import Chunk
 from upshot.engine.sequence import Rules, Sequence
 from upshot.engine.store import Store
@@ -18,8 +21,8 @@ def disagreement(model: torch.nn.Module, driver: Driver) -> str | None:
     shape = driver.shape
     ids = [(7 * i + 3) % shape.vocab for i in range(IDS)]
     with torch.inference_mode():
-        expected = plain_logits(model, torch.tensor(ids))
         try:
+            expected = expected_logits(model, driver, ids)
             got = _driven(driver, ids)
         except (
             NotImplementedError,
@@ -31,14 +34,26 @@ def disagreement(model: torch.nn.Module, driver: Driver) -> str | None:
             IndexError,
         ) as error:
             return f"{type(error).__name__}: {error}"
-    return compare(got, expected, shape.dtype)
+    return compare(got, expected, driver)
 
 
-def compare(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> str | None:
-    """None if two sets of logits agree as far as the dtype allows."""
+def expected_logits(model: torch.nn.Module, driver: Driver, ids: list[int]) -> torch.Tensor:
+    """The logits that a driver must give for the last ids: the model's own, or in exact mode the exact ones."""
+    if not isinstance(driver, ExactDriver):
+        return plain_logits(model, torch.tensor(ids))
+    forward = ExactForward(driver.mode.kernels)
+    with forward.attention(model), forward.operations():
+        return plain_logits(model, torch.tensor(ids))
+
+
+def compare(got: torch.Tensor, expected: torch.Tensor, driver: Driver) -> str | None:
+    """None if a driver's logits agree with the expected ones, as far as its dtype allows or bit for bit."""
+    if isinstance(driver, ExactDriver):
+        wrong = int((got != expected).sum())
+        return f"{wrong} of {got.numel()} logits are not bitwise the learner's" if wrong else None
     gap = float((got.float() - expected.float()).norm() / (expected.float().norm() + 1e-6))
     # Random weights in bfloat16 are already 5 % from float32; a wrong layer is off by more than half.
-    limit = 1e-3 if dtype == torch.float32 else 0.2
+    limit = 1e-3 if driver.shape.dtype == torch.float32 else 0.2
     return None if gap <= limit else f"logits differ from the model's own forward by {gap:.2g} of their size"
 
 
@@ -63,12 +78,19 @@ def _driven(driver: Driver, ids: list[int]) -> torch.Tensor:
     seq = Sequence(list(ids), Rules(), pages=list(range(1, 5)))
     store = Store(shape.layers, 5, 4, shape.kv_heads, shape.head_dim, shape.dtype)
     rows = []
+    exact = isinstance(driver, ExactDriver)
+    step: Step
     for start, stop in ((0, 5), (5, IDS - 2)):
-        step = PrefillStep(store, [Chunk(seq, start, stop, [])])
+        step = ExactStep(store, [(seq, start, stop)]) if exact else PrefillStep(store, [Chunk(seq, start, stop, [])])
         rows.append(
-            driver.logits(torch.tensor(ids[start:stop]), step.positions, step, torch.tensor([stop - start - 1]))
+            driver.logits(
+                torch.tensor(ids[start:stop]), torch.arange(start, stop), step, torch.tensor([stop - start - 1])
+            )
         )
     for position in range(IDS - 2, IDS):
-        step_one = DecodeStep(store, None, [seq], torch.tensor([position]).numpy())
-        rows.append(driver.logits(torch.tensor([ids[position]]), step_one.positions, step_one, torch.tensor([0])))
+        at = torch.tensor([position])
+        step = (
+            ExactStep(store, [(seq, position, position + 1)]) if exact else DecodeStep(store, None, [seq], at.numpy())
+        )
+        rows.append(driver.logits(torch.tensor([ids[position]]), at, step, torch.tensor([0])))
     return torch.cat(rows[1:])

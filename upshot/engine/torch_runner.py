@@ -14,6 +14,9 @@ import torch
 
 from upshot.engine.blocks import BlockDriver
 from upshot.engine.driver import Driver, causal_lm
+from upshot.engine.exact.blocks import picked
+from upshot.engine.exact.mode import ExactMode
+from upshot.engine.exact.step import ExactStep
 from upshot.engine.sampling import RowRules, apply_bitmask, sample
 from upshot.engine.scheduler import Chunk, Plan
 from upshot.engine.sequence import Sequence
@@ -224,9 +227,10 @@ Tops = list[tuple[tuple[int, float], ...]]
 class TorchRunner:
     """Runs plans on the CPU, one after another."""
 
-    def __init__(self, driver: Driver, n_pages: int, page_size: int, window_bytes: int) -> None:
+    def __init__(self, driver: Driver, n_pages: int, page_size: int, window_bytes: int, exact: bool = False) -> None:
         shape = driver.shape
         self.driver = driver
+        self.exact = ExactMode(kernels=False) if exact else None
         self.store = Store(shape.layers, n_pages, page_size, shape.kv_heads, shape.head_dim, shape.dtype)
         # A sliding window or a soft cap would need its own prefix arithmetic: those models share pages, not reads.
         config = causal_lm(driver.lm).config.get_text_config()
@@ -250,7 +254,11 @@ class TorchRunner:
             return self._sample(rows, logits, positions)
 
     def _prefill(self, chunks: list[Chunk]) -> tuple[list[Sequence], torch.Tensor, np.ndarray]:
-        step = PrefillStep(self.store, chunks)
+        step: Any = (
+            PrefillStep(self.store, chunks)
+            if self.exact is None
+            else ExactStep(self.store, [(c.seq, c.start, c.stop) for c in chunks])
+        )
         ids = torch.tensor([t for c in chunks for t in c.seq.ids[c.start : c.stop]])
         ends = np.cumsum([c.stop - c.start for c in chunks]) - 1
         last = [int(end) for end, c in zip(ends, chunks, strict=True) for _ in c.samplers]
@@ -259,6 +267,10 @@ class TorchRunner:
         return rows, logits, np.array([len(s.ids) for s in rows])
 
     def _decode(self, wanted: list[Sequence]) -> tuple[list[Sequence], torch.Tensor, np.ndarray]:
+        if self.exact is not None:
+            exact = ExactStep(self.store, [(s, len(s.ids) - 1, len(s.ids)) for s in wanted])
+            logits = self.driver.logits(torch.tensor([s.ids[-1] for s in wanted]), exact.positions, exact, None)
+            return wanted, logits, exact.positions.numpy() + 1
         dense = self.window.admit(wanted)
         rows = [row.seq for row in self.window.rows] if dense else wanted
         positions = np.fromiter((len(s.ids) - 1 for s in rows), np.int64, len(rows))
@@ -274,7 +286,12 @@ class TorchRunner:
         if self._rules is None or self._rules[0] != rows:
             self._rules = (rows, RowRules([s.rules for s in rows]))
         rules = self._rules[1]
-        ids, logprobs, everything = sample(logits, rules, positions)
+        if self.exact is None:
+            ids, logprobs, everything = sample(logits, rules, positions)
+        else:
+            with self.exact:
+                ids, _, everything = sample(logits, rules, positions)
+            logprobs = picked(logits, ids, torch.from_numpy(rules.temperature))
         tops: list[Tops] | None = None
         if rules.tops:
             values, order = everything.topk(min(rules.tops, everything.shape[-1]), dim=-1)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from upshot.engine.exact.forward import ExactForward
 from upshot.recipe import TrainConfig
 from upshot.train import losses
 from upshot.train.batch import Batch, Datum, collate, micro_batches
@@ -31,6 +32,7 @@ class Learner:
         temperature: float = 1.0,
         changed: Callable[[], object] = lambda: None,
         value_head: bool = False,
+        exact: bool = False,
     ) -> None:
         self.module = module
         self.tokenizer = tokenizer
@@ -41,6 +43,8 @@ class Learner:
         """Log-probabilities are those of softmax(logits / temperature), as the sampler reports them."""
         self.changed = changed
         """Called after every optimizer step: the weights are new."""
+        self.exact = ExactForward(kernels=module.device.type == "cuda") if exact else None
+        """Compute log-probabilities bit for bit as an exact engine does."""
         self.steps = 0
         self.value_head = (
             nn.Linear(module.config.get_text_config().hidden_size, 1).to(module.device) if value_head else None
@@ -62,18 +66,22 @@ class Learner:
     def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
         """Log-probabilities of every token of the data, under the policy or the remembered reference."""
         found: dict[int, list[float]] = {}
-        with self._still(), self._as_reference() if reference else nullcontext(self.module) as module:
+        with (
+            self._still(),
+            self._as_reference() if reference else nullcontext(self.module) as module,
+            self._attention(module),
+        ):
             for chunk in micro_batches([[d] for d in data], self.config.token_budget):
                 batch = collate(chunk, self._pad, self.module.device)
-                logits = module(input_ids=batch.ids, attention_mask=batch.attention, use_cache=False).logits
-                picked = losses.token_logprobs(logits, batch.ids, self.temperature).tolist()
+                out = self._output(module, batch)
+                picked = self._token_logprobs(out.logits, batch.ids).tolist()
                 found |= {id(d): row[: len(d.ids)] for d, row in zip(chunk, picked, strict=True)}
         return [found[id(datum)] for datum in data]
 
     def values(self, data: Sequence[Datum]) -> list[list[float]]:
         """The value head's estimate before each token of the data."""
         found: dict[int, list[float]] = {}
-        with self._still():
+        with self._still(), self._attention(self.module):
             for chunk in micro_batches([[d] for d in data], self.config.token_budget):
                 _, values = self._forward(collate(chunk, self._pad, self.module.device), with_values=True)
                 assert values is not None
@@ -86,13 +94,14 @@ class Learner:
         objective.begin(data, self.max_tokens, self.config.length_norm)
         logs: dict[str, float] = {}
         self._train_mode(objective.dropout)
-        for chunk in micro_batches(units, self.config.token_budget):
-            batch = collate(chunk, self._pad, self.module.device)
-            logprobs, values = self._forward(batch, objective.needs_values)
-            loss, more = objective.loss(batch, logprobs, values)
-            loss.backward()  # type: ignore[no-untyped-call]
-            for name, value in more.items():
-                logs[name] = logs.get(name, 0.0) + value
+        with self._attention(self.module):
+            for chunk in micro_batches(units, self.config.token_budget):
+                batch = collate(chunk, self._pad, self.module.device)
+                logprobs, values = self._forward(batch, objective.needs_values)
+                loss, more = objective.loss(batch, logprobs, values)
+                loss.backward()  # type: ignore[no-untyped-call]
+                for name, value in more.items():
+                    logs[name] = logs.get(name, 0.0) + value
         return logs
 
     def step(self) -> dict[str, float]:
@@ -139,16 +148,29 @@ class Learner:
         return int(pad if pad is not None else self.tokenizer.eos_token_id or 0)
 
     def _forward(self, batch: Batch, with_values: bool) -> tuple[Tensor, Tensor | None]:
-        out = self.module(
-            input_ids=batch.ids, attention_mask=batch.attention, output_hidden_states=with_values, use_cache=False
-        )
-        logprobs = losses.token_logprobs(out.logits, batch.ids, self.temperature)
+        out = self._output(self.module, batch, hidden=with_values)
+        logprobs = self._token_logprobs(out.logits, batch.ids)
         if not with_values or self.value_head is None:
             return logprobs, None
         hidden = out.hidden_states[-1].to(self.value_head.weight.dtype)
         # The value before token t is read where token t is predicted: one position earlier.
         values = self.value_head(hidden).squeeze(-1)
         return logprobs, torch.nn.functional.pad(values[:, :-1], (1, 0))
+
+    def _output(self, module: Any, batch: Batch, hidden: bool = False) -> Any:
+        """The model's forward, in exact operations where they are asked for."""
+        with self.exact.operations() if self.exact else nullcontext():
+            return module(
+                input_ids=batch.ids, attention_mask=batch.attention, output_hidden_states=hidden, use_cache=False
+            )
+
+    def _token_logprobs(self, logits: Tensor, ids: Tensor) -> Tensor:
+        if self.exact:
+            return self.exact.token_logprobs(logits, ids, self.temperature)
+        return losses.token_logprobs(logits, ids, self.temperature)
+
+    def _attention(self, module: Any) -> AbstractContextManager[None]:
+        return self.exact.attention(module) if self.exact else nullcontext()
 
     def _train_mode(self, dropout: bool) -> None:
         """Training mode (gradient checkpointing works only there), its dropout layers only where they are wanted."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from upshot.chat import derive_seed
-from upshot.engine.engine import Engine
+from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.model import EngineModel
 from upshot.errors import UserError
 from upshot.models.rendering import Renderer
@@ -106,7 +106,7 @@ class Run:
     @cached_property
     def engine(self) -> Engine:
         """The engine on the policy's own tensors; made for the first rollout, so that sft and dpo need none."""
-        return Engine(self.module, self.renderer.end_ids)
+        return Engine(self.module, self.renderer.end_ids, EngineSettings(exact=self.recipe.model.exact))
 
     @cached_property
     def sampler(self) -> EngineModel:
@@ -132,6 +132,7 @@ class Run:
             temperature=episode.temperature if config.method in SAMPLED else 1.0,
             changed=self._weights_changed,
             value_head=value_head,
+            exact=self.recipe.model.exact and config.method in SAMPLED,
         )
         if self.start_from is not None and self.step:
             learner.load(self.start_from)

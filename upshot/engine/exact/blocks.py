@@ -1,0 +1,190 @@
+"""Row-independent operations on the CPU: PyTorch's own, always called with the same shapes.
+
+A library picks its code by the shape of the call (and vector code and its scalar tail may round differently), so rows
+are padded to blocks of one size and each block is a call of its own. Within such a block the result of a row does not
+depend on its place: `tests/engine/test_exact.py` checks it, and so does the engine at its start, on the model itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+ROWS = 32
+"""Rows of one call."""
+ELEMENTS = 4096
+"""Elements of one call of an elementwise function: few enough for one thread, a multiple of any vector's width."""
+BATCH = 32
+"""Matrices of one batched call."""
+KEYS = 64
+"""Keys of one block of attention."""
+QUERIES = 4
+"""Queries of one tile of attention."""
+TILES = 512
+"""Tiles of attention worked on at once: bounds the memory."""
+
+
+def _padded(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Contiguous, aligned, and as many rows as fill whole blocks."""
+    spare = -len(x) % size
+    if spare:
+        return torch.cat([x, x.new_zeros(spare, *x.shape[1:])])
+    x = x.contiguous()
+    return x if x.data_ptr() % 64 == 0 else x.clone()
+
+
+def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """a [rows, k] × b [k, n] (+ bias [n])."""
+    wide = _padded(a, ROWS)
+    out = a.new_empty(len(wide), b.shape[1])
+    for at in range(0, len(wide), ROWS):
+        torch.mm(wide[at : at + ROWS], b, out=out[at : at + ROWS])
+    return out[: len(a)] if bias is None else out[: len(a)] + bias
+
+
+def batched(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a [n, p, q] × b [n, q, r], for matrices of one small shape."""
+    n = len(a)
+    a, b = _padded(a, BATCH), _padded(b, BATCH)
+    out = a.new_empty(len(a), a.shape[1], b.shape[2])
+    for at in range(0, len(a), BATCH):
+        torch.bmm(a[at : at + BATCH], b[at : at + BATCH], out=out[at : at + BATCH])
+    return out[:n]
+
+
+def elements(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """An elementwise function of one tensor."""
+    flat = _padded(x.reshape(-1), ELEMENTS)
+    out = torch.cat([function(part) for part in flat.split(ELEMENTS)]) if len(flat) else function(flat)
+    return out[: x.numel()].view(x.shape)
+
+
+def rows(function: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Any:
+    """A function of each row of x [..., n]; its results (a tensor or a tuple of them) keep the leading dimensions."""
+    flat = x.reshape(-1, x.shape[-1])
+    parts = [function(part) for part in _padded(flat, ROWS).split(ROWS)]
+    if isinstance(parts[0], torch.Tensor):
+        out = torch.cat(parts)[: len(flat)]
+        return out.view(*x.shape[:-1], *out.shape[1:])
+    joined = (torch.cat(some)[: len(flat)] for some in zip(*parts, strict=True))
+    return tuple(some.view(*x.shape[:-1], *some.shape[1:]) for some in joined)
+
+
+def picked(logits: torch.Tensor, ids: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """log softmax(logits / temperature) at `ids`, one row each, float32; temperature 0 counts as 1."""
+    inverse = 1.0 / torch.where(temperature > 0, temperature, 1.0)
+    # Block by block, so that no second copy of all logits is made.
+    parts = []
+    for some, scale, chosen in zip(logits.split(ROWS), inverse.split(ROWS), ids.split(ROWS), strict=True):
+        every = rows(lambda x: x.log_softmax(-1), some.float() * scale[:, None])
+        parts.append(every.gather(-1, chosen[:, None])[:, 0])
+    return torch.cat(parts) if parts else logits.new_empty(0)
+
+
+@dataclass(slots=True)
+class Tiles:
+    """Who attends to what: tiles of up to QUERIES queries of one sequence each."""
+
+    queries: torch.Tensor
+    """[tiles, QUERIES] index of each query among the tokens; padding repeats the tile's first."""
+    real: torch.Tensor
+    """[tiles, QUERIES] which are no padding."""
+    at: torch.Tensor
+    """[tiles, QUERIES] their positions."""
+    sequence: torch.Tensor
+    """[tiles] row of `cells`."""
+    cells: torch.Tensor
+    """[sequences, positions] where the keys lie; padded with 0 to whole blocks of KEYS."""
+
+    def part(self, start: int) -> Tiles:
+        """Some tiles, from `start` on."""
+        return self.only(slice(start, start + TILES))
+
+    def only(self, some: Any) -> Tiles:
+        """The tiles at the indices `some`."""
+        return Tiles(self.queries[some], self.real[some], self.at[some], self.sequence[some], self.cells)
+
+
+def tiles_of(starts: torch.Tensor, counts: torch.Tensor, cells: torch.Tensor) -> Tiles:
+    """Tiles of packed tokens: each sequence's `counts` queries from position `starts` on, one after another."""
+    per = (counts + QUERIES - 1) // QUERIES
+    sequence = torch.repeat_interleave(torch.arange(len(counts)), per)
+    within = (torch.arange(len(sequence)) - torch.repeat_interleave(per.cumsum(0) - per, per)) * QUERIES
+    steps = within[:, None] + torch.arange(QUERIES)
+    real = steps < counts[sequence, None]
+    steps = torch.where(real, steps, within[:, None])
+    first = counts.cumsum(0) - counts
+    return Tiles(first[sequence, None] + steps, real, starts[sequence, None] + steps, sequence, cells)
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tiles: Tiles,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> torch.Tensor:
+    """Attention of q [tokens, heads, dim] over the cells of k, v [cells, kv_heads, dim], from position 0 in blocks."""
+    out = q.new_empty(q.shape)
+    for start in range(0, len(tiles.sequence), TILES):
+        part = tiles.part(start)
+        result = _attend(q[part.queries] * scale, k, v, part, window, softcap)
+        out[part.queries[part.real]] = result[part.real]
+    return out
+
+
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tiles: Tiles, window: int, softcap: float
+) -> torch.Tensor:
+    """The same for queries [tiles, QUERIES, heads, dim] of some tiles."""
+    n, _, heads, dim = q.shape
+    kv_heads = k.shape[1]
+    q = q.view(n, QUERIES, kv_heads, heads // kv_heads, dim).transpose(1, 2).reshape(n, kv_heads, -1, dim)
+    top = q.new_full((n, kv_heads, q.shape[2], 1), -1e30)
+    out = q.new_zeros(n, kv_heads, q.shape[2], dim + 1)
+    last = tiles.at.amax(1)
+    for first in range(0, int(last.max()) + 1, KEYS):
+        seen = last >= first
+        if window:  # nobody in the tile looks back that far
+            seen &= tiles.at[:, 0] - window < first + KEYS
+        live = seen.nonzero()[:, 0]
+        if len(live):
+            some = tiles.only(live)
+            out[live], top[live] = _block(q[live], k, v, some, first, window, softcap, out[live], top[live])
+    mixed = out[..., :dim] / out[..., dim:]
+    return mixed.view(n, kv_heads, QUERIES, -1, dim).transpose(1, 2).reshape(n, QUERIES, heads, dim)
+
+
+def _block(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tiles: Tiles,
+    first: int,
+    window: int,
+    softcap: float,
+    out: torch.Tensor,
+    top: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`out` and `top` after the keys first : first + KEYS; keys a query may not see add exact zeros."""
+    n, kv_heads, lanes, dim = q.shape
+    cells = tiles.cells[tiles.sequence, first : first + KEYS]
+    keys, values = (x[cells].transpose(1, 2).reshape(-1, KEYS, dim) for x in (k, v))
+    scores = batched(q.reshape(-1, lanes, dim), keys.transpose(1, 2)).view(n, kv_heads, lanes, KEYS)
+    if softcap:
+        scores = elements(torch.tanh, scores / softcap) * softcap
+    back = tiles.at[:, :, None] - torch.arange(first, first + KEYS)
+    hidden = (back < 0) | (back >= window) if window else back < 0
+    scores = scores.masked_fill(hidden.repeat_interleave(lanes // QUERIES, 1)[:, None], -torch.inf)
+    high = torch.maximum(top, scores.amax(-1, keepdim=True))
+    weights = elements(torch.exp, scores - high)
+    shrink = elements(torch.exp, top - high)
+    # A column of ones makes the sum of the weights part of the same product, in the same order.
+    summed = batched(weights.view(-1, lanes, KEYS), F.pad(values, (0, 1), value=1.0)).view(n, kv_heads, lanes, -1)
+    return out * shrink + summed, high

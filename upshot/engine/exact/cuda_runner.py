@@ -1,0 +1,61 @@
+"""Steps on a GPU in exact mode: one attention kernel for prompts and new tokens, one sampling kernel for all rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from upshot.engine.cuda_runner import CudaRunner
+from upshot.engine.cuda_steps import CudaStep
+from upshot.engine.driver import Driver
+from upshot.engine.kernels import exact
+from upshot.engine.kernels import sample as sample_kernels
+
+
+class ExactCudaStep(CudaStep):
+    """One step's attention; its kernels are exact by themselves."""
+
+    def attend(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Store and attend; see `attention.Step`."""
+        with _disable_current_modes():
+            return super().attend(*args, **kwargs)
+
+
+class ExactCudaRunner(CudaRunner):
+    """Runs plans on one GPU; what a row gets depends on that row alone."""
+
+    def _step(self, positions: torch.Tensor, cells: torch.Tensor, blocks: torch.Tensor, queries: int) -> CudaStep:
+        def attend(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, softcap: float
+        ) -> torch.Tensor:
+            return exact.attend(q, k, v, self.cache.table, blocks, scale, window, softcap, queries)
+
+        return ExactCudaStep(self.cache, self.shape.heads, positions, cells, attend)
+
+    def _read(self, driver: Driver, tokens: torch.Tensor, blocks: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        step = self._step(tokens[1], tokens[2], blocks, exact.QUERIES)
+        return driver.logits(tokens[0], tokens[1], step, last)
+
+    def _decode_logits(self, bucket: int, shared: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Every row reads all its pages itself: a shared prefix would be summed in another order."""
+        device = self.shape.device
+        slots = self.row_slots[:bucket]
+        ids, positions, cells = (torch.empty(bucket, dtype=torch.int64, device=device) for _ in range(3))
+        lengths = torch.empty(bucket, dtype=torch.int32, device=device)
+        sample_kernels.begin(
+            slots, self.tokens, self.place, self.cache.table, self.page_size, ids, positions, cells, lengths
+        )
+        rows = torch.arange(bucket, dtype=torch.int32, device=device)
+        blocks = torch.stack([slots, rows, torch.ones_like(rows), lengths - 1])
+        step = self._step(positions, cells, blocks, queries=1)
+        return self.driver.logits(ids, positions, step, None), slots, positions
+
+    def _draw(
+        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, cuts: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Always by the kernel that can cut: it must not matter whether a neighbour's distribution is cut."""
+        logits = exact.aligned(logits)
+        ids, _ = super()._draw(logits, slots, positions, cuts=True)
+        return ids, exact.picked(logits, ids, self.rules.temperature[slots.long()])

@@ -1,0 +1,62 @@
+"""The engine in exact mode: the model's own forward in exact operations; on the CPU also its attention."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from upshot.engine.attention import Step
+from upshot.engine.driver import ModuleDriver, Shape
+from upshot.engine.exact import blocks
+from upshot.engine.exact.mode import ExactMode
+from upshot.engine.sequence import Sequence
+from upshot.engine.store import Store
+
+Span = tuple[Sequence, int, int]
+"""A sequence and the positions start : stop of it that are computed."""
+
+
+class ExactDriver(ModuleDriver):
+    """Calls the model itself, with our attention function, in exact operations."""
+
+    def __init__(self, model: torch.nn.Module, shape: Shape, kernels: bool) -> None:
+        super().__init__(model, shape)
+        self.mode = ExactMode(kernels)
+
+    def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor | None) -> torch.Tensor:
+        """Logits of the tokens at the indices `last` (None: all)."""
+        with self.mode:
+            return super().logits(ids, positions, step, last)
+
+
+class ExactStep:
+    """Packed spans of sequences on the CPU: prompts and single new tokens alike."""
+
+    def __init__(self, store: Store, spans: list[Span]) -> None:
+        self.store = store
+        self.cells = torch.from_numpy(np.concatenate([store.cells(*span) for span in spans]))
+        self.positions = torch.from_numpy(np.concatenate([np.arange(start, stop) for _, start, stop in spans]))
+        longest = max(stop for _, _, stop in spans)
+        table = np.zeros((len(spans), -(-longest // blocks.KEYS) * blocks.KEYS), dtype=np.int64)
+        for row, (seq, _, stop) in enumerate(spans):
+            table[row, :stop] = store.cells(seq, 0, stop)
+        starts, stops = (torch.tensor(x) for x in zip(*((start, stop) for _, start, stop in spans), strict=True))
+        self.tiles = blocks.tiles_of(starts, stops - starts, torch.from_numpy(table))
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+    ) -> torch.Tensor:
+        """Store and attend; see `attention.Step`."""
+        keys, values = self.store.k[layer], self.store.v[layer]
+        with _disable_current_modes():
+            keys.index_copy_(0, self.cells, k)
+            values.index_copy_(0, self.cells, v)
+            return blocks.attend(q, keys, values, self.tiles, scale, window, softcap)
