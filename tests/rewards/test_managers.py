@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
 
 from upshot.errors import UserError
+from upshot.models.budget import Budget
 from upshot.rewards.managers.base import Manager, managers
 from upshot.rewards.managers.inline import Inline
 from upshot.rewards.managers.pool import Pool
 from upshot.rewards.managers.remote import Remote
 from upshot.rewards.managers.scorer import scorer_app
 from upshot.score import Score
+from upshot.train.setup import Company
 from upshot.verifiers.base import Claim
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "verifiers"))  # workers import the hostile verifiers by name
@@ -210,3 +213,30 @@ def test_managers_are_chosen_by_name_and_their_options_checked() -> None:
         managers.create("pool", {"worker": 1})
     with pytest.raises(UserError, match="needs the option 'url'"):
         managers.create("remote")
+
+
+def test_the_counters_are_logged_with_the_step_and_go_on_after_a_resume() -> None:
+    def company() -> Company:
+        return Company(cast(Any, None), {}, None, {}, {}, Budget(), Pool(workers=1))
+
+    async def count(saved: dict[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+        made = company()
+        made.restore(saved)
+        await made.manager.verify(CLAIMS[0])
+        logged, state = made.stats(), json.loads(json.dumps(made.counters()))
+        await made.manager.aclose()
+        assert made.stats() == logged, "closing forgets nothing"
+        return logged, state
+
+    assert company().stats() == {}
+    first, saved = asyncio.run(count({}))
+    assert first["manager/verifier_items"] == 1 and first["manager/verifier_timeouts"] == 0
+    assert first["time/manager/verifier_forks"] == 1
+    assert asyncio.run(count(saved))[0]["manager/verifier_items"] == 2
+
+
+def test_a_remote_manager_goes_on_counting() -> None:
+    manager = Remote("http://127.0.0.1:1")
+    manager.restore({"items": 3, "retries": 1, "failures": 1})
+    assert manager.stats() == {"verifier_items": 3.0, "verifier_retries": 1.0, "verifier_failures": 1.0}
+    assert manager.state() == {"items": 3, "retries": 1, "failures": 1}

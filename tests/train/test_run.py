@@ -73,6 +73,36 @@ def test_killed_and_resumed_equals_uninterrupted(name: str, tmp_path: Path, monk
     assert json.loads((tmp_path / "resumed" / "status.json").read_text())["state"] == "finished"
 
 
+HELPED = {
+    "models": {"user": "scripted:tests.train.helpers:customer"},
+    "futures": {"samples": 2, "window": 1, "user": {"name": "llm", "model": "user"}},
+    "reward": {"metrics": [{"name": "verifier"}, {"name": "tests.train.helpers:Flaky", "weight": 0}]},
+    "call_seconds": 0.2,
+}
+"""A scripted helper model, and a metric that at times never returns."""
+
+
+def test_killed_and_resumed_with_helper_models_goes_on_counting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"warm": False, "steps": 3, "save_every": 1, "more": HELPED}
+    train(recipe(tmp_path / "straight", **settings))
+    with monkeypatch.context() as killed:
+        killed.setattr(Run, "checkpoint", _until(Run.checkpoint, "rl", 1))
+        with pytest.raises((Interrupted, BaseExceptionGroup)):
+            train(recipe(tmp_path / "resumed", **settings), reporter=Stops("rl", 2))
+    resume(tmp_path / "resumed")
+    lines = metrics(tmp_path / "straight")
+    assert metrics(tmp_path / "resumed") == lines
+    calls = [line["model/user/user/calls"] for line in lines]
+    assert calls[0] > 0 and calls == [calls[0], 2 * calls[0], 3 * calls[0]]
+    assert lines[-1]["user/user_turns"] > 0
+    name = "tests.train.helpers:Flaky"
+    raw = [json.loads(line) for line in (tmp_path / "straight" / "metrics.jsonl").read_text().splitlines()]
+    assert all(line[f"missing/{name}: timeout"] > 0 for line in raw)
+    assert all(line["reward/missing"] == 0 and line[f"metric/{name}"] == 1.0 for line in lines)
+
+
 def _until(checkpoint: Callable[..., None], method: str, last: int) -> Callable[..., None]:
     """Checkpoints up to a step; later ones are not written, as after kill -9."""
 

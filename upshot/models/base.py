@@ -125,6 +125,13 @@ class Model(ABC):
         """Counters since the start (calls, tokens, cost, retries, cache hits, latency), for the metrics."""
         return {}
 
+    def state(self) -> dict[str, Any]:
+        """What a run saves of it, to go on counting after a resume."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+
     async def __aenter__(self) -> Model:
         await self.start()
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import sys
 
@@ -23,5 +24,6 @@ def import_frameworks() -> None:
         assert torch and transformers
     finally:
         gc.freeze()
+        atexit.register(gc.unfreeze)  # what stays frozen to the end is reported as leaked by triton's bindings
         if collecting:
             gc.enable()

@@ -9,9 +9,9 @@ import asyncio
 import logging
 import random
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 from upshot.chat import Message, derive_seed
 from upshot.errors import UserError
@@ -96,6 +96,14 @@ class GuardedModel(Model):
     def stats(self) -> dict[str, float]:
         """Calls, failures, retries, tokens, cost, latency and cache hits by role."""
         return self.meter.stats()
+
+    def state(self) -> dict[str, Any]:
+        """The counters by role, latencies left out."""
+        return self.meter.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from there."""
+        self.meter.restore(state)
 
     @uncounted
     async def generate(self, request: Request) -> list[Completion]:

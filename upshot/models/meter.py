@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 LATENCIES_KEPT = 4096
 """Quantiles are of the last so many calls, so that memory stays flat."""
@@ -75,3 +77,17 @@ class Meter:
         for name, count in self._roles.items():
             out |= {f"{name}/{key}" if name else key: value for key, value in count.stats().items()}
         return out
+
+    def state(self) -> dict[str, Any]:
+        """All counters by role, to be saved; latencies are of one process and left out."""
+        return {name: _saved(count) for name, count in self._roles.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        for name, saved in state.items():
+            counters: dict[str, Any] = {key: Counter(value) if isinstance(value, dict) else value for key, value in saved.items()}
+            self._roles[name] = RoleCount(**counters)
+
+
+def _saved(count: RoleCount) -> dict[str, Any]:
+    return {key: value for key, value in vars(count).items() if key != "latencies"}

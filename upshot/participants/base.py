@@ -51,6 +51,13 @@ class Participant(ABC):
         """Counters since the start, for the metrics (a simulated user's quality, for one)."""
         return {}
 
+    def state(self) -> dict[str, Any]:
+        """What a run saves of it, to go on counting after a resume."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+
 
 def count(conversation: Conversation, metrics: Mapping[str, float]) -> None:
     """Add an observation's numbers to the conversation's own totals (`session['metrics']`)."""

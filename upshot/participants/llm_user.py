@@ -125,6 +125,14 @@ class LLMUser(Participant):
             totals["user_ended_early_rate"] = totals.get("user_ended_early", 0.0) / ends
         return totals
 
+    def state(self) -> dict[str, Any]:
+        """The counters."""
+        return dict(self._counts)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from there."""
+        self._counts = Counter(state)
+
     def _observation(self, conversation: Conversation, answer: Answer, heard: Heard) -> Observation:
         current = as_text(answer.values["current_answer"])
         metrics = {

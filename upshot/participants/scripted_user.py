@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 from upshot.chat import Conversation, Message
 from upshot.participants.base import Observation, Participant, count, users
@@ -52,6 +54,14 @@ class ScriptedUser(Participant):
     def stats(self) -> dict[str, float]:
         """Messages said and conversations left."""
         return {name: float(value) for name, value in sorted(self._counts.items())}
+
+    def state(self) -> dict[str, Any]:
+        """The counters."""
+        return dict(self._counts)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from there."""
+        self._counts = Counter(state)
 
     @staticmethod
     def _answered(conversation: Conversation) -> bool:

@@ -61,6 +61,10 @@ class Run:
         self.spent: dict[str, float] = {}
         if self.start_from is not None and (self.start_from / "budget.json").is_file():
             self.spent = json.loads((self.start_from / "budget.json").read_text())
+        self.counters: dict[str, Any] = {}
+        """What the helpers' counters were after the last finished step: those of a step half done are played again."""
+        if self.start_from is not None and (self.start_from / "counters.json").is_file():
+            self.counters = json.loads((self.start_from / "counters.json").read_text())
         self.company_now: Company | None = None
         self.trackers: list[Tracker] = []
         self.phase, self.step = (found[1], found[2]) if found else (self.phases[0], 0)
@@ -187,6 +191,7 @@ class Run:
         self.company_now = company
         if self.spent:
             company.budget.restore(self.spent)
+        company.restore(self.counters)
         try:
             await company.start()
             yield company, make_scene(recipe, company, policy)
@@ -217,6 +222,7 @@ class Run:
             self.folder.rollouts(reply.to_dict(step, self._groups_of(reply)) for reply in kept)
         if self.company_now is not None:
             logs |= self.company_now.stats()
+            self.counters = self.company_now.counters()
         self.step = step
         self.folder.metrics(self.phase, step, logs)
         self.reporter.step(self.phase, step, logs)
@@ -232,6 +238,7 @@ class Run:
             learner.save(folder)
             spent = self.company_now.budget.state() if self.company_now is not None else self.spent
             (folder / "budget.json").write_text(json.dumps(spent))
+            (folder / "counters.json").write_text(json.dumps(self.counters))
 
         self.start_from = self.folder.save(self.phase, self.step, config.keep, write)
 

@@ -15,7 +15,7 @@ from upshot.models.connect import connect_all
 from upshot.participants.base import Participant, users
 from upshot.recipe import PolicyConfig, Recipe
 from upshot.rewards.build import build_metric, check_metric
-from upshot.rewards.managers.base import managers
+from upshot.rewards.managers.base import Manager, managers
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import Weighted
 from upshot.rollout.play import ReplyRule, Scene
@@ -120,6 +120,7 @@ class Company:
     metrics: dict[str, Metric]
     weights: dict[str, Weighted]
     budget: Budget
+    manager: Manager
     closers: list[Any] = field(default_factory=list)
 
     async def start(self) -> None:
@@ -135,11 +136,28 @@ class Company:
                 out[f"{'time/' if 'latency' in key else ''}model/{name}/{key}"] = value
         if self.user is not None:
             out |= {f"user/{key}": value for key, value in self.user.stats().items()}
+        for key, value in self.manager.stats().items():  # forks depend on the machine and on how often the run resumed
+            out[f"{'time/' if 'forks' in key else ''}manager/{key}"] = value
         return out
+
+    def counters(self) -> dict[str, Any]:
+        """The counters behind `stats`, to be saved with the run."""
+        return {name: thing.state() for name, thing in self._counting()}
+
+    def restore(self, counters: Mapping[str, Any]) -> None:
+        """Go on counting where the saved run stopped."""
+        for name, thing in self._counting():
+            if name in counters:
+                thing.restore(counters[name])
+
+    def _counting(self) -> list[tuple[str, Model | Participant | Manager]]:
+        user = [("user", self.user)] if self.user is not None else []
+        return [*((f"model/{name}", model) for name, model in self.models.items()), *user, ("manager", self.manager)]
 
     async def aclose(self) -> None:
         """Release everything."""
-        things = [*self.metrics.values(), self.user, self.task, *dict.fromkeys(self.models.values()), *self.closers]
+        models = dict.fromkeys(self.models.values())
+        things = [*self.metrics.values(), self.user, self.task, *models, *self.closers, self.manager]
         for thing in things:
             if thing is not None:
                 await thing.aclose()
@@ -167,7 +185,7 @@ def assemble(recipe: Recipe, task: Task, policy_model: Model, tokenizer: Any) ->
     metrics = {m.name: build_metric(m.name, m.options, "reward.metrics", **context) for m in recipe.reward.metrics}
     weights = {m.name: Weighted(m.weight, m.clamp, metrics[m.name].intrinsic) for m in recipe.reward.metrics}
     user = _user(recipe, task, context)
-    return Company(task, models, user, metrics, weights, budget, [sandbox, context["manager"]])
+    return Company(task, models, user, metrics, weights, budget, context["manager"], [sandbox])
 
 
 def make_scene(recipe: Recipe, company: Company, policy: Policy) -> Scene:

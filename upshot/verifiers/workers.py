@@ -83,6 +83,9 @@ class Nursery:
         return answer
 
 
+COUNTED = ("items", "timeouts", "crashes", "forks")
+
+
 class Worker:
     """One process and its socket."""
 
@@ -129,7 +132,7 @@ class Workers:
         self._control = asyncio.Lock()
         self._nursery: Nursery | None = None
         self._warmed: set[str] = set()
-        self.stats: dict[str, int] = {"items": 0, "timeouts": 0, "crashes": 0, "forks": 0}
+        self.stats: dict[str, int] = dict.fromkeys(COUNTED, 0)
 
     @uncounted
     async def verify(self, claim: Claim) -> Score:

@@ -35,6 +35,13 @@ class Manager(ABC):
         """Counters since the start, for the metrics."""
         return {}
 
+    def state(self) -> dict[str, Any]:
+        """What a run saves of it, to go on counting after a resume."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+
     def verifier(self, claim: Claim) -> Verifier:
         """The verifier of a claim; an unknown source is a `UserError`."""
         key = (claim.source, repr(sorted(claim.options.items())))

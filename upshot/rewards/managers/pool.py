@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from upshot.rewards.managers.base import Manager, managers, verify_here
 from upshot.score import Score
 from upshot.verifiers.base import Claim
-from upshot.verifiers.workers import Workers
+from upshot.verifiers.workers import COUNTED, Workers
 
 
 @managers.register("pool")
@@ -22,29 +23,39 @@ class Pool(Manager):
         seconds: float = 30.0,
         memory_mb: int = 2048,
         recycle: int = 2000,
-        judge: Any = None,
-        sandbox: Any = None,
-        models: Mapping[str, Any] | None = None,
+        **context: Any,
     ) -> None:
-        super().__init__(judge, sandbox, models)
+        super().__init__(**context)
         self._limits = (workers or len(os.sched_getaffinity(0)), seconds, memory_mb, recycle)
         self._workers: Workers | None = None
+        self._before: Counter[str] = Counter()
 
     async def verify(self, claim: Claim) -> Score:
         """The score of one claim."""
         verifier = self.verifier(claim)
-        if verifier.waits:
-            return await verify_here(verifier, claim)
+        return await (verify_here(verifier, claim) if verifier.waits else self._in_worker(claim))
+
+    async def _in_worker(self, claim: Claim) -> Score:
         if self._workers is None:  # made on the event loop that uses it
             self._workers = Workers(*self._limits)
         return await self._workers.verify(claim)
 
     async def aclose(self) -> None:
-        """End the worker processes."""
-        if self._workers is not None:
-            await self._workers.aclose()
-            self._workers = None
+        """End the worker processes, if any were needed."""
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            self._before.update(workers.stats)
+            await workers.aclose()
 
     def stats(self) -> dict[str, float]:
-        """Items, timeouts, crashes, forks."""
-        return {f"verifier_{name}": float(n) for name, n in self._workers.stats.items()} if self._workers else {}
+        """Items, timeouts, crashes, forks; nothing before the first item."""
+        counts = self._before + Counter(self._workers.stats if self._workers else {})
+        return {f"verifier_{name}": float(counts[name]) for name in COUNTED} if counts else {}
+
+    def state(self) -> dict[str, Any]:
+        """The counters."""
+        return {name.removeprefix("verifier_"): value for name, value in self.stats().items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from there."""
+        self._before = Counter(state)

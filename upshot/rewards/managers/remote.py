@@ -25,11 +25,9 @@ class Remote(Manager):
         connections: int = 32,
         retries: int = 3,
         backoff: float = 0.5,
-        judge: Any = None,
-        sandbox: Any = None,
-        models: Mapping[str, Any] | None = None,
+        **context: Any,
     ) -> None:
-        super().__init__(judge, sandbox, models)
+        super().__init__(**context)
         self.url = url.rstrip("/")
         self.seconds = seconds
         self.connections = connections
@@ -98,3 +96,11 @@ class Remote(Manager):
     def stats(self) -> dict[str, float]:
         """Items, retries, failures."""
         return {f"verifier_{name}": float(n) for name, n in self._counts.items()}
+
+    def state(self) -> dict[str, Any]:
+        """The counters."""
+        return dict(self._counts)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from there."""
+        self._counts |= state
