@@ -13,7 +13,7 @@ from upshot.data.parquet import AGENT_NAME, dpo_row, rl_row, schema_for, sft_row
 from upshot.data.select import best_and_worst, best_conversations, distinct_prompts, merge_duplicates
 from upshot.data.split import split_by_goal, without_goals_of
 from upshot.errors import UserError
-from upshot.tasks.collabllm_files import Record, read_tables
+from upshot.tasks.tables import Record, read_tables
 
 PURPOSES = ("sft", "rl", "dpo")
 UNUSED = ("sessions", "rewards")

@@ -31,12 +31,12 @@ def add_judge_arguments(parser: argparse.ArgumentParser) -> None:
 def run_judge(args: argparse.Namespace) -> int:
     """Judge the labelled rows and print the agreement; 1 when nothing could be judged."""
     from upshot.rewards.records import read_records
-    from upshot.tasks.collabllm_files import read_file
+    from upshot.tasks.tables import read_table
 
     path = Path(args.file)
     if not path.is_file():
         raise UserError(f"no file '{args.file}' with labelled conversations")
-    rows = read_file(path)[: args.limit]
+    rows = read_table(path)[: args.limit]
     labels = [read_label(row, args.label, number) for number, row in enumerate(rows, 1)]
     records = read_records(rows)
     scores = asyncio.run(_judge(args, [record.conversations()[0] for record in records]))

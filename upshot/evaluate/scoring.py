@@ -15,7 +15,7 @@ from upshot.errors import UserError
 from upshot.models.budget import Budget
 from upshot.rewards.records import Record, read_records
 from upshot.rollout.reply import Reply
-from upshot.tasks.collabllm_files import read_file
+from upshot.tasks.tables import read_table
 
 
 def score_file(args: argparse.Namespace) -> int:
@@ -23,7 +23,7 @@ def score_file(args: argparse.Namespace) -> int:
     path = Path(args.file)
     if not path.is_file():
         raise UserError(f"no file '{args.file}' to score")
-    records = read_records(read_file(path)[: args.limit], futures=args.window > 0)
+    records = read_records(read_table(path)[: args.limit], futures=args.window > 0)
     out = Path(args.out or f"{path}.scores.jsonl")
     done = finished_rows(out)
     todo = [record for record in records if record.row.id not in done]

@@ -16,8 +16,8 @@ from typing import Any
 from upshot.errors import UserError, did_you_mean
 from upshot.rewards.managers.base import Manager, managers
 from upshot.score import Score
-from upshot.tasks.collabllm_files import read_file
 from upshot.tasks.rows import reference_of
+from upshot.tasks.tables import read_table
 from upshot.verifiers.base import Claim, Verifier, verifiers
 from upshot.verifiers.routes import route
 
@@ -47,7 +47,7 @@ def verify_file(file: str | None, settings: Settings, out: str | None = None, as
         raise UserError("upshot verify needs a FILE (or --serve)")
     if not Path(file).is_file():
         raise UserError(f"no file '{file}'")
-    rows = read_file(Path(file))
+    rows = read_table(Path(file))
     if not rows:
         raise UserError(f"'{file}' holds no rows")
     claims = [_claim(row, settings, number, file) for number, row in enumerate(rows, 1)]

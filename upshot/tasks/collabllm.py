@@ -14,7 +14,6 @@ from typing import Any
 from upshot.chat import Message, Row, messages_from
 from upshot.errors import UserError
 from upshot.tasks.base import Task, tasks
-from upshot.tasks.collabllm_files import Record, read_tables
 from upshot.tasks.collabllm_goals import held_out, plain
 from upshot.tasks.collabllm_prompts import system_prompt
 from upshot.tasks.collabllm_records import (
@@ -28,6 +27,7 @@ from upshot.tasks.collabllm_records import (
     plain_row,
     rl_row,
 )
+from upshot.tasks.tables import Record, read_tables
 
 
 @tasks.register("collabllm")

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from upshot.chat import Message, Row, messages_from
-from upshot.tasks.collabllm_files import Record
 from upshot.tasks.collabllm_goals import fingerprint
+from upshot.tasks.tables import Record
 
 HARD = "Level 5"
 

@@ -1,4 +1,4 @@
-"""Rows from anywhere: verl parquet, TRL columns, question/answer and problem/solution sets, JSONL, Hugging Face names.
+"""Records of any layout as rows: verl, TRL columns, question/answer and problem/solution sets.
 
 A record is recognised by its columns, never by its file name:
 - verl: `data_source`, `prompt` (messages), `reward_model.ground_truth`, `extra_info`
@@ -15,43 +15,10 @@ from typing import Any
 
 from upshot.chat import Message, Row, messages_from
 from upshot.errors import UserError
-from upshot.tasks.collabllm_files import HUB_NAME, Record, read_tables, split_of
 from upshot.verifiers.routes import route
 
 QUESTIONS = ("question", "problem", "query", "input", "instruction", "text")
 ANSWERS = ("ground_truth", "answer", "solution", "target", "label", "reference", "completion", "answers", "output")
-
-
-def load_tables(source: str, config: str | None = None) -> dict[str, list[Record]]:
-    """Records by split from a file, a folder or a Hugging Face name (`owner/name` or `owner/name@config`)."""
-    name, _, asked = source.partition("@")
-    if HUB_NAME.fullmatch(name) and (config or asked) and not _is_path(name):
-        return _hub(name, asked or config)
-    return read_tables(source)
-
-
-def _is_path(name: str) -> bool:
-    from pathlib import Path
-
-    return Path(name).expanduser().exists()
-
-
-def _hub(name: str, config: str | None) -> dict[str, list[Record]]:
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise UserError(f"'{name}' is a Hugging Face name: pip install 'upshot[hub]', or give a file") from error
-    try:
-        loaded = load_dataset(name, config)
-    except (OSError, ValueError, RuntimeError) as error:  # not found, offline, gated: all are the user's to mend
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"cannot load '{name}' from Hugging Face: {first}; without a network give the files: task.file=FILE"
-        ) from error
-    tables: dict[str, list[Record]] = {}
-    for split, rows in loaded.items():
-        tables.setdefault(split_of(split), []).extend(dict(row) for row in rows)
-    return tables
 
 
 def row_of(record: Mapping[str, Any], source: str, instructions: str = "", system: str = "") -> Row:

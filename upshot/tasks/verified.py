@@ -11,7 +11,8 @@ from upshot.errors import UserError
 from upshot.score import Score
 from upshot.tasks.base import Task
 from upshot.tasks.collabllm import separate
-from upshot.tasks.rows import load_tables, row_of
+from upshot.tasks.rows import row_of
+from upshot.tasks.tables import read_tables
 from upshot.verifiers.base import Claim, verifiers
 
 
@@ -74,9 +75,9 @@ class VerifiedTask(Task):
         """The raw records by split."""
         if not self._file and not self._named:
             raise UserError(f"task '{self.name}' needs the option 'file' (.jsonl, .parquet, a folder or a Hub name)")
-        tables = load_tables(self._file) if self._file else {}
+        tables = read_tables(self._file) if self._file else {}
         for split, source in self._named.items():
-            tables[split] = [record for table in load_tables(source).values() for record in table]
+            tables[split] = [record for table in read_tables(source).values() for record in table]
         return tables
 
     def parse(self, record: Mapping[str, Any]) -> Row:

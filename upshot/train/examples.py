@@ -69,8 +69,8 @@ def _as_messages(value: Any, role: str) -> list[Mapping[str, Any]]:
 
 
 def _records(path: str, purpose: str) -> list[dict[str, Any]]:
-    from upshot.tasks.collabllm_files import read_file
+    from upshot.tasks.tables import read_table
 
     if not Path(path).is_file():
         raise UserError(f"train.data: there is no file '{path}'; make it with `upshot data prepare --for {purpose}`")
-    return read_file(Path(path))
+    return read_table(Path(path))

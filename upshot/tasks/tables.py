@@ -1,5 +1,7 @@
 """Tables from anywhere: a .jsonl, .json, .parquet or .csv file, a folder of them, or a Hugging Face name.
 
+A Hub name is `owner/name`, or `owner/name@config` where the dataset has several.
+
 Covers reading only: the result is plain dictionaries by split. What the columns mean is decided by the caller.
 `datasets` is imported only for a Hugging Face name; without a network that is one clear line.
 """
@@ -28,7 +30,7 @@ SPLITS = {
 }
 """Words in a file name (or splits of the Hub) that say which split it is."""
 
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
 
 
 def read_tables(
@@ -43,16 +45,16 @@ def read_tables(
     if path.is_dir():
         return _folder(path, without)
     if path.is_file():
-        return {split_of(path.name): read_file(path, without)}
+        return {split_of(path.name): read_table(path, without)}
     if path.suffix in READERS:
         raise UserError(f"no file '{source}'; give a .jsonl, .json, .parquet or .csv file, a folder, or a Hub name")
     if HUB_NAME.fullmatch(source):
         return _hub(source, hub_splits, without)
-    raise UserError(f"'{source}' is no file, no folder and no Hugging Face name (owner/name)")
+    raise UserError(f"'{source}' is no file, no folder and no Hugging Face name (owner/name or owner/name@config)")
 
 
-def read_file(path: Path, without: tuple[str, ...] = ()) -> list[Record]:
-    """The records of one file."""
+def read_table(path: Path, without: tuple[str, ...] = ()) -> list[Record]:
+    """The records of one file, whatever its format."""
     if path.suffix == ".parquet":
         return list(_parquet(path, without))
     reader = READERS.get(path.suffix)
@@ -73,7 +75,7 @@ def _folder(folder: Path, without: tuple[str, ...]) -> dict[str, list[Record]]:
         raise UserError(f"folder '{folder}' holds no file ending in {', '.join(READERS)}")
     tables: dict[str, list[Record]] = {}
     for file in files:
-        tables.setdefault(split_of(file.name), []).extend(read_file(file, without))
+        tables.setdefault(split_of(file.name), []).extend(read_table(file, without))
     return tables
 
 
@@ -136,7 +138,7 @@ def _hub(name: str, hub_splits: tuple[str, ...], without: tuple[str, ...]) -> di
     except ImportError as error:
         raise UserError(f"'{name}' is a Hugging Face name: pip install 'upshot[hub]', or give a file") from error
     try:
-        loaded = load_dataset(name)
+        loaded = load_dataset(*name.split("@"))
     except (OSError, ValueError, RuntimeError) as error:  # not found, offline, gated: all are the user's to mend
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
