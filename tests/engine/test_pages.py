@@ -13,8 +13,8 @@ from upshot.engine.sequence import DONE, Rules, Sequence
 def test_a_published_prefix_is_found_by_its_exact_ids() -> None:
     pool = PagePool(8, 2)
     a, b = pool.take(), pool.take()
-    chain = pool.publish(ROOT, (1, 2), a)
-    pool.publish(chain, (3, 4), b)
+    chain = pool.publish(ROOT, [1, 2], [a])
+    pool.publish(chain, [3, 4], [b])
     assert pool.match([1, 2, 3, 4, 5], 4)[0] == [a, b]
     assert pool.match([1, 2, 9, 4], 4)[0] == [a]
     assert pool.match([3, 4], 2)[0] == [], "a page is not found without what came before it"
@@ -25,7 +25,7 @@ def test_idle_prefixes_make_room_oldest_end_first() -> None:
     pages = [pool.take() for _ in range(3)]
     chain = ROOT
     for token, page in enumerate(pages):
-        chain = pool.publish(chain, (token,), page)
+        chain = pool.publish(chain, [token], [page])
     pool.drop_all(pages)
     assert pool.available == 3 and pool.held == 0
     pool.take()
@@ -35,7 +35,7 @@ def test_idle_prefixes_make_room_oldest_end_first() -> None:
 def test_forget_makes_nothing_findable() -> None:
     pool = PagePool(4, 1)
     page = pool.take()
-    pool.publish(ROOT, (5,), page)
+    pool.publish(ROOT, [5], [page])
     pool.drop(page)
     pool.forget()
     assert pool.match([5], 1)[0] == [] and pool.available == 3
@@ -77,8 +77,8 @@ class Fake:
                 self.write(seq, len(seq.ids) - 1)
             for seq in plan.rows:
                 self.check(seq, len(seq.ids))
-        for seq in plan.rows:
-            self.scheduler.commit(seq, (sum(seq.ids) * 7 + seq.rules.seed) % 3, 0.0, 0)
+        sampled = [(sum(seq.ids) * 7 + seq.rules.seed) % 3 for seq in plan.rows]
+        self.scheduler.commit(plan.rows, sampled, [0.0] * len(sampled), 0)
 
 
 @settings(max_examples=150, deadline=None)

@@ -7,6 +7,7 @@ ids of the one before it have reached the host: `run` starts a step and returns 
 from __future__ import annotations
 
 import warnings
+from array import array
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +35,7 @@ from upshot.engine.kernels import sample as sample_kernels
 from upshot.engine.kernels.decode import MEMBERS, Shared, decode_attention
 from upshot.engine.kernels.prefill import prefill_attention
 from upshot.engine.scheduler import Chunk, Plan
-from upshot.engine.sequence import Sequence
+from upshot.engine.sequence import Rules, Sequence
 from upshot.engine.sharing import MIN_SHARERS, find_shared
 from upshot.errors import UserError
 
@@ -76,7 +77,9 @@ class CudaRunner:
         self._holder: list[tuple[Any, int, int]] = [(None, 0, 0)] * (max_running + 1)
         """Per slot: the list of pages that is on the device (one list an admission), how many of them, and the last."""
         self._batch: list[Sequence] = []
-        self._batch_shared = False
+        """The rows of the last decode step; the scheduler passes the same list while nobody comes or goes."""
+        self._batch_shared = self._batch_cuts = self._batch_masked = False
+        self._batch_tops = 0
         self.use_graphs = settings.graphs and self.on_gpu
         self.graphed: Driver | None = None
         """The driver whose reading of prompts is captured; None while drivers are checked."""
@@ -116,7 +119,7 @@ class CudaRunner:
 
         ids = [(7 * i + 3) % self.shape.vocab for i in range(IDS)]
         pages = list(range(1, -(-IDS // self.page_size) + 1))
-        seq: Any = type("Probe", (), {"ids": ids, "pages": pages, "slot": 0})
+        seq = Sequence(ids, Rules(), pages=pages, slot=0)
         self.cache.table[0, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
         rows = []
         with torch.inference_mode():
@@ -160,7 +163,7 @@ class CudaRunner:
                 source, target = self._upload(np.array(plan.copies, dtype=np.int64).T)
                 for cache in (self.cache.k, self.cache.v):
                     cache[:, target] = cache[:, source]
-            flight = self._prefill(plan.chunks, plan.rows) if plan.chunks else self._decode(plan.rows)
+            flight = self._prefill(plan.chunks, plan.rows) if plan.chunks else self._decode(plan.rows, plan.touched)
         if flight is not None:
             self.flights.append(flight)
         if len(self.flights) > 1:
@@ -201,20 +204,24 @@ class CudaRunner:
                 stale.append(seq)
         if not stale:
             return
-        cells: list[int] = []
-        values: list[int] = []
+        values = array("i")
         fresh: list[Sequence] = []
         columns = self.cache.table.shape[1]
+        ends: list[int] = []
+        counts: list[int] = []
         for seq in stale:
+            pages = seq.pages
             have = holder[seq.slot]
-            start = max(0, have[1] - 1) if have[0] is seq.pages else 0
-            if have[0] is not seq.pages:
+            start = max(0, have[1] - 1) if have[0] is pages else 0
+            if have[0] is not pages:
                 fresh.append(seq)
-            base = seq.slot * columns
-            cells.extend(range(base + start, base + len(seq.pages)))
-            values.extend(seq.pages[start:])
-            holder[seq.slot] = (seq.pages, len(seq.pages), seq.pages[-1])
-        index, value = self._upload(np.array([cells, values], dtype=np.int64))
+            values.fromlist(pages[start:])
+            ends.append(seq.slot * columns + len(pages))
+            counts.append(len(pages) - start)
+            holder[seq.slot] = (pages, len(pages), pages[-1])
+        behind = np.array(ends) - np.cumsum(counts)
+        cells = np.arange(len(values)) + np.repeat(behind, counts)
+        index, value = self._upload(np.stack([cells, np.array(values)]))
         self.cache.table.view(-1).index_copy_(0, index, value.int())
         if fresh:
             self._upload_rules(fresh)
@@ -240,10 +247,12 @@ class CudaRunner:
         sample_kernels.sample(logits, slots, positions, self.rules, self.tokens, self.place, ids, logprobs, cuts)
         return ids, logprobs
 
-    def _land(self, rows: list[Sequence], ids: torch.Tensor, logprobs: torch.Tensor, logits: torch.Tensor) -> Flight:
+    def _land(
+        self, rows: list[Sequence], ids: torch.Tensor, logprobs: torch.Tensor, logits: torch.Tensor, most: int
+    ) -> Flight:
+        """Send ids and log-probabilities to the host, and those of the `most` likeliest ids."""
         n = len(rows)
         tops = None
-        most = max((s.rules.top_logprobs for s in rows), default=0)
         if most:
             scale = torch.where(self.rules.temperature > 0, self.rules.temperature, 1.0)[[s.slot for s in rows]]
             values, order = (
@@ -274,7 +283,7 @@ class CudaRunner:
         self._mask(rows, logits)
         slots, before = self._upload(np.array([[s.slot for s in rows], [len(s.ids) - 1 for s in rows]], dtype=np.int64))
         ids, logprobs = self._draw(logits, slots.int(), before, any(s.rules.cuts for s in rows))
-        return self._land(rows, ids, logprobs, logits)
+        return self._land(rows, ids, logprobs, logits, max(s.rules.top_logprobs for s in rows))
 
     def _prefill_logits(self, driver: Driver, chunks: list[Chunk], last: list[int]) -> torch.Tensor:
         tokens, blocks = packed_chunks(chunks, self.page_size)
@@ -338,30 +347,32 @@ class CudaRunner:
 
     # --- decode
 
-    def _decode(self, rows: list[Sequence]) -> Flight:
-        self._sync_slots(rows)
-        if rows != self._batch:
+    def _decode(self, rows: list[Sequence], touched: list[Sequence]) -> Flight:
+        self._sync_slots(touched)
+        if rows is not self._batch:
             self._new_batch(rows)
         if self.compiler is not None:
             change_over(self)
         least = 2 if isinstance(self.driver, CompiledDriver) else 1
         bucket = next((b for b in BUCKETS if b >= max(least, len(rows))), len(rows))
-        cuts = any(s.rules.cuts for s in rows)
-        if any(s.grammar is not None for s in rows):
-            return self._decode_masked(rows, bucket, cuts)
-        key = (bucket, self._batch_shared, cuts)
+        if self._batch_masked:
+            return self._decode_masked(rows, bucket, self._batch_cuts)
+        key = (bucket, self._batch_shared, self._batch_cuts)
         if not self.use_graphs:
             ids, logprobs, logits = self._decode_body(*key)
-            return self._land(rows, ids, logprobs, logits)
+            return self._land(rows, ids, logprobs, logits, self._batch_tops)
         if key not in self.graphs:
             self.graphs[key] = self._captured(*key)
         graph = self.graphs[key]
         graph.graph.replay()
-        return self._land(rows, graph.ids, graph.logprobs, graph.logits)
+        return self._land(rows, graph.ids, graph.logprobs, graph.logits, self._batch_tops)
 
     def _new_batch(self, rows: list[Sequence]) -> None:
         """The rows changed: upload their slots and who shares a prefix."""
         n = len(rows)
+        self._batch_cuts = any(s.rules.cuts for s in rows)
+        self._batch_masked = any(s.grammar is not None for s in rows)
+        self._batch_tops = max(s.rules.top_logprobs for s in rows)
         slots = np.full(self.slots + 1, self.slots, dtype=np.int32)
         slots[:n] = [s.slot for s in rows]
         self.row_slots.copy_(self._upload(slots))
@@ -423,7 +434,7 @@ class CudaRunner:
         logits, slots, positions = self._decode_logits(bucket, self._batch_shared)
         self._mask(rows, logits)
         ids, logprobs = self._draw(logits, slots, positions, cuts)
-        return self._land(rows, ids, logprobs, logits)
+        return self._land(rows, ids, logprobs, logits, self._batch_tops)
 
     def _captured(self, bucket: int, shared: bool, cuts: bool) -> Graph:
         """A captured decode step; an eager one where a compiled one fails."""

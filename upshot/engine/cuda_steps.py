@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -108,18 +109,17 @@ def packed_chunks(chunks: list[Chunk], size: int) -> tuple[np.ndarray, np.ndarra
     starts = np.array([c.start for c in chunks])
     offsets = np.cumsum(counts) - counts
     total = int(counts.sum())
-    ids: list[int] = []
-    pages: list[int] = []
+    ids, pages = array("i"), array("i")
     for chunk in chunks:
         seq = chunk.seq
-        ids += seq.ids[chunk.start : chunk.stop] if chunk.start or chunk.stop < len(seq.ids) else seq.ids
-        pages += seq.pages[chunk.start // size : (chunk.stop - 1) // size + 1]
+        ids += seq.packed()[chunk.start : chunk.stop]
+        pages.fromlist(seq.pages[chunk.start // size : (chunk.stop - 1) // size + 1])
     n_pages = (starts + counts - 1) // size - starts // size + 1
     page_at = np.cumsum(n_pages) - n_pages
     within = np.arange(total) - np.repeat(offsets, counts)
     positions = within + np.repeat(starts, counts)
     index = np.repeat(page_at - starts // size, counts) + positions // size
-    cells = np.array(pages)[index] * size + positions % size
+    cells = np.array(pages, dtype=np.int64)[index] * size + positions % size
     n_blocks = -(-counts // PREFILL_BLOCK)
     first = (np.arange(int(n_blocks.sum())) - np.repeat(np.cumsum(n_blocks) - n_blocks, n_blocks)) * PREFILL_BLOCK
     slots = np.repeat(np.array([c.seq.slot for c in chunks]), n_blocks)

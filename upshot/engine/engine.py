@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from upshot.chat import derive_seed
@@ -133,17 +134,16 @@ class Engine:
         """Queue n continuations of `ids`; they read the prompt once."""
         self._check(ids, rules, n)
         stops, room = rules.stop_ids | self.eos_ids, self.shape.max_length - len(ids)
-        rules = replace(rules, stop_ids=stops, max_tokens=min(rules.max_tokens, room))
-        seqs = [
-            Sequence(
-                list(ids), replace(rules, seed=derive_seed(rules.seed, "sample", i)), on_token=on_token, on_done=on_done
-            )
-            for i in range(n)
+        most = min(rules.max_tokens, room)
+        each = [
+            replace(rules, stop_ids=stops, max_tokens=most, seed=derive_seed(rules.seed, "sample", i)) for i in range(n)
         ]
+        seqs = [Sequence(list(ids), own, on_token=on_token, on_done=on_done) for own in each]
+        self._check_vocabulary(seqs[0])
         pages = self.scheduler.most_pages(seqs[0])
         if pages > self.pool.n_pages - 1:
             raise UserError(
-                f"{len(ids)} prompt ids and {rules.max_tokens} new ones need {pages} pages, the cache has "
+                f"{len(ids)} prompt ids and {most} new ones need {pages} pages, the cache has "
                 f"{self.pool.n_pages - 1}: raise engine.kv_bytes or lower max_tokens"
             )
         if grammar is not None:
@@ -158,16 +158,22 @@ class Engine:
     def _check(self, ids: list[int], rules: Rules, n: int) -> None:
         if not ids:
             raise UserError("an empty prompt cannot be continued; give at least one token id")
-        low, high = min(ids), max(ids)
-        if high >= self.shape.vocab or low < 0:
-            wrong = high if high >= self.shape.vocab else low
-            raise UserError(f"token id {wrong} is outside the vocabulary (0 to {self.shape.vocab - 1})")
         if len(ids) >= self.shape.max_length:
             raise UserError(f"the prompt has {len(ids)} ids, the model takes {self.shape.max_length}")
         if rules.max_tokens < 1:
             raise UserError(f"max_tokens must be at least 1, got {rules.max_tokens}")
         if len(self.scheduler.waiting) + n > self.settings.max_waiting:
             raise QueueFull(f"{len(self.scheduler.waiting)} requests wait already")
+
+    def _check_vocabulary(self, seq: Sequence) -> None:
+        try:
+            packed = np.array(seq.packed())
+            low, high = int(packed.min()), int(packed.max())
+        except OverflowError:  # far outside any vocabulary
+            low, high = min(seq.ids), max(seq.ids)
+        if high >= self.shape.vocab or low < 0:
+            wrong = high if high >= self.shape.vocab else low
+            raise UserError(f"token id {wrong} is outside the vocabulary (0 to {self.shape.vocab - 1})")
 
     def fresh_seed(self) -> int:
         """A seed for a request that brings none: the engine's seed and the request's number."""
@@ -221,14 +227,12 @@ class Engine:
 
     def _commit(self, results: Any) -> None:
         rows, ids, logprobs, tops = results
-        commit, version = self.scheduler.commit, self.version
         self.generated += len(rows)
         if tops is not None:
             for seq, top in zip(rows, tops, strict=True):
                 if seq.state != DONE:
                     seq.tops.append(top)
-        for seq, token, logprob in zip(rows, ids, logprobs, strict=True):
-            commit(seq, token, logprob, version)
+        self.scheduler.commit(rows, ids, logprobs, self.version)
 
     def _drain(self) -> bool:
         """Take the results still under way."""

@@ -9,10 +9,12 @@ Results may come back one step late: `plan` never needs the ids of the step unde
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from upshot.engine.pages import ROOT, PagePool
+from upshot.engine.rows import Rows
 from upshot.engine.sequence import DONE, RUNNING, WAITING, Rules, Sequence
 
 
@@ -31,9 +33,12 @@ class Plan:
     """One step: either chunks of prompts or running sequences; `rows` sample one id each, in this order."""
 
     rows: list[Sequence]
+    """Without chunks: the list of the last such step itself, if nobody came or went."""
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Pages to copy (from, to) before the step."""
+    touched: list[Sequence] = field(default_factory=list)
+    """Without chunks: all rows whose pages may differ from the step before."""
 
 
 class Scheduler:
@@ -46,13 +51,17 @@ class Scheduler:
         self.max_streak = max_streak
         """Prompt-reading steps in a row before running sequences get a step."""
         self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.running: dict[Sequence, None] = {}
+        """In the order of their admission."""
         self.preempted = 0
         self._reading: list[Sequence] = []
         """Admitted, prompt not wholly read yet."""
         self._slots = list(range(max_running - 1, -1, -1))
         self._copies: list[tuple[int, int]] = []
         self._streak = 0
+        self._rows = Rows(pool.page_size)
+        self._steady = False
+        """Whether every row of the last decode step takes part in the next."""
 
     @property
     def busy(self) -> bool:
@@ -77,8 +86,8 @@ class Scheduler:
                 self._streak += 1
                 return Plan([s for c in chunks for s in c.samplers], chunks, self._take_copies())
         self._streak = 0
-        rows = self._extend_running()
-        return Plan(rows, [], self._take_copies()) if rows else None
+        rows, touched = self._extend_running()
+        return Plan(rows, [], self._take_copies(), touched) if rows else None
 
     def _take_copies(self) -> list[tuple[int, int]]:
         copies, self._copies = self._copies, []
@@ -103,7 +112,7 @@ class Scheduler:
     def _admit(self, seq: Sequence) -> bool:
         if not self._slots or seq.pending:
             return False
-        pages, chain = self.pool.match(seq.ids, len(seq.ids) - 1)
+        pages, chain = self.pool.match(seq.packed(), len(seq.ids) - 1)
         size = self.pool.page_size
         need = -(-len(seq.ids) // size) - len(pages)
         under_way = len(self.running) + len(self._reading)
@@ -116,8 +125,7 @@ class Scheduler:
         seq.computed = len(pages) * size
         if not seq.sampled:
             seq.cached = seq.computed
-        while len(seq.pages) * size < len(seq.ids):
-            seq.pages.append(self.pool.take())
+        seq.pages += self.pool.take_some(need)
         seq.slot, seq.state = self._slots.pop(), RUNNING
         self._reading.append(seq)
         return True
@@ -126,14 +134,14 @@ class Scheduler:
         start = seq.computed
         stop = min(len(seq.ids), start + budget)
         seq.computed = stop
-        self._publish(seq)
+        self._publish(seq, stop)
         samplers: list[Sequence] = []
         if stop == len(seq.ids):
             self._reading.remove(seq)
             samplers = [seq, *self._fork_siblings(seq)]
             for sampler in samplers:
                 sampler.pending = 1
-            self.running.extend(samplers)
+            self._run(samplers)
         chunks.append(Chunk(seq, start, stop, samplers))
         return stop - start
 
@@ -150,35 +158,58 @@ class Scheduler:
         return forked
 
     def _share(self, seq: Sequence, twin: Sequence) -> None:
-        for page in seq.pages:
-            self.pool.hold(page)
+        self.pool.hold_all(seq.pages)
         twin.pages = list(seq.pages)
-        twin.computed, twin.published, twin.chain = seq.computed, seq.published, seq.chain
-        twin.cached = twin.computed
+        twin.published, twin.chain = seq.published, seq.chain
+        twin.cached = seq.computed
         twin.slot, twin.state = self._slots.pop(), RUNNING
 
-    def _extend_running(self) -> list[Sequence]:
+    def _run(self, seqs: Iterable[Sequence]) -> None:
+        """Their prompts are read: they are extended from now on."""
+        for seq in seqs:
+            self.running[seq] = None
+            self._rows.join(seq)
+            self._steady &= seq.grammar is None
+
+    def _extend_running(self) -> tuple[list[Sequence], list[Sequence]]:
+        """The rows of a decode step, and those of them whose pages may have changed."""
+        touched = self._rows.turn()
+        if self._steady and len(touched) <= self.pool.available:
+            for seq in touched:
+                if seq.length >= seq.max_length:
+                    self._rows.leave(seq)  # its last id is under way
+                else:
+                    self._own_page(seq, [])
+                    self._rows.looked_at(seq)
+            rows = self._rows.current()
+        else:
+            rows = touched = self._look_at_all()
+        for seq in rows:
+            seq.pending += 1
+        return rows, touched
+
+    def _look_at_all(self) -> list[Sequence]:
+        """The rows of a decode step when pages are short or some rows must sit it out."""
         rows: list[Sequence] = []
-        size = self.pool.page_size
+        self._steady = not any(seq.grammar is not None for seq in self.running)
         for seq in list(self.running):
             if seq.state != RUNNING or seq.length >= seq.max_length:
                 continue  # preempted just now, or its last id is under way
             if seq.grammar is not None and seq.pending:
                 continue  # its next id depends on the one under way
-            position = seq.length - 1
-            page_needed = position % size == 0 or self.pool.refs(seq.pages[-1]) > 1
-            if page_needed and not self._own_page(seq, position // size, rows):
-                if seq.pending:
-                    return rows  # results must come back first
-                continue
-            seq.computed = position + 1
-            rows.append(seq)
-        for seq in rows:
-            seq.pending += 1
+            if self._own_page(seq, rows):
+                rows.append(seq)
+            elif seq.pending:
+                self._steady = False
+                break  # results must come back first
+        self._rows.reset(rows, self.running)
         return rows
 
-    def _own_page(self, seq: Sequence, index: int, rows: list[Sequence]) -> bool:
-        """Make page `index` of the sequence exist and be its own; False if the sequence itself was preempted."""
+    def _own_page(self, seq: Sequence, rows: list[Sequence]) -> bool:
+        """Make the page of the sequence's next id exist and be its own; False if there is none to be had now."""
+        index = (seq.length - 1) // self.pool.page_size
+        if index < len(seq.pages) and self.pool.refs(seq.pages[index]) == 1:
+            return True
         while self.pool.available == 0:
             victim = next((s for s in reversed(self.running) if not s.pending), None)
             if victim is None or (victim in rows):
@@ -199,35 +230,44 @@ class Scheduler:
 
     # --- results
 
-    def commit(self, seq: Sequence, token: int, logprob: float, version: int) -> None:
-        """Take one sampled id."""
-        if seq.state != RUNNING:
-            seq.pending = 0
-            return
-        seq.pending -= 1
-        seq.ids.append(token)
-        seq.logprobs.append(logprob)
+    def commit(self, rows: Iterable[Sequence], ids: Iterable[int], logprobs: Iterable[float], version: int) -> None:
+        """Take one sampled id of each row."""
+        for seq, token, logprob in zip(rows, ids, logprobs, strict=True):
+            if seq.state != RUNNING:
+                seq.pending = 0
+                continue
+            seq.pending -= 1
+            known = seq.ids
+            known.append(token)
+            seq.logprobs.append(logprob)
+            if len(known) >= seq.check or token in seq.rules.stop_ids:
+                self._settle(seq, token, logprob, version)
+
+    def _settle(self, seq: Sequence, token: int, logprob: float, version: int) -> None:
+        """What a sampled id brings about besides its place in the sequence."""
         if seq.version < 0:
             seq.version = version
-        if (len(seq.ids) - 1) % self.pool.page_size == 0:
-            self._publish(seq)
+        size, length = self.pool.page_size, len(seq.ids)
+        if (length - 1) % size == 0:
+            self._publish(seq, length - 1)
         rules = seq.rules
         if seq.on_token is not None:
             seq.on_token(seq, token, logprob)
+        if seq.on_token is None and seq.grammar is None and rules.stopped is None:
+            seq.check = min(length + size - (length - 1) % size, seq.max_length)
         ended = token in rules.stop_ids or (seq.grammar is not None and seq.grammar.accept(token))
         if ended or (rules.stopped is not None and rules.stopped(seq.sampled)):
             self.finish(seq, "stop")
-        elif len(seq.ids) >= seq.max_length:
+        elif length >= seq.max_length:
             self.finish(seq, "length")
 
-    def _publish(self, seq: Sequence) -> None:
+    def _publish(self, seq: Sequence, known: int) -> None:
+        """Offer the pages that the first `known` ids fill to the prefix cache."""
         size = self.pool.page_size
-        known = min(seq.computed, len(seq.ids))
-        while (seq.published + 1) * size <= known:
-            start = seq.published * size
-            page = seq.pages[seq.published]
-            seq.chain = self.pool.publish(seq.chain, tuple(seq.ids[start : start + size]), page)
-            seq.published += 1
+        first, last = seq.published, known // size
+        if last > first:
+            seq.chain = self.pool.publish(seq.chain, seq.packed()[first * size : last * size], seq.pages[first:last])
+            seq.published = last
 
     def finish(self, seq: Sequence, reason: str) -> None:
         """End a sequence in any state and give back what it holds."""
@@ -240,13 +280,19 @@ class Scheduler:
                     self.waiting.appendleft(twin)
                 seq.siblings = []
             else:
-                self.running.remove(seq)
+                self._stop_running(seq)
             self._release(seq)
         else:
             self._leave_queue(seq)
         seq.state, seq.finish = DONE, reason
         if seq.on_done is not None:
             seq.on_done(seq)
+
+    def _stop_running(self, seq: Sequence) -> None:
+        del self.running[seq]
+        self._rows.leave(seq)
+        if not self.running:
+            self._rows.reset([], ())
 
     def _leave_queue(self, seq: Sequence) -> None:
         for leader in [*self.waiting, *self._reading]:
@@ -267,7 +313,10 @@ class Scheduler:
 
     def preempt(self, seq: Sequence) -> None:
         """Take a sequence's pages away; it is computed again from its ids, before all that wait."""
-        (self._reading if seq in self._reading else self.running).remove(seq)
+        if seq in self.running:
+            self._stop_running(seq)
+        else:
+            self._reading.remove(seq)
         self._release(seq)
         seq.state = WAITING
         self.waiting.appendleft(seq)
@@ -285,7 +334,9 @@ class Scheduler:
         twin = Sequence(list(seq.ids), rules, prompt_len=len(seq.ids))
         if seq.state == RUNNING and seq in self.running and self._slots:
             self._share(seq, twin)
-            self.running.append(twin)
+            twin.cached = len(seq.ids) - 1
+            self._run([twin])
+            self._rows.look_next(seq)
         else:
             self.add(twin)
         return twin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -64,8 +65,12 @@ class Sequence:
     state: int = WAITING
     pages: list[int] = field(default_factory=list)
     computed: int = 0
-    """Ids whose keys and values are in the pages (or will be, by work already queued)."""
+    """While the prompt is read: ids whose keys and values are in the pages (or will be, by work already queued)."""
     pending: int = 0
+    due: int = -1
+    """The decode step in which it needs a look (rows.py)."""
+    check: int = 0
+    """Its next id needs more than appending once there are this many."""
     published: int = 0
     """Pages offered to the prefix cache."""
     chain: int = ROOT
@@ -80,6 +85,7 @@ class Sequence:
     cached: int = 0
     """Prompt ids whose keys and values were found in the prefix cache."""
     tag: Any = None
+    _packed: array[int] = field(default_factory=lambda: array("i"))
 
     def __post_init__(self) -> None:
         self.prompt_len = self.prompt_len or len(self.ids)
@@ -93,6 +99,13 @@ class Sequence:
     def max_length(self) -> int:
         """Length at which it is cut."""
         return self.prompt_len + self.rules.max_tokens
+
+    def packed(self) -> array[int]:
+        """All ids as machine integers (kept, so that each is converted once)."""
+        packed, ids = self._packed, self.ids
+        if len(packed) < len(ids):
+            packed.fromlist(ids[len(packed) :])
+        return packed
 
     @property
     def sampled(self) -> list[int]:
