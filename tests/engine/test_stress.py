@@ -1,0 +1,159 @@
+"""Thousands of requests of mixed lengths with aborts, forks and weight updates: no leak, no wrong neighbour.
+
+`UPSHOT_STRESS=10000` is the full run. Every sampled id is held against the model's own forward on the weights that
+sampled it, so every greedy output is what the request would have got alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import LlamaForCausalLM
+
+from upshot.engine.engine import Engine, EngineSettings
+from upshot.engine.sequence import DONE, Rules, Sequence
+
+REQUESTS = int(os.environ.get("UPSHOT_STRESS", "500"))
+SLOTS = 24
+RSS_BOUND = 12 << 20
+"""Bytes by which the process may grow between the end of the warm-up and the end: the allocator's play."""
+OBJECTS_BOUND = 300
+
+
+def rss() -> int:
+    """Resident bytes of this process."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * resource.getpagesize()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def contents(engine: Engine) -> dict[str, int]:
+    """How much every container of the scheduler and the pool holds."""
+    scheduler, pool = engine.scheduler, engine.pool
+    return {
+        "waiting": len(scheduler.waiting),
+        "running": len(scheduler.running),
+        "reading": len(scheduler._reading),
+        "copies": len(scheduler._copies),
+        "rows": len(scheduler._rows),
+        "slots taken": SLOTS - len(scheduler._slots),
+        "pages held": pool.held,
+        "prefixes beyond the pages": max(0, len(pool._found) - pool.n_pages),
+        "keys without a prefix": len(pool._key) - len(pool._found),
+    }
+
+
+class Soak:
+    """Random requests and everything that can happen to them."""
+
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        self.model = model
+        page = 2 * 2 * 2 * 16 * 4 * 4
+        sizes = EngineSettings(page_size=4, kv_bytes=160 * page, max_running=SLOTS, chunk_tokens=64)
+        self.engine = Engine(model, eos_ids=set(), settings=sizes)
+        self.weights = [w.detach().clone() for w in model.parameters()]
+        self.rng = random.Random(0)
+        self.noise = torch.Generator().manual_seed(0)
+        self.bases = [[self.rng.randrange(3, 259) for _ in range(self.rng.randrange(8, 40))] for _ in range(6)]
+        self.live: list[Sequence] = []
+        self.unchecked: list[tuple[Sequence, int]] = []
+        self.since: dict[Sequence, int] = {}
+        """Where the ids of a live sequence begin that are not checked yet."""
+        self.counts = dict.fromkeys(("requests", "aborts", "forks", "updates", "restarts", "ids"), 0)
+
+    def play(self, requests: int) -> None:
+        """Submit that many requests and see them all to their end."""
+        goal = self.counts["requests"] + requests
+        while self.counts["requests"] < goal or self.engine.scheduler.busy:
+            if self.counts["requests"] < goal and len(self.live) < 60:
+                self.submit()
+            self.engine.step()
+            self.disturb()
+            for seq in [s for s in self.live if s.state == DONE]:
+                self.live.remove(seq)
+                self.unchecked.append((seq, self.since.pop(seq)))
+            if len(self.unchecked) >= 64:
+                self.check()
+        self.check()
+        assert not self.live and not self.since
+
+    def submit(self) -> None:
+        """One or three continuations of a prompt that shares its beginning with others."""
+        rng = self.rng
+        base = rng.choice(self.bases)
+        prompt = base[: rng.randrange(1, len(base) + 1)] + [rng.randrange(3, 259) for _ in range(rng.randrange(6))]
+        rules = Rules(max_tokens=rng.randrange(1, 20), temperature=0)
+        self.watch(self.engine.submit(prompt, rules, n=rng.choice([1, 1, 1, 3])))
+
+    def watch(self, seqs: list[Sequence]) -> None:
+        """Follow new sequences."""
+        self.counts["requests"] += len(seqs)
+        self.live += seqs
+        self.since |= {seq: seq.prompt_len for seq in seqs}
+
+    def disturb(self) -> None:
+        """Now and then: an abort, a fork, new weights, or the same weights declared new."""
+        rng = self.rng
+        if self.live and rng.random() < 0.05:
+            seq = rng.choice(self.live)
+            self.counts["aborts"] += seq.state != DONE
+            self.engine.abort(seq)
+        if self.live and rng.random() < 0.05:
+            seq = rng.choice(self.live)
+            if seq.state != DONE:
+                self.counts["forks"] += 1
+                self.watch([self.engine.fork(seq, Rules(max_tokens=5, temperature=0))])
+        if rng.random() < 0.01:
+            self.update()
+        elif rng.random() < 0.02:
+            self.counts["restarts"] += 1
+            self.engine.weights_changed()
+
+    def update(self) -> None:
+        """Change the weights under the requests; what was sampled so far is checked on the old ones first."""
+        self.unchecked += [(seq, self.since[seq]) for seq in self.live]
+        self.check()
+        self.since = {seq: len(seq.ids) for seq in self.live}
+        with torch.no_grad():
+            for weight, first in zip(self.model.parameters(), self.weights, strict=True):
+                weight.copy_(first).add_(torch.randn(first.shape, generator=self.noise), alpha=0.02)
+        self.engine.weights_changed()
+        self.counts["updates"] += 1
+
+    def check(self) -> None:
+        """Every id sampled is the likeliest one by the model's own forward (or within rounding of it)."""
+        work, self.unchecked = [(s, start) for s, start in self.unchecked if len(s.ids) > start], []
+        if not work:
+            return
+        longest = max(len(s.ids) for s, _ in work)
+        ids = torch.tensor([s.ids + [0] * (longest - len(s.ids)) for s, _ in work])
+        with torch.no_grad():
+            logits = self.model(input_ids=ids).logits
+        behind = (logits.amax(-1)[:, :-1] - logits[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]).tolist()
+        for (seq, start), row in zip(work, behind, strict=True):
+            self.counts["ids"] += len(seq.ids) - start
+            assert max(row[start - 1 : len(seq.ids) - 1]) < 1e-4, f"a wrong id in {seq.ids[start:]} after {start} ids"
+
+
+def test_no_leak_no_wrong_neighbour_and_flat_memory(
+    make_llama: Callable[..., LlamaForCausalLM], capsys: object
+) -> None:
+    soak = Soak(make_llama())
+    soak.play(REQUESTS // 4)
+    gc.collect()
+    before, objects = rss(), len(gc.get_objects())
+    soak.play(REQUESTS - REQUESTS // 4)
+    gc.collect()
+    grown, more = rss() - before, len(gc.get_objects()) - objects
+    with capsys.disabled():  # type: ignore[attr-defined]
+        print(f"\n{soak.counts}, grown by {grown / 2**20:.1f} MiB and {more} objects")
+    assert not any(contents(soak.engine).values()), contents(soak.engine)
+    assert grown < RSS_BOUND and more < OBJECTS_BOUND
+    assert all(soak.counts.values())
