@@ -15,7 +15,7 @@ from upshot.engine.kernels.decode import decode_attention
 
 def compiler_for(driver: Driver, settings: Any) -> Compiler | None:
     """Who compiles the driver's decode steps; None for drivers that bring their own kernels."""
-    return Compiler(driver) if settings.compile and isinstance(driver, ModuleDriver | BlockDriver) else None
+    return Compiler(driver) if settings.compile and type(driver) in (ModuleDriver, BlockDriver) else None
 
 
 def change_over(runner: Any) -> None:

@@ -35,12 +35,8 @@ KEEP = 32
 """Compiled steps kept on disk, the last used."""
 TIMEOUT_S = 900.0
 PASSING = (
-    "training",
-    "_hooks",
-    "_attn_implementation",
-    "_attn_implementation_internal",
-    "name_or_path",
-    "_commit_hash",
+    *("training", "_hooks", "_attn_implementation", "_attn_implementation_internal"),
+    *("name_or_path", "_commit_hash", "generation_config"),
 )
 """Attributes (by their ends) that differ between two uses of the same model."""
 Run = Callable[..., Any]

@@ -115,10 +115,10 @@ def trace(lm: torch.nn.Module, device: torch.device, hint: int = HINT) -> tuple[
     env = ShapeEnv()
     mode = FakeTensorMode(shape_env=env)
     weights = inputs_of(lm)
+    ids = _rows(mode, device, hint)
     with mode:
-        examples = [torch.empty_strided(w.shape, w.stride(), dtype=w.dtype, device=device) for w in weights.values()]
-        ids = _rows(mode, device, hint)
         positions = torch.empty_like(ids)
+        examples = [torch.empty_strided(w.shape, w.stride(), dtype=w.dtype, device=device) for w in weights.values()]
 
     def forward(ids: torch.Tensor, positions: torch.Tensor, *live: torch.Tensor) -> tuple[torch.Tensor]:
         call = {"input_ids": ids[None], "position_ids": positions[None], "attention_mask": None, "use_cache": False}
@@ -143,11 +143,14 @@ def _rows(mode: Any, device: torch.device, hint: int) -> torch.Tensor:
     context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC], constraint_sizes=[bounds])
     example = torch.empty(hint, dtype=torch.int64, device="meta")
     fake = mode.from_tensor(example, symbolic_context=context)
-    return torch.empty_like(fake, device=device)
+    with mode:
+        return torch.empty_like(fake, device=device)
 
 
 def assumptions(env: Any) -> list[str]:
     """What tracing or compiling took for granted about the number of rows and does not hold from LEAST to MOST."""
+    if not env.var_to_range:
+        return [f"rows = {HINT}"]
     broken = [f"{symbol} = {value}" for symbol, value in env.replacements.items()]
     for guard in env.guards:
         symbols = list(guard.expr.free_symbols)
