@@ -209,10 +209,15 @@ class Compiler:
                 self.close()
                 atexit.unregister(self.close)
             if self._process.returncode != 0:
-                lines = errors.decode(errors="replace").strip().splitlines()
-                last = lines[-1] if lines else f"it ended with {self._process.returncode} and no message"
-                raise RuntimeError(f"the compiling process failed: {last[:500]}")
+                raise RuntimeError(f"the compiling process failed: {_what(errors, self._process.returncode)}")
             return dict(json.loads(out.decode().strip().splitlines()[-1]))
+
+
+def _what(errors: bytes, code: int) -> str:
+    """The line of an error output that says most."""
+    lines = [line.strip() for line in errors.decode(errors="replace").splitlines() if line.strip()]
+    named = [line for line in lines if "Error" in line.split(":")[0]]
+    return (named or lines or [f"it ended with {code} and no message"])[-1][:500]
 
 
 def _communicate(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:

@@ -12,7 +12,6 @@ import io
 import json
 import os
 import pickle
-import sys
 import threading
 import time
 from pathlib import Path
@@ -104,6 +103,7 @@ def inputs_of(lm: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def trace(lm: torch.nn.Module, device: torch.device, hint: int = HINT) -> tuple[torch.fx.GraphModule, list[Any], Any]:
     """The decode step as a graph (ids, positions, *inputs) -> (logits,), its example inputs, its shape environment."""
+    from torch._dispatch.python import enable_python_dispatcher
     from torch._guards import TracingContext, tracing
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -126,7 +126,8 @@ def trace(lm: torch.nn.Module, device: torch.device, hint: int = HINT) -> tuple[
             out = torch.func.functional_call(lm, dict(zip(weights, live, strict=True)), (), call)
         return (out.logits[0],)
 
-    with torch.no_grad(), tracing(TracingContext(mode)):
+    # Some operators' C++ asks for sizes as numbers (and so fixes them); Python's versions of them do not.
+    with torch.no_grad(), tracing(TracingContext(mode)), enable_python_dispatcher():
         graph = make_fx(forward)(ids, positions, *examples)
     output = next(iter(reversed(graph.graph.nodes)))
     for node in output.args[0]:
@@ -185,7 +186,8 @@ def compile_step(lm: torch.nn.Module, device: torch.device, path: Path) -> dict[
 
 def _end_with_parent() -> None:
     """Leave when whoever asked is gone: its end of our standard input closes."""
-    sys.stdin.buffer.read()
+    while os.read(0, 4096):  # not `sys.stdin`, whose lock a thread must not hold when the interpreter ends
+        pass
     os._exit(1)
 
 
