@@ -111,7 +111,7 @@ def small(make_llama: Make, **over: object) -> LlamaForCausalLM:
         "intermediate_size": 64,
         "num_attention_heads": 3,
         "num_key_value_heads": 1,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": 1 if DEVICE.type == "cpu" else 3,
     }
     return make_llama(**sizes, vocab_size=64, max_position_embeddings=256, **over).to(DEVICE)
 
@@ -124,9 +124,9 @@ def test_engine_and_learner_agree_bitwise_on_the_kernels(make_llama: Make, dtype
     )
     engine = Engine(model, eos_ids=set(), settings=options)
     prompt = [3 + (7 * i) % 60 for i in range(22)]
-    seqs = engine.submit(prompt, Rules(max_tokens=5, seed=3), n=5)
-    seqs += engine.submit([9, 8, 7], Rules(max_tokens=3, seed=4))
-    seqs += engine.submit(prompt[:17], Rules(max_tokens=4, seed=5, top_k=3))
+    seqs = engine.submit(prompt, Rules(max_tokens=3, seed=3), n=4)
+    seqs += engine.submit([9, 8, 7], Rules(max_tokens=2, seed=4))
+    seqs += engine.submit(prompt[:17], Rules(max_tokens=2, seed=5, top_k=3))
     engine.run_until_done()
     forward = ExactForward(kernels=True)
     longest = max(len(s.ids) for s in seqs)

@@ -66,7 +66,8 @@ def elements(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) 
 def rows(function: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Any:
     """A function of each row of x [..., n]; its results (a tensor or a tuple of them) keep the leading dimensions."""
     flat = x.reshape(-1, x.shape[-1])
-    parts = [function(part) for part in _padded(flat, ROWS).split(ROWS)]
+    size = 512 if x.is_cuda else ROWS  # a GPU computes many rows as fast as few
+    parts = [function(part) for part in _padded(flat, size).split(size)]
     if isinstance(parts[0], torch.Tensor):
         out = torch.cat(parts)[: len(flat)]
         return out.view(*x.shape[:-1], *out.shape[1:])

@@ -133,11 +133,11 @@ def picked(logits: torch.Tensor, ids: torch.Tensor, temperature: torch.Tensor) -
     return out
 
 
-@triton.jit(
-    do_not_specialize=[
-        "page_size", "k_page", "k_head", "k_token", "v_page", "v_head", "v_token", "table_stride", "window",
-    ]
-)  # fmt: skip
+_STRIDES = ["page_size", "k_page", "k_head", "k_token", "v_page", "v_head", "v_token", "table_stride", "window"]
+_LISTS = ["table_ptr", "slots_ptr", "offsets_ptr", "counts_ptr", "positions_ptr"]
+
+
+@triton.jit(do_not_specialize=_STRIDES, do_not_specialize_on_alignment=_LISTS)
 def _attend(
     q_ptr,
     k_ptr,
@@ -223,6 +223,12 @@ def _attend(
     tl.store(out_ptr + row[:, None] + dims[None, :], out, mask=real & wide)
 
 
+def _is_regular(x: torch.Tensor) -> bool:
+    """Whether the kernel can read keys or values where they lie."""
+    dim = x.shape[3]
+    return x.data_ptr() % 16 == 0 and x.stride(3) == 1 and not any(stride % dim for stride in x.stride()[:3])
+
+
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -243,12 +249,11 @@ def attend(
     group = heads // kv_heads
     tile = max(32 if q.dtype == torch.float32 else 64, triton.next_power_of_2(group))
     padded = max(16, triton.next_power_of_2(dim))
-    k, v = (x if x.stride(3) == 1 and not any(s % dim for s in x.stride()[:3]) else x.contiguous() for x in (k, v))
+    k, v = (x if _is_regular(x) else x.contiguous().clone() for x in (k, v))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    slots, offsets, counts, positions = (aligned(x) for x in blocks)
     strides = [s // dim for x in (k, v) for s in x.stride()[:3]]
     _attend[(kv_heads, blocks.shape[1], triton.cdiv(queries, tile // group))](
-        aligned(q), k, v, out, table, slots, offsets, counts, positions, table.stride(0), page_size, *strides,
+        aligned(q), k, v, out, table, blocks[0], blocks[1], blocks[2], blocks[3], table.stride(0), page_size, *strides,
         scale, softcap, window,
         HEADS=heads, GROUP=group, D=dim, PADDED=padded, TILE=tile, BLOCK_N=64 if padded <= 128 else 32,
         WINDOW=window > 0, SOFTCAP=softcap > 0, num_warps=4, num_stages=2,
