@@ -7,6 +7,7 @@ conversation lives in `conversation.session`, `.row` and `.rng`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,6 +58,35 @@ class Participant(ABC):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
+
+
+class User(Participant):
+    """A simulated user: opens where nobody has spoken yet, and counts what it does."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    async def start(self, conversation: Conversation) -> None:
+        """Say the opening message where nobody has spoken yet."""
+        if not any(message.role in ("user", "assistant") for message in conversation.messages):
+            observation = await self.observe(conversation)
+            count(conversation, observation.metrics)
+            for message in observation.messages:
+                conversation.say(message, note=observation.note)
+            if observation.done:
+                conversation.ended = observation.reason
+
+    def stats(self) -> dict[str, float]:
+        """Totals since the start."""
+        return {name: float(value) for name, value in sorted(self._counts.items())}
+
+    def state(self) -> dict[str, Any]:
+        """The counters."""
+        return dict(self._counts)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from there."""
+        self._counts = Counter(state)
 
 
 def count(conversation: Conversation, metrics: Mapping[str, float]) -> None:

@@ -6,7 +6,6 @@ lives in `conversation.session['user']`; the object itself only counts, so it se
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from upshot.chat import Conversation, Message, derive_seed
 from upshot.errors import UserError, did_you_mean
 from upshot.models.base import Model, ModelCallError, Sampling
 from upshot.participants.ask import Answer, Flaw, ask, text_schema
-from upshot.participants.base import Observation, Participant, count, users
+from upshot.participants.base import Observation, User, count, users
 from upshot.participants.personas import VAGUENESS, check_persona, choose_persona
 from upshot.participants.quality import is_early_end, is_role_flip, pasted
 from upshot.participants.template import render
@@ -27,7 +26,7 @@ _NAMES = {"user": "You", "assistant": "Assistant", "tool": "Tool"}
 
 
 @users.register("llm")
-class LLMUser(Participant):
+class LLMUser(User):
     """A language model that plays the person with the hidden goal."""
 
     def __init__(
@@ -69,17 +68,7 @@ class LLMUser(Participant):
         self.repairs = repairs
         self.paste_share = paste_share
         self.seed = seed
-        self._counts: Counter[str] = Counter()
-
-    async def start(self, conversation: Conversation) -> None:
-        """Say the opening message where nobody has spoken yet."""
-        if not any(message.role in ("user", "assistant") for message in conversation.messages):
-            observation = await self.observe(conversation)
-            count(conversation, observation.metrics)
-            for message in observation.messages:
-                conversation.say(message, note=observation.note)
-            if observation.done:
-                conversation.ended = observation.reason
+        super().__init__()
 
     async def observe(self, conversation: Conversation) -> Observation:
         """The user's next message, or its leaving; `ModelCallError` when the model gives nothing usable."""
@@ -116,7 +105,7 @@ class LLMUser(Participant):
 
     def stats(self) -> dict[str, float]:
         """Totals of the quality counters since the start, and the rates that can be compared between runs."""
-        totals = {name: float(value) for name, value in sorted(self._counts.items())}
+        totals = super().stats()
         turns, ends = totals.get("user_turns", 0.0), totals.get("user_ended", 0.0)
         if turns:
             for name in ("user_role_flip", "user_goal_pasted", "user_goal_overlap"):
@@ -124,14 +113,6 @@ class LLMUser(Participant):
         if ends:
             totals["user_ended_early_rate"] = totals.get("user_ended_early", 0.0) / ends
         return totals
-
-    def state(self) -> dict[str, Any]:
-        """The counters."""
-        return dict(self._counts)
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from there."""
-        self._counts = Counter(state)
 
     def _observation(self, conversation: Conversation, answer: Answer, heard: Heard) -> Observation:
         current = as_text(answer.values["current_answer"])

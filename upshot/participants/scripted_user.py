@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Mapping
-from typing import Any
 
 from upshot.chat import Conversation, Message
-from upshot.participants.base import Observation, Participant, count, users
+from upshot.participants.base import Observation, User, users
 from upshot.participants.transcript import as_text
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 @users.register("scripted")
-class ScriptedUser(Participant):
+class ScriptedUser(User):
     """Says its lines one after another, then leaves.
 
     The lines are the row's `meta['script']`, else the option `lines`, else the sentences of the goal: a user that
@@ -26,17 +23,7 @@ class ScriptedUser(Participant):
         """Make the user; `leave_when_answered` ends the chat once the assistant's last message holds the reference."""
         self.lines = lines
         self.leave_when_answered = leave_when_answered
-        self._counts: Counter[str] = Counter()
-
-    async def start(self, conversation: Conversation) -> None:
-        """Say the first line where nobody has spoken yet."""
-        if not any(message.role in ("user", "assistant") for message in conversation.messages):
-            observation = await self.observe(conversation)
-            count(conversation, observation.metrics)
-            for message in observation.messages:
-                conversation.say(message)
-            if observation.done:
-                conversation.ended = observation.reason
+        super().__init__()
 
     async def observe(self, conversation: Conversation) -> Observation:
         """The next line, or leaving when there is none or the answer has been given."""
@@ -50,18 +37,6 @@ class ScriptedUser(Participant):
         metrics = {"user_turns": 1.0}
         self._counts.update(metrics)
         return Observation((Message("user", lines[state["turns"]]),), metrics=metrics)
-
-    def stats(self) -> dict[str, float]:
-        """Messages said and conversations left."""
-        return {name: float(value) for name, value in sorted(self._counts.items())}
-
-    def state(self) -> dict[str, Any]:
-        """The counters."""
-        return dict(self._counts)
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from there."""
-        self._counts = Counter(state)
 
     @staticmethod
     def _answered(conversation: Conversation) -> bool:

@@ -13,15 +13,14 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from upshot.errors import UserError
 from upshot.sandbox.languages import canonical
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.outcome import Outcome, RunResult
+from upshot.sandbox.runner import Job
 from upshot.sandbox.script_runner import ScriptRunner
-from upshot.time_limit import uncounted
 
 
 class BareRunner(ScriptRunner):
@@ -31,29 +30,19 @@ class BareRunner(ScriptRunner):
         self.limits = limits or Limits()
         self._gate = asyncio.Semaphore(concurrency or os.cpu_count() or 1)
 
-    async def run(
-        self,
-        code: str,
-        language: str = "python",
-        stdin: str = "",
-        files: Mapping[str, bytes] | None = None,
-        limits: Limits | None = None,
-        fetch: Sequence[str] = (),
-    ) -> RunResult:
-        if canonical(language) != "python":
-            raise UserError(f"the subprocess runner runs python only, not {language!r}; use a sandbox")
-        limits = limits or self.limits
+    async def _run(self, job: Job) -> RunResult:
+        if canonical(job.language) != "python":
+            raise UserError(f"the subprocess runner runs python only, not {job.language!r}; use a sandbox")
         async with self._gate:
             with tempfile.TemporaryDirectory(prefix="upshot-bare-") as folder:
-                for name, data in {**(files or {}), "program.py": code.encode()}.items():
+                for name, data in {**job.files, "program.py": job.code.encode()}.items():
                     path = Path(folder, name)
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(data)
-                result = await self._process(folder, stdin, limits)
-                found = {name: Path(folder, name).read_bytes() for name in fetch if Path(folder, name).is_file()}
+                result = await self._process(folder, job.stdin, job.limits)
+                found = {name: Path(folder, name).read_bytes() for name in job.fetch if Path(folder, name).is_file()}
         return RunResult(**{**result.__dict__, "files": found})
 
-    @uncounted
     async def _process(self, folder: str, stdin: str, limits: Limits) -> RunResult:
         started = time.monotonic()
         process = await asyncio.create_subprocess_exec(

@@ -14,7 +14,7 @@ import aiohttp
 from upshot.errors import UserError
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.outcome import CompileResult, Outcome, RunResult, StdioTest, TestResult
-from upshot.sandbox.runner import CodeRunner, Session
+from upshot.sandbox.runner import CodeRunner, Job, Session
 from upshot.sandbox.script_runner import ScriptRunner
 from upshot.time_limit import uncounted
 
@@ -104,15 +104,7 @@ class CompatibleRunner(CodeRunner):
             for value, seconds in zip(results, runtimes, strict=True)
         ]
 
-    async def run(
-        self,
-        code: str,
-        language: str = "python",
-        stdin: str = "",
-        files: Mapping[str, bytes] | None = None,
-        limits: Limits | None = None,
-        fetch: Sequence[str] = (),
-    ) -> RunResult:
+    async def _run(self, job: Job) -> RunResult:
         raise UserError(
             "the compatible code API only runs tests; use an Upshot or SandboxFusion server to run programs"
         )
@@ -136,22 +128,17 @@ class UpshotRunner(CompatibleRunner):
             raise ValueError(f"{len(results)} results for {count} tests")
         return results
 
-    async def run(
-        self,
-        code: str,
-        language: str = "python",
-        stdin: str = "",
-        files: Mapping[str, bytes] | None = None,
-        limits: Limits | None = None,
-        fetch: Sequence[str] = (),
-    ) -> RunResult:
-        limits = limits or self.limits
-        body = {"code": code, "language": language, "stdin": stdin, "files": _encode(files), "limits": asdict(limits)}
+    async def _run(self, job: Job) -> RunResult:
+        body = {
+            "code": job.code,
+            "language": job.language,
+            "stdin": job.stdin,
+            "files": _encode(job.files),
+            "limits": asdict(job.limits),
+            "fetch_files": list(job.fetch),
+        }
         try:
-            answer = await self.connection.request(
-                "POST", "/run", body | {"fetch_files": list(fetch)}, limits.wall + 30
-            )
-            return read_run(answer)
+            return read_run(await self.connection.request("POST", "/run", body, job.limits.wall + 30))
         except (Unreachable, KeyError, TypeError, ValueError) as error:
             return RunResult(Outcome.SANDBOX_FAULT, None, detail=str(error))
 
@@ -181,8 +168,8 @@ class RemoteSession(Session):
         await self.connection.request("DELETE", f"/sessions/{self.name}", None, 30)
 
 
-def _encode(files: Mapping[str, bytes] | None) -> dict[str, str]:
-    return {name: base64.b64encode(data).decode() for name, data in (files or {}).items()}
+def _encode(files: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: base64.b64encode(data).decode() for name, data in files.items()}
 
 
 def read_run(answer: dict[str, Any]) -> RunResult:
@@ -199,22 +186,17 @@ class FusionRunner(ScriptRunner):
         self.connection = Connection(url, api_key)
         self.limits = limits or Limits()
 
-    async def run(
-        self,
-        code: str,
-        language: str = "python",
-        stdin: str = "",
-        files: Mapping[str, bytes] | None = None,
-        limits: Limits | None = None,
-        fetch: Sequence[str] = (),
-    ) -> RunResult:
-        limits = limits or self.limits
-        body: dict[str, Any] = {"code": code, "language": language, "stdin": stdin, "run_timeout": limits.cpu_seconds}
-        body |= {
-            "compile_timeout": 20,
+    async def _run(self, job: Job) -> RunResult:
+        limits = job.limits
+        body: dict[str, Any] = {
+            "code": job.code,
+            "language": job.language,
+            "stdin": job.stdin,
+            "run_timeout": limits.cpu_seconds,
+            "compile_timeout": job.compile_seconds,
             "memory_limit_MB": limits.memory_mb,
-            "files": _encode(files),
-            "fetch_files": list(fetch),
+            "files": _encode(job.files),
+            "fetch_files": list(job.fetch),
         }
         try:
             return _read_fusion(await self.connection.request("POST", "/run_code", body, limits.wall + 30), limits)

@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,7 +22,7 @@ from upshot.sandbox.limits import Limits
 from upshot.sandbox.metrics import Metrics
 from upshot.sandbox.outcome import Outcome, RunResult, StdioTest, TestResult
 from upshot.sandbox.run import Run
-from upshot.sandbox.runner import CodeRunner, Session
+from upshot.sandbox.runner import CodeRunner, Job, Session
 from upshot.sandbox.sessions import LocalSession
 from upshot.sandbox.slots import Busy, Slots
 from upshot.sandbox.split import split
@@ -188,27 +188,18 @@ class Sandbox(CodeRunner):
         self.metrics.count_tests(done)
         return done
 
-    async def run(
-        self,
-        code: str,
-        language: str = "python",
-        stdin: str = "",
-        files: Mapping[str, bytes] | None = None,
-        limits: Limits | None = None,
-        fetch: Sequence[str] = (),
-        compile_seconds: float = 20.0,
-    ) -> RunResult:
-        limits = limits or self.limits
-        encoded = {name: base64.b64encode(data).decode() for name, data in (files or {}).items()}
-        payload: dict[str, Any] = {"program": code, "files": encoded, "fetch": list(fetch)}
-        if languages.canonical(language) == "python":
-            result = run_result.of_script(await self._execute(tier_of(code), "script", payload, stdin.encode(), limits))
+    async def _run(self, job: Job) -> RunResult:
+        limits, stdin = job.limits, job.stdin.encode()
+        encoded = {name: base64.b64encode(data).decode() for name, data in job.files.items()}
+        payload: dict[str, Any] = {"program": job.code, "files": encoded, "fetch": list(job.fetch)}
+        if languages.canonical(job.language) == "python":
+            result = run_result.of_script(await self._execute(tier_of(job.code), "script", payload, stdin, limits))
         else:
             await self._ready()
             await asyncio.to_thread(languages.installed)  # asks the toolchains once
-            payload |= self._native(language, limits, compile_seconds)
-            budget = limits.wall + compile_seconds + 5
-            remains = await self._execute("native", "native", payload, stdin.encode(), limits, native_wall=budget)
+            payload |= self._native(job.language, limits, job.compile_seconds)
+            budget = limits.wall + job.compile_seconds + 5
+            remains = await self._execute("native", "native", payload, stdin, limits, native_wall=budget)
             result = run_result.of_native(remains)
         self.metrics.count_run(result)
         return result

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from upshot.errors import UserError
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.outcome import RunResult, StdioTest, TestResult
+from upshot.time_limit import uncounted
 
 
 class Session(abc.ABC):
@@ -32,8 +34,25 @@ class Session(abc.ABC):
         await self.aclose()
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A program to run, and what it is run with."""
+
+    code: str
+    language: str
+    stdin: str
+    files: Mapping[str, bytes]
+    limits: Limits
+    fetch: Sequence[str]
+    """Files to bring back."""
+    compile_seconds: float
+
+
 class CodeRunner(abc.ABC):
     """Runs programs nobody trusts and says what came of them."""
+
+    limits: Limits
+    """For calls that bring none."""
 
     @abc.abstractmethod
     async def test_program(self, program: str, tests: Sequence[str], limits: Limits | None = None) -> list[TestResult]:
@@ -45,7 +64,7 @@ class CodeRunner(abc.ABC):
     ) -> list[TestResult]:
         """Run a Python program once per test on its input and compare the output; one result per test."""
 
-    @abc.abstractmethod
+    @uncounted
     async def run(
         self,
         code: str,
@@ -54,8 +73,14 @@ class CodeRunner(abc.ABC):
         files: Mapping[str, bytes] | None = None,
         limits: Limits | None = None,
         fetch: Sequence[str] = (),
+        compile_seconds: float = 20.0,
     ) -> RunResult:
         """Run a program and return what it printed; `fetch` names files to bring back."""
+        return await self._run(Job(code, language, stdin, files or {}, limits or self.limits, fetch, compile_seconds))
+
+    @abc.abstractmethod
+    async def _run(self, job: Job) -> RunResult:
+        """Run a program, every default filled in."""
 
     async def session(self, limits: Limits | None = None) -> Session:
         """Open a stateful Python session where the runner has them."""

@@ -47,9 +47,7 @@ _upshot_main()
 
 
 class ScriptRunner(CodeRunner):
-    """A runner whose subclasses supply `run`."""
-
-    limits: Limits
+    """A runner whose subclasses supply `_run`."""
 
     async def test_program(self, program: str, tests: Sequence[str], limits: Limits | None = None) -> list[TestResult]:
         limits = limits or self.limits
