@@ -17,6 +17,7 @@ from upshot.engine.blocks import rotate
 from upshot.engine.kernels import block, sample
 from upshot.engine.kernels.decode import MEMBERS, Shared, decode_attention
 from upshot.engine.kernels.decode_fused import fused_decode_attention
+from upshot.engine.kernels.gated import gated_product
 from upshot.engine.kernels.prefill import prefill_attention
 from upshot.engine.sampling import RowRules
 from upshot.engine.sampling import sample as cpu_sample
@@ -82,9 +83,7 @@ def test_decode_attention(
 ) -> None:
     case = Case(random.Random(seed), kv_heads, group, 16, page, lengths)
     q = torch.randn(len(lengths), kv_heads * group, 16, device=DEVICE)
-    out = decode_attention(
-        q, case.k, case.v, case.table, case.slots, case.lengths, 0.25, splits, None, window, softcap
-    )
+    out = decode_attention(q, case.k, case.v, case.table, case.slots, case.lengths, 0.25, splits, None, window, softcap)
     for row, length in enumerate(lengths):
         torch.testing.assert_close(
             out[row], case.reference(q[row], row, length - 1, window, softcap), atol=2e-4, rtol=2e-4
@@ -214,6 +213,15 @@ def test_fused_decode_attention(
         torch.testing.assert_close(
             fused[row], case.reference(q[row], row, length - 1, window, 0.0), atol=2e-4, rtol=2e-4
         )
+
+
+def test_gated_product() -> None:
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+    x, weight = torch.randn(133, 72, device=DEVICE, dtype=dtype), torch.randn(256, 72, device=DEVICE, dtype=dtype)
+    both = x @ weight.T
+    expected = torch.nn.functional.silu(both[:, :128]) * both[:, 128:]
+    torch.testing.assert_close(gated_product(x, weight), expected, atol=1e-3, rtol=2e-2)
 
 
 def test_norm_and_gate() -> None:

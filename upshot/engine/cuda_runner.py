@@ -32,7 +32,8 @@ from upshot.engine.cuda_steps import (
 )
 from upshot.engine.driver import Driver, ModuleDriver, Shape, causal_lm
 from upshot.engine.kernels import sample as sample_kernels
-from upshot.engine.kernels.decode import MEMBERS, Shared, decode_attention
+from upshot.engine.kernels.decode import MEMBERS, Shared, context_splits, decode_attention
+from upshot.engine.kernels.decode_fused import fused_decode_attention
 from upshot.engine.kernels.prefill import prefill_attention
 from upshot.engine.scheduler import Chunk, Plan
 from upshot.engine.sequence import Rules, Sequence
@@ -69,7 +70,6 @@ class CudaRunner:
             torch.full((groups, MEMBERS), -1, dtype=torch.int32, device=device),
             torch.zeros(max_running + 1, dtype=torch.int32, device=device),
         )
-        self.processors = torch.cuda.get_device_properties(device).multi_processor_count if self.on_gpu else 4
         self.graphs: dict[tuple[int, bool, bool], Graph] = {}
         self.prompt_graphs: dict[tuple[int, int], PromptGraph] = {}
         self.pool: Any = None
@@ -116,14 +116,17 @@ class CudaRunner:
 
     def _disagreement(self, driver: Driver) -> str | None:
         from upshot.engine.probe import IDS, compare, expected_logits
+        from upshot.engine.warm import compile_ahead
 
         ids = [(7 * i + 3) % self.shape.vocab for i in range(IDS)]
         pages = list(range(1, -(-IDS // self.page_size) + 1))
         seq = Sequence(ids, Rules(), pages=pages, slot=0)
         self.cache.table[0, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
         rows = []
+        ready = compile_ahead(self, driver) if self.on_gpu else lambda: None
         with torch.inference_mode():
             expected = expected_logits(self.model, driver, ids)
+            ready()
             try:
                 for start, stop in ((0, 5), (5, IDS - 2), (IDS - 2, IDS - 1), (IDS - 1, IDS)):
                     rows.append(self._prefill_logits(driver, [Chunk(seq, start, stop, [])], [stop - start - 1]))
@@ -190,8 +193,13 @@ class CudaRunner:
         return flight.rows, flight.ids[:n].tolist(), flight.logprobs[:n].tolist(), tops
 
     def _upload(self, array: np.ndarray) -> torch.Tensor:
+        """The array on the device; every row begins at a multiple of 16 bytes, else kernels are compiled twice."""
+        width = array.shape[-1]
+        if array.ndim == 2 and width % 4:
+            array = np.pad(array, ((0, 0), (0, -width % 4)))
         host = torch.from_numpy(np.ascontiguousarray(array))
-        return host.pin_memory().to(self.shape.device, non_blocking=True) if self.on_gpu else host
+        there = host.pin_memory().to(self.shape.device, non_blocking=True) if self.on_gpu else host
+        return there[..., :width]
 
     def _sync_slots(self, seqs: list[Sequence]) -> None:
         """Bring the pages and rules of these sequences' slots up to date on the device."""
@@ -290,7 +298,7 @@ class CudaRunner:
         n, count = tokens.shape[1], blocks.shape[1]
         size = next((b for b in PREFILL_BUCKETS if b >= n), 0)
         rows = next((r for r in PREFILL_ROWS if r >= len(last)), 0)
-        room = size // PREFILL_BLOCK + rows + 8
+        room = -(-(size // PREFILL_BLOCK + rows + 8) // 4) * 4
         if not (self.use_graphs and size and rows and count <= room and driver is self.graphed):
             wanted = self._upload(np.array(last, dtype=np.int64))
             return self._read(driver, self._upload(tokens), self._upload(blocks), wanted)
@@ -413,15 +421,21 @@ class CudaRunner:
             if shared
             else None
         )
-        # About six programs for each multiprocessor hide the latency of reading page tables.
-        splits = max(2 if shared else 1, min(8, round(6 * self.processors / (bucket * self.shape.kv_heads))))
+        splits = context_splits(bucket * self.shape.kv_heads, device)
 
         def attend(
             q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, softcap: float
         ) -> torch.Tensor:
             return decode_attention(q, k, v, self.cache.table, slots, lengths, scale, splits, together, window, softcap)
 
-        step = CudaStep(self.cache, self.shape.heads, positions, cells, attend)
+        def fused(qkv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
+                  scale: float, window: int, norms: Any) -> torch.Tensor:  # fmt: skip
+            return fused_decode_attention(
+                qkv, k, v, self.cache.table, slots, lengths, cos, sin, scale, self.shape.heads, window, norms
+            )
+
+        plain = splits == 1 and together is None
+        step = CudaStep(self.cache, self.shape.heads, positions, cells, attend, fused if plain else None)
         return self.driver.logits(ids, positions, step, None), slots, positions
 
     def _decode_body(self, bucket: int, shared: bool, cuts: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -40,10 +40,13 @@ class CudaStep:
         positions: torch.Tensor,
         cells: torch.Tensor,
         attend: Callable[..., torch.Tensor],
+        fused: Callable[..., torch.Tensor] | None = None,
     ) -> None:
         self.cache, self.heads = cache, heads
         self.positions, self.cells = positions, cells
         self._attend = attend
+        self._fused = fused
+        """Attention straight from the qkv product, where a step allows it."""
 
     def attend(
         self,
@@ -63,8 +66,10 @@ class CudaStep:
     def rotate_attend(
         self, layer: int, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, scale: float, window: int, norms: Any
     ) -> torch.Tensor:
-        """The same from an unrotated qkv product, in two kernels."""
+        """The same from an unrotated qkv product, in one kernel or two."""
         k, v = self.cache.k[layer], self.cache.v[layer]
+        if self._fused is not None:
+            return self._fused(qkv, k, v, cos, sin, scale, window, norms)
         q = block_kernels.rotate_store(qkv, self.positions, self.cells, cos, sin, k, v, self.heads, norms)
         return self._attend(q, k, v, scale, window, 0.0)
 

@@ -31,6 +31,16 @@ class FusedLayer:
         )
 
 
+def gated(x: torch.Tensor, joined: Joined) -> torch.Tensor:
+    """The MLP's way up, gated."""
+    from upshot.engine.kernels.block import gate
+    from upshot.engine.kernels.gated import gated_product, worthwhile
+
+    if joined.bias is None and worthwhile(x, joined.weight):
+        return gated_product(x, joined.weight)
+    return gate(F.linear(x, joined.weight, joined.bias))
+
+
 def down_product(x: torch.Tensor, module: Any) -> torch.Tensor:
     """The MLP's way down; for few rows as float32 parts of its long sum [parts, rows, n], which `add_norm` adds up.
 
@@ -75,7 +85,7 @@ class FusedDriver:
 
     def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor | None) -> torch.Tensor:
         """Logits of the tokens at the indices `last` (None: all)."""
-        from upshot.engine.kernels.block import add_norm, gate
+        from upshot.engine.kernels.block import add_norm
 
         h = F.embedding(ids, self.core.embed_tokens.weight)
         first = self.layers[0].norm1
@@ -89,7 +99,7 @@ class FusedDriver:
                 out, h = out[last], h[last]
             y = F.linear(out, layer.o.weight, layer.o.bias)
             x, h = add_norm(y, h, layer.norm2.weight, layer.norm2.variance_epsilon)
-            y = gate(F.linear(x, layer.gate_up.weight, layer.gate_up.bias))
+            y = gated(x, layer.gate_up)
             after = self.core.norm if final else self.layers[index + 1].norm1
             x, h = add_norm(down_product(y, layer.down), h, after.weight, after.variance_epsilon)
         return F.linear(x, self.lm.lm_head.weight)

@@ -79,7 +79,7 @@ def attend(
     return acc, m, z
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def _rows(
     q_ptr,
     k_ptr,
@@ -95,6 +95,7 @@ def _rows(
     scale,
     softcap,
     window,
+    parts,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -102,8 +103,7 @@ def _rows(
     D: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr,
-    PARTS: tl.constexpr,
+    ALONE: tl.constexpr,
     SHARED: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -121,7 +121,7 @@ def _rows(
     if WINDOW:
         first = tl.maximum(begin, length - window)
         begin = first // PAGE * PAGE
-    per = tl.cdiv(tl.cdiv(length - begin, SPLITS), BLOCK_N) * BLOCK_N
+    per = tl.cdiv(tl.cdiv(length - begin, tl.num_programs(2)), BLOCK_N) * BLOCK_N
     lo = begin + split * per
     hi = tl.minimum(lo + per, length)
     lanes = tl.arange(0, TILE)
@@ -136,20 +136,20 @@ def _rows(
         q, acc, m, z, k_ptr, v_ptr, table_ptr + slot * table_stride, head, lo, hi, first, scale, softcap,
         KV_HEADS, D, PAGE, BLOCK_N, SOFTCAP, STAGES,
     )  # fmt: skip
-    if PARTS == 1:
+    if ALONE:
         tl.store(
             out_ptr + query[:, None] + dims[None, :],
             (acc / z[:, None]).to(out_ptr.dtype.element_ty),
             mask=real[:, None],
         )
     else:
-        part = (row.to(tl.int64) * HEADS + head * GROUP + lanes) * PARTS + split
+        part = (row.to(tl.int64) * HEADS + head * GROUP + lanes) * parts + split
         tl.store(acc_ptr + part[:, None] * D + dims[None, :], acc, mask=real[:, None])
         tl.store(ml_ptr + part * 2, m, mask=real)
         tl.store(ml_ptr + part * 2 + 1, z, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def _prefix(
     q_ptr,
     k_ptr,
@@ -163,6 +163,7 @@ def _prefix(
     table_stride,
     scale,
     softcap,
+    parts,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -171,8 +172,6 @@ def _prefix(
     D: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr,
-    PARTS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -182,7 +181,8 @@ def _prefix(
     length = tl.load(prefix_ptr + group)
     if length > 0:
         slot = tl.load(leaders_ptr + group).to(tl.int64)
-        per = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_N) * BLOCK_N
+        splits = tl.num_programs(2)
+        per = tl.cdiv(tl.cdiv(length, splits), BLOCK_N) * BLOCK_N
         lo = split * per
         hi = tl.minimum(lo + per, length)
         lanes = tl.arange(0, TILE)
@@ -200,35 +200,36 @@ def _prefix(
             q, acc, m, z, k_ptr, v_ptr, table_ptr + slot * table_stride, head, lo, hi, 0, scale, softcap,
             KV_HEADS, D, PAGE, BLOCK_N, SOFTCAP, STAGES,
         )  # fmt: skip
-        part = query * PARTS + PARTS - SPLITS + split
+        part = query * parts + parts - splits + split
         tl.store(acc_ptr + part[:, None] * D + dims[None, :], acc, mask=real[:, None])
         tl.store(ml_ptr + part * 2, m, mask=real)
         tl.store(ml_ptr + part * 2 + 1, z, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts", "own"])
 def _merge(
     acc_ptr,
     ml_ptr,
     out_ptr,
     starts_ptr,
+    parts,
+    own,
     HEADS: tl.constexpr,
     D: tl.constexpr,
-    PARTS: tl.constexpr,
-    OWN: tl.constexpr,
+    SHARED: tl.constexpr,
     PADDED: tl.constexpr,
     HEAD_TILE: tl.constexpr,
 ):
     row = tl.program_id(0)
     heads = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)
-    parts = tl.arange(0, PADDED)
+    each = tl.arange(0, PADDED)
     dims = tl.arange(0, D)
-    count = OWN
-    if PARTS > OWN:
-        count = tl.where(tl.load(starts_ptr + row) > 0, PARTS, OWN)
+    count = own
+    if SHARED:
+        count = tl.where(tl.load(starts_ptr + row) > 0, parts, own)
     here = row.to(tl.int64) * HEADS + heads
-    live = (heads < HEADS)[:, None] & (parts < count)[None, :]
-    at = here[:, None] * PARTS + parts[None, :]
+    live = (heads < HEADS)[:, None] & (each < count)[None, :]
+    at = here[:, None] * parts + each[None, :]
     m = tl.load(ml_ptr + at * 2, mask=live, other=-1e30)
     z = tl.load(ml_ptr + at * 2 + 1, mask=live, other=0.0)
     top = tl.max(m, 1)
@@ -288,7 +289,10 @@ class Tuning:
 
 
 def tuned(programs: int, k: torch.Tensor) -> Tuning:
-    """One page at a time by one warp, eight loads ahead; six where that lets the last programs run with the others."""
+    """One page at a time by one warp, eight loads ahead; six where that lets the last programs run with the others.
+
+    No `programs`: many small parts, for which it does not matter.
+    """
     page, dim = k.shape[2], k.shape[3]
     block = page if page >= 16 else 16
 
@@ -296,15 +300,15 @@ def tuned(programs: int, k: torch.Tensor) -> Tuning:
         """How much of the last wave of programs there is, by the shared memory that loads under way take."""
         each = block * dim * k.element_size() * (stages - 1) + 1024
         waves = programs / (processors(k.device) * max(1, min(32, (227 << 10) // each)))
-        return waves / -(-waves // 1)
+        return waves / max(1.0, -(-waves // 1))
 
     return Tuning(block, 1 if dim <= 128 else 2, 6 if filled(6) > filled(8) + 0.15 else 8)
 
 
 def context_splits(programs: int, device: torch.device) -> int:
-    """Into how many parts each context is split so that few rows keep the whole GPU busy; a power of two."""
+    """Into how many parts each context is split so that few rows keep the whole GPU busy."""
     wanted = 3 * processors(device) // programs
-    return 1 << min(4, max(0, wanted.bit_length() - 1))
+    return 16 if wanted >= 16 else 4 if wanted >= 4 else 1
 
 
 def decode_attention(
@@ -341,21 +345,21 @@ def decode_attention(
         with _beside(side):
             _prefix[(kv_heads, len(shared.prefix), shared.splits)](
                 q, k, v, acc, ml, table, shared.leaders, shared.prefix, shared.members, table.stride(0), scale, softcap,
-                TILE=tile, MEMBERS=MEMBERS, SPLITS=shared.splits, PARTS=parts, BLOCK_N=64, STAGES=2,
-                num_warps=4, **sizes,
+                parts, TILE=tile, MEMBERS=MEMBERS, BLOCK_N=64, STAGES=2, num_warps=4, **sizes,
             )  # fmt: skip
-    tuning = tuned(kv_heads * rows * splits, k)
+    tuning = tuned(kv_heads * rows * splits if parts == 1 else 0, k)
     _rows[(kv_heads, rows, splits)](
-        q, k, v, out, acc, ml, table, slots, lengths, starts, table.stride(0), scale, softcap, window,
-        TILE=max(16, triton.next_power_of_2(group)), SPLITS=splits, PARTS=parts, SHARED=shared is not None,
+        q, k, v, out, acc, ml, table, slots, lengths, starts, table.stride(0), scale, softcap, window, parts,
+        TILE=max(16, triton.next_power_of_2(group)), ALONE=parts == 1, SHARED=shared is not None,
         WINDOW=window > 0, BLOCK_N=tuning.block, STAGES=tuning.stages, num_warps=tuning.warps, **sizes,
     )  # fmt: skip
     if side is not None:
         torch.cuda.current_stream().wait_stream(side)
     if parts > 1:
-        tile = min(8, triton.next_power_of_2(heads))
+        padded = 8 if parts <= 8 else 32
+        tile = min(64 // padded, triton.next_power_of_2(heads))
         _merge[(rows, triton.cdiv(heads, tile))](
-            acc, ml, out, starts, HEADS=heads, D=dim, PARTS=parts, OWN=splits,
-            PADDED=triton.next_power_of_2(parts), HEAD_TILE=tile, num_warps=4,
+            acc, ml, out, starts, parts, splits, HEADS=heads, D=dim, SHARED=shared is not None, PADDED=padded,
+            HEAD_TILE=tile, num_warps=4,
         )  # fmt: skip
     return out

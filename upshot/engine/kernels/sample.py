@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def _begin(
     slots_ptr,
     tokens_ptr,
