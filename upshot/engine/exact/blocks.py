@@ -22,7 +22,7 @@ BATCH = 32
 """Matrices of one batched call."""
 KEYS = 64
 """Keys of one block of attention."""
-QUERIES = 4
+QUERIES = 8
 """Queries of one tile of attention."""
 TILES = 512
 """Tiles of attention worked on at once: bounds the memory."""
