@@ -229,6 +229,7 @@ def test_the_runner_changes_over_and_back() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor's CPU backend needs g++")
 def test_inductor_compiles_in_another_process_and_the_runner_uses_it() -> None:
     pytest.importorskip("triton")

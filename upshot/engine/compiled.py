@@ -86,7 +86,7 @@ def _places(lm: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
 def structure(lm: torch.nn.Module) -> list[Any]:
     """What must stay the same for a traced forward to stay true: the modules, and which adapters are on."""
     flags = ("merged", "disable_adapters", "active_adapters", "scaling")
-    tuned = [m for m in lm.modules() if hasattr(m, "lora_A") or hasattr(m, "disable_adapters")]
+    tuned = [m for m in lm.modules() if hasattr(type(m), "disable_adapters")]  # looked up in the class: it is quicker
     return [
         *((name, type(m)) for name, m in lm.named_modules()),
         *(repr(getattr(m, flag, None)) for m in tuned for flag in flags),
