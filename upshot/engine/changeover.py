@@ -53,7 +53,11 @@ def _use(runner: Any, driver: Driver) -> None:
     if runner.graphed is runner.driver:
         runner.graphed = driver
     runner.driver = driver
+    if runner.on_gpu:
+        torch.cuda.synchronize()  # a graph is not thrown away while it runs
     runner.graphs.clear()  # captured again, each when it is next used
+    if not runner.prompt_graphs:
+        runner.pool = None  # nobody holds it any more: a capture into it would fail
 
 
 def trial(runner: Any, driver: Driver) -> torch.Tensor:

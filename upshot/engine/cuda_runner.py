@@ -155,6 +155,7 @@ class CudaRunner:
         if pointers != self._pointers:  # somebody gave the parameters other storage: captured steps read the old one
             self.graphs.clear()
             self.prompt_graphs.clear()
+            self.pool = None
             self._pointers = pointers
 
     # --- steps
