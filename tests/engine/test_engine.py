@@ -141,10 +141,24 @@ def test_rows_that_share_a_prefix_read_it_once_and_agree_with_transformers(llama
     most = 0
     while engine.scheduler.busy:
         engine.step()
-        most = max(most, len({id(row.prefix) for row in engine.runner.window.rows if row.prefix is not None}))
+        most = max(most, len({id(p) for row in engine.runner.window.rows for p in row.prefixes}))
     assert most == 2
     for i, (prompt, seq) in enumerate(zip(prompts, seqs, strict=True)):
         assert seq.ids == greedy(llama, prompt, 10 + i)
+
+
+def test_futures_of_replies_of_a_prompt_read_both_once_and_agree_with_transformers(llama: LlamaForCausalLM) -> None:
+    engine = Engine(llama, eos_ids=set(), settings=EngineSettings(page_size=4))
+    prompt, *replies = prompts_of(4, 36, 37, seed=9)
+    prompts = [prompt + reply + [5 + i] * (1 + i) for reply in replies for i in range(3)] + [[7, 8, 9]]
+    seqs = [engine.submit(p, Rules(max_tokens=9 + i, temperature=0))[0] for i, p in enumerate(prompts)]
+    levels = set()
+    while engine.scheduler.busy:
+        engine.step()
+        levels |= {len(row.prefixes) for row in engine.runner.window.rows}
+    assert levels == {0, 2}
+    for i, (ids, seq) in enumerate(zip(prompts, seqs, strict=True)):
+        assert seq.ids == greedy(llama, ids, 9 + i)
 
 
 def test_weights_of_an_older_version_are_never_read_again(make_llama: Make) -> None:

@@ -11,15 +11,21 @@ MIN_SHARERS = 4
 MIN_SHARED_PAGES = 4
 
 
-def find_shared(rows: list[Sequence], page_size: int, most: int) -> tuple[list[tuple[int, int, list[int]]], np.ndarray]:
-    """Groups (leader, prefix length, rows) of at most `most` rows with the same first pages; each row's own start."""
+def find_shared(
+    rows: list[Sequence], page_size: int, most: int, skip: int = 0, least: int = MIN_SHARERS
+) -> tuple[list[tuple[int, int, list[int]]], np.ndarray]:
+    """Groups (leader, prefix length, rows) of at most `most` rows with the same first pages; each row's own start.
+
+    `skip`: so many first pages are known to be the same and do not count. `least`: rows that make a group.
+    """
     starts = np.zeros(len(rows), dtype=np.int32)
     families: dict[int, list[int]] = {}
     for index, seq in enumerate(rows):
-        families.setdefault(seq.pages[0], []).append(index)
+        if skip < len(seq.pages):
+            families.setdefault(seq.pages[skip], []).append(index)
     groups: list[tuple[int, int, list[int]]] = []
     for members in families.values():
-        if len(members) < MIN_SHARERS:
+        if len(members) < least:
             continue
         common = min(len(rows[i].pages) for i in members) - 1
         first = rows[members[0]].pages
@@ -32,7 +38,7 @@ def find_shared(rows: list[Sequence], page_size: int, most: int) -> tuple[list[t
                     middle = (low + high + 1) // 2
                     low, high = (middle, high) if pages[:middle] == first[:middle] else (low, middle - 1)
                 common = low
-        if common < MIN_SHARED_PAGES:
+        if common - skip < MIN_SHARED_PAGES:
             continue
         for at in range(0, len(members), most):
             part = members[at : at + most]

@@ -21,7 +21,7 @@ from upshot.engine.sampling import RowRules, apply_bitmask, sample
 from upshot.engine.scheduler import Chunk, Plan
 from upshot.engine.sequence import Sequence
 from upshot.engine.store import Store, attention
-from upshot.engine.window import Prefix, Window
+from upshot.engine.window import Window, with_prefixes
 
 
 class DecodeStep:
@@ -36,30 +36,22 @@ class DecodeStep:
         self.cells = torch.from_numpy(pages * size + positions % size)
         self.positions = torch.from_numpy(positions)
         self.row_index = torch.arange(self.n)
-        self._masks: dict[int, torch.Tensor | None] = {}
         self.table: torch.Tensor | None = None
-        self.shared: list[tuple[Prefix, torch.Tensor]] = []
         if window is None:
-            starts = np.zeros(self.n, dtype=np.int64)
+            own = positions
             self.table = self._table(rows, positions)
         else:
-            starts = np.fromiter((row.start for row in window.rows), np.int64, self.n)
-            self.shared = self._groups(window)
-        self.own = torch.from_numpy(positions - starts)
-        self.length = int((positions - starts).max()) + 1
+            own = positions - window.starts
+        self.own = torch.from_numpy(own)
+        self.length = int(own.max()) + 1
+        # Rows of one length see all there is.
+        self._masks: dict[int, torch.Tensor | None] = {0: None} if int(own.min()) + 1 == self.length else {}
 
     def _table(self, rows: list[Sequence], positions: np.ndarray) -> torch.Tensor:
         cells = np.zeros((self.n, int(positions.max()) + 1), dtype=np.int64)
         for row, (seq, position) in enumerate(zip(rows, positions.tolist(), strict=True)):
             cells[row, : position + 1] = self.store.cells(seq, 0, position + 1)
         return torch.from_numpy(cells)
-
-    def _groups(self, window: Window) -> list[tuple[Prefix, torch.Tensor]]:
-        members: dict[int, tuple[Prefix, list[int]]] = {}
-        for index, row in enumerate(window.rows):
-            if row.prefix is not None:
-                members.setdefault(id(row.prefix), (row.prefix, []))[1].append(index)
-        return [(prefix, torch.tensor(rows)) for prefix, rows in members.values()]
 
     def mask(self, window: int) -> torch.Tensor | None:
         """Which positions of its own part each row sees."""
@@ -94,32 +86,10 @@ class DecodeStep:
         heads, kv_heads = q.shape[1], k.shape[1]
         # The heads that share a key head are its queries: nothing is repeated.
         grouped = q.reshape(self.n, kv_heads, heads // kv_heads, -1)
-        if self.shared:
-            return self._with_prefixes(layer, grouped * scale, keys, values).reshape(q.shape)
+        if self.window is not None and self.window.stacks:
+            mask = self.mask(window)
+            return with_prefixes(layer, grouped, keys, values, mask, self.window.stacks, scale).reshape(q.shape)
         return attention(grouped, keys, values, self.mask(window), scale, softcap).reshape(q.shape)
-
-    def _with_prefixes(self, layer: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Attention over each row's own part and, once for all its rows, over each shared prefix."""
-        own = q @ keys.transpose(-1, -2)
-        mask = self.mask(0)
-        if mask is not None:
-            own.masked_fill_(~mask, -torch.inf)
-        top = own.amax(-1, keepdim=True)
-        weights = (own - top).exp_()
-        total, out = weights.sum(-1, keepdim=True), weights @ values
-        _, kv_heads, per_key, dim = q.shape
-        for prefix, rows in self.shared:
-            mine = q[rows].transpose(0, 1).reshape(kv_heads, -1, dim)
-            scores = mine @ prefix.k[layer].transpose(-1, -2)
-            high = scores.amax(-1, keepdim=True)
-            scores = (scores - high).exp_()
-            parts = (scores @ prefix.v[layer], scores.sum(-1, keepdim=True), high)
-            there, mass, high = (x.view(kv_heads, len(rows), per_key, -1).transpose(0, 1) for x in parts)
-            both = torch.maximum(top[rows], high)
-            mine_share, their_share = (top[rows] - both).exp_(), (high - both).exp_()
-            out[rows] = out[rows] * mine_share + there * their_share
-            total[rows] = total[rows] * mine_share + mass * their_share
-        return out / total
 
 
 @dataclass(slots=True)
