@@ -120,7 +120,13 @@ def small(make_llama: Make, **over: object) -> LlamaForCausalLM:
 def test_engine_and_learner_agree_bitwise_on_the_kernels(make_llama: Make, dtype: torch.dtype) -> None:
     model = small(make_llama).to(dtype)
     options = EngineSettings(
-        page_size=4, kernels=True, exact=True, max_running=8, kv_bytes=1 << 20, chunk_tokens=24, graphs=True
+        page_size=4,
+        kernels=True,
+        exact=True,
+        max_running=8,
+        kv_bytes=1 << 20,
+        chunk_tokens=24,
+        check=DEVICE.type == "cuda",
     )
     engine = Engine(model, eos_ids=set(), settings=options)
     prompt = [3 + (7 * i) % 60 for i in range(22)]

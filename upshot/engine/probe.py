@@ -12,6 +12,7 @@ from upshot.engine.scheduler import Chunk
 from upshot.engine.sequence import Rules, Sequence
 from upshot.engine.store import Store
 from upshot.engine.torch_runner import DecodeStep, PrefillStep
+from upshot.errors import UserError
 
 IDS = 12
 
@@ -39,11 +40,18 @@ def disagreement(model: torch.nn.Module, driver: Driver) -> str | None:
 
 def expected_logits(model: torch.nn.Module, driver: Driver, ids: list[int]) -> torch.Tensor:
     """The logits that a driver must give for the last ids: the model's own, or in exact mode the exact ones."""
+    plain = plain_logits(model, torch.tensor(ids))
     if not isinstance(driver, ExactDriver):
-        return plain_logits(model, torch.tensor(ids))
+        return plain
     forward = ExactForward(driver.mode.kernels)
+    # The third of three rows: not where the driver computes them.
+    rows = torch.tensor([ids[5:] + ids[:5], ids[::-1], ids])
     with forward.attention(model), forward.operations():
-        return plain_logits(model, torch.tensor(ids))
+        exact = plain_logits(model, rows)
+    reason = _gap(exact, plain, driver)
+    if reason is not None:
+        raise UserError(f"exact mode cannot drive {type(causal_lm(model)).__name__}: in exact operations its {reason}")
+    return exact
 
 
 def compare(got: torch.Tensor, expected: torch.Tensor, driver: Driver) -> str | None:
@@ -51,6 +59,10 @@ def compare(got: torch.Tensor, expected: torch.Tensor, driver: Driver) -> str | 
     if isinstance(driver, ExactDriver):
         wrong = int((got != expected).sum())
         return f"{wrong} of {got.numel()} logits are not bitwise the learner's" if wrong else None
+    return _gap(got, expected, driver)
+
+
+def _gap(got: torch.Tensor, expected: torch.Tensor, driver: Driver) -> str | None:
     gap = float((got.float() - expected.float()).norm() / (expected.float().norm() + 1e-6))
     # Random weights in bfloat16 are already 5 % from float32; a wrong layer is off by more than half.
     limit = 1e-3 if driver.shape.dtype == torch.float32 else 0.2
@@ -58,15 +70,14 @@ def compare(got: torch.Tensor, expected: torch.Tensor, driver: Driver) -> str | 
 
 
 def plain_logits(model: torch.nn.Module, ids: torch.Tensor, last: int = 3) -> torch.Tensor:
-    """The model's own logits of the last ids (0: all), on the CPU."""
+    """The model's own logits of the last ids (0: all) of one row, or of the last row, on the CPU."""
     loud = [m for m in model.modules() if m.training]  # attention dropout follows its module's own mode
     for module in loud:
         module.training = False
     try:
         lm = causal_lm(model)
-        return (
-            lm(input_ids=ids[None].to(lm.get_input_embeddings().weight.device), use_cache=False).logits[0, -last:].cpu()
-        )
+        ids = torch.atleast_2d(ids).to(lm.get_input_embeddings().weight.device)
+        return lm(input_ids=ids, use_cache=False).logits[-1, -last:].cpu()
     finally:
         for module in loud:
             module.training = True

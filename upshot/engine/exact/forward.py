@@ -41,9 +41,13 @@ class Picked(torch.autograd.Function):
         """(one-hot − softmax) / temperature, in float32."""
         logits, ids = ctx.saved_tensors
         temperature = ctx.temperature if ctx.temperature > 0 else 1.0
-        out = (logits.float() / temperature).softmax(-1).neg_()
-        out.scatter_add_(-1, ids[:, None], torch.ones_like(out[:, :1]))
-        return out.mul_((grad / temperature)[:, None]).to(logits.dtype), None, None, None
+        out = torch.empty_like(logits)
+        for start in range(0, len(ids), 2048):  # a few rows at a time: in float32 all of them would be much memory
+            some = slice(start, start + 2048)
+            part = (logits[some].float() / temperature).softmax(-1).neg_()
+            part.scatter_add_(-1, ids[some, None], torch.ones_like(part[:, :1]))
+            out[some] = part.mul_((grad[some] / temperature)[:, None])
+        return out, None, None, None
 
 
 class ExactForward:
