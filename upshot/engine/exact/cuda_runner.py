@@ -12,6 +12,7 @@ from upshot.engine.cuda_steps import CudaStep
 from upshot.engine.driver import Driver
 from upshot.engine.kernels import exact
 from upshot.engine.kernels import sample as sample_kernels
+from upshot.engine.sequence import Sequence
 
 
 class ExactCudaStep(CudaStep):
@@ -37,6 +38,11 @@ class ExactCudaRunner(CudaRunner):
     def _read(self, driver: Driver, tokens: torch.Tensor, blocks: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         step = self._step(tokens[1], tokens[2], blocks, exact.QUERIES)
         return driver.logits(tokens[0], tokens[1], step, last)
+
+    def _new_batch(self, rows: list[Sequence]) -> None:
+        super()._new_batch(rows)
+        # Steps differ in the number of rows only, so that each is captured once.
+        self._batch_shared, self._batch_cuts = False, True
 
     def _decode_logits(self, bucket: int, shared: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Every row reads all its pages itself: a shared prefix would be summed in another order."""
