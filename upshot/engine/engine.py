@@ -50,10 +50,10 @@ class EngineSettings:
     """Capture decode steps as CUDA graphs (GPU only)."""
     check: bool = True
     """Compare the first forward with the model's own before anything runs."""
-    exact: bool = False
-    """Log-probabilities are bitwise those of a learner's exact forward, whatever the batch; slower (exact/)."""
     compile: bool = True
     """Compile the decode steps of models without the fused block, while eager ones serve (GPU only; compiled.py)."""
+    exact: bool = False
+    """Log-probabilities are bitwise those of a learner's exact forward, whatever the batch; slower (exact/)."""
 
 
 class QueueFull(Exception):
