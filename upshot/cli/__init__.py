@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         args = judge_parser().parse_args(words[2:])
     else:
-        args = make_parser(words[:1]).parse_args(words)
+        args = _parse(words)
     try:
         return int(args.run(args))
     except KeyboardInterrupt:
@@ -30,12 +30,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         return 0
+    except (PermissionError, FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError) as error:
+        if error.filename is None:
+            raise
+        print(f"upshot: '{error.filename}': {(error.strerror or type(error).__name__).lower()}", file=sys.stderr)
+        return 2
     except (Exception, BaseExceptionGroup) as error:
         known = user_error_in(error)
         if known is None:
             raise
         print(f"upshot: {' '.join(str(known).split())}", file=sys.stderr)
         return 2
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    """The arguments; overrides may stand behind flags, too (`train RECIPE --json train.steps=1`)."""
+    parser = make_parser(words[:1])
+    args, rest = parser.parse_known_args(words)
+    if rest:
+        if not hasattr(args, "overrides") or any(word.startswith("-") for word in rest):
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        args.overrides = [*args.overrides, *rest]
+    return args
 
 
 def make_parser(asked: Sequence[str] = ()) -> argparse.ArgumentParser:

@@ -13,7 +13,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Train a tiny model three ways (demonstrations, single-reply reward, multiturn-aware reward) and "
         "compare them on held-out goals.",
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of the quickstart, such as seed=1")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="overrides of the quickstart, such as seed=1"
+    )
     parser.add_argument("--quiet", action="store_true", help="print only the table")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
     parser.set_defaults(run=run)

@@ -2,6 +2,8 @@
 
 import argparse
 
+from upshot.cli.address import check_address, port
+
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Register the verb."""
@@ -11,7 +13,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Serve /test_program, /test_program_stdio, /run_code, /batch, /sessions, /health and /metrics.",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; anything but loopback needs a key")
-    parser.add_argument("--port", type=int, default=8001)
+    parser.add_argument("--port", type=port, default=8001)
     parser.add_argument("--slots", type=int, default=None, help="programs at once (default: 8 per core)")
     parser.add_argument("--queue", type=int, default=4096, help="programs that may wait before clients get 429")
     parser.add_argument(
@@ -51,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
             key = Path(args.api_key_file).read_text().strip()
         except OSError as error:
             raise UserError(f"--api-key-file {args.api_key_file}: {error.strerror}") from error
+    check_address(args.host, args.port)
     sandbox = Sandbox(
         slots=args.slots,
         require=args.require,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 
+from upshot.cli.address import check_address, port
+
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the verb's options."""
     parser = subparsers.add_parser("serve", help="serve a model with an OpenAI-compatible API")
     parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder or hub name, or smollm2-135m")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--port", type=port, default=8000)
     parser.add_argument("--name", default="", help="the name clients ask for (default: MODEL)")
     parser.add_argument("--api-key", default="", help="ask clients for this key (default: $UPSHOT_API_KEY, else none)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 …")
@@ -28,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     """Load the model and serve until interrupted."""
     import os
 
+    check_address(args.host, args.port)
     import uvicorn
 
     from upshot.engine.engine import Engine, EngineSettings

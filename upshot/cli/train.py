@@ -19,7 +19,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Train by a recipe (a name of `upshot recipe list`, or a YAML file) with key=value overrides.",
     )
     parser.add_argument("recipe", nargs="?", help="recipe name or file; left out with --resume")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="such as train.lr=1e-5 futures.samples=3")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="such as train.lr=1e-5 futures.samples=3"
+    )
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, train nothing")
     parser.add_argument("--resume", metavar="DIR", help="go on with the run in this folder")
     parser.add_argument("--quiet", action="store_true", help="print only the run folder")

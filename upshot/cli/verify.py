@@ -2,6 +2,8 @@
 
 import argparse
 
+from upshot.cli.address import check_address, port
+
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the verb."""
@@ -25,7 +27,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument("--serve", action="store_true", help="serve verdicts over HTTP: POST /verify, GET /health")
     parser.add_argument("--host", default="127.0.0.1", help="address to serve at (default 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8900, help="port to serve at (default 8900)")
+    parser.add_argument("--port", type=port, default=8900, help="port to serve at (default 8900)")
     parser.set_defaults(run=run)
 
 
@@ -45,5 +47,6 @@ def run(args: argparse.Namespace) -> int:
         sandbox=args.sandbox,
     )
     if args.serve:
+        check_address(args.host, args.port)
         return serve(settings, args.host, args.port)
     return verify_file(args.file, settings, args.out, args.json)

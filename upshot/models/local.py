@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,34 @@ def local_path(name: str) -> str:
         return str(folder)
     if name.startswith((".", "/", "~")):
         raise UserError(f"there is no folder '{name}'")
+    if "/" not in name and get_close_matches(name.lower(), [SMOLLM2], cutoff=0.8):
+        raise UserError(f"there is no model '{name}'; did you mean '{SMOLLM2}'?")
     return name
+
+
+def pick_device(name: str) -> str:
+    """The device that a name means here; 'auto' is the first GPU, else the CPU."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"cannot use the device '{name}': {str(error).splitlines()[0]}; try cpu or auto") from error
+    return name
+
+
+def pick_dtype(name: str, device: str) -> Any:
+    """The torch type that a name means; 'auto' is float32 on the CPU, bfloat16 elsewhere."""
+    import torch
+
+    if name == "auto":
+        return torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise UserError(f"'{name}' is no dtype; give float32, bfloat16, float16 or auto")
+    return found
 
 
 def load_local(name: str, dtype: str = "auto", device: str = "auto") -> tuple[Any, Any]:
@@ -39,16 +67,13 @@ def load_local(name: str, dtype: str = "auto", device: str = "auto") -> tuple[An
     """
     path = local_path(name)
     import_frameworks()
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if dtype == "auto":
-        dtype = "float32" if torch.device(device).type == "cpu" else "bfloat16"
+    device = pick_device(device)
+    kind = pick_dtype(dtype, device)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-        module = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+        module = AutoModelForCausalLM.from_pretrained(path, dtype=kind)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot load the model '{name}': {error}") from error
     return module.to(device).eval(), tokenizer  # type: ignore[arg-type]

@@ -85,7 +85,9 @@ class Meter:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
         for name, saved in state.items():
-            counters: dict[str, Any] = {key: Counter(value) if isinstance(value, dict) else value for key, value in saved.items()}
+            counters: dict[str, Any] = {
+                key: Counter(value) if isinstance(value, dict) else value for key, value in saved.items()
+            }
             self._roles[name] = RoleCount(**counters)
 
 

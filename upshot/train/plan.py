@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from upshot.errors import UserError
-from upshot.recipe import Recipe, TrainConfig
+from upshot.models.local import local_path
+from upshot.recipe import Recipe
 from upshot.tasks.base import Task, tasks
 from upshot.train.examples import read_dialogues, read_preferences
 from upshot.train.setup import check_names
+
+SAMPLED = ("rl", "online-dpo", "ppo")
+"""Methods that learn from replies of their own."""
 
 
 def plan(recipe: Recipe) -> str:
@@ -16,11 +20,12 @@ def plan(recipe: Recipe) -> str:
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     lines = [f"recipe     {recipe.name}, seed {recipe.seed}"]
     lines.append(f"policy     {recipe.model.path or 'a new tiny model'}{', LoRA' if recipe.model.lora else ''}")
-    if config.method in ("rl", "online-dpo", "ppo"):
-        examples = len(task.rows("train"))
+    if recipe.model.path.startswith((".", "/", "~")):
+        local_path(recipe.model.path)
+    examples = count_examples(recipe, task)
+    if config.method in SAMPLED:
         lines += _rollouts(recipe, examples)
     else:
-        examples = _examples(config, task)
         lines.append(f"data       {config.data or recipe.task.name}: {examples} examples")
     steps = config.lasting(examples).steps
     passes = f" (at most {config.epochs:g} epochs)" if config.epochs is not None else ""
@@ -30,8 +35,11 @@ def plan(recipe: Recipe) -> str:
     return "\n".join(lines)
 
 
-def _examples(config: TrainConfig, task: Task) -> int:
-    """How many dialogues or pairs there are to learn from."""
+def count_examples(recipe: Recipe, task: Task) -> int:
+    """How many rows, dialogues or pairs there are to learn from; a file that is not there is a `UserError`."""
+    config = recipe.train
+    if config.method in SAMPLED:
+        return len(task.rows("train"))
     if config.method == "dpo":
         if config.data is None:
             raise UserError("train.method 'dpo' needs train.data; make it with `upshot data prepare --for dpo`")

@@ -26,11 +26,13 @@ from upshot.tasks.base import Task, tasks
 from upshot.time_limit import call_seconds
 from upshot.train.folder import RunFolder
 from upshot.train.learner import Learner
+from upshot.train.plan import SAMPLED, count_examples
 from upshot.train.reporter import Reporter
 from upshot.train.setup import (
     Company,
     add_lora,
     assemble,
+    check_helpers,
     check_names,
     context_limit,
     load_policy,
@@ -42,8 +44,6 @@ from upshot.train.summary import by_group
 from upshot.train.trackers import Tracker, make_trackers
 
 WARM_START = "warm-start"
-SAMPLED = ("rl", "online-dpo", "ppo")
-"""Methods whose log-probabilities are those of the sampler, at its temperature."""
 
 
 class Run:
@@ -77,6 +77,8 @@ class Run:
         recipe = self.recipe
         call_seconds.set(recipe.call_seconds)
         self.trackers = make_trackers(recipe.trackers, self.folder.path, recipe.model_dump(mode="json"))
+        if self.phase == WARM_START and recipe.train.method in SAMPLED:
+            await check_helpers(recipe, self.task, self.tokenizer)
         self.folder.status("running")
         try:
             for phase in self.phases[self.phases.index(self.phase) :]:
@@ -98,6 +100,8 @@ class Run:
     def _prepare(self) -> None:
         recipe = self.recipe
         self.task: Task = tasks.create(recipe.task.name, recipe.task.options, "task")
+        if recipe.model.path:  # takes long to load: what it is to learn from is looked for first
+            count_examples(recipe, self.task)
         start = str(self.start_from) if self.start_from else ""
         seed_torch(recipe.seed)
         module, self.tokenizer = self._load("" if recipe.model.lora else start)

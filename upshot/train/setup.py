@@ -9,9 +9,10 @@ from typing import Any
 
 from upshot.chat import derive_seed
 from upshot.errors import UserError
-from upshot.models.base import Model, Sampling
+from upshot.models.base import Completion, Model, Request, Sampling
 from upshot.models.budget import Budget
 from upshot.models.connect import connect_all
+from upshot.models.local import BorrowedModel, load_local, pick_device, pick_dtype
 from upshot.participants.base import Participant, users
 from upshot.recipe import PolicyConfig, Recipe
 from upshot.rewards.build import build_metric, check_metric
@@ -36,25 +37,12 @@ def check_names(recipe: Recipe) -> None:
         users.check(recipe.futures.user.name, recipe.futures.user.options, "futures.user", **CONTEXT)
 
 
-def pick_device(name: str) -> str:
-    """The device a recipe means."""
-    import torch
-
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def load_policy(config: PolicyConfig, task: Task, seed: int, path: str = "") -> tuple[Any, Any]:
     """The policy's module and tokenizer: from a folder or name, or a new tiny one for the task's language."""
-    import torch
-
     path = path or config.path
     device = pick_device(config.device)
     if path:
         from transformers.utils import logging
-
-        from upshot.models.local import load_local
 
         logging.disable_progress_bar()  # the run has its own
         module, tokenizer = load_local(path, config.dtype, device)
@@ -65,8 +53,7 @@ def load_policy(config: PolicyConfig, task: Task, seed: int, path: str = "") -> 
         if not words:
             raise UserError(f"task '{task.name}' speaks a real language; name a model with model.path=FOLDER")
         tokenizer = tiny_tokenizer(words)
-        dtype = config.dtype if config.dtype != "auto" else ("float32" if device == "cpu" else "bfloat16")
-        module = tiny_model(config.tiny, tokenizer, seed).to(device, getattr(torch, dtype))
+        module = tiny_model(config.tiny, tokenizer, seed).to(device, pick_dtype(config.dtype, device))
     if config.chat_template:
         file = Path(config.chat_template)
         is_file = len(config.chat_template) < 256 and file.is_file()
@@ -186,6 +173,28 @@ def assemble(recipe: Recipe, task: Task, policy_model: Model, tokenizer: Any) ->
     weights = {m.name: Weighted(m.weight, m.clamp, metrics[m.name].intrinsic) for m in recipe.reward.metrics}
     user = _user(recipe, task, context)
     return Company(task, models, user, metrics, weights, budget, context["manager"], [sandbox])
+
+
+async def check_helpers(recipe: Recipe, task: Task, tokenizer: Any) -> None:
+    """Refuse what would fail only after the warm start: helpers without key or endpoint, a user without model.
+
+    Models in this process are left alone: loading them takes long.
+    """
+    company = assemble(recipe, task, _Unheard(), tokenizer)
+    for model in dict.fromkeys(company.models.values()):
+        if not isinstance(model, BorrowedModel):
+            async with model:
+                pass
+
+
+class _Unheard(Model):
+    """Stands in for the policy where nobody asks it."""
+
+    name = "policy"
+
+    async def generate(self, request: Request) -> list[Completion]:
+        """Never called."""
+        raise NotImplementedError
 
 
 def make_scene(recipe: Recipe, company: Company, policy: Policy) -> Scene:

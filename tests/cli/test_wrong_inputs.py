@@ -1,0 +1,73 @@
+"""What a person types wrong is one clear line with the way out, before anything slow has begun."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from upshot.cli import main
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What the command says on stderr; it must end with 2."""
+    try:
+        code = main(words)
+    except SystemExit as stop:  # argparse's own
+        code = int(stop.code or 0)
+    assert code == 2
+    return capsys.readouterr().err
+
+
+def test_overrides_may_stand_behind_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "quickstart", "--dry-run", "train.steps=7"]) == 0
+    assert "7 steps" in capsys.readouterr().out
+    assert "unknown key 'stepz'" in said(capsys, "train", "quickstart", "--dry-run", "train.stepz=7")
+    assert "unrecognized arguments: --nope" in said(capsys, "train", "quickstart", "--dry-run", "--nope")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("futures.user=llm", "which is no model"),
+        ("models.judge=http://127.0.0.1:1/v1#x", "cannot reach http://127.0.0.1:1/v1"),
+        ("model.device=tpu", "cannot use the device 'tpu'"),
+        ("model.path=/nope", "there is no folder '/nope'"),
+    ],
+)
+def test_a_run_that_cannot_work_stops_before_its_warm_start(
+    override: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert message in said(capsys, "train", "quickstart", override, f"run_dir={run}")
+    assert not (run / "metrics.jsonl").is_file()
+
+
+def test_the_data_are_looked_for_before_the_model_is_loaded(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "no file 'data/math-hard/rl_train.parquet'" in said(capsys, "train", "collabllm-grpo")
+
+
+def test_a_dry_run_looks_for_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is no folder '/nope'" in said(capsys, "train", "quickstart", "--dry-run", "model.path=/nope")
+
+
+@pytest.mark.parametrize("verb", [("serve", "smollm2-135m"), ("sandbox",), ("verify", "--serve")])
+def test_a_port_that_is_taken_or_none(verb: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        assert f"cannot listen at 127.0.0.1:{number}" in said(capsys, *verb, "--port", str(number))
+    assert "'99999' is no port" in said(capsys, *verb, "--port", "99999")
+
+
+def test_a_model_name_with_a_typo_asks_no_hub(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean 'smollm2-135m'?" in said(capsys, "serve", "smollm2-135mm", "--port", "0")
+
+
+def test_an_output_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows = tmp_path / "answers.jsonl"
+    rows.write_text('{"response": "#### 4", "ground_truth": "4"}\n')
+    assert "'/proc/x': no such file" in said(capsys, "verify", str(rows), "--task", "gsm8k", "--out", "/proc/x")
