@@ -42,9 +42,16 @@ def test_forget_makes_nothing_findable() -> None:
 
 
 class Fake:
-    """A model of the engine: the 'key' of a position is the tuple of ids up to it, checked on every read."""
+    """A model of the engine: the 'key' of a position is the tuple of ids up to it, checked on every read.
 
-    def __init__(self, n_pages: int, page_size: int, slots: int, chunk: int) -> None:
+    `late`: results are committed after the next step has been planned, as on a GPU.
+    """
+
+    def __init__(self, n_pages: int, page_size: int, slots: int, chunk: int, late: bool) -> None:
+        self.late = late
+        self.flights: list[list[Sequence]] = []
+        self.coming: dict[Sequence, list[int]] = {}
+        """Ids that are sampled but not committed."""
         self.pool = PagePool(n_pages, page_size)
         self.scheduler = Scheduler(self.pool, slots, chunk, max_streak=2)
         self.cells: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -52,16 +59,29 @@ class Fake:
     def write(self, seq: Sequence, position: int) -> None:
         size = self.pool.page_size
         page = seq.pages[position // size]
-        self.cells[page, position % size] = tuple(seq.ids[: position + 1])
+        self.cells[page, position % size] = tuple(self.ids(seq)[: position + 1])
 
     def check(self, seq: Sequence, upto: int) -> None:
         size = self.pool.page_size
+        ids = self.ids(seq)
         for position in range(upto):
-            assert self.cells[seq.pages[position // size], position % size] == tuple(seq.ids[: position + 1])
+            assert self.cells[seq.pages[position // size], position % size] == tuple(ids[: position + 1])
+
+    def ids(self, seq: Sequence) -> list[int]:
+        return seq.ids + self.coming.get(seq, [])
+
+    def commit(self, left: int) -> None:
+        """Hand over results until those of `left` steps are under way."""
+        while len(self.flights) > left:
+            rows = self.flights.pop(0)
+            self.scheduler.commit(rows, [self.coming[seq].pop(0) for seq in rows], [0.0] * len(rows), 0)
 
     def step(self) -> None:
         plan = self.scheduler.plan()
-        assert plan is not None, "busy, yet nothing to compute"
+        if plan is None:
+            assert self.flights, "busy, yet nothing to compute"
+            self.commit(0)
+            return
         for source, target in plan.copies:
             for i in range(self.pool.page_size):
                 if (source, i) in self.cells:
@@ -74,11 +94,13 @@ class Fake:
                 self.check(seq, chunk.stop)
         if not plan.chunks:
             for seq in plan.rows:
-                self.write(seq, len(seq.ids) - 1)
+                self.write(seq, len(self.ids(seq)) - 1)
             for seq in plan.rows:
-                self.check(seq, len(seq.ids))
-        sampled = [(sum(seq.ids) * 7 + seq.rules.seed) % 3 for seq in plan.rows]
-        self.scheduler.commit(plan.rows, sampled, [0.0] * len(sampled), 0)
+                self.check(seq, len(self.ids(seq)))
+        for seq in plan.rows:
+            self.coming.setdefault(seq, []).append((sum(self.ids(seq)) * 7 + seq.rules.seed) % 3)
+        self.flights.append(plan.rows)
+        self.commit(1 if self.late else 0)
 
 
 @settings(max_examples=150, deadline=None)
@@ -86,7 +108,11 @@ class Fake:
 def test_any_mix_of_requests_forks_aborts_and_restarts_reads_only_its_own_ids(data: st.DataObject) -> None:
     size = data.draw(st.sampled_from([1, 2, 4]))
     fake = Fake(
-        data.draw(st.integers(24 // size + 2, 60)), size, data.draw(st.integers(1, 6)), data.draw(st.integers(1, 20))
+        data.draw(st.integers(24 // size + 2, 60)),
+        size,
+        data.draw(st.integers(1, 6)),
+        data.draw(st.integers(1, 20)),
+        data.draw(st.booleans()),
     )
     everything: list[Sequence] = []
     for _ in range(data.draw(st.integers(1, 25))):
@@ -105,9 +131,11 @@ def test_any_mix_of_requests_forks_aborts_and_restarts_reads_only_its_own_ids(da
             fake.scheduler.finish(data.draw(st.sampled_from(live)), "abort")
         elif action == "fork" and live:
             seq = data.draw(st.sampled_from(live))
+            fake.commit(0)
             if len(seq.ids) < 18:
                 everything.append(fake.scheduler.fork(seq, Rules(max_tokens=3, seed=9)))
         elif action == "restart":
+            fake.commit(0)
             fake.scheduler.restart()
             fake.pool.forget()
             fake.cells.clear()
@@ -115,6 +143,7 @@ def test_any_mix_of_requests_forks_aborts_and_restarts_reads_only_its_own_ids(da
         if not fake.scheduler.busy:
             break
         fake.step()
+    fake.commit(0)
     assert not fake.scheduler.busy, "it never came to an end"
     assert all(s.state == DONE for s in everything)
     assert fake.pool.held == 0, "pages leaked"
