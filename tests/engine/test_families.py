@@ -35,7 +35,8 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("Qwen3", {}),
     ("Mistral", {"sliding_window": 12}),
     ("Gemma", {}),
-    ("Gemma2", {"sliding_window": 12, "query_pre_attn_scalar": 16}),
+    # Some releases of transformers take sdpa for it, which leaves out the soft cap.
+    ("Gemma2", {"sliding_window": 12, "query_pre_attn_scalar": 16, "attn_implementation": "eager"}),
     ("Gemma3", {"sliding_window": 12, "query_pre_attn_scalar": 16}),
     ("Olmo", {}),
     ("Olmo2", {}),

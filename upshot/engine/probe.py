@@ -66,7 +66,12 @@ def _gap(got: torch.Tensor, expected: torch.Tensor, driver: Driver) -> str | Non
     gap = float((got.float() - expected.float()).norm() / (expected.float().norm() + 1e-6))
     # Random weights in bfloat16 are already 5 % from float32; a wrong layer is off by more than half.
     limit = 1e-3 if driver.shape.dtype == torch.float32 else 0.2
-    return None if gap <= limit else f"logits differ from the model's own forward by {gap:.2g} of their size"
+    if gap <= limit:
+        return None
+    config = driver.lm.config.get_text_config()
+    capped = getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa"
+    hint = "; sdpa leaves out this model's soft cap: load it with attn_implementation='eager'" if capped else ""
+    return f"logits differ from the model's own forward by {gap:.2g} of their size{hint}"
 
 
 def plain_logits(model: torch.nn.Module, ids: torch.Tensor, last: int = 3) -> torch.Tensor:

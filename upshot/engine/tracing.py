@@ -26,8 +26,9 @@ LEAST, MOST = 2, 1024
 """Rows of a compiled step. One row is a special case to a compiler (its size broadcasts)."""
 HINT = 256
 """The number of rows kernels are tuned for."""
-OPTIONS: dict[str, Any] = {"emulate_precision_casts": True}
-"""Inductor's: round where transformers rounds, so that sampler and learner agree."""
+OPTIONS: dict[str, Any] = {"emulate_precision_casts": True, "shape_padding": False}
+"""Inductor's: round where transformers rounds, so that sampler and learner agree; pad no product, for whether that pays
+depends on the number of rows."""
 
 
 # The cache is not among the arguments: each layer's call writes and reads its own part, inside the operator, and its
