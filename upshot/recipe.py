@@ -281,11 +281,11 @@ class Recipe(Section):
     """Helper models by name (user, judge …): a URL, provider/model, a folder, 'policy', 'scripted:…'."""
     sandbox: str = "local"
     """Where untrusted programs run: 'local', or the URL of a sandbox server."""
-    task: Named
-    """The task; its other keys are its own options."""
     call_seconds: float = Field(120.0, gt=0)
     """Most seconds of one call of your own metric, verifier, user or environment; then its score is missing: timeout.
     Not counted: what helper models, sandbox and worker processes take, which have limits of their own."""
+    task: Named
+    """The task; its other keys are its own options."""
     episode: EpisodeConfig = EpisodeConfig()
     """How the trained part unfolds."""
     futures: FuturesConfig = FuturesConfig()
