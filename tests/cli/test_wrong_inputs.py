@@ -59,7 +59,7 @@ def test_a_dry_run_looks_for_the_model(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_port_that_is_taken_or_none(verb: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        assert f"cannot listen at 127.0.0.1:{number}" in said(capsys, *verb, "--port", str(number))
+        assert f"cannot listen on 127.0.0.1:{number}" in said(capsys, *verb, "--port", str(number))
     assert "'99999' is no port" in said(capsys, *verb, "--port", "99999")
 
 

@@ -23,4 +23,4 @@ def check_address(host: str, number: int) -> None:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind(address)
     except OSError as error:
-        raise UserError(f"cannot listen at {host}:{number}: {error.strerror}; try another --port or --host") from error
+        raise UserError(f"cannot listen on {host}:{number}: {error.strerror}; try another --port or --host") from error
