@@ -3,7 +3,8 @@
     python benchmarks/host.py
 
 Scheduling, bookkeeping, packing and results run as they do on a GPU; captured graphs and sampling do nothing, and ids
-come out of thin air. CPU time of the one thread, so that neighbours on the machine count little. What is left out besides the device's own work: pinned memory, launches and events.
+come out of thin air. CPU time of the one thread, so that neighbours on the machine count little. Left out besides the
+device's own work: pinned memory, launches and events.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Clock:
 
 
 def measure(title: str, work: Work, repeats: int) -> dict[str, Any]:
-    """Median CPU µs of decode and chunk steps in the best run, and the CPU seconds of all steps and of all of the work."""
+    """Median CPU µs of decode and chunk steps in the best run, and the CPU seconds of all steps and of the work."""
     engine = host_engine()
     best: dict[str, Any] = {}
     for attempt in range(repeats + 1):

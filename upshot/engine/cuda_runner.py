@@ -6,16 +6,16 @@ ids of the one before it have reached the host: `run` starts a step and returns 
 
 from __future__ import annotations
 
-import warnings
 from array import array
 from collections import deque
-from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
 from upshot.engine.changeover import change_back, change_over, compiler_for, keep_true
+from upshot.engine.choice import checked_driver, drivers_of
 from upshot.engine.compiled import CompiledDriver
 from upshot.engine.cuda_steps import (
     BUCKETS,
@@ -30,7 +30,7 @@ from upshot.engine.cuda_steps import (
     Results,
     packed_chunks,
 )
-from upshot.engine.driver import Driver, ModuleDriver, Shape, causal_lm
+from upshot.engine.driver import Driver, ModuleDriver, Shape
 from upshot.engine.kernels import sample as sample_kernels
 from upshot.engine.kernels.decode import MEMBERS, Shared, context_splits, decode_attention
 from upshot.engine.kernels.decode_fused import fused_decode_attention
@@ -38,7 +38,6 @@ from upshot.engine.kernels.prefill import prefill_attention
 from upshot.engine.scheduler import Chunk, Plan
 from upshot.engine.sequence import Rules, Sequence
 from upshot.engine.sharing import MIN_SHARERS, find_shared
-from upshot.errors import UserError
 
 
 class CudaRunner:
@@ -83,64 +82,34 @@ class CudaRunner:
         self.use_graphs = settings.graphs and self.on_gpu
         self.graphed: Driver | None = None
         """The driver whose reading of prompts is captured; None while drivers are checked."""
-        self.driver = self._checked_driver(settings)
+        makers = drivers_of(model, shape, settings, kernels=True)
+        self.driver = checked_driver(model, makers, self._disagreement if settings.check else None)
         if not isinstance(self.driver, ModuleDriver):
             self.graphed = self.driver
         self.compiler = compiler_for(self.driver, settings)
         """Has decode steps compiled meanwhile; None where there is nothing to gain."""
         self._pointers = self._weight_pointers()
 
-    # --- drivers
-
-    def _checked_driver(self, settings: Any) -> Driver:
-        from upshot.engine.blocks import BlockDriver, can_join, is_block_family
-        from upshot.engine.exact.step import ExactDriver
-        from upshot.engine.fused import FusedDriver
-
-        makers: list[Callable[[], Any]] = [lambda: ModuleDriver(self.model, self.shape)]
-        if settings.exact:
-            makers = [lambda: ExactDriver(self.model, self.shape, kernels=True)]
-        elif settings.lean and is_block_family(self.model):
-            makers.insert(0, lambda: BlockDriver(self.model, self.shape))
-        if settings.lean and not settings.exact and can_join(self.model):
-            makers.insert(0, lambda: FusedDriver(self.model, self.shape))
-        reasons = []
-        for make in makers:
-            driver = make()
-            reason = self._disagreement(driver) if settings.check else None
-            if reason is None:
-                return driver
-            reasons.append(f"{type(driver).__name__}: {reason}")
-            warnings.warn(f"the engine falls back to a slower driver: {reasons[-1]}", stacklevel=2)
-        raise UserError(f"the engine cannot drive {type(causal_lm(self.model)).__name__} ({'; '.join(reasons)})")
-
     def _disagreement(self, driver: Driver) -> str | None:
-        from upshot.engine.probe import IDS, compare, expected_logits
+        from upshot.engine.probe import disagreement
         from upshot.engine.warm import compile_ahead
 
-        ids = [(7 * i + 3) % self.shape.vocab for i in range(IDS)]
-        pages = list(range(1, -(-IDS // self.page_size) + 1))
-        seq = Sequence(ids, Rules(), pages=pages, slot=0)
-        self.cache.table[0, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
-        rows = []
-        ready = compile_ahead(self, driver) if self.on_gpu else lambda: None
-        with torch.inference_mode():
-            expected = expected_logits(self.model, driver, ids)
-            ready()
-            try:
-                for start, stop in ((0, 5), (5, IDS - 2), (IDS - 2, IDS - 1), (IDS - 1, IDS)):
-                    rows.append(self._prefill_logits(driver, [Chunk(seq, start, stop, [])], [stop - start - 1]))
-            except (
-                NotImplementedError,
-                AttributeError,
-                TypeError,
-                ValueError,
-                KeyError,
-                RuntimeError,
-                IndexError,
-            ) as error:
-                return f"{type(error).__name__}: {error}"
-        return compare(torch.cat(rows[1:]).cpu(), expected, driver)
+        ready = compile_ahead(self, driver) if self.on_gpu else None
+
+        def driven(driver: Driver, ids: list[int]) -> torch.Tensor:
+            if ready is not None:
+                ready()
+            pages = list(range(1, -(-len(ids) // self.page_size) + 1))
+            seq = Sequence(ids, Rules(), pages=pages, slot=0)
+            self.cache.table[0, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+            cuts = [0, 5, len(ids) - 2, len(ids) - 1, len(ids)]
+            rows = [
+                self._prefill_logits(driver, [Chunk(seq, start, stop, [])], [stop - start - 1])
+                for start, stop in pairwise(cuts)
+            ]
+            return torch.cat(rows[1:]).cpu()
+
+        return disagreement(self.model, driver, driven)
 
     def _weight_pointers(self) -> list[int]:
         return [p.data_ptr() for p in self.model.parameters()]

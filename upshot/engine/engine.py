@@ -8,16 +8,17 @@ keep their ids and are computed again on the new weights (their `version` stays 
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from upshot.chat import derive_seed
-from upshot.engine.driver import Driver, ModuleDriver, causal_lm, shape_of
+from upshot.engine.choice import checked_driver, drivers_of
+from upshot.engine.driver import causal_lm, shape_of
 from upshot.engine.pages import PagePool
 from upshot.engine.scheduler import Scheduler
 from upshot.engine.sequence import DONE, Grammar, Rules, Sequence
@@ -90,9 +91,11 @@ class Engine:
                 model, self.shape, n_pages, self.settings.page_size, self._max_running, self.settings
             )
         else:
+            from upshot.engine.probe import disagreement
             from upshot.engine.torch_runner import TorchRunner
 
-            driver = checked_driver(model, self.settings)
+            makers = drivers_of(model, self.shape, self.settings, kernels=False)
+            driver = checked_driver(model, makers, partial(disagreement, model) if self.settings.check else None)
             self.runner = TorchRunner(driver, n_pages, self.settings.page_size, self._kv_bytes(), self.settings.exact)
         self.pool = PagePool(n_pages, self.settings.page_size)
         self.scheduler = Scheduler(
@@ -311,30 +314,3 @@ def _eos_of(model: torch.nn.Module) -> set[int]:
     if eos is None:
         eos = lm.config.get_text_config().eos_token_id
     return set() if eos is None else {eos} if isinstance(eos, int) else set(eos)
-
-
-def checked_driver(model: torch.nn.Module, settings: EngineSettings) -> Driver:
-    """The leanest driver whose logits agree with the model's own forward; `UserError` if none does."""
-    from upshot.engine.blocks import BlockDriver, is_block_family
-    from upshot.engine.probe import disagreement
-
-    shape = shape_of(model)
-    drivers: list[Callable[[], Driver]] = [lambda: ModuleDriver(model, shape)]
-    if settings.exact:
-        from upshot.engine.exact.step import ExactDriver
-
-        drivers = [lambda: ExactDriver(model, shape, kernels=False)]
-    elif settings.lean and is_block_family(model):
-        drivers.insert(0, lambda: BlockDriver(model, shape))
-    reasons = []
-    for make in drivers:
-        driver = make()
-        if not settings.check:
-            return driver
-        reason = disagreement(model, driver)
-        if reason is None:
-            return driver
-        reasons.append(f"{type(driver).__name__}: {reason}")
-        if len(reasons) < len(drivers):
-            warnings.warn(f"the engine falls back to a slower driver: {reasons[-1]}", stacklevel=2)
-    raise UserError(f"the engine cannot drive {type(causal_lm(model)).__name__} ({'; '.join(reasons)})")

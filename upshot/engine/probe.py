@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from upshot.engine.attention import Step
@@ -17,14 +19,18 @@ from upshot.errors import UserError
 IDS = 12
 
 
-def disagreement(model: torch.nn.Module, driver: Driver) -> str | None:
-    """None if the driver's logits agree with the model's; else what differs."""
-    shape = driver.shape
-    ids = [(7 * i + 3) % shape.vocab for i in range(IDS)]
+def disagreement(
+    model: torch.nn.Module, driver: Driver, driven: Callable[[Driver, list[int]], torch.Tensor] | None = None
+) -> str | None:
+    """None if the driver's logits agree with the model's; else what differs.
+
+    `driven` computes the logits of the last three of some ids, read in chunks and one by one; default: on the CPU.
+    """
+    ids = [(7 * i + 3) % driver.shape.vocab for i in range(IDS)]
     with torch.inference_mode():
         try:
             expected = expected_logits(model, driver, ids)
-            got = _driven(driver, ids)
+            got = (driven or _driven)(driver, ids)
         except (
             NotImplementedError,
             AttributeError,
