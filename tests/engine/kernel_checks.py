@@ -294,8 +294,6 @@ def test_begin_reads_the_state_of_each_slot() -> None:
     tokens = torch.tensor([10, 11, 12, 0], device=DEVICE)
     place = torch.tensor([5, 0, 9, 0], dtype=torch.int32, device=DEVICE)
     table = torch.tensor([[3, 4, 0], [0, 0, 0], [7, 8, 9], [0, 0, 0]], dtype=torch.int32, device=DEVICE)
-    ids, positions, cells = (torch.zeros(2, dtype=torch.int64, device=DEVICE) for _ in range(3))
-    lengths = torch.zeros(2, dtype=torch.int32, device=DEVICE)
-    sample.begin(slots, tokens, place, table, 4, ids, positions, cells, lengths)
+    ids, positions, cells, lengths = sample.begin(slots, tokens, place, table, 4)
     assert ids.tolist() == [12, 10] and positions.tolist() == [9, 5] and lengths.tolist() == [10, 6]
     assert cells.tolist() == [9 * 4 + 1, 4 * 4 + 1]

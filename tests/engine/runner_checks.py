@@ -9,6 +9,7 @@ from transformers import LlamaForCausalLM
 
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.sequence import Rules
+from upshot.engine.warm import _common, _fused
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 Make = Callable[..., LlamaForCausalLM]
@@ -85,3 +86,18 @@ def test_a_family_without_the_block_runs_through_its_own_forward(make_llama: Mak
     [seq] = engine.submit([5, 6, 7, 8, 9], Rules(max_tokens=4, temperature=0))
     engine.run_until_done()
     assert seq.ids == greedy(model, [5, 6, 7, 8, 9], 4)
+
+
+def test_what_is_compiled_ahead_runs_and_changes_nothing_of_anybody(make_llama: Make) -> None:
+    model = small(make_llama)
+    engine = Engine(
+        model, eos_ids=set(), settings=EngineSettings(page_size=16, kernels=True, max_running=4, kv_bytes=1 << 20)
+    )
+    runner = engine.runner
+    state = [runner.tokens, runner.place, runner.cache.table, runner.cache.k[:, 1:], runner.cache.v[:, 1:]]
+    before = [x.clone() for x in state]
+    common, fused = _common(runner), _fused(runner, runner.driver)
+    with torch.inference_mode():
+        for task in [*common[0], *common[1], *fused[0], *fused[1]]:
+            task()
+    assert all(torch.equal(x, y) for x, y in zip(state, before, strict=True))

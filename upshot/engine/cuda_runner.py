@@ -373,12 +373,9 @@ class CudaRunner:
         self._batch = rows
 
     def _decode_logits(self, bucket: int, shared: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        device = self.shape.device
         slots = self.row_slots[:bucket]
-        ids, positions, cells = (torch.empty(bucket, dtype=torch.int64, device=device) for _ in range(3))
-        lengths = torch.empty(bucket, dtype=torch.int32, device=device)
-        sample_kernels.begin(
-            slots, self.tokens, self.place, self.cache.table, self.page_size, ids, positions, cells, lengths
+        ids, positions, cells, lengths = sample_kernels.begin(
+            slots, self.tokens, self.place, self.cache.table, self.page_size
         )
         groups = bucket // MIN_SHARERS
         together = (
@@ -391,7 +388,7 @@ class CudaRunner:
             if shared
             else None
         )
-        splits = context_splits(bucket * self.shape.kv_heads, device)
+        splits = context_splits(bucket * self.shape.kv_heads, slots.device)
 
         def attend(
             q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, softcap: float

@@ -81,12 +81,9 @@ def _common(runner: Any) -> tuple[list[Task], list[Task]]:
         lambda: prefill_attention(q, cache.k[0], cache.v[0], cache.table, blocks, 1.0, PREFILL_BLOCK),
         attend(16, None),
         draw(False),
-        lambda: sample_kernels.begin(
-            slots, runner.tokens, runner.place, cache.table, runner.page_size,
-            zeros.clone()[:1], zeros.clone()[:1], zeros.clone()[:1], lengths.clone(),
-        ),
+        lambda: sample_kernels.begin(slots, runner.tokens, runner.place, cache.table, runner.page_size),
         lambda: block.store(kv, zeros[:1], cache.k[0]),
-    ]  # fmt: skip
+    ]
     return first, [attend(1, None), attend(4, None), attend(1, nobody), attend(16, nobody), draw(True)]
 
 

@@ -46,14 +46,11 @@ class ExactCudaRunner(CudaRunner):
 
     def _decode_logits(self, bucket: int, shared: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Every row reads all its pages itself: a shared prefix would be summed in another order."""
-        device = self.shape.device
         slots = self.row_slots[:bucket]
-        ids, positions, cells = (torch.empty(bucket, dtype=torch.int64, device=device) for _ in range(3))
-        lengths = torch.empty(bucket, dtype=torch.int32, device=device)
-        sample_kernels.begin(
-            slots, self.tokens, self.place, self.cache.table, self.page_size, ids, positions, cells, lengths
+        ids, positions, cells, lengths = sample_kernels.begin(
+            slots, self.tokens, self.place, self.cache.table, self.page_size
         )
-        rows = torch.arange(bucket, dtype=torch.int32, device=device)
+        rows = torch.arange(bucket, dtype=torch.int32, device=slots.device)
         blocks = torch.stack([slots, rows, torch.ones_like(rows), lengths - 1])
         step = self._step(positions, cells, blocks, queries=1)
         return self.driver.logits(ids, positions, step, None), slots, positions

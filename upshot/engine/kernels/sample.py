@@ -40,21 +40,16 @@ def _begin(
 
 
 def begin(
-    slots: torch.Tensor,
-    tokens: torch.Tensor,
-    place: torch.Tensor,
-    table: torch.Tensor,
-    page_size: int,
-    ids: torch.Tensor,
-    positions: torch.Tensor,
-    cells: torch.Tensor,
-    lengths: torch.Tensor,
-) -> None:
+    slots: torch.Tensor, tokens: torch.Tensor, place: torch.Tensor, table: torch.Tensor, page_size: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Each row's input id, position, cell and length, from the state of its slot."""
     n = len(slots)
+    ids, positions, cells = (torch.empty(n, dtype=torch.int64, device=slots.device) for _ in range(3))
+    lengths = torch.empty(n, dtype=torch.int32, device=slots.device)
     _begin[(triton.cdiv(n, 128),)](
         slots, tokens, place, table, ids, positions, cells, lengths, table.stride(0), n, PAGE=page_size, BLOCK=128
     )
+    return ids, positions, cells, lengths
 
 
 @triton.jit
