@@ -128,10 +128,10 @@ def test_a_refusal_is_a_failure_and_not_an_empty_reply():
 def test_a_rate_limit_is_waited_out_as_long_as_it_asks(header):
     async def body(model, server):
         server.faults = (("limited", 1.0),)
+        began = time.monotonic()  # before the answer is seen here, which may be late
         call = asyncio.create_task(model.generate(ask()))
         while not server.records:
             await asyncio.sleep(0.005)
-        began = time.monotonic()
         server.faults = ()
         await call
         assert model.stats()["user/retries/rate_limited"] == 1
