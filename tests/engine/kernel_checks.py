@@ -77,13 +77,25 @@ class Case:
     splits=st.integers(1, 3),
     window=st.sampled_from([0, 0, 5, 40]),
     softcap=st.sampled_from([0.0, 0.0, 3.0]),
+    dim=st.sampled_from([16, 24]),
 )
 def test_decode_attention(
-    seed: int, kv_heads: int, group: int, page: int, lengths: list[int], splits: int, window: int, softcap: float
+    seed: int,
+    kv_heads: int,
+    group: int,
+    page: int,
+    lengths: list[int],
+    splits: int,
+    window: int,
+    softcap: float,
+    dim: int,
 ) -> None:
-    case = Case(random.Random(seed), kv_heads, group, 16, page, lengths)
-    q = torch.randn(len(lengths), kv_heads * group, 16, device=DEVICE)
-    out = decode_attention(q, case.k, case.v, case.table, case.slots, case.lengths, 0.25, splits, None, window, softcap)
+    case = Case(random.Random(seed), kv_heads, group, dim, page, lengths)
+    q = torch.randn(len(lengths), kv_heads * group, dim, device=DEVICE)
+    scale = dim**-0.5
+    out = decode_attention(
+        q, case.k, case.v, case.table, case.slots, case.lengths, scale, splits, None, window, softcap
+    )
     for row, length in enumerate(lengths):
         torch.testing.assert_close(
             out[row], case.reference(q[row], row, length - 1, window, softcap), atol=2e-4, rtol=2e-4
@@ -98,14 +110,15 @@ def test_decode_attention(
     shared=st.integers(1, 9),
     splits=st.integers(1, 2),
     prefix_splits=st.integers(1, 3),
+    dim=st.sampled_from([16, 24]),
 )
 def test_decode_attention_reads_a_shared_prefix_once(
-    seed: int, group: int, rows: int, shared: int, splits: int, prefix_splits: int
+    seed: int, group: int, rows: int, shared: int, splits: int, prefix_splits: int, dim: int
 ) -> None:
     rng = random.Random(seed)
     page = 16
     lengths = [shared * page + rng.randrange(1, 60) for _ in range(rows)]
-    case = Case(rng, 2, group, 16, page, lengths, shared)
+    case = Case(rng, 2, group, dim, page, lengths, shared)
     alone = rng.randrange(rows)  # one row shares the pages but reads them itself
     members = [row for row in range(rows) if row != alone]
     groups = [members[i : i + MEMBERS] for i in range(0, len(members), MEMBERS)]
@@ -121,8 +134,8 @@ def test_decode_attention_reads_a_shared_prefix_once(
         starts=starts.to(DEVICE),
         splits=prefix_splits,
     )
-    q = torch.randn(rows, 2 * group, 16, device=DEVICE)
-    out = decode_attention(q, case.k, case.v, case.table, case.slots, case.lengths, 0.25, splits, plan)
+    q = torch.randn(rows, 2 * group, dim, device=DEVICE)
+    out = decode_attention(q, case.k, case.v, case.table, case.slots, case.lengths, dim**-0.5, splits, plan)
     for row, length in enumerate(lengths):
         torch.testing.assert_close(out[row], case.reference(q[row], row, length - 1, 0, 0.0), atol=2e-4, rtol=2e-4)
 
@@ -134,18 +147,21 @@ def test_decode_attention_reads_a_shared_prefix_once(
     group=st.integers(1, 3),
     chunks=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 50)), min_size=1, max_size=4),
     window=st.sampled_from([0, 0, 7, 40]),
+    dim=st.sampled_from([16, 24]),
 )
-def test_prefill_attention(seed: int, kv_heads: int, group: int, chunks: list[tuple[int, int]], window: int) -> None:
-    case = Case(random.Random(seed), kv_heads, group, 16, 4, [start + n for start, n in chunks])
+def test_prefill_attention(
+    seed: int, kv_heads: int, group: int, chunks: list[tuple[int, int]], window: int, dim: int
+) -> None:
+    case = Case(random.Random(seed), kv_heads, group, dim, 4, [start + n for start, n in chunks])
     block_m = 16
     blocks: list[list[int]] = []
     offset = 0
     for row, (start, n) in enumerate(chunks):
         blocks += [[int(case.slots[row]), offset + i, min(block_m, n - i), start + i] for i in range(0, n, block_m)]
         offset += n
-    q = torch.randn(offset, kv_heads * group, 16, device=DEVICE)
+    q = torch.randn(offset, kv_heads * group, dim, device=DEVICE)
     table = torch.tensor(blocks, dtype=torch.int32, device=DEVICE).t().contiguous()
-    out = prefill_attention(q, case.k, case.v, case.table, table, 0.25, block_m, window, block_n=32)
+    out = prefill_attention(q, case.k, case.v, case.table, table, dim**-0.5, block_m, window, block_n=32)
     offset = 0
     for row, (start, n) in enumerate(chunks):
         for i in range(n):
@@ -179,6 +195,9 @@ def test_rotate_store(norms: bool) -> None:
     again = torch.zeros_like(k)
     block.store(raw_v, cells, again)
     torch.testing.assert_close(again, v)
+    narrow = torch.zeros(10, kv_heads, page, 12, device=DEVICE)  # no power of two
+    block.store(raw_v[..., :12], cells, narrow)
+    torch.testing.assert_close(narrow, v[..., :12])
 
 
 @settings(max_examples=int(os.environ.get("UPSHOT_KERNEL_EXAMPLES", "6")), deadline=None)

@@ -88,6 +88,17 @@ def test_a_family_without_the_block_runs_through_its_own_forward(make_llama: Mak
     assert seq.ids == greedy(model, [5, 6, 7, 8, 9], 4)
 
 
+def test_heads_whose_width_is_no_power_of_two_are_driven(make_llama: Make) -> None:
+    model = small(make_llama, head_dim=12)
+    engine = Engine(
+        model, eos_ids=set(), settings=EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20)
+    )
+    assert type(engine.runner.driver).__name__ == "BlockDriver"
+    [seq] = engine.submit([5, 6, 7, 8, 9], Rules(max_tokens=4, temperature=0))
+    engine.run_until_done()
+    assert seq.ids == greedy(model, [5, 6, 7, 8, 9], 4)
+
+
 def test_what_is_compiled_ahead_runs_and_changes_nothing_of_anybody(make_llama: Make) -> None:
     model = small(make_llama)
     engine = Engine(

@@ -13,7 +13,10 @@ from upshot.errors import UserError
 
 
 def drivers_of(model: torch.nn.Module, shape: Shape, settings: Any, kernels: bool) -> list[Callable[[], Driver]]:
-    """Drivers that may suit the model, the leanest first; `kernels`: those that bring the GPU's kernels, too."""
+    """Drivers that may suit the model, the leanest first; `kernels`: those that bring the GPU's kernels, too.
+
+    The fused block rotates halves of a head, whose width must be a power of two.
+    """
     from upshot.engine.blocks import BlockDriver, can_join, is_block_family
 
     if settings.exact:
@@ -23,7 +26,7 @@ def drivers_of(model: torch.nn.Module, shape: Shape, settings: Any, kernels: boo
     makers: list[Callable[[], Driver]] = [lambda: ModuleDriver(model, shape)]
     if settings.lean and is_block_family(model):
         makers.insert(0, lambda: BlockDriver(model, shape))
-    if settings.lean and kernels and can_join(model):
+    if settings.lean and kernels and can_join(model) and shape.head_dim.bit_count() == 1:
         from upshot.engine.fused import FusedDriver
 
         makers.insert(0, lambda: FusedDriver(model, shape))

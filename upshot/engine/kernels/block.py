@@ -181,14 +181,17 @@ def _store(
     stride_h,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
+    WIDTH: tl.constexpr,
     PAGE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     heads = tl.arange(0, TILE)
-    dims = tl.arange(0, D)
+    dims = tl.arange(0, WIDTH)
     cell = tl.load(cells_ptr + token).to(tl.int64)
     live = (heads < KV_HEADS)[:, None]
+    if WIDTH > D:
+        live = live & (dims < D)[None, :]
     x = tl.load(x_ptr + token * stride_t + heads[:, None] * stride_h + dims[None, :], mask=live)
     at = ((cell // PAGE * KV_HEADS + heads[:, None]) * PAGE + cell % PAGE) * D + dims[None, :]
     tl.store(cache_ptr + at, x, mask=live)
@@ -207,6 +210,7 @@ def store(x: torch.Tensor, cells: torch.Tensor, cache: torch.Tensor) -> None:
         x.stride(1),
         KV_HEADS=kv_heads,
         D=dim,
+        WIDTH=triton.next_power_of_2(dim),
         PAGE=page,
         TILE=triton.next_power_of_2(kv_heads),
     )

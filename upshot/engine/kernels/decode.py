@@ -39,6 +39,7 @@ def attend(
     softcap,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
+    WIDTH: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -46,10 +47,11 @@ def attend(
 ):
     """Flash attention of the tile q over positions lo:hi (none before `first`) of the pages in `table_row`.
 
-    `m` is in units of log 2. With BLOCK_N == PAGE the page is one scalar and its keys lie side by side.
+    `m` is in units of log 2. With BLOCK_N == PAGE the page is one scalar and its keys lie side by side. WIDTH is D,
+    or the next power of two where D is none.
     """
     LOG2E: tl.constexpr = 1.4426950408889634
-    dims = tl.arange(0, D)
+    dims = tl.arange(0, WIDTH)
     within = tl.arange(0, BLOCK_N)
     for start in tl.range(lo, hi, BLOCK_N, num_stages=STAGES):
         offs = start + within
@@ -60,8 +62,11 @@ def attend(
         else:
             page = tl.load(table_row + offs // PAGE, mask=live, other=0).to(tl.int64)
             cell = ((page * KV_HEADS + head) * PAGE + offs % PAGE) * D
-        k = tl.load(k_ptr + cell[:, None] + dims[None, :], mask=live[:, None], other=0.0)
-        v = tl.load(v_ptr + cell[:, None] + dims[None, :], mask=live[:, None], other=0.0)
+        there = live[:, None]
+        if WIDTH > D:
+            there = there & (dims < D)[None, :]
+        k = tl.load(k_ptr + cell[:, None] + dims[None, :], mask=there, other=0.0)
+        v = tl.load(v_ptr + cell[:, None] + dims[None, :], mask=there, other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision="ieee")
         if SOFTCAP:
             # tanh from exp: libdevice's is not there in the interpreter
@@ -101,6 +106,7 @@ def _rows(
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
     D: tl.constexpr,
+    WIDTH: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     ALONE: tl.constexpr,
@@ -125,26 +131,29 @@ def _rows(
     lo = begin + split * per
     hi = tl.minimum(lo + per, length)
     lanes = tl.arange(0, TILE)
-    dims = tl.arange(0, D)
+    dims = tl.arange(0, WIDTH)
     query = (row.to(tl.int64) * HEADS + head * GROUP + lanes) * D
     real = lanes < GROUP
-    q = tl.load(q_ptr + query[:, None] + dims[None, :], mask=real[:, None], other=0.0)
-    acc = tl.zeros([TILE, D], dtype=tl.float32)
+    there = real[:, None]
+    if WIDTH > D:
+        there = there & (dims < D)[None, :]
+    q = tl.load(q_ptr + query[:, None] + dims[None, :], mask=there, other=0.0)
+    acc = tl.zeros([TILE, WIDTH], dtype=tl.float32)
     m = tl.full([TILE], -1e30, dtype=tl.float32)
     z = tl.zeros([TILE], dtype=tl.float32)
     acc, m, z = attend(
         q, acc, m, z, k_ptr, v_ptr, table_ptr + slot * table_stride, head, lo, hi, first, scale, softcap,
-        KV_HEADS, D, PAGE, BLOCK_N, SOFTCAP, STAGES,
+        KV_HEADS, D, WIDTH, PAGE, BLOCK_N, SOFTCAP, STAGES,
     )  # fmt: skip
     if ALONE:
         tl.store(
             out_ptr + query[:, None] + dims[None, :],
             (acc / z[:, None]).to(out_ptr.dtype.element_ty),
-            mask=real[:, None],
+            mask=there,
         )
     else:
         part = (row.to(tl.int64) * HEADS + head * GROUP + lanes) * parts + split
-        tl.store(acc_ptr + part[:, None] * D + dims[None, :], acc, mask=real[:, None])
+        tl.store(acc_ptr + part[:, None] * D + dims[None, :], acc, mask=there)
         tl.store(ml_ptr + part * 2, m, mask=real)
         tl.store(ml_ptr + part * 2 + 1, z, mask=real)
 
@@ -170,6 +179,7 @@ def _prefix(
     TILE: tl.constexpr,
     MEMBERS: tl.constexpr,
     D: tl.constexpr,
+    WIDTH: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -186,22 +196,25 @@ def _prefix(
         lo = split * per
         hi = tl.minimum(lo + per, length)
         lanes = tl.arange(0, TILE)
-        dims = tl.arange(0, D)
+        dims = tl.arange(0, WIDTH)
         row = tl.load(members_ptr + group * MEMBERS + lanes // GROUP, mask=lanes < MEMBERS * GROUP, other=-1).to(
             tl.int64
         )
         real = row >= 0
         query = tl.maximum(row, 0) * HEADS + head * GROUP + lanes % GROUP
-        q = tl.load(q_ptr + query[:, None] * D + dims[None, :], mask=real[:, None], other=0.0)
-        acc = tl.zeros([TILE, D], dtype=tl.float32)
+        there = real[:, None]
+        if WIDTH > D:
+            there = there & (dims < D)[None, :]
+        q = tl.load(q_ptr + query[:, None] * D + dims[None, :], mask=there, other=0.0)
+        acc = tl.zeros([TILE, WIDTH], dtype=tl.float32)
         m = tl.full([TILE], -1e30, dtype=tl.float32)
         z = tl.zeros([TILE], dtype=tl.float32)
         acc, m, z = attend(
             q, acc, m, z, k_ptr, v_ptr, table_ptr + slot * table_stride, head, lo, hi, 0, scale, softcap,
-            KV_HEADS, D, PAGE, BLOCK_N, SOFTCAP, STAGES,
+            KV_HEADS, D, WIDTH, PAGE, BLOCK_N, SOFTCAP, STAGES,
         )  # fmt: skip
         part = query * parts + parts - splits + split
-        tl.store(acc_ptr + part[:, None] * D + dims[None, :], acc, mask=real[:, None])
+        tl.store(acc_ptr + part[:, None] * D + dims[None, :], acc, mask=there)
         tl.store(ml_ptr + part * 2, m, mask=real)
         tl.store(ml_ptr + part * 2 + 1, z, mask=real)
 
@@ -216,6 +229,7 @@ def _merge(
     own,
     HEADS: tl.constexpr,
     D: tl.constexpr,
+    WIDTH: tl.constexpr,
     SHARED: tl.constexpr,
     PADDED: tl.constexpr,
     HEAD_TILE: tl.constexpr,
@@ -223,7 +237,7 @@ def _merge(
     row = tl.program_id(0)
     heads = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)
     each = tl.arange(0, PADDED)
-    dims = tl.arange(0, D)
+    dims = tl.arange(0, WIDTH)
     count = own
     if SHARED:
         count = tl.where(tl.load(starts_ptr + row) > 0, parts, own)
@@ -235,11 +249,14 @@ def _merge(
     top = tl.max(m, 1)
     weight = tl.where(live, tl.exp2(m - top[:, None]), 0.0)
     total = tl.sum(weight * z, 1)
-    acc = tl.load(acc_ptr + at[:, :, None] * D + dims[None, None, :], mask=live[:, :, None], other=0.0)
+    there = live[:, :, None]
+    inside = (heads < HEADS)[:, None]
+    if WIDTH > D:
+        there = there & (dims < D)[None, None, :]
+        inside = inside & (dims < D)[None, :]
+    acc = tl.load(acc_ptr + at[:, :, None] * D + dims[None, None, :], mask=there, other=0.0)
     out = tl.sum(acc * weight[:, :, None], 1) / total[:, None]
-    tl.store(
-        out_ptr + here[:, None] * D + dims[None, :], out.to(out_ptr.dtype.element_ty), mask=(heads < HEADS)[:, None]
-    )
+    tl.store(out_ptr + here[:, None] * D + dims[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @dataclass(slots=True)
@@ -293,7 +310,7 @@ def tuned(programs: int, k: torch.Tensor) -> Tuning:
 
     No `programs`: many small parts, for which it does not matter.
     """
-    page, dim = k.shape[2], k.shape[3]
+    page, dim = k.shape[2], triton.next_power_of_2(k.shape[3])
     block = page if page >= 16 else 16
 
     def filled(stages: int) -> float:
@@ -338,6 +355,7 @@ def decode_attention(
         ml = torch.empty(rows, heads, parts, 2, dtype=torch.float32, device=q.device)
     starts = shared.starts if shared is not None else lengths
     sizes = {"HEADS": heads, "KV_HEADS": kv_heads, "GROUP": group, "D": dim, "PAGE": page, "SOFTCAP": softcap > 0}
+    sizes["WIDTH"] = triton.next_power_of_2(dim)
     side = _side_stream(q.device) if shared is not None and q.is_cuda else None
     if shared is not None:
         tile = max(16, triton.next_power_of_2(MEMBERS * group))
@@ -359,7 +377,7 @@ def decode_attention(
         padded = 8 if parts <= 8 else 32
         tile = min(64 // padded, triton.next_power_of_2(heads))
         _merge[(rows, triton.cdiv(heads, tile))](
-            acc, ml, out, starts, parts, splits, HEADS=heads, D=dim, SHARED=shared is not None, PADDED=padded,
-            HEAD_TILE=tile, num_warps=4,
+            acc, ml, out, starts, parts, splits, HEADS=heads, D=dim, WIDTH=sizes["WIDTH"], SHARED=shared is not None,
+            PADDED=padded, HEAD_TILE=tile, num_warps=4,
         )  # fmt: skip
     return out

@@ -92,7 +92,7 @@ def _fused_rows(
         begin = first // PAGE * PAGE
     acc, m, z = attend(
         q, acc, m, z, k_ptr, v_ptr, table_row, head, begin, position, first, scale, 0.0,
-        KV_HEADS, D, PAGE, BLOCK_N, False, STAGES,
+        KV_HEADS, D, D, PAGE, BLOCK_N, False, STAGES,
     )  # fmt: skip
     query = (row.to(tl.int64) * HEADS + head * GROUP + lanes)[:, None] * D + dims[None, :]
     tl.store(out_ptr + query, (acc / z[:, None]).to(out_ptr.dtype.element_ty), mask=real)

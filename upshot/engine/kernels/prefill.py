@@ -29,6 +29,7 @@ def _sweep(
     window,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
+    WIDTH: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
@@ -38,13 +39,16 @@ def _sweep(
 ):
     """Flash attention over the keys lo:hi; without MASKED every query sees all of them."""
     LOG2E: tl.constexpr = 1.4426950408889634
-    dims = tl.arange(0, D)
+    dims = tl.arange(0, WIDTH)
     for first in tl.range(lo, hi, BLOCK_N, num_stages=STAGES):
         offs = first + tl.arange(0, BLOCK_N)
         live = offs < stop
         page = tl.load(table_row + offs // PAGE, mask=live, other=0).to(tl.int64)
         cell = ((page * KV_HEADS + kv_head) * PAGE + offs % PAGE) * D
-        k = tl.load(k_ptr + cell[:, None] + dims[None, :], mask=live[:, None], other=0.0)
+        there = live[:, None]
+        if WIDTH > D:
+            there = there & (dims < D)[None, :]
+        k = tl.load(k_ptr + cell[:, None] + dims[None, :], mask=there, other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision="ieee")
         if SOFTCAP:
             e = tl.exp(2.0 * s * scale / softcap)
@@ -61,7 +65,7 @@ def _sweep(
         p = tl.exp2(s - m_new[:, None])
         alpha = tl.exp2(m - m_new)
         z = z * alpha + tl.sum(p, 1)
-        v = tl.load(v_ptr + cell[:, None] + dims[None, :], mask=live[:, None], other=0.0)
+        v = tl.load(v_ptr + cell[:, None] + dims[None, :], mask=there, other=0.0)
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")
         m = m_new
     return acc, m, z
@@ -85,6 +89,7 @@ def _chunks(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
+    WIDTH: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -99,10 +104,13 @@ def _chunks(
     count = tl.load(counts_ptr + block)
     position = tl.load(positions_ptr + block)
     lanes = tl.arange(0, BLOCK_M)
-    dims = tl.arange(0, D)
+    dims = tl.arange(0, WIDTH)
     real = lanes < count
     query = ((offset + lanes) * HEADS + head) * D
-    q = tl.load(q_ptr + query[:, None] + dims[None, :], mask=real[:, None], other=0.0)
+    there = real[:, None]
+    if WIDTH > D:
+        there = there & (dims < D)[None, :]
+    q = tl.load(q_ptr + query[:, None] + dims[None, :], mask=there, other=0.0)
     at = position + lanes
     stop = position + count
     start = 0
@@ -113,20 +121,20 @@ def _chunks(
         whole = start
     table_row = table_ptr + slot * table_stride
     kv_head = head // (HEADS // KV_HEADS)
-    acc = tl.zeros([BLOCK_M, D], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_M, WIDTH], dtype=tl.float32)
     m = tl.full([BLOCK_M], -1e30, dtype=tl.float32)
     z = tl.zeros([BLOCK_M], dtype=tl.float32)
     if count > 0:
         acc, m, z = _sweep(
             q, acc, m, z, k_ptr, v_ptr, table_row, kv_head, at, start, whole, stop, scale, softcap, window,
-            KV_HEADS, D, PAGE, BLOCK_N, False, WINDOW, SOFTCAP, STAGES,
+            KV_HEADS, D, WIDTH, PAGE, BLOCK_N, False, WINDOW, SOFTCAP, STAGES,
         )  # fmt: skip
         acc, m, z = _sweep(
             q, acc, m, z, k_ptr, v_ptr, table_row, kv_head, at, whole, stop, stop, scale, softcap, window,
-            KV_HEADS, D, PAGE, BLOCK_N, True, WINDOW, SOFTCAP, STAGES,
+            KV_HEADS, D, WIDTH, PAGE, BLOCK_N, True, WINDOW, SOFTCAP, STAGES,
         )  # fmt: skip
         out = (acc / z[:, None]).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + query[:, None] + dims[None, :], out, mask=real[:, None])
+        tl.store(out_ptr + query[:, None] + dims[None, :], out, mask=there)
 
 
 def prefill_attention(
@@ -149,7 +157,7 @@ def prefill_attention(
     out = torch.empty_like(q)
     _chunks[(heads, blocks.shape[1])](
         q, k, v, out, table, blocks[0], blocks[1], blocks[2], blocks[3], table.stride(0), scale, softcap, window,
-        HEADS=heads, KV_HEADS=kv_heads, D=dim, PAGE=page, BLOCK_M=block_m, BLOCK_N=block_n, WINDOW=window > 0,
-        SOFTCAP=softcap > 0, STAGES=stages, num_warps=warps,
+        HEADS=heads, KV_HEADS=kv_heads, D=dim, WIDTH=triton.next_power_of_2(dim), PAGE=page, BLOCK_M=block_m,
+        BLOCK_N=block_n, WINDOW=window > 0, SOFTCAP=softcap > 0, STAGES=stages, num_warps=warps,
     )  # fmt: skip
     return out
