@@ -68,7 +68,8 @@ def compiled(kernel: Any, warps: int, constants: dict[str, Any], types: dict[str
 def test_a_kernel_compiles_for_hopper(kernel: Any, warps: int, constants: dict[str, Any]) -> None:
     types = dict(TYPE_OF)
     types["positions_ptr"] = "*i32" if kernel is prefill._chunks else "*i64"
-    assert compiled(kernel, warps, constants, types).asm["cubin"]
+    program = compiled(kernel, warps, constants, types)
+    assert program.asm["cubin"] and program.metadata.shared <= 227 << 10
 
 
 @pytest.mark.skipif(triton.knobs.runtime.interpret, reason="Triton interprets in this process")

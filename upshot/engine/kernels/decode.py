@@ -20,6 +20,8 @@ import triton.language as tl
 
 MEMBERS = 16
 """Sequences of a shared prefix that one program serves."""
+MOST_TILE_BYTES = 1 << 16
+"""Queries of those sequences; with more, keys and values would not fit beside them."""
 
 
 @triton.jit
@@ -345,7 +347,8 @@ def decode_attention(
     rows, heads, dim = q.shape
     kv_heads, page = k.shape[1], k.shape[2]
     group = heads // kv_heads
-    if shared is not None and window:
+    width, tile = triton.next_power_of_2(dim), max(16, triton.next_power_of_2(MEMBERS * group))
+    if window or tile * width * q.element_size() > MOST_TILE_BYTES:
         shared = None  # a sliding window rarely reaches back to the prefix
     parts = splits + (shared.splits if shared is not None else 0)
     out = torch.empty_like(q)
@@ -355,10 +358,9 @@ def decode_attention(
         ml = torch.empty(rows, heads, parts, 2, dtype=torch.float32, device=q.device)
     starts = shared.starts if shared is not None else lengths
     sizes = {"HEADS": heads, "KV_HEADS": kv_heads, "GROUP": group, "D": dim, "PAGE": page, "SOFTCAP": softcap > 0}
-    sizes["WIDTH"] = triton.next_power_of_2(dim)
+    sizes["WIDTH"] = width
     side = _side_stream(q.device) if shared is not None and q.is_cuda else None
     if shared is not None:
-        tile = max(16, triton.next_power_of_2(MEMBERS * group))
         # Beside the rows, not before them: few programs, long waits. In a captured step this is a parallel branch.
         with _beside(side):
             _prefix[(kv_heads, len(shared.prefix), shared.splits)](
@@ -375,9 +377,9 @@ def decode_attention(
         torch.cuda.current_stream().wait_stream(side)
     if parts > 1:
         padded = 8 if parts <= 8 else 32
-        tile = min(64 // padded, triton.next_power_of_2(heads))
-        _merge[(rows, triton.cdiv(heads, tile))](
-            acc, ml, out, starts, parts, splits, HEADS=heads, D=dim, WIDTH=sizes["WIDTH"], SHARED=shared is not None,
-            PADDED=padded, HEAD_TILE=tile, num_warps=4,
+        some = min(64 // padded, triton.next_power_of_2(heads))
+        _merge[(rows, triton.cdiv(heads, some))](
+            acc, ml, out, starts, parts, splits, HEADS=heads, D=dim, WIDTH=width, SHARED=shared is not None,
+            PADDED=padded, HEAD_TILE=some, num_warps=4,
         )  # fmt: skip
     return out
