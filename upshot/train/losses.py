@@ -53,7 +53,7 @@ def kl_divergence(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor
     if estimator == "k2":
         return 0.5 * ratio.square()
     if estimator == "k3":
-        return ratio.exp() - ratio - 1
+        return (ratio.expm1() - ratio).clamp(min=0)  # never below zero by rounding
     raise ValueError(f"unknown KL estimator '{estimator}'")
 
 
