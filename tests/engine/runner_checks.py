@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from transformers import LlamaForCausalLM
+from triton.errors import TritonError
 
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.sequence import Rules
@@ -112,3 +114,17 @@ def test_what_is_compiled_ahead_runs_and_changes_nothing_of_anybody(make_llama: 
         for task in [*common[0], *common[1], *fused[0], *fused[1]]:
             task()
     assert all(torch.equal(x, y) for x, y in zip(state, before, strict=True))
+
+
+def test_a_kernel_that_does_not_compile_for_a_shape_leaves_the_slower_driver(
+    make_llama: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> torch.Tensor:
+        raise TritonError("no such tile")
+
+    monkeypatch.setattr("upshot.engine.kernels.block.rotate_store", refuse)
+    with pytest.warns(UserWarning, match="FusedDriver.*no such tile"):
+        engine = Engine(
+            small(make_llama), eos_ids=set(), settings=EngineSettings(page_size=4, kernels=True, max_running=4)
+        )
+    assert type(engine.runner.driver).__name__ == "BlockDriver"

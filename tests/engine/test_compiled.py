@@ -234,3 +234,11 @@ def test_the_runner_changes_over_and_back() -> None:
 def test_inductor_compiles_in_another_process_and_the_runner_uses_it() -> None:
     pytest.importorskip("triton")
     run_checks("inductor", 900)
+
+
+def test_a_file_that_cannot_be_loaded_is_removed_so_that_the_next_run_compiles_it(tmp_path: Path) -> None:
+    artefact = tmp_path / "step.bin"
+    artefact.write_bytes(b"half a file")
+    with pytest.raises(Exception):  # noqa: B017 - whatever PyTorch makes of it
+        compiled._load_or_drop(artefact, torch.device("cpu"))
+    assert not artefact.exists()

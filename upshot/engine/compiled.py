@@ -177,7 +177,7 @@ class Compiler:
             if not self.cached:
                 self.details = self._compile(model, artefact)
             with _patient():
-                self._run = load(artefact, self.driver.shape.device)
+                self._run = _load_or_drop(artefact, self.driver.shape.device)
             _prune(artefact.parent)
             self.seconds = time.perf_counter() - began
             self.state = "loaded"
@@ -262,6 +262,15 @@ def load(artefact: Path, device: torch.device) -> Run:
         run = torch._inductor.CompiledArtifact.load(path=str(artefact), format="binary")
     os.utime(artefact)
     return run
+
+
+def _load_or_drop(artefact: Path, device: torch.device) -> Run:
+    """Load a file; one that cannot be loaded is removed, so that the next run compiles it anew."""
+    try:
+        return load(artefact, device)
+    except Exception:
+        artefact.unlink(missing_ok=True)
+        raise
 
 
 # --- on disk

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from triton.errors import TritonError
 
 from upshot.engine.changeover import change_back, change_over, compiler_for, keep_true
 from upshot.engine.choice import checked_driver, drivers_of
@@ -103,10 +104,13 @@ class CudaRunner:
             seq = Sequence(ids, Rules(), pages=pages, slot=0)
             self.cache.table[0, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
             cuts = [0, 5, len(ids) - 2, len(ids) - 1, len(ids)]
-            rows = [
-                self._prefill_logits(driver, [Chunk(seq, start, stop, [])], [stop - start - 1])
-                for start, stop in pairwise(cuts)
-            ]
+            try:
+                rows = [
+                    self._prefill_logits(driver, [Chunk(seq, start, stop, [])], [stop - start - 1])
+                    for start, stop in pairwise(cuts)
+                ]
+            except TritonError as error:  # a kernel that cannot be compiled for this shape: another driver may do
+                raise RuntimeError(f"{type(error).__name__}: {error}") from error
             return torch.cat(rows[1:]).cpu()
 
         return disagreement(self.model, driver, driven)
