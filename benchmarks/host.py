@@ -49,8 +49,8 @@ class HostRunner(cuda_runner.CudaRunner):
         self.use_graphs, self.graphed = True, self.driver
 
     def _capture(self, bucket: int, shared: bool, cuts: bool) -> Graph:
-        ids = torch.randint(3, VOCAB, (bucket,))
-        return Graph(Nothing(), ids, torch.full((bucket,), -1.0), torch.zeros(1, 1))  # type: ignore[arg-type]
+        drawn = torch.randint(3, VOCAB, (2, bucket), dtype=torch.int32)
+        return Graph(Nothing(), drawn, torch.zeros(1, 1))  # type: ignore[arg-type]
 
     def _capture_prompt(self, size: int, rows: int, room: int) -> PromptGraph:
         tokens = torch.zeros(3, size, dtype=torch.int64)
@@ -70,7 +70,9 @@ def host_engine() -> Engine:
         max_position_embeddings=2048,
     )
     cuda_runner.CudaRunner = HostRunner  # type: ignore[misc]
-    cuda_runner.sample_kernels.sample = lambda logits, *rest: rest[5].random_(3, VOCAB)  # type: ignore[assignment]
+    cuda_runner.sample_kernels.sample = lambda logits, *_: torch.randint(  # type: ignore[assignment]
+        3, VOCAB, (2, len(logits)), dtype=torch.int32
+    )
     settings = EngineSettings(
         kernels=True, check=False, lean=False, max_running=1024, chunk_tokens=16384, kv_bytes=1 << 28
     )

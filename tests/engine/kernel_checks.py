@@ -17,7 +17,7 @@ from upshot.engine.blocks import rotate
 from upshot.engine.kernels import block, sample
 from upshot.engine.kernels.decode import MEMBERS, Shared, decode_attention
 from upshot.engine.kernels.decode_fused import fused_decode_attention
-from upshot.engine.kernels.gated import gated_product
+from upshot.engine.kernels.gated import LARGE, MIDDLE, SMALL, Tile, gated_product
 from upshot.engine.kernels.prefill import prefill_attention
 from upshot.engine.sampling import RowRules
 from upshot.engine.sampling import sample as cpu_sample
@@ -234,13 +234,15 @@ def test_fused_decode_attention(
         )
 
 
-def test_gated_product() -> None:
+@pytest.mark.parametrize("tile", [SMALL, MIDDLE, LARGE], ids=["small", "middle", "large"])
+@pytest.mark.parametrize("rows", [5, 133, 17 * 128 + 1])
+def test_gated_product(tile: Tile, rows: int) -> None:
     torch.manual_seed(0)
     dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
-    x, weight = torch.randn(133, 72, device=DEVICE, dtype=dtype), torch.randn(256, 72, device=DEVICE, dtype=dtype)
+    x, weight = torch.randn(rows, 72, device=DEVICE, dtype=dtype), torch.randn(512, 72, device=DEVICE, dtype=dtype)
     both = x @ weight.T
-    expected = torch.nn.functional.silu(both[:, :128]) * both[:, 128:]
-    torch.testing.assert_close(gated_product(x, weight), expected, atol=1e-3, rtol=2e-2)
+    expected = torch.nn.functional.silu(both[:, :256]) * both[:, 256:]
+    torch.testing.assert_close(gated_product(x, weight, tile), expected, atol=1e-3, rtol=2e-2)
 
 
 def test_norm_and_gate() -> None:
@@ -270,13 +272,11 @@ def drawn(
         getattr(state, name).fill_(value)
     tokens = torch.zeros(rows + 1, dtype=torch.int64, device=DEVICE)
     place = torch.zeros(rows + 1, dtype=torch.int32, device=DEVICE)
-    ids = torch.full((rows,), -1, dtype=torch.int64, device=DEVICE)
-    logprobs = torch.zeros(rows, device=DEVICE)
     slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
     positions = torch.full((rows,), 6, dtype=torch.int64, device=DEVICE)
-    sample.sample(logits, slots, positions, state, tokens, place, ids, logprobs, cuts)
-    assert tokens[:-1].equal(ids) and place.tolist() == [7] * rows + [0]
-    return ids, logprobs
+    ids, bits = sample.sample(logits, slots, positions, state, tokens, place, cuts)[:, :rows]
+    assert tokens[:-1].equal(ids.long()) and place.tolist() == [7] * rows + [0]
+    return ids.long(), bits.view(torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -306,6 +306,15 @@ def test_sampling_kernel_draws_what_the_cpu_draws(rules: dict[str, float]) -> No
     same = ids.cpu() == expected  # sums rounded in another order may draw the neighbour, rarely
     assert int((~same).sum()) <= rows // 32
     torch.testing.assert_close(logprobs.cpu()[same], expected_logprobs[same], atol=1e-4, rtol=1e-4)
+
+
+def test_sums_by_the_block_draw_what_one_program_a_row_draws() -> None:
+    torch.manual_seed(2)
+    logits = (torch.randn(5, 9001, device=DEVICE) * 3).to(torch.bfloat16 if DEVICE.type == "cuda" else torch.float32)
+    for temperature in (0.0, 0.7):
+        apart, together = drawn(logits, temperature, cuts=False), drawn(logits, temperature, cuts=True)
+        assert apart[0].equal(together[0])
+        torch.testing.assert_close(apart[1], together[1], atol=1e-5, rtol=1e-5)
 
 
 def test_begin_reads_the_state_of_each_slot() -> None:

@@ -18,7 +18,7 @@ TYPES = {
     "*i32": "table_ptr slots_ptr lengths_ptr starts_ptr leaders_ptr prefix_ptr members_ptr offsets_ptr counts_ptr "
     "place_ptr top_k_ptr",
     "*i64": "cells_ptr tokens_ptr ids_ptr seeds_ptr",
-    "*fp32": "acc_ptr ml_ptr temperature_ptr top_p_ptr min_p_ptr logprobs_ptr",
+    "*fp32": "acc_ptr ml_ptr tops_ptr masses_ptr temperature_ptr top_p_ptr min_p_ptr logprobs_ptr",
     "i32": "table_stride stride_t stride_h window parts own rows n M V dummy",
     "fp32": "scale softcap eps",
 }
@@ -34,7 +34,9 @@ KERNELS: list[tuple[Any, int, dict[str, Any]]] = [
     (block._rotate_store, 4, {**HEADS, "D": 64, "PAGE": 16, "TILE": 64, "NORM": True}),
     (decode_fused._fused_rows, 1, {**FUSED, "NORM": True}),
     (sample._begin, 4, {"PAGE": 16, "BLOCK": 128}),
+    (sample._sums, 4, {"BLOCK": 4096, "BLOCKS": 16}),
     (sample._sample, 8, {"CUTS": True, "WIDE": False, "BLOCK": 4096, "BLOCKS": 16}),
+    (sample._sample, 8, {"CUTS": False, "WIDE": False, "BLOCK": 4096, "BLOCKS": 16}),
 ]
 for width, padded in ((64, 64), (96, 128)):
     sizes = {"D": width, "WIDTH": padded}
@@ -73,11 +75,14 @@ def test_a_kernel_compiles_for_hopper(kernel: Any, warps: int, constants: dict[s
 
 
 @pytest.mark.skipif(triton.knobs.runtime.interpret, reason="Triton interprets in this process")
-def test_the_gated_product_compiles_for_hopper() -> None:
-    constants = {"N": 1536, "K": 576, "BLOCK_M": gated.BLOCK_M, "BLOCK_N": gated.BLOCK_N, "BLOCK_K": gated.BLOCK_K}
+@pytest.mark.parametrize("tile", [gated.SMALL, gated.MIDDLE, gated.LARGE], ids=["small", "middle", "large"])
+def test_the_gated_product_compiles_for_hopper(tile: gated.Tile) -> None:
+    blocks = {"BLOCK_M": tile.rows, "BLOCK_N": tile.cols, "BLOCK_K": tile.depth, "STAGES": tile.stages}
     types = {
         "M": "i32",
-        "x_desc": f"tensordesc<bf16[{gated.BLOCK_M}, {gated.BLOCK_K}]>",
-        "weight_desc": f"tensordesc<bf16[{gated.BLOCK_N}, {gated.BLOCK_K}]>",
+        "x_desc": f"tensordesc<bf16[{tile.rows}, {tile.depth}]>",
+        "weight_desc": f"tensordesc<bf16[{tile.cols}, {tile.depth}]>",
+        "out_desc": f"tensordesc<bf16[{tile.rows}, {tile.cols}]>",
     }
-    assert compiled(gated._gated, 4, constants, types).asm["cubin"]
+    program = compiled(gated._gated, tile.warps, {"N": 8192, "K": 2048, **blocks}, types)
+    assert program.asm["cubin"] and program.metadata.shared <= 227 << 10

@@ -46,7 +46,9 @@ def contents(engine: Engine) -> dict[str, int]:
         "slots taken": SLOTS - len(scheduler._slots),
         "pages held": pool.held,
         "prefixes beyond the pages": max(0, len(pool._found) - pool.n_pages),
-        "keys without a prefix": len(pool._key) - len(pool._found),
+        "keys without a prefix": sum(key is not None for key in pool._key) - len(pool._found),
+        "entries beyond the pages": max(0, len(pool._idle) - 2 * pool.n_pages),
+        "pages given back": len(pool._returned),
     }
 
 

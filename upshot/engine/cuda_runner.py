@@ -149,6 +149,12 @@ class CudaRunner:
             return results
         return [], [], [], None
 
+    @property
+    def busy(self) -> bool:
+        """Whether a step that samples is still under way on the device."""
+        last = self.flights[-1] if self.flights else None
+        return last is not None and (last.event is None or not last.event.query())
+
     def collect(self) -> Results | None:
         """Wait for the oldest step under way."""
         if not self.flights:
@@ -164,7 +170,8 @@ class CudaRunner:
                 tuple(zip(o, v, strict=True))[: s.rules.top_logprobs]
                 for s, o, v in zip(flight.rows, order, values, strict=True)
             ]
-        return flight.rows, flight.ids[:n].tolist(), flight.logprobs[:n].tolist(), tops
+        ids, bits = flight.drawn[:, :n]
+        return flight.rows, ids.tolist(), bits.view(torch.float32).tolist(), tops
 
     def _upload(self, array: np.ndarray) -> torch.Tensor:
         """The array on the device; every row begins at a multiple of 16 bytes, else kernels are compiled twice."""
@@ -220,18 +227,11 @@ class CudaRunner:
         self.rules.min_p.index_copy_(0, slots, numbers[2])
         self.rules.top_k.index_copy_(0, slots, numbers[3].int())
 
-    def _draw(
-        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, cuts: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sample an id for each row and move its slot on; ids and log-probabilities."""
-        ids = torch.empty(len(slots), dtype=torch.int64, device=logits.device)
-        logprobs = torch.empty(len(slots), dtype=torch.float32, device=logits.device)
-        sample_kernels.sample(logits, slots, positions, self.rules, self.tokens, self.place, ids, logprobs, cuts)
-        return ids, logprobs
+    def _draw(self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, cuts: bool) -> torch.Tensor:
+        """Sample an id for each row and move its slot on; see `sample`."""
+        return sample_kernels.sample(logits, slots, positions, self.rules, self.tokens, self.place, cuts)
 
-    def _land(
-        self, rows: list[Sequence], ids: torch.Tensor, logprobs: torch.Tensor, logits: torch.Tensor, most: int
-    ) -> Flight:
+    def _land(self, rows: list[Sequence], drawn: torch.Tensor, logits: torch.Tensor, most: int) -> Flight:
         """Send ids and log-probabilities to the host, and those of the `most` likeliest ids."""
         n = len(rows)
         tops = None
@@ -242,14 +242,12 @@ class CudaRunner:
             )
             tops = (values.to("cpu"), order.to("cpu"))
         if not self.on_gpu:
-            return Flight(rows, ids.clone(), logprobs.clone(), None, tops)
-        host_ids = torch.empty(n, dtype=torch.int64, pin_memory=True)
-        host_logprobs = torch.empty(n, dtype=torch.float32, pin_memory=True)
-        host_ids.copy_(ids[:n], non_blocking=True)
-        host_logprobs.copy_(logprobs[:n], non_blocking=True)
+            return Flight(rows, drawn.clone(), None, tops)
+        host = torch.empty_like(drawn, device="cpu", pin_memory=True)
+        host.copy_(drawn, non_blocking=True)
         event = torch.cuda.Event()
         event.record()
-        return Flight(rows, host_ids, host_logprobs, event, tops)
+        return Flight(rows, host, event, tops)
 
     # --- prompts
 
@@ -264,8 +262,8 @@ class CudaRunner:
             return None
         self._mask(rows, logits)
         slots, before = self._upload(np.array([[s.slot for s in rows], [len(s.ids) - 1 for s in rows]], dtype=np.int64))
-        ids, logprobs = self._draw(logits, slots.int(), before, any(s.rules.cuts for s in rows))
-        return self._land(rows, ids, logprobs, logits, max(s.rules.top_logprobs for s in rows))
+        drawn = self._draw(logits, slots.int(), before, any(s.rules.cuts for s in rows))
+        return self._land(rows, drawn, logits, max(s.rules.top_logprobs for s in rows))
 
     def _prefill_logits(self, driver: Driver, chunks: list[Chunk], last: list[int]) -> torch.Tensor:
         tokens, blocks = packed_chunks(chunks, self.page_size)
@@ -341,13 +339,12 @@ class CudaRunner:
             return self._decode_masked(rows, bucket, self._batch_cuts)
         key = (bucket, self._batch_shared, self._batch_cuts)
         if not self.use_graphs:
-            ids, logprobs, logits = self._decode_body(*key)
-            return self._land(rows, ids, logprobs, logits, self._batch_tops)
+            return self._land(rows, *self._decode_body(*key), self._batch_tops)
         if key not in self.graphs:
             self.graphs[key] = self._captured(*key)
         graph = self.graphs[key]
         graph.graph.replay()
-        return self._land(rows, graph.ids, graph.logprobs, graph.logits, self._batch_tops)
+        return self._land(rows, graph.drawn, graph.logits, self._batch_tops)
 
     def _new_batch(self, rows: list[Sequence]) -> None:
         """The rows changed: upload their slots and who shares a prefix."""
@@ -409,17 +406,15 @@ class CudaRunner:
         step = CudaStep(self.cache, self.shape.heads, positions, cells, attend, fused if plain else None)
         return self.driver.logits(ids, positions, step, None), slots, positions
 
-    def _decode_body(self, bucket: int, shared: bool, cuts: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _decode_body(self, bucket: int, shared: bool, cuts: bool) -> tuple[torch.Tensor, torch.Tensor]:
         logits, slots, positions = self._decode_logits(bucket, shared)
-        ids, logprobs = self._draw(logits, slots, positions, cuts)
-        return ids, logprobs, logits
+        return self._draw(logits, slots, positions, cuts), logits
 
     def _decode_masked(self, rows: list[Sequence], bucket: int, cuts: bool) -> Flight:
         """A step in which some rows follow a grammar: the mask needs the ids so far, so no graph and no look-ahead."""
         logits, slots, positions = self._decode_logits(bucket, self._batch_shared)
         self._mask(rows, logits)
-        ids, logprobs = self._draw(logits, slots, positions, cuts)
-        return self._land(rows, ids, logprobs, logits, self._batch_tops)
+        return self._land(rows, self._draw(logits, slots, positions, cuts), logits, self._batch_tops)
 
     def _captured(self, bucket: int, shared: bool, cuts: bool) -> Graph:
         """A captured decode step; an eager one where a compiled one fails."""
@@ -447,8 +442,8 @@ class CudaRunner:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            ids, logprobs, logits = self._decode_body(bucket, shared, cuts)
+            drawn, logits = self._decode_body(bucket, shared, cuts)
         self.pool = self.pool or graph.pool()
         self.row_slots.copy_(saved)
         self.shared.starts.copy_(starts)
-        return Graph(graph, ids, logprobs, logits)
+        return Graph(graph, drawn, logits)

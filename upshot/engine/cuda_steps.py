@@ -79,8 +79,8 @@ class Graph:
     """A captured decode step and what it reads and leaves."""
 
     graph: torch.cuda.CUDAGraph
-    ids: torch.Tensor
-    logprobs: torch.Tensor
+    drawn: torch.Tensor
+    """Ids and log-probabilities: see `sample`."""
     logits: torch.Tensor
 
 
@@ -102,8 +102,7 @@ class Flight:
     """A step under way."""
 
     rows: list[Sequence]
-    ids: torch.Tensor
-    logprobs: torch.Tensor
+    drawn: torch.Tensor
     event: torch.cuda.Event | None
     tops: tuple[torch.Tensor, torch.Tensor] | None = None
 

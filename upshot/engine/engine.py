@@ -8,6 +8,7 @@ keep their ids and are computed again on the new weights (their `version` stays 
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +26,10 @@ from upshot.engine.sequence import DONE, Grammar, Rules, Sequence
 from upshot.errors import UserError
 
 Token = Callable[[Sequence, int, float], None]
+FIRST_CHUNK = 4096
+"""Prompt ids with which an idle GPU begins."""
+SETTLED = 64
+"""Sequences whose pages are given back during one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,9 @@ class Engine:
         self.prompted = 0
         self._submitted = 0
         self._loop_task: asyncio.Task[None] | None = None
-        self._idle: list[asyncio.Future[None]] = []
+        self._unseen = 0
+        """Prompt ids submitted since the last step."""
+        self._committing = False
         self.runner: Any
         self.on_gpu = self.shape.device.type == "cuda"
         self.ahead = self.on_gpu or self.settings.kernels
@@ -156,6 +163,9 @@ class Engine:
         leader.siblings = seqs[1:]
         self.scheduler.add(leader)
         self.prompted += len(ids) * n
+        self._unseen += len(ids)
+        if self._unseen >= FIRST_CHUNK and self._idle and not self._committing:
+            self.step()  # the GPU begins while the caller prepares more
         return seqs
 
     def _check(self, ids: list[int], rules: Rules, n: int) -> None:
@@ -170,13 +180,13 @@ class Engine:
 
     def _check_vocabulary(self, seq: Sequence) -> None:
         try:
-            packed = np.array(seq.packed())
-            low, high = int(packed.min()), int(packed.max())
-        except OverflowError:  # far outside any vocabulary
-            low, high = min(seq.ids), max(seq.ids)
-        if high >= self.shape.vocab or low < 0:
-            wrong = high if high >= self.shape.vocab else low
-            raise UserError(f"token id {wrong} is outside the vocabulary (0 to {self.shape.vocab - 1})")
+            wrong = np.frombuffer(seq.packed(), dtype=np.uint32).max() >= self.shape.vocab  # negative ones are large
+        except (OverflowError, struct.error):  # far outside any vocabulary
+            wrong = True
+        if wrong:
+            high = max(seq.ids)
+            outside = high if high >= self.shape.vocab else min(seq.ids)
+            raise UserError(f"token id {outside} is outside the vocabulary (0 to {self.shape.vocab - 1})")
 
     def fresh_seed(self) -> int:
         """A seed for a request that brings none: the engine's seed and the request's number."""
@@ -217,8 +227,8 @@ class Engine:
     def step(self) -> bool:
         """Compute one step; False if there is nothing to do."""
         # An idle GPU gets a small chunk first, so that it works while the host plans the next.
-        idle = self.on_gpu and not self.runner.flights
-        plan = self.scheduler.plan(min(4096, self.scheduler.chunk_tokens) if idle else 0)
+        plan = self.scheduler.plan(min(FIRST_CHUNK, self.scheduler.chunk_tokens) if self._idle else 0)
+        self._unseen = 0
         if plan is None:
             if not self._drain() and self.scheduler.busy:
                 raise RuntimeError(f"the engine is stuck: {self.stats()}")
@@ -226,7 +236,13 @@ class Engine:
         self.steps += 1
         results = self.runner.run(plan)
         self._commit(results)
+        self.pool.settle(SETTLED)  # while the step runs
         return True
+
+    @property
+    def _idle(self) -> bool:
+        """Whether a GPU has nothing to do."""
+        return self.on_gpu and not self.runner.busy
 
     def _commit(self, results: Any) -> None:
         rows, ids, logprobs, tops = results
@@ -235,7 +251,11 @@ class Engine:
             for seq, top in zip(rows, tops, strict=True):
                 if seq.state != DONE:
                     seq.tops.append(top)
-        self.scheduler.commit(rows, ids, logprobs, self.version)
+        self._committing = True
+        try:
+            self.scheduler.commit(rows, ids, logprobs, self.version)
+        finally:
+            self._committing = False
 
     def _drain(self) -> bool:
         """Take the results still under way."""

@@ -34,10 +34,11 @@ class FusedLayer:
 def gated(x: torch.Tensor, joined: Joined) -> torch.Tensor:
     """The MLP's way up, gated."""
     from upshot.engine.kernels.block import gate
-    from upshot.engine.kernels.gated import gated_product, worthwhile
+    from upshot.engine.kernels.gated import gated_product, gated_tile
 
-    if joined.bias is None and worthwhile(x, joined.weight):
-        return gated_product(x, joined.weight)
+    tile = gated_tile(x, joined.weight) if joined.bias is None else None
+    if tile is not None:
+        return gated_product(x, joined.weight, tile)
     return gate(F.linear(x, joined.weight, joined.bias))
 
 

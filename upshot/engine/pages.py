@@ -8,7 +8,7 @@ without hashing and a wrong match is impossible. A page nobody holds stays finda
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Sequence
 
 ROOT = 0
@@ -34,9 +34,15 @@ class PagePool:
         self._refs[0] = 1
         self._found: dict[tuple[int, bytes], tuple[int, int]] = {}
         """(chain before, packed ids) → (page, chain after)."""
-        self._key: dict[int, tuple[int, bytes]] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()
-        """Published pages that nobody holds, oldest first."""
+        self._key: list[tuple[int, bytes] | None] = [None] * n_pages
+        """Under what each page is published."""
+        self._idle: deque[int] = deque()
+        """Published pages that nobody held at some time, oldest first; only the last entry of a page counts."""
+        self._entries = [0] * n_pages
+        """How often each page is in that queue."""
+        self._n_idle = 0
+        self._returned: list[Sequence[int]] = []
+        """Pages of holders that are done with them, still counted as held."""
         self._next_chain = ROOT + 1
         self.hits = 0
         self.lookups = 0
@@ -44,7 +50,12 @@ class PagePool:
     @property
     def available(self) -> int:
         """Pages that could be taken now."""
-        return len(self._free) + len(self._idle)
+        self.settle()
+        return len(self._free) + self._n_idle
+
+    def has(self, count: int) -> bool:
+        """Whether so many pages could be taken now."""
+        return len(self._free) + self._n_idle >= count or self.available >= count
 
     @property
     def held(self) -> int:
@@ -54,23 +65,39 @@ class PagePool:
     @property
     def cached(self) -> int:
         """Pages that hold a findable prefix."""
-        return len(self._key)
+        return len(self._found)
 
     def refs(self, page: int) -> int:
         """How many hold the page."""
+        self.settle()
         return self._refs[page]
+
+    def alone(self, page: int) -> bool:
+        """Whether one holds the page."""
+        return self._refs[page] == 1 or self.refs(page) == 1
 
     def take(self) -> int:
         """A page for one holder; the oldest idle prefix makes room if no page is free."""
         if self._free:
             page = self._free.pop()
-        elif self._idle:
-            page, _ = self._idle.popitem(last=False)
-            del self._found[self._key.pop(page)]
+        elif self.has(1):
+            page = self._free.pop() if self._free else self._oldest_idle()
         else:
             raise MemoryError("no page is free; check `available` before taking one")
         self._refs[page] = 1
         return page
+
+    def _oldest_idle(self) -> int:
+        """The page that nobody has held for the longest time, not findable any more."""
+        while True:
+            page = self._idle.popleft()
+            self._entries[page] -= 1
+            key = self._key[page]
+            if self._entries[page] == 0 and self._refs[page] == 0 and key is not None:
+                self._n_idle -= 1
+                self._key[page] = None
+                del self._found[key]
+                return page
 
     def take_some(self, count: int) -> list[int]:
         """`count` pages for one holder."""
@@ -88,32 +115,53 @@ class PagePool:
         refs = self._refs
         for page in pages:
             if refs[page] == 0:
-                del self._idle[page]
+                self._n_idle -= 1
             refs[page] += 1
 
     def drop(self, page: int) -> None:
         """One holder less; the last one frees it, or leaves it findable if it was published."""
-        refs = self._refs[page] - 1
-        if refs < 0:
-            raise RuntimeError(f"page {page} was dropped more often than held")
-        self._refs[page] = refs
-        if refs == 0:
-            if page in self._key:
-                self._idle[page] = None
-            else:
-                self._free.append(page)
+        self.drop_all((page,))
 
     def drop_all(self, pages: Sequence[int]) -> None:
         """Drop a sequence's pages, the last first, so that the ends of prefixes are reused before their beginnings."""
         counts, key = self._refs, self._key
         for page in reversed(pages):
-            if counts[page] > 1:
-                counts[page] -= 1
-            elif counts[page] == 1 and page in key:
-                counts[page] = 0
-                self._idle[page] = None
+            count = counts[page] - 1
+            if count < 0:
+                raise RuntimeError(f"page {page} was dropped more often than held")
+            counts[page] = count
+            if count:
+                continue
+            if key[page] is None:
+                self._free.append(page)
             else:
-                self.drop(page)
+                self._idle.append(page)
+                self._entries[page] += 1
+                self._n_idle += 1
+        if len(self._idle) > 2 * self.n_pages:
+            self._tidy()
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """Drop a sequence's pages when there is time, or when somebody needs pages."""
+        self._returned.append(pages)
+
+    def settle(self, most: int = 0) -> None:
+        """Drop what was given back, of at most so many sequences (0: of all)."""
+        if self._returned:
+            count = most or len(self._returned)
+            for pages in self._returned[:count]:
+                self.drop_all(pages)
+            del self._returned[:count]
+
+    def _tidy(self) -> None:
+        """Forget entries that do not count, so that the queue stays short."""
+        entries, queue = self._entries, self._idle
+        for _ in range(len(queue)):
+            page = queue.popleft()
+            if entries[page] == 1 and self._refs[page] == 0:
+                queue.append(page)
+            else:
+                entries[page] -= 1
 
     def match(self, ids: Sequence[int], limit: int) -> tuple[list[int], int]:
         """Pages (now held) that hold the longest published prefix of `ids[:limit]`, and the chain after them."""
@@ -150,7 +198,10 @@ class PagePool:
 
     def forget(self) -> None:
         """Make no page findable any more (the weights changed); idle ones become free."""
-        self._free.extend(self._idle)
+        self.settle()
+        while self._n_idle:
+            self._free.append(self._oldest_idle())
         self._idle.clear()
+        self._entries = [0] * self.n_pages
         self._found.clear()
-        self._key.clear()
+        self._key = [None] * self.n_pages

@@ -118,7 +118,7 @@ class Scheduler:
         under_way = len(self.running) + len(self._reading)
         # One spare page for each sequence keeps admission from starving those that are under way.
         spare = under_way + len(seq.siblings) if under_way else 0
-        if self.pool.available < need + spare:
+        if not self.pool.has(need + spare):
             self.pool.drop_all(pages)
             return False
         seq.pages, seq.chain, seq.published = pages, chain, len(pages)
@@ -174,7 +174,7 @@ class Scheduler:
     def _extend_running(self) -> tuple[list[Sequence], list[Sequence]]:
         """The rows of a decode step, and those of them whose pages may have changed."""
         touched = self._rows.turn()
-        if self._steady and len(touched) <= self.pool.available:
+        if self._steady and self.pool.has(len(touched)):
             for seq in touched:
                 if seq.length >= seq.max_length:
                     self._rows.leave(seq)  # its last id is under way
@@ -208,9 +208,9 @@ class Scheduler:
     def _own_page(self, seq: Sequence, rows: list[Sequence]) -> bool:
         """Make the page of the sequence's next id exist and be its own; False if there is none to be had now."""
         index = (seq.length - 1) // self.pool.page_size
-        if index < len(seq.pages) and self.pool.refs(seq.pages[index]) == 1:
+        if index < len(seq.pages) and self.pool.alone(seq.pages[index]):
             return True
-        while self.pool.available == 0:
+        while not self.pool.has(1):
             victim = next((s for s in reversed(self.running) if not s.pending), None)
             if victim is None or (victim in rows):
                 victim = seq
@@ -221,7 +221,7 @@ class Scheduler:
                 return False
         if index == len(seq.pages):
             seq.pages.append(self.pool.take())
-        elif self.pool.refs(seq.pages[index]) > 1:
+        else:
             page = self.pool.take()
             self._copies.append((seq.pages[index], page))
             self.pool.drop(seq.pages[index])
@@ -306,7 +306,7 @@ class Scheduler:
             self.waiting.appendleft(heir)
 
     def _release(self, seq: Sequence) -> None:
-        self.pool.drop_all(seq.pages)
+        self.pool.give_back(seq.pages)
         self._slots.append(seq.slot)
         seq.pages, seq.slot = [], -1
         seq.computed, seq.published, seq.chain = 0, 0, ROOT

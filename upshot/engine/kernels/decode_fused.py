@@ -68,12 +68,12 @@ def _fused_rows(
     table_row = table_ptr + slot * table_stride
     lanes = tl.arange(0, TILE)
     dims = tl.arange(0, D)
-    real = (lanes < GROUP)[:, None]
+    real = lanes < GROUP
     cos = tl.load(cos_ptr + position * (D // 2) + dims % (D // 2))[None, :].to(tl.float32)
     sin = tl.load(sin_ptr + position * (D // 2) + dims % (D // 2))[None, :].to(tl.float32)
     base = row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * D)
     at = base + (head * GROUP + lanes)[:, None] * D
-    q = _turned(qkv_ptr, at, real, q_weight_ptr, cos, sin, eps, D, NORM)
+    q = _turned(qkv_ptr, at, real[:, None], q_weight_ptr, cos, sin, eps, D, NORM)
     key_at = base + (HEADS + head) * D + tl.arange(0, 1)[:, None]
     k_new = _turned(qkv_ptr, key_at, key_at >= 0, k_weight_ptr, cos, sin, eps, D, NORM)
     v_new = tl.load(qkv_ptr + base + (HEADS + KV_HEADS + head) * D + dims)[None, :]
@@ -91,11 +91,11 @@ def _fused_rows(
         first = tl.maximum(0, position + 1 - window)
         begin = first // PAGE * PAGE
     acc, m, z = attend(
-        q, acc, m, z, k_ptr, v_ptr, table_row, head, begin, position, first, scale, 0.0,
+        q, real, acc, m, z, k_ptr, v_ptr, table_row, head, begin, position, first, scale, 0.0,
         KV_HEADS, D, D, PAGE, BLOCK_N, False, STAGES,
     )  # fmt: skip
     query = (row.to(tl.int64) * HEADS + head * GROUP + lanes)[:, None] * D + dims[None, :]
-    tl.store(out_ptr + query, (acc / z[:, None]).to(out_ptr.dtype.element_ty), mask=real)
+    tl.store(out_ptr + query, (acc / z[:, None]).to(out_ptr.dtype.element_ty), mask=real[:, None])
 
 
 def fused_decode_attention(

@@ -1,8 +1,9 @@
-"""Sampling inside the step: one program a row reads its logits, draws an id and leaves its log-probability.
+"""Sampling inside the step: one program a row draws an id and leaves its log-probability.
 
 The draw inverts the distribution's sum at one uniform number per (seed, position), the same hash as on the CPU: it
-depends on nothing but the request. Blocks of the vocabulary are summed first, then only the block drawn is read again.
-Cuts (top-k, top-p, min-p) are found without sorting, by bisection on the bits of the logits: exact, ties kept.
+depends on nothing but the request. Blocks of the vocabulary are summed first (by a program each, unless distributions
+are cut), then only the block drawn is read again. Cuts (top-k, top-p, min-p) are found without sorting, by bisection on
+the bits of the logits: exact, ties kept.
 `begin` reads the state of the rows at the start of a step.
 """
 
@@ -123,8 +124,30 @@ def _uniform(seed, position):
 
 
 @triton.jit
+def _inverse(temperature):
+    """What logits are multiplied by; temperature 0 counts as 1."""
+    return 1.0 / tl.where(temperature <= 0.0, 1.0, temperature)
+
+
+@triton.jit
+def _sums(logits_ptr, slots_ptr, temperature_ptr, tops_ptr, masses_ptr, V, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+    """The largest number of each block and the sum of its exponentials."""
+    row = tl.program_id(0)
+    block = tl.program_id(1)
+    inverse = _inverse(tl.load(temperature_ptr + tl.load(slots_ptr + row)))
+    cols = block * BLOCK + tl.arange(0, BLOCK)
+    raw = tl.load(logits_ptr + row.to(tl.int64) * V + cols, mask=cols < V, other=float("-inf"))
+    x = raw.to(tl.float32) * inverse
+    top = tl.max(x, 0)
+    tl.store(tops_ptr + row * BLOCKS + block, top)
+    tl.store(masses_ptr + row * BLOCKS + block, tl.sum(tl.exp(x - top), 0))
+
+
+@triton.jit
 def _sample(
     logits_ptr,
+    tops_ptr,
+    masses_ptr,
     slots_ptr,
     positions_ptr,
     temperature_ptr,
@@ -148,7 +171,7 @@ def _sample(
     position = tl.load(positions_ptr + row).to(tl.int32) + 1
     temperature = tl.load(temperature_ptr + slot)
     greedy = temperature <= 0.0
-    inverse = 1.0 / tl.where(greedy, 1.0, temperature)
+    inverse = _inverse(temperature)
     base = row.to(tl.int64) * V
     lanes = tl.arange(0, BLOCK)
     which = tl.arange(0, BLOCKS)
@@ -166,26 +189,31 @@ def _sample(
             top_k, top_p = tl.load(top_k_ptr + slot), tl.load(top_p_ptr + slot)
             kept = _threshold(logits_ptr, base, top_k, top_p, inverse, top, V, WIDE, BLOCK)
             floor = tl.log(tl.maximum(tl.load(min_p_ptr + slot), 1e-30)) / inverse + top
-    tops = tl.full([BLOCKS], -1e30, dtype=tl.float32)
-    masses = tl.zeros([BLOCKS], dtype=tl.float32)
-    left = tl.zeros([BLOCKS], dtype=tl.float32)
-    for start in range(0, V, BLOCK):
-        cols = start + lanes
-        raw = tl.load(logits_ptr + base + cols, mask=cols < V, other=float("-inf"))
-        x = raw.to(tl.float32) * inverse
-        block_top = tl.max(x, 0)
-        e = tl.exp(x - block_top)
-        here = which == start // BLOCK
-        tops = tl.where(here, block_top, tops)
-        masses = tl.where(here, tl.sum(e, 0), masses)
-        if CUTS:
+    if CUTS:
+        tops = tl.full([BLOCKS], -1e30, dtype=tl.float32)
+        masses = tl.zeros([BLOCKS], dtype=tl.float32)
+        left = tl.zeros([BLOCKS], dtype=tl.float32)
+        for start in range(0, V, BLOCK):
+            cols = start + lanes
+            raw = tl.load(logits_ptr + base + cols, mask=cols < V, other=float("-inf"))
+            x = raw.to(tl.float32) * inverse
+            block_top = tl.max(x, 0)
+            e = tl.exp(x - block_top)
+            here = which == start // BLOCK
+            tops = tl.where(here, block_top, tops)
+            masses = tl.where(here, tl.sum(e, 0), masses)
             key = _key(raw.to(tl.int32 if WIDE else tl.int16, bitcast=True), WIDE).to(tl.int64)
             stays = (key >= kept) & (raw.to(tl.float32) >= floor)
             left = tl.where(here, tl.sum(tl.where(stays, e, 0.0), 0), left)
+    else:
+        there = which * BLOCK < V
+        tops = tl.load(tops_ptr + row * BLOCKS + which, mask=there, other=-1e30)
+        masses = tl.load(masses_ptr + row * BLOCKS + which, mask=there, other=0.0)
+        left = masses
     m = tl.max(tops, 0)
     shrink = tl.exp(tops - m)
     lse = m + tl.log(tl.sum(masses * shrink, 0))
-    weights = (left if CUTS else masses) * shrink
+    weights = left * shrink
     sums = tl.cumsum(weights, 0)
     total = tl.max(sums, 0)
     point = _uniform(tl.load(seeds_ptr + slot), position) * total
@@ -206,7 +234,7 @@ def _sample(
     lane = tl.where(greedy, tl.argmax(x, 0), inside)
     value = tl.sum(tl.where(lanes == lane, x, 0.0), 0)
     token = block * BLOCK + lane
-    tl.store(ids_ptr + row, token.to(tl.int64))
+    tl.store(ids_ptr + row, token)
     tl.store(logprobs_ptr + row, value - lse)
     if slot != dummy:
         tl.store(tokens_ptr + slot, token.to(tl.int64))
@@ -231,15 +259,25 @@ def sample(
     rules: SlotRules,
     tokens: torch.Tensor,
     place: torch.Tensor,
-    ids: torch.Tensor,
-    logprobs: torch.Tensor,
     cuts: bool,
-) -> None:
-    """Draw an id for each row into `ids` and `logprobs`, and move its slot (`tokens`, `place`) one position on."""
-    block = 4096 if logits.shape[1] > 4096 else triton.next_power_of_2(logits.shape[1])
-    _sample[(len(slots),)](
-        logits, slots, positions, rules.temperature, rules.seeds, rules.top_k, rules.top_p, rules.min_p,
-        tokens, place, ids, logprobs, len(tokens) - 1, logits.shape[1],
-        CUTS=cuts, WIDE=logits.dtype == torch.float32, BLOCK=block,
-        BLOCKS=triton.next_power_of_2(triton.cdiv(logits.shape[1], block)), num_warps=8,
+) -> torch.Tensor:
+    """Draw an id for each row and move its slot (`tokens`, `place`) one position on.
+
+    The result is [2, at least rows] int32, ids and the bits of their log-probabilities, which reach the host in one
+    copy; each half begins at a multiple of 16 bytes, else kernels are compiled twice.
+    """
+    rows, vocab = logits.shape
+    drawn = torch.empty(2, rows + -rows % 4, dtype=torch.int32, device=logits.device)
+    block = 4096 if vocab > 4096 else triton.next_power_of_2(vocab)
+    count = triton.cdiv(vocab, block)
+    sizes = {"BLOCK": block, "BLOCKS": triton.next_power_of_2(count)}
+    tops = masses = rules.temperature  # not read
+    if not cuts:
+        tops, masses = (torch.empty(rows, sizes["BLOCKS"], device=logits.device) for _ in range(2))
+        _sums[(rows, count)](logits, slots, rules.temperature, tops, masses, vocab, num_warps=4, **sizes)
+    _sample[(rows,)](
+        logits, tops, masses, slots, positions, rules.temperature, rules.seeds, rules.top_k, rules.top_p, rules.min_p,
+        tokens, place, drawn[0], drawn[1].view(torch.float32), len(tokens) - 1, vocab,
+        CUTS=cuts, WIDE=logits.dtype == torch.float32, num_warps=8, **sizes,
     )  # fmt: skip
+    return drawn
