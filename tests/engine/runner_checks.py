@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 from triton.errors import TritonError
 
 from upshot.engine.engine import Engine, EngineSettings
-from upshot.engine.sequence import Rules
+from upshot.engine.sequence import Rules, Sequence
 from upshot.engine.warm import _common, _fused
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -58,6 +58,30 @@ def test_forked_greedy_ids_and_logprobs_match_transformers(make_llama: Make) -> 
         )
     assert [len(s.sampled) for s in seqs] == [6] * 5 + [3, 4] and len(seqs[-1].tops) == 4
     assert engine.pool.held == 0
+
+
+def test_work_begins_while_requests_are_still_submitted(make_llama: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small(make_llama)
+    prompts = [[3 + (i * j) % 60 for j in range(1, 12)] for i in range(1, 7)]
+    results = []
+    for first_chunk in (1 << 20, 30):
+        monkeypatch.setattr("upshot.engine.engine.FIRST_CHUNK", first_chunk)
+        settings = EngineSettings(page_size=4, kernels=True, max_running=16, kv_bytes=1 << 20)
+        engine = Engine(model, eos_ids=set(), settings=settings)
+        engine.on_gpu = True
+        seqs = [engine.submit(ids, Rules(max_tokens=3, temperature=0))[0] for ids in prompts]
+
+        def more(done: object, engine: Engine = engine, seqs: list[Sequence] = seqs) -> None:
+            before = engine.steps
+            seqs.extend(engine.submit(prompts[0] * 3, Rules(max_tokens=2, temperature=0)))
+            assert engine.steps == before  # not in the middle of taking results
+
+        seqs[1].on_done = more
+        assert engine.steps == (first_chunk == 30)
+        engine.run_until_done()
+        results.append([s.ids for s in seqs])
+        assert engine.pool.held == 0 and len(seqs) == 7
+    assert results[0] == results[1] and results[0][0] == greedy(model, prompts[0], 3)
 
 
 def test_weights_changed_in_flight_are_recomputed_and_joined_parameters_stay_the_models(make_llama: Make) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +33,62 @@ def test_idle_prefixes_make_room_oldest_end_first() -> None:
     assert pool.available == 3 and pool.held == 0
     pool.take()
     assert pool.match([0, 1, 2], 3)[0] == pages[:2]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["take", "find", "drop", "give back", "settle"]), st.integers(0, 9))))
+def test_pages_come_and_go_as_in_a_plain_model_of_them(ops: list[tuple[str, int]]) -> None:
+    pool = PagePool(9, 2)
+    refs: Counter[int] = Counter()
+    idle: list[int] = []
+    held: list[int] = []
+    ids_of: dict[int, list[int]] = {}
+    for number, (op, which) in enumerate(ops):
+        if op == "take" and pool.available:
+            spare = 8 - len(refs) - len(idle)
+            page = pool.take()
+            assert refs[page] == 0 and (spare or page == idle[0])
+            if not spare:
+                idle.pop(0)
+            refs[page] = 1
+            held.append(page)
+            ids_of[page] = [number, which]
+            pool.publish(ROOT, ids_of[page], [page])
+        elif op == "find" and ids_of:
+            page = sorted(ids_of)[which % len(ids_of)]
+            if page in idle or refs[page]:
+                assert pool.match(ids_of[page], 2)[0] == [page]
+                held.append(page)
+                refs[page] += 1
+                idle = [p for p in idle if p != page]
+        elif op in ("drop", "give back") and held:
+            page = held.pop(which % len(held))
+            if op == "drop":
+                pool.drop(page)
+            else:
+                pool.give_back([page])
+            refs[page] -= 1
+            if not refs[page]:
+                del refs[page]
+                idle.append(page)
+        elif op == "settle":
+            pool.settle()
+        refs = +refs
+        assert pool.available == 8 - len(refs) and pool.held == len(refs)
+        assert all(pool.refs(page) == count for page, count in refs.items())
+        assert len(pool._idle) <= 2 * pool.n_pages
+
+
+def test_given_back_pages_count_as_available_and_serve_when_pages_are_short() -> None:
+    pool = PagePool(4, 2)
+    pages = [pool.take() for _ in range(3)]
+    assert not pool.has(1)
+    pool.give_back(pages[1:])
+    assert pool.alone(pages[0]) and pool.has(2) and not pool.has(3)
+    pool.give_back([pool.take(), pool.take()])
+    assert pool.take() in pages[1:] and pool.held == 2
+    with pytest.raises(RuntimeError, match="dropped more often than held"):
+        pool.drop_all([pages[1], pages[1], pages[2], pages[2]])
 
 
 def test_forget_makes_nothing_findable() -> None:

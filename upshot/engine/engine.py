@@ -145,9 +145,7 @@ class Engine:
         self._check(ids, rules, n)
         stops, room = rules.stop_ids | self.eos_ids, self.shape.max_length - len(ids)
         most = min(rules.max_tokens, room)
-        each = [
-            replace(rules, stop_ids=stops, max_tokens=most, seed=derive_seed(rules.seed, "sample", i)) for i in range(n)
-        ]
+        each = [rules.of_row(most, derive_seed(rules.seed, "sample", i), stops) for i in range(n)]
         seqs = [Sequence(list(ids), own, on_token=on_token, on_done=on_done) for own in each]
         self._check_vocabulary(seqs[0])
         pages = self.scheduler.most_pages(seqs[0])
@@ -164,8 +162,8 @@ class Engine:
         self.scheduler.add(leader)
         self.prompted += len(ids) * n
         self._unseen += len(ids)
-        if self._unseen >= FIRST_CHUNK and self._idle and not self._committing:
-            self.step()  # the GPU begins while the caller prepares more
+        if self.on_gpu and self._unseen >= FIRST_CHUNK and not self.runner.busy and not self._committing:
+            self.step()  # the GPU works while the caller prepares more
         return seqs
 
     def _check(self, ids: list[int], rules: Rules, n: int) -> None:
@@ -180,7 +178,8 @@ class Engine:
 
     def _check_vocabulary(self, seq: Sequence) -> None:
         try:
-            wrong = np.frombuffer(seq.packed(), dtype=np.uint32).max() >= self.shape.vocab  # negative ones are large
+            # Negative ids are large ones here.
+            wrong = np.maximum.reduce(np.frombuffer(seq.packed(), dtype=np.uint32)) >= self.shape.vocab
         except (OverflowError, struct.error):  # far outside any vocabulary
             wrong = True
         if wrong:
@@ -226,8 +225,9 @@ class Engine:
 
     def step(self) -> bool:
         """Compute one step; False if there is nothing to do."""
-        # An idle GPU gets a small chunk first, so that it works while the host plans the next.
-        plan = self.scheduler.plan(min(FIRST_CHUNK, self.scheduler.chunk_tokens) if self._idle else 0)
+        # The first chunk is a small one, so that the GPU works while the host plans the next.
+        first = self.on_gpu and not self.runner.flights
+        plan = self.scheduler.plan(min(FIRST_CHUNK, self.scheduler.chunk_tokens) if first else 0)
         self._unseen = 0
         if plan is None:
             if not self._drain() and self.scheduler.busy:
@@ -238,11 +238,6 @@ class Engine:
         self._commit(results)
         self.pool.settle(SETTLED)  # while the step runs
         return True
-
-    @property
-    def _idle(self) -> bool:
-        """Whether a GPU has nothing to do."""
-        return self.on_gpu and not self.runner.busy
 
     def _commit(self, results: Any) -> None:
         rows, ids, logprobs, tops = results

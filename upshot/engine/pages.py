@@ -184,16 +184,18 @@ class PagePool:
         """Make full pages findable after `chain`; the chain after them. An equal page already there wins."""
         packed = packed_ids(ids).tobytes()
         size = self.page_size * WIDTH
-        for index, page in enumerate(pages):
-            key = (chain, packed[index * size : (index + 1) * size])
-            hit = self._found.get(key)
-            if hit is not None:
-                chain = hit[1]
-                continue
-            chain = self._next_chain
-            self._next_chain += 1
-            self._found[key] = (page, chain)
-            self._key[page] = key
+        found, keys, fresh = self._found, self._key, self._next_chain
+        start = 0
+        for page in pages:
+            key = (chain, packed[start : start + size])
+            start += size
+            own = (page, fresh)
+            hit = found.setdefault(key, own)
+            if hit is own:
+                keys[page] = key
+                fresh += 1
+            chain = hit[1]
+        self._next_chain = fresh
         return chain
 
     def forget(self) -> None:

@@ -50,9 +50,8 @@ def attend(
 ):
     """Flash attention of the tile q over positions lo:hi (none before `first`) of the pages in `table_row`.
 
-    Rows that are not `real` fill the tile up. Their weight is 0, which costs less power than any other (these
-    steps run at the card's power limit). `m` is in units of log 2. With BLOCK_N == PAGE the page is one scalar and its
-    keys lie side by side. WIDTH is D, or the next power of two where D is none.
+    Rows that are not `real` fill the tile up; their weight is 0. `m` is in units of log 2. With BLOCK_N == PAGE the
+    page is one scalar and its keys lie side by side. WIDTH is D, or the next power of two where D is none.
     """
     LOG2E: tl.constexpr = 1.4426950408889634
     dims = tl.arange(0, WIDTH)
