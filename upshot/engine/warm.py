@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
-from upshot.engine.cuda_steps import BUCKETS, PREFILL_BLOCK
+from upshot.engine.cuda_steps import BUCKETS, PREFILL_BLOCK, PREFILL_BUCKETS
 from upshot.engine.fused import FusedDriver, gated
 from upshot.engine.kernels import block
 from upshot.engine.kernels import sample as sample_kernels
-from upshot.engine.kernels.decode import MEMBERS, Shared, decode_attention, tuned
+from upshot.engine.kernels.decode import MEMBERS, Shared, decode_attention, processors, tuned
 from upshot.engine.kernels.decode_fused import fused_decode_attention
+from upshot.engine.kernels.gated import tile_for
 from upshot.engine.kernels.prefill import prefill_attention
 
 Task = Callable[[], object]
@@ -71,17 +72,19 @@ def _common(runner: Any) -> tuple[list[Task], list[Task]]:
     def attend(splits: int, shared: Shared | None) -> Task:
         return lambda: decode_attention(q, cache.k[0], cache.v[0], cache.table, slots, lengths, 1.0, splits, shared)
 
-    def draw(cuts: bool) -> Task:
-        return lambda: sample_kernels.sample(logits, slots, zeros[:1], runner.rules, runner.tokens, runner.place, cuts)
+    def draw(sums: tuple[torch.Tensor, torch.Tensor] | None) -> Task:
+        return lambda: sample_kernels.draw(logits, sums, slots, zeros[:1], runner.rules, runner.tokens, runner.place)
 
+    some = torch.zeros(1, 1024, device=device)
     first: list[Task] = [
         lambda: prefill_attention(q, cache.k[0], cache.v[0], cache.table, blocks, 1.0, PREFILL_BLOCK),
         attend(16, None),
-        draw(False),
+        lambda: sample_kernels.block_sums(logits, slots, runner.rules),
+        draw((some, some)),
         lambda: sample_kernels.begin(slots, runner.tokens, runner.place, cache.table, runner.page_size),
         lambda: block.store(kv, zeros[:1], cache.k[0]),
     ]
-    return first, [attend(1, None), attend(4, None), attend(1, nobody), attend(16, nobody), draw(True)]
+    return first, [attend(1, None), attend(4, None), attend(1, nobody), attend(16, nobody), draw(None)]
 
 
 def _fused(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
@@ -105,6 +108,10 @@ def _fused(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
             layer.scale, shape.heads, layer.window, layer.norms,
         )  # fmt: skip
 
+    def up(rows: int) -> Task:
+        many = torch.zeros(rows, hidden, dtype=shape.dtype, device=device)
+        return lambda: gated(many, layer.gate_up)
+
     first: list[Task] = [
         lambda: block.add_norm(x, None, weight, eps),
         lambda: block.add_norm(x, x, weight, eps),
@@ -116,5 +123,6 @@ def _fused(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
         ),
     ]  # fmt: skip
     kinds = {tuned(rows * shape.kv_heads, cache.k[0]): rows for rows in reversed(BUCKETS)}
-    many = torch.zeros(512, hidden, dtype=shape.dtype, device=device)
-    return first, [norm(2), lambda: gated(many, layer.gate_up), *(fused(rows) for rows in kinds.values())]
+    tiles = {tile_for(rows, hidden, inner, processors(device)): rows for rows in reversed([*BUCKETS, *PREFILL_BUCKETS])}
+    more = [fused(rows) for rows in kinds.values()] + [up(rows) for tile, rows in tiles.items() if tile is not None]
+    return first, [norm(2), *more]

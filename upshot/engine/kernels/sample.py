@@ -252,6 +252,42 @@ class SlotRules:
         self.min_p = torch.zeros(slots, dtype=torch.float32, device=device)
 
 
+def _blocks(vocab: int) -> dict[str, int]:
+    """Into what blocks a vocabulary is cut."""
+    block = 4096 if vocab > 4096 else triton.next_power_of_2(vocab)
+    return {"BLOCK": block, "BLOCKS": triton.next_power_of_2(triton.cdiv(vocab, block))}
+
+
+def block_sums(logits: torch.Tensor, slots: torch.Tensor, rules: SlotRules) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of every row's blocks of the vocabulary: the largest logit (by temperature) and the sum of exponentials."""
+    (rows, vocab), sizes = logits.shape, _blocks(logits.shape[1])
+    tops, masses = (torch.empty(rows, sizes["BLOCKS"], device=logits.device) for _ in range(2))
+    programs = (rows, triton.cdiv(vocab, sizes["BLOCK"]))
+    _sums[programs](logits, slots, rules.temperature, tops, masses, vocab, num_warps=4, **sizes)
+    return tops, masses
+
+
+def draw(
+    logits: torch.Tensor,
+    sums: tuple[torch.Tensor, torch.Tensor] | None,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    rules: SlotRules,
+    tokens: torch.Tensor,
+    place: torch.Tensor,
+) -> torch.Tensor:
+    """Draw by these sums of blocks; None: by its own, after cutting the distributions."""
+    rows, vocab = logits.shape
+    drawn = torch.empty(2, rows + -rows % 4, dtype=torch.int32, device=logits.device)
+    tops, masses = sums or (rules.temperature, rules.temperature)  # those are not read
+    _sample[(rows,)](
+        logits, tops, masses, slots, positions, rules.temperature, rules.seeds, rules.top_k, rules.top_p, rules.min_p,
+        tokens, place, drawn[0], drawn[1].view(torch.float32), len(tokens) - 1, vocab,
+        CUTS=sums is None, WIDE=logits.dtype == torch.float32, num_warps=8, **_blocks(vocab),
+    )  # fmt: skip
+    return drawn
+
+
 def sample(
     logits: torch.Tensor,
     slots: torch.Tensor,
@@ -266,18 +302,5 @@ def sample(
     The result is [2, at least rows] int32, ids and the bits of their log-probabilities, which reach the host in one
     copy; each half begins at a multiple of 16 bytes, else kernels are compiled twice.
     """
-    rows, vocab = logits.shape
-    drawn = torch.empty(2, rows + -rows % 4, dtype=torch.int32, device=logits.device)
-    block = 4096 if vocab > 4096 else triton.next_power_of_2(vocab)
-    count = triton.cdiv(vocab, block)
-    sizes = {"BLOCK": block, "BLOCKS": triton.next_power_of_2(count)}
-    tops = masses = rules.temperature  # not read
-    if not cuts:
-        tops, masses = (torch.empty(rows, sizes["BLOCKS"], device=logits.device) for _ in range(2))
-        _sums[(rows, count)](logits, slots, rules.temperature, tops, masses, vocab, num_warps=4, **sizes)
-    _sample[(rows,)](
-        logits, tops, masses, slots, positions, rules.temperature, rules.seeds, rules.top_k, rules.top_p, rules.min_p,
-        tokens, place, drawn[0], drawn[1].view(torch.float32), len(tokens) - 1, vocab,
-        CUTS=cuts, WIDE=logits.dtype == torch.float32, num_warps=8, **sizes,
-    )  # fmt: skip
-    return drawn
+    sums = None if cuts else block_sums(logits, slots, rules)
+    return draw(logits, sums, slots, positions, rules, tokens, place)
