@@ -131,7 +131,7 @@ def test_what_is_compiled_ahead_runs_and_changes_nothing_of_anybody(make_llama: 
         model, eos_ids=set(), settings=EngineSettings(page_size=16, kernels=True, max_running=4, kv_bytes=1 << 20)
     )
     runner = engine.runner
-    state = [runner.tokens, runner.place, runner.cache.table, runner.cache.k[:, 1:], runner.cache.v[:, 1:]]
+    state = [runner.slots.tokens, runner.slots.place, runner.cache.table, runner.cache.k[:, 1:], runner.cache.v[:, 1:]]
     before = [x.clone() for x in state]
     common, fused = _common(runner), _fused(runner, runner.driver)
     with torch.inference_mode():

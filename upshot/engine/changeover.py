@@ -65,7 +65,7 @@ def trial(runner: Any, driver: Driver) -> torch.Tensor:
     device, size = runner.shape.device, runner.page_size
     positions = torch.arange(max(2, min(size, 16)), device=device) % size
     ids = (7 * positions + 3) % runner.shape.vocab
-    slots = torch.full_like(positions, runner.slots, dtype=torch.int32)
+    slots = torch.full_like(positions, runner.slots.count, dtype=torch.int32)
     lengths = (positions + 1).int()
 
     def attend(

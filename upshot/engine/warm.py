@@ -58,8 +58,8 @@ def compile_ahead(runner: Any, driver: Any) -> Callable[[], None]:
 
 def _common(runner: Any) -> tuple[list[Task], list[Task]]:
     """Kernels every driver needs: reading prompts, attention over pages, sampling."""
-    shape, cache, device = runner.shape, runner.cache, runner.shape.device
-    slots = torch.full((1,), runner.slots, dtype=torch.int32, device=device)
+    shape, cache, state, device = runner.shape, runner.cache, runner.slots, runner.shape.device
+    slots = torch.full((1,), state.count, dtype=torch.int32, device=device)
     lengths = torch.ones(1, dtype=torch.int32, device=device)
     zeros = torch.zeros(8, dtype=torch.int64, device=device)
     q = torch.zeros(1, shape.heads, shape.head_dim, dtype=shape.dtype, device=device)
@@ -73,15 +73,15 @@ def _common(runner: Any) -> tuple[list[Task], list[Task]]:
         return lambda: decode_attention(q, cache.k[0], cache.v[0], cache.table, slots, lengths, 1.0, splits, shared)
 
     def draw(sums: tuple[torch.Tensor, torch.Tensor] | None) -> Task:
-        return lambda: sample_kernels.draw(logits, sums, slots, zeros[:1], runner.rules, runner.tokens, runner.place)
+        return lambda: sample_kernels.draw(logits, sums, slots, zeros[:1], state.rules, state.tokens, state.place)
 
     some = torch.zeros(1, 1024, device=device)
     first: list[Task] = [
         lambda: prefill_attention(q, cache.k[0], cache.v[0], cache.table, blocks, 1.0, PREFILL_BLOCK),
         attend(16, None),
-        lambda: sample_kernels.block_sums(logits, slots, runner.rules),
+        lambda: sample_kernels.block_sums(logits, slots, state.rules),
         draw((some, some)),
-        lambda: sample_kernels.begin(slots, runner.tokens, runner.place, cache.table, runner.page_size),
+        lambda: sample_kernels.begin(slots, state.tokens, state.place, cache.table, runner.page_size),
         lambda: block.store(kv, zeros[:1], cache.k[0]),
     ]
     return first, [attend(1, None), attend(4, None), attend(1, nobody), attend(16, nobody), draw(None)]
@@ -101,7 +101,7 @@ def _fused(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
         return lambda: block.add_norm(torch.zeros(parts, 1, hidden, device=device), x, weight, eps)
 
     def fused(rows: int) -> Task:
-        slots = torch.full((rows,), runner.slots, dtype=torch.int32, device=device)
+        slots = torch.full((rows,), runner.slots.count, dtype=torch.int32, device=device)
         qkv = torch.zeros(rows, width, dtype=shape.dtype, device=device)
         return lambda: fused_decode_attention(
             qkv, cache.k[0], cache.v[0], cache.table, slots, torch.ones_like(slots), driver.cos, driver.sin,

@@ -39,16 +39,16 @@ class ExactCudaRunner(CudaRunner):
         step = self._step(tokens[1], tokens[2], blocks, exact.QUERIES)
         return driver.logits(tokens[0], tokens[1], step, last)
 
-    def _new_batch(self, rows: list[Sequence]) -> None:
-        super()._new_batch(rows)
+    def _change_batch(self, rows: list[Sequence]) -> None:
+        super()._change_batch(rows)
         # Steps differ in the number of rows only, so that each is captured once.
-        self._batch_shared, self._batch_cuts = False, True
+        self.batch.shares, self.batch.cuts = False, True
 
     def _decode_logits(self, bucket: int, shared: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Every row reads all its pages itself: a shared prefix would be summed in another order."""
-        slots = self.row_slots[:bucket]
+        slots, state = self.batch.slots[:bucket], self.slots
         ids, positions, cells, lengths = sample_kernels.begin(
-            slots, self.tokens, self.place, self.cache.table, self.page_size
+            slots, state.tokens, state.place, state.table, self.page_size
         )
         rows = torch.arange(bucket, dtype=torch.int32, device=slots.device)
         blocks = torch.stack([slots, rows, torch.ones_like(rows), lengths - 1])
@@ -60,5 +60,5 @@ class ExactCudaRunner(CudaRunner):
         logits = exact.aligned(logits)
         drawn = super()._draw(logits, slots, positions, cuts=True)
         ids, bits = drawn[:, : len(logits)]
-        bits.view(torch.float32).copy_(exact.picked(logits, ids.long(), self.rules.temperature[slots.long()]))
+        bits.view(torch.float32).copy_(exact.picked(logits, ids.long(), self.slots.rules.temperature[slots.long()]))
         return drawn
