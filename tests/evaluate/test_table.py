@@ -57,6 +57,19 @@ def test_the_paper_table_has_task_metric_k_tokens_and_interactivity(tmp_path: Pa
     assert "| proactive |" in (tmp_path / "out" / "table.md").read_text()
 
 
+def test_a_metric_that_never_returns_is_missing_after_the_time_given(tmp_path: Path, actors: Any) -> None:
+    metrics = ["--metrics", "accuracy=1,tests.train.helpers:Flaky=0", "--call-seconds", "0.2"]
+    evaluate(tmp_path / "out", "--task", str(actors.goals(tmp_path, 12)), "--split", "all", *metrics)
+    parts = [line["reward"]["parts"] for line in lines_of(tmp_path / "out")]
+    assert "timeout" in json.dumps(parts) and table_of(tmp_path / "out")["cells"]["base"]["accuracy"]["n"] == 12
+
+
+def test_a_time_limit_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        evaluate(tmp_path / "out", "--task", "x", "--call-seconds", "0")
+    assert "'0' is no number of seconds above 0" in capsys.readouterr().err
+
+
 def test_conversations_are_whole_and_end_with_the_policy_or_the_user_leaving(tmp_path: Path, actors: Any) -> None:
     evaluate(tmp_path / "out", "--task", str(actors.goals(tmp_path, 12)), "--split", "all")
     lines = lines_of(tmp_path / "out")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from upshot.data.arguments import add_call_seconds
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb and its two halves."""
@@ -109,6 +111,7 @@ def _add_build(halves: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     add("--max-calls", type=int, help="stop, resumably, after so many model calls")
     add("--max-dollars", type=float, help="stop, resumably, when so much is spent")
+    add_call_seconds(parser)
     add("--seed", type=int, default=0)
     add("--push", metavar="OWNER/NAME", help="also push the finished set to the Hugging Face Hub, as a private dataset")
     add("--quiet", action="store_true", help="no progress bar")

@@ -17,6 +17,7 @@ from upshot.data.published import published_rows, push, summarise, write_publish
 from upshot.models.base import Sampling
 from upshot.models.budget import Budget
 from upshot.tasks.collabllm import CollabTask
+from upshot.time_limit import call_seconds
 
 JOURNAL = "journal.log"
 
@@ -35,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
             budget.restore(max((line["spent"] for line in lines), key=lambda spent: spent["calls"]))
 
         async def play() -> dict[str, float]:
+            call_seconds.set(args.call_seconds)
             async with open_cast(task, {"policy": args.policy}, args.user, args.judge, metrics, budget) as cast:
                 with _progress(len(rows), lines, args.quiet or args.json) as show:
 

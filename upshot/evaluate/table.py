@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from upshot.data.arguments import add_call_seconds
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the table."""
@@ -31,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--concurrency", type=int, default=64, help="conversations at once (default 64)")
     add("--max-calls", type=int, help="stop, resumably, after so many model calls")
     add("--max-dollars", type=float, help="stop, resumably, when so much is spent")
+    add_call_seconds(parser)
     add("--seed", type=int, default=0)
     add("--quiet", action="store_true", help="no progress bar")
     add("--json", action="store_true", help="print the table as one line of JSON; no progress bar")

@@ -24,6 +24,7 @@ from upshot.rollout.policy import Policy
 from upshot.tasks.collabllm import CollabTask
 from upshot.tasks.collabllm_goals import fingerprint
 from upshot.tasks.collabllm_prompts import system_prompt
+from upshot.time_limit import call_seconds
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ def _finished(plan: Plan, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any
 async def _play(plan: Plan, openings: Journal, rollouts: Journal, lines: list[dict[str, Any]]) -> dict[str, float]:
     """Play into the journals and `lines`; the counters of models and user."""
     args, models = plan.args, plan.models
+    call_seconds.set(args.call_seconds)
     budget = Budget(max_calls=args.max_calls, max_dollars=args.max_dollars)
     if rollouts.lines:
         budget.restore(max((line["spent"] for line in rollouts.lines), key=lambda spent: spent["calls"]))
