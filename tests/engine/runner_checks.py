@@ -84,6 +84,18 @@ def test_work_begins_while_requests_are_still_submitted(make_llama: Make, monkey
     assert results[0] == results[1] and results[0][0] == greedy(model, prompts[0], 3)
 
 
+def test_of_a_long_prompt_only_the_first_chunk_is_small(make_llama: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("upshot.engine.engine.FIRST_CHUNK", 8)
+    model = small(make_llama)
+    settings = EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20, chunk_tokens=32)
+    engine = Engine(model, eos_ids=set(), settings=settings)
+    engine.on_gpu = True
+    prompt = [3 + (7 * i) % 60 for i in range(100)]
+    [seq] = engine.submit(prompt, Rules(max_tokens=2, temperature=0))
+    engine.run_until_done()
+    assert engine.steps == 4 + 1 and seq.ids == greedy(model, prompt, 2) and not engine.runner.flights
+
+
 def test_weights_changed_in_flight_are_recomputed_and_joined_parameters_stay_the_models(make_llama: Make) -> None:
     model = small(make_llama)
     engine = Engine(

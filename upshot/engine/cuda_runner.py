@@ -126,8 +126,7 @@ class CudaRunner:
                 for cache in (self.cache.k, self.cache.v):
                     cache[:, target] = cache[:, source]
             flight = self._prefill(plan.chunks, plan.rows) if plan.chunks else self._decode(plan.rows, plan.touched)
-        if flight is not None:
-            self.flights.append(flight)
+        self.flights.append(flight)
         if len(self.flights) > 1:
             results = self.collect()
             assert results is not None
@@ -136,7 +135,7 @@ class CudaRunner:
 
     @property
     def busy(self) -> bool:
-        """Whether a step that samples is still under way on the device."""
+        """Whether a step is still under way on the device."""
         last = self.flights[-1] if self.flights else None
         return last is not None and (last.event is None or not last.event.query())
 
@@ -181,21 +180,27 @@ class CudaRunner:
             return Flight(rows, drawn.clone(), None, tops)
         host = torch.empty_like(drawn, device="cpu", pin_memory=True)
         host.copy_(drawn, non_blocking=True)
+        return Flight(rows, host, self._event(), tops)
+
+    def _event(self) -> torch.cuda.Event | None:
+        """What happens when the device has come this far."""
+        if not self.on_gpu:
+            return None
         event = torch.cuda.Event()
         event.record()
-        return Flight(rows, host, event, tops)
+        return event
 
     # --- prompts
 
-    def _prefill(self, chunks: list[Chunk], rows: list[Sequence]) -> Flight | None:
+    def _prefill(self, chunks: list[Chunk], rows: list[Sequence]) -> Flight:
         self.slots.sync([c.seq for c in chunks])
         if rows:
             self.slots.sync(rows)
         ends = np.cumsum([c.stop - c.start for c in chunks]) - 1
         last = [int(end) for end, c in zip(ends, chunks, strict=True) for _ in c.samplers]
         logits = self._prefill_logits(self.driver, chunks, last)
-        if not rows:
-            return None
+        if not rows:  # prompts that are longer than a chunk
+            return Flight([], torch.empty(2, 0, dtype=torch.int32), self._event())
         self._mask(rows, logits)
         slots, before = self._upload(np.array([[s.slot for s in rows], [len(s.ids) - 1 for s in rows]], dtype=np.int64))
         drawn = self._draw(logits, slots.int(), before, any(s.rules.cuts for s in rows))
