@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,9 @@ def test_wandb_offline_writes_into_the_run_folder(tmp_path: Path, monkeypatch: p
     written = list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
     assert len(written) == 1
     assert run_id(tmp_path) in written[0].name
+    until = time.monotonic() + 30  # wandb's own process may write a moment after `finish` has returned
+    while b"reward/mean" not in written[0].read_bytes() and time.monotonic() < until:
+        time.sleep(0.1)
     assert b"reward/mean" in written[0].read_bytes()
 
 
