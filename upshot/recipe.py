@@ -281,7 +281,7 @@ class Recipe(Section):
     """Helper models by name (user, judge …): a URL, provider/model, a folder, 'policy', 'scripted:…'."""
     sandbox: str = "local"
     """Where untrusted programs run: 'local', or the URL of a sandbox server."""
-    call_seconds: float = Field(120.0, gt=0)
+    call_seconds: float = Field(120.0, gt=0, allow_inf_nan=False)
     """Most seconds of one call of your own metric, verifier, user or environment; then its score is missing: timeout.
     Not counted: what helper models, sandbox and worker processes take, which have limits of their own."""
     task: Named

@@ -317,6 +317,20 @@ def test_sums_by_the_block_draw_what_one_program_a_row_draws() -> None:
         torch.testing.assert_close(apart[1], together[1], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("cuts", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_sampling_where_a_grammar_forbids_whole_blocks(temperature: float, cuts: bool) -> None:
+    torch.manual_seed(3)
+    logits = torch.randn(3, 9000, device=DEVICE)
+    logits[:, :4096] = -torch.inf
+    logits[1, 5000:] = -torch.inf
+    logits[2, torch.arange(9000) != 8999] = -torch.inf
+    ids, logprobs = drawn(logits, temperature, cuts)
+    expected = (logits / (temperature or 1.0)).log_softmax(-1).gather(-1, ids[:, None])[:, 0]
+    assert torch.isfinite(expected).all() and int(ids[2]) == 8999
+    torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_begin_reads_the_state_of_each_slot() -> None:
     slots = torch.tensor([2, 0], dtype=torch.int32, device=DEVICE)
     tokens = torch.tensor([10, 11, 12, 0], device=DEVICE)

@@ -84,6 +84,27 @@ def test_work_begins_while_requests_are_still_submitted(make_llama: Make, monkey
     assert results[0] == results[1] and results[0][0] == greedy(model, prompts[0], 3)
 
 
+def test_a_step_that_fails_while_requests_are_submitted_fails_all_that_wait(
+    make_llama: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("upshot.engine.engine.FIRST_CHUNK", 8)
+    model = small(make_llama)
+    settings = EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20)
+    engine = Engine(model, eos_ids=set(), settings=settings)
+    engine.on_gpu = True
+    ended: list[Sequence] = []
+    engine.submit([5, 6, 7, 8, 9], Rules(max_tokens=2), on_done=ended.append)
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.runner, "_prefill_logits", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.submit([9, 8, 7, 6, 5], Rules(max_tokens=2), on_done=ended.append)
+    assert [type(seq.error) for seq in ended] == [ZeroDivisionError] * 2
+    assert not engine.scheduler.busy and engine.pool.held == 0
+    [seq] = engine.submit([5, 6, 7], Rules(max_tokens=3, temperature=0))
+    engine.run_until_done()
+    assert seq.ids == greedy(model, [5, 6, 7], 3)
+
+
 def test_of_a_long_prompt_only_the_first_chunk_is_small(make_llama: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("upshot.engine.engine.FIRST_CHUNK", 8)
     model = small(make_llama)

@@ -163,7 +163,11 @@ class Engine:
         self.prompted += len(ids) * n
         self._unseen += len(ids)
         if self.on_gpu and self._unseen >= FIRST_CHUNK and not self.runner.busy and not self._committing:
-            self.step()  # the GPU works while the caller prepares more
+            try:
+                self.step()  # the GPU works while the caller prepares more
+            except Exception as error:
+                self._fail_all(error)  # others wait for what this step planned
+                raise
         return seqs
 
     def _check(self, ids: list[int], rules: Rules, n: int) -> None:

@@ -221,7 +221,7 @@ class Scheduler:
                 return False
         if index == len(seq.pages):
             seq.pages.append(self.pool.take())
-        else:
+        elif not self.pool.alone(seq.pages[index]):  # else whoever shared it was preempted just now
             page = self.pool.take()
             self._copies.append((seq.pages[index], page))
             self.pool.drop(seq.pages[index])

@@ -111,6 +111,46 @@ def _threshold(logits_ptr, base, k, top_p, inverse, top, V, WIDE: tl.constexpr, 
 
 
 @triton.jit
+def _bounds(logits_ptr, base, top_k, top_p, min_p, inverse, V, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """What a logit must reach to stay: a key (top-k, top-p) and a value (min-p)."""
+    best = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
+    for start in range(0, V, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        x = tl.load(logits_ptr + base + cols, mask=cols < V, other=float("-inf"))
+        best = tl.maximum(best, x.to(tl.float32))
+    top = tl.max(best, 0)
+    kept = _threshold(logits_ptr, base, top_k, top_p, inverse, top, V, WIDE, BLOCK)
+    return kept, tl.log(tl.maximum(min_p, 1e-30)) / inverse + top
+
+
+@triton.jit
+def _stays(raw, kept, floor, WIDE: tl.constexpr):
+    """Which logits are not cut."""
+    key = _key(raw.to(tl.int32 if WIDE else tl.int16, bitcast=True), WIDE).to(tl.int64)
+    return (key >= kept) & (raw.to(tl.float32) >= floor)
+
+
+@triton.jit
+def _cut_sums(logits_ptr, base, inverse, kept, floor, V, WIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+    """What `_sums` leaves of a row, and the sums of what stays of its blocks."""
+    which = tl.arange(0, BLOCKS)
+    tops = tl.full([BLOCKS], -1e30, dtype=tl.float32)
+    masses = tl.zeros([BLOCKS], dtype=tl.float32)
+    left = tl.zeros([BLOCKS], dtype=tl.float32)
+    for start in range(0, V, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        raw = tl.load(logits_ptr + base + cols, mask=cols < V, other=float("-inf"))
+        x = raw.to(tl.float32) * inverse
+        block_top = tl.maximum(tl.max(x, 0), -1e30)  # a grammar may forbid the whole block
+        e = tl.exp(x - block_top)
+        here = which == start // BLOCK
+        tops = tl.where(here, block_top, tops)
+        masses = tl.where(here, tl.sum(e, 0), masses)
+        left = tl.where(here, tl.sum(tl.where(_stays(raw, kept, floor, WIDE), e, 0.0), 0), left)
+    return tops, masses, left
+
+
+@triton.jit
 def _uniform(seed, position):
     """The top 24 bits of `sampling.keys` as a number in [0, 1)."""
     x = seed.to(tl.uint64) + 0x9E3779B97F4A7C15
@@ -138,7 +178,7 @@ def _sums(logits_ptr, slots_ptr, temperature_ptr, tops_ptr, masses_ptr, V, BLOCK
     cols = block * BLOCK + tl.arange(0, BLOCK)
     raw = tl.load(logits_ptr + row.to(tl.int64) * V + cols, mask=cols < V, other=float("-inf"))
     x = raw.to(tl.float32) * inverse
-    top = tl.max(x, 0)
+    top = tl.maximum(tl.max(x, 0), -1e30)  # a grammar may forbid the whole block
     tl.store(tops_ptr + row * BLOCKS + block, top)
     tl.store(masses_ptr + row * BLOCKS + block, tl.sum(tl.exp(x - top), 0))
 
@@ -178,33 +218,10 @@ def _sample(
     kept = tl.full((), -2147483648, dtype=tl.int64)
     floor = tl.full((), float("-inf"), dtype=tl.float32)
     if CUTS:
-        best = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
-        for start in range(0, V, BLOCK):
-            cols = start + lanes
-            best = tl.maximum(
-                best, tl.load(logits_ptr + base + cols, mask=cols < V, other=float("-inf")).to(tl.float32)
-            )
-        top = tl.max(best, 0)
         if temperature > 0.0:
-            top_k, top_p = tl.load(top_k_ptr + slot), tl.load(top_p_ptr + slot)
-            kept = _threshold(logits_ptr, base, top_k, top_p, inverse, top, V, WIDE, BLOCK)
-            floor = tl.log(tl.maximum(tl.load(min_p_ptr + slot), 1e-30)) / inverse + top
-    if CUTS:
-        tops = tl.full([BLOCKS], -1e30, dtype=tl.float32)
-        masses = tl.zeros([BLOCKS], dtype=tl.float32)
-        left = tl.zeros([BLOCKS], dtype=tl.float32)
-        for start in range(0, V, BLOCK):
-            cols = start + lanes
-            raw = tl.load(logits_ptr + base + cols, mask=cols < V, other=float("-inf"))
-            x = raw.to(tl.float32) * inverse
-            block_top = tl.max(x, 0)
-            e = tl.exp(x - block_top)
-            here = which == start // BLOCK
-            tops = tl.where(here, block_top, tops)
-            masses = tl.where(here, tl.sum(e, 0), masses)
-            key = _key(raw.to(tl.int32 if WIDE else tl.int16, bitcast=True), WIDE).to(tl.int64)
-            stays = (key >= kept) & (raw.to(tl.float32) >= floor)
-            left = tl.where(here, tl.sum(tl.where(stays, e, 0.0), 0), left)
+            top_k, top_p, min_p = tl.load(top_k_ptr + slot), tl.load(top_p_ptr + slot), tl.load(min_p_ptr + slot)
+            kept, floor = _bounds(logits_ptr, base, top_k, top_p, min_p, inverse, V, WIDE, BLOCK)
+        tops, masses, left = _cut_sums(logits_ptr, base, inverse, kept, floor, V, WIDE, BLOCK, BLOCKS)
     else:
         there = which * BLOCK < V
         tops = tl.load(tops_ptr + row * BLOCKS + which, mask=there, other=-1e30)
@@ -227,8 +244,7 @@ def _sample(
     x = raw.to(tl.float32) * inverse
     e = tl.exp(x - m)
     if CUTS:
-        key = _key(raw.to(tl.int32 if WIDE else tl.int16, bitcast=True), WIDE).to(tl.int64)
-        e = tl.where((key >= kept) & (raw.to(tl.float32) >= floor), e, 0.0)
+        e = tl.where(_stays(raw, kept, floor, WIDE), e, 0.0)
     inside = tl.sum((tl.cumsum(e, 0) <= point - before).to(tl.int32), 0)
     inside = tl.minimum(inside, tl.max(tl.where(e > 0.0, lanes, 0), 0))
     lane = tl.where(greedy, tl.argmax(x, 0), inside)
