@@ -13,27 +13,26 @@ from pathlib import Path
 import pytest
 import torch
 
-CHECKS = [["kernel_checks.py", "runner_checks.py"], ["exact_checks.py"]]
-NAMES = ["kernels", "exact"]
+CHECKS = ["kernel_checks.py", "runner_checks.py", "exact_checks.py"]
 
 
-def run_checks(files: list[str], interpret: bool) -> None:
+def run_checks(file: str, interpret: bool) -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     env |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""} if interpret else {"TRITON_INTERPRET": "0"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    command += [str(Path(__file__).with_name(name)) for name in files]
+    command.append(str(Path(__file__).with_name(file)))
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("files", CHECKS, ids=NAMES)
-def test_kernels_agree_with_pytorch_in_the_interpreter(files: list[str]) -> None:
+@pytest.mark.parametrize("file", CHECKS)
+def test_kernels_agree_with_pytorch_in_the_interpreter(file: str) -> None:
     pytest.importorskip("triton")
-    run_checks(files, interpret=True)
+    run_checks(file, interpret=True)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("files", CHECKS, ids=NAMES)
-def test_kernels_agree_with_pytorch_on_the_device(files: list[str]) -> None:
-    run_checks(files, interpret=False)
+@pytest.mark.parametrize("file", CHECKS)
+def test_kernels_agree_with_pytorch_on_the_device(file: str) -> None:
+    run_checks(file, interpret=False)
