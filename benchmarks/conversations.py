@@ -35,8 +35,10 @@ from upshot.participants.llm_user import LLMUser
 from upshot.rewards.build import build_metric
 from upshot.rewards.reward import Weighted, combine
 from upshot.rollout.episode import play_future
-from upshot.rollout.play import Scene, play_step
+from upshot.rollout.futures.talk import Talk
+from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
+from upshot.rollout.stage import Stage
 
 USER = json.dumps({"current_answer": "none yet", "thought": "hm", "response": "And what about the second part?"})
 JUDGES = {key: json.dumps({"thought": "fine", key: 1}) for key in ("accuracy", "interactivity")}
@@ -59,34 +61,34 @@ def make_rows(prompts: int) -> list[Row]:
     ]
 
 
-def make_scene(model: Model, options: argparse.Namespace) -> Scene:
+def make_stage(model: Model, options: argparse.Namespace) -> Stage:
     """One model in all three roles, two judged metrics."""
     metrics = {name: build_metric(name, judge=model) for name in JUDGES}
     weights = {name: Weighted(1.0, (-1.0, 1.0), metric.intrinsic) for name, metric in metrics.items()}
     policy = Policy(model, sampling=Sampling(max_tokens=64))
-    return Scene(policy, metrics, weights, user=LLMUser(model), samples=options.futures, window=options.rounds)
+    return Stage(policy, Talk(metrics, weights, LLMUser(model), options.futures, options.rounds))
 
 
-async def upshot_step(scene: Scene, options: argparse.Namespace) -> None:
+async def upshot_step(stage: Stage, options: argparse.Namespace) -> None:
     """One step as Upshot plays it."""
-    groups = await play_step(scene, make_rows(options.prompts), options.replies, seed=0)
+    groups = await play_step(stage, make_rows(options.prompts), options.replies, seed=0)
     assert all(reply.reward.total.value == 2.0 for group in groups for reply in group)
 
 
-async def sequential_step(scene: Scene, options: argparse.Namespace) -> None:
+async def sequential_step(stage: Stage, options: argparse.Namespace) -> None:
     """One step in the published recipe's order: replies at once, futures and metrics one after another."""
     from upshot.chat import Conversation, derive_seed
 
     async def one(row: Row, index: int) -> None:
         conversation = Conversation(row, derive_seed(0, row.id, index))
-        await scene.policy.reply(conversation)
+        await stage.policy.reply(conversation)
         scores = []
         for number in range(options.futures):
             fork = conversation.fork("future", number)
-            assert scene.user is not None
-            await play_future(fork, scene.user, scene.policy, options.rounds)
-            scores.append({name: await metric.score(fork) for name, metric in scene.metrics.items()})
-        assert combine(scores, scene.weights).total.value == 2.0
+            assert isinstance(stage.futures, Talk) and stage.futures.user is not None
+            await play_future(fork, stage.futures.user, stage.policy, options.rounds)
+            scores.append({name: await metric.score(fork) for name, metric in stage.futures.metrics.items()})
+        assert combine(scores, stage.futures.weights).total.value == 2.0
 
     async with asyncio.TaskGroup() as tasks:
         for row in make_rows(options.prompts):
@@ -121,14 +123,14 @@ def serve(options: argparse.Namespace) -> None:
 
 
 async def measure(
-    play: Callable[[Scene, argparse.Namespace], Awaitable[None]], model: Model, options: argparse.Namespace
+    play: Callable[[Stage, argparse.Namespace], Awaitable[None]], model: Model, options: argparse.Namespace
 ) -> tuple[float, float]:
     """Wall and CPU seconds of one step, after a small one that warms imports and connections."""
     small = argparse.Namespace(**{**vars(options), "prompts": 2, "replies": 2})
-    await play(make_scene(model, small), small)
-    scene = make_scene(model, options)
+    await play(make_stage(model, small), small)
+    stage = make_stage(model, options)
     wall, cpu = time.perf_counter(), time.process_time()
-    await play(scene, options)
+    await play(stage, options)
     return time.perf_counter() - wall, time.process_time() - cpu
 
 

@@ -7,7 +7,7 @@
         policy="http://127.0.0.1:8000/v1#my-model", user="openai/gpt-4o-mini", judge="openai/gpt-4o-mini",
         metrics={"accuracy": 1, "interactivity": 1}, samples=3, window=2,
     )
-    print(replies[0].reward.total.value, replies[0].reward.parts)
+    print(replies[0].reward.total.value, replies[0].reward.terms)
 
 A thin layer over `upshot.rollout`: what is played and scored here is what training plays and scores.
 """
@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from threading import Thread
 from typing import Any
 
@@ -25,18 +26,18 @@ from upshot.chat import Conversation, Message, Row, derive_seed, messages_from
 from upshot.errors import UserError, did_you_mean, user_error_in
 from upshot.models.base import Completion, Model, Request, Sampling
 from upshot.models.budget import Budget
-from upshot.models.connect import connect_all
-from upshot.participants.base import Participant, users
-from upshot.rewards.build import ARROW, build_metric
-from upshot.rewards.metric import Metric
-from upshot.rewards.reward import Weighted
-from upshot.rollout.play import ReplyRule, Scene, score_reply
+from upshot.participants.base import Participant
+from upshot.recipe import Named
+from upshot.rewards.build import ARROW
+from upshot.rollout.company import assemble, metric_configs
+from upshot.rollout.futures.talk import Talk
+from upshot.rollout.play import score_reply
 from upshot.rollout.policy import Policy
 from upshot.rollout.reply import Reply
+from upshot.rollout.stage import ReplyRule, Stage
 from upshot.tasks.base import tasks
 
 METRICS: Mapping[str, float] = {"accuracy": 1.0, "interactivity": 1.0}
-CLAMP = (-1.0, 1.0)
 OVERLONG_RULES = ("missing", "penalty", "score")
 Messages = Sequence[Message] | Sequence[Mapping[str, Any]]
 
@@ -76,7 +77,7 @@ async def reward_async(
 class Rater:
     """Scores replies that were given, whoever gave them."""
 
-    scene: Scene
+    stage: Stage
     tokenizer: Any = None
     max_tokens: int = 0
     """A reply of more tokens counts as over-long; 0: none does."""
@@ -98,7 +99,7 @@ class Rater:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for reply in rated:
-                    tasks.create_task(score_reply(self.scene, reply))
+                    tasks.create_task(score_reply(self.stage, reply))
         except ExceptionGroup as group:
             raise first_of(group) from group
         return rated
@@ -179,50 +180,31 @@ class Settings:
 async def open_rater(**settings: Any) -> AsyncIterator[Rater]:
     """Connect the models, build the metrics, and close again what was opened here; see `Settings`."""
     chosen = Settings.of(settings)
-    async with AsyncExitStack() as stack:
-        given = {"policy": chosen.policy, "user": chosen.user, "judge": chosen.judge}
-        models = await _connect(stack, given, chosen.budget)
-        counter = _tokenizer(chosen.tokenizer, models.get("policy"))
-        if counter is None and (chosen.max_reply_tokens or _wants(chosen.metrics, "token_amount")):
+    roles = {"policy": chosen.policy, "user": chosen.user, "judge": chosen.judge}
+    models = {role: given for role, given in roles.items() if given is not None and not isinstance(given, Participant)}
+    wants_user = chosen.user is not None and not isinstance(chosen.user, Participant)
+    counter = _Counter(chosen.tokenizer)
+    company = assemble(
+        tasks.create(chosen.task) if isinstance(chosen.task, str) else chosen.task,
+        models,
+        metric_configs(chosen.metrics),
+        user=Named.model_validate({"name": "llm", **chosen.user_options}) if wants_user else chosen.user,
+        sandbox=chosen.sandbox,
+        budget=chosen.budget,
+        tokenizer=counter,
+    )
+    counter.policy = company.models.get("policy")
+    async with company:
+        if not counter.found and (chosen.max_reply_tokens or _wants(chosen.metrics, "token_amount")):
             raise UserError("token_amount and max_reply_tokens count the policy's tokens: give tokenizer=")
-        context = {
-            "judge": models.get("judge"),
-            "models": models,
-            "tokenizer": counter,
-            "task": tasks.create(chosen.task) if isinstance(chosen.task, str) else chosen.task,
-            "sandbox": await _sandbox(stack, chosen.sandbox) if _wants(chosen.metrics, "pass_rate") else None,
-        }
-        built, weights = build_metrics(chosen.metrics, context)
-        for metric in built.values():
-            stack.push_async_callback(metric.aclose)
-        scene = Scene(
-            Policy(
-                models.get("policy") or _Nobody(),
-                sampling=Sampling(chosen.max_tokens, chosen.temperature),
-                system=chosen.system,
-            ),
-            built,
-            weights,
-            user=chosen.user if isinstance(chosen.user, Participant) else _user(models, chosen.user_options),
-            samples=chosen.samples,
-            window=chosen.window,
-            overlong=ReplyRule(chosen.overlong) if isinstance(chosen.overlong, str) else chosen.overlong,
+        policy = Policy(
+            company.models.get("policy") or _Nobody(),
+            sampling=Sampling(chosen.max_tokens, chosen.temperature),
+            system=chosen.system,
         )
-        yield Rater(scene, counter, chosen.max_reply_tokens)
-
-
-def build_metrics(
-    metrics: Mapping[str, Any], context: Mapping[str, Any]
-) -> tuple[dict[str, Metric], dict[str, Weighted]]:
-    """Metrics and how they enter the reward, from name → weight or name → settings."""
-    built: dict[str, Metric] = {}
-    weights: dict[str, Weighted] = {}
-    for name, setting in metrics.items():
-        options = dict(setting) if isinstance(setting, Mapping) else {"weight": setting}
-        weight, clamp = float(options.pop("weight", 1.0)), options.pop("clamp", CLAMP)
-        built[name] = build_metric(name, options, "metrics", **context)
-        weights[name] = Weighted(weight, tuple(clamp) if clamp is not None else None, built[name].intrinsic)
-    return built, weights
+        futures = Talk(company.metrics, company.weights, company.user, chosen.samples, chosen.window)
+        overlong = ReplyRule(chosen.overlong) if isinstance(chosen.overlong, str) else chosen.overlong
+        yield Rater(Stage(policy, futures, overlong=overlong), counter, chosen.max_reply_tokens)
 
 
 def as_messages(messages: Messages) -> tuple[Message, ...]:
@@ -266,42 +248,32 @@ class _Nobody(Model):
         raise UserError("no policy was given to continue the conversation")
 
 
-async def _connect(stack: AsyncExitStack, given: Mapping[str, Any], budget: Budget | None) -> dict[str, Model]:
-    """Models by role; those named by a spec are opened (and closed) here, `Model` objects stay their owner's."""
-    specs = {r: v for r, v in given.items() if v is not None and not isinstance(v, Model | Participant)}
-    made = connect_all(specs, budget=budget)
-    for model in {id(model): model for model in made.values()}.values():
-        await stack.enter_async_context(model)
-    return {role: made.get(role, value) for role, value in given.items() if isinstance(made.get(role, value), Model)}
-
-
-def _user(models: Mapping[str, Model], options: Mapping[str, Any]) -> Participant | None:
-    return users.create("llm", options, "user_options", model=models["user"]) if "user" in models else None
-
-
 def _wants(metrics: Mapping[str, Any], name: str) -> bool:
     return any(key.split(ARROW)[-1].strip() == name for key in metrics)
 
 
-def _tokenizer(given: Any, policy: Model | None) -> Any:
-    """The tokenizer to count with: the one given, else that of a policy in this process."""
-    if isinstance(given, str):
-        from transformers import AutoTokenizer
+class _Counter:
+    """Counts tokens with the tokenizer that was given, else with that of a started policy in this process."""
 
-        from upshot.models.local import local_path
+    def __init__(self, given: Any) -> None:
+        self.given = given
+        self.policy: Model | None = None
 
-        return AutoTokenizer.from_pretrained(local_path(given))
-    if given is not None:
-        return given
-    inner = getattr(policy, "inner", None)
-    return getattr(getattr(inner, "renderer", None), "tokenizer", None)
+    @cached_property
+    def found(self) -> Any:
+        """The tokenizer; None where there is none."""
+        if isinstance(self.given, str):
+            from transformers import AutoTokenizer
 
+            from upshot.models.local import local_path
 
-async def _sandbox(stack: AsyncExitStack, sandbox: Any) -> Any:
-    if not isinstance(sandbox, str):
-        return sandbox
-    from upshot.sandbox import connect
+            return AutoTokenizer.from_pretrained(local_path(self.given))
+        if self.given is not None:
+            return self.given
+        inner = getattr(self.policy, "inner", None) or self.policy
+        return getattr(inner, "tokenizer", None)
 
-    runner = connect(sandbox)
-    stack.push_async_callback(runner.aclose)
-    return runner
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """The ids of a text."""
+        ids: list[int] = self.found.encode(text, add_special_tokens=add_special_tokens)
+        return ids

@@ -65,6 +65,10 @@ class Sample:
     """stop (the model ended its turn) or length (cut at the limit)."""
     version: int = 0
     """Version of the weights that sampled it."""
+    thought: tuple[int, int] | None = None
+    """Where among `ids` the model thought, its markers left out; None when it did not."""
+    answer: int = 0
+    """Where among `ids` begins what others hear; `len(ids)` when the model never came to it."""
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.logprobs):
@@ -181,6 +185,14 @@ class Conversation:
             out += [0.0] * len(sample.context)
             out += sample.logprobs
         return out
+
+    def places(self) -> Iterator[tuple[int, Sample]]:
+        """The policy's samples, each with the position in `ids` where its first sampled id stands."""
+        at = 0
+        for sample in self.samples():
+            at += len(sample.context)
+            yield at, sample
+            at += len(sample.ids)
 
     @property
     def unrendered(self) -> list[Message]:

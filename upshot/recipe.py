@@ -103,17 +103,48 @@ class EpisodeConfig(Section):
     """Keep the k likeliest tokens; 0 keeps all."""
     system: str = ""
     """A system prompt for the policy, put before the row's own messages."""
+    think: tuple[str, str] | None = ("<think>", "</think>")
+    """Markers around the policy's thoughts, which nobody else hears; None: everything it writes is said."""
 
 
-class FuturesConfig(Section):
-    """How a reply is continued before it is scored."""
+class FuturesConfig(Named):
+    """How a reply is continued before it is settled; further keys are options of the kind of future."""
 
+    name: str = "talk"
+    """talk: a simulated user and the policy talk on. classmates: other models finish the thought. none: nobody does.
+    Or 'my_pkg.module:Kind'."""
     samples: int = Field(1, ge=1)
-    """Futures per reply."""
+    """Futures per reply; classmates: per classmate."""
     window: int = Field(0, ge=0)
-    """Rounds (user turn + policy turn) a future may last; 0 scores the reply itself."""
+    """talk: rounds (user turn + policy turn) a future may last; 0 scores the reply itself."""
     user: Named | None = None
-    """The simulated user; None: the task's own."""
+    """talk: the simulated user; None: the task's own."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the kind, as far as the recipe sets them."""
+        own = {"samples": self.samples, "window": self.window}
+        default = type(self).model_fields
+        return {k: v for k, v in own.items() if v != default[k].default} | dict(self.model_extra or {})
+
+
+class CreditConfig(Section):
+    """Which tokens earn the main reward."""
+
+    by: Literal["reply", "turns"] = "reply"
+    """reply: one reward for the whole episode. turns: each turn earns what the environment gave it, or the reward of
+    futures forked after it, and what the turns after it earned."""
+    tokens: Literal["all", "thought", "answer"] = "all"
+    """Which of the sampled tokens are trained."""
+    gamma: float = Field(1.0, ge=0, le=1)
+    """by turns: what a turn's reward counts for the turn before it."""
+    split: bool = False
+    """by turns: every turn is a training sample of its own."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"by": value} if isinstance(value, str) else value
 
 
 class MetricConfig(Named):
@@ -157,8 +188,10 @@ class TrainConfig(Section):
     ranked by reward. ppo: value head and GAE."""
     data: str | None = None
     """sft, dpo: parquet or JSONL file of `upshot data prepare`; None: the task's own dialogues (sft)."""
-    advantage: Literal["grpo", "dr-grpo", "rloo"] = "grpo"
-    """grpo: centred by the group and divided by its standard deviation. dr-grpo: centred. rloo: leave one out."""
+    advantage: Named = Named(name="grpo")
+    """grpo: centred by the group and divided by its standard deviation. dr-grpo: centred. rloo: leave one out.
+    separated: every part centred on its own, then added ({non_negative: true}: only the main part can subtract).
+    gdpo: every part normalised, added, normalised over the step. Or 'my_pkg.module:estimator'."""
     steps: int = Field(100, ge=0)
     """Optimizer steps (rl, online-dpo, ppo: one round of rollouts each); 0 beside `epochs`: as many as those make."""
     epochs: float | None = Field(None, gt=0)
@@ -292,6 +325,8 @@ class Recipe(Section):
     """How it is continued."""
     reward: RewardConfig = RewardConfig()
     """What it is worth."""
+    credit: CreditConfig = CreditConfig()
+    """Which tokens earned it."""
     warm_start: WarmStartConfig | None = None
     """Supervised steps before the first rollout; None: none."""
     train: TrainConfig = TrainConfig()

@@ -1,4 +1,4 @@
-"""Scenes for the tests of this folder: models that answer by what they are shown, a loop with its own clock."""
+"""Stages for the tests of this folder: models that answer by what they are shown, a loop with its own clock."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from upshot.models.spec import ModelSpec
 from upshot.participants.llm_user import LLMUser
 from upshot.rewards.build import build_metric
 from upshot.rewards.reward import Weighted
-from upshot.rollout.play import Scene
+from upshot.rollout.futures.talk import Talk
 from upshot.rollout.policy import Policy
+from upshot.rollout.stage import Stage
 
 
 def number_of(text: str) -> int:
@@ -57,12 +58,12 @@ def rows(number: int) -> list[Row]:
 
 def scene(
     model: Model, samples: int = 1, window: int = 2, names: tuple[str, ...] = ("accuracy", "interactivity")
-) -> Scene:
+) -> Stage:
     """One model as policy, user and judge, two judged metrics."""
     metrics = {name: build_metric(name, judge=model) for name in names}
     weights = {name: Weighted(1.0, (-1.0, 1.0), metric.intrinsic) for name, metric in metrics.items()}
     policy = Policy(model, sampling=Sampling(max_tokens=64))
-    return Scene(policy, metrics, weights, user=LLMUser(model), samples=samples, window=window)
+    return Stage(policy, Talk(metrics, weights, LLMUser(model), samples, window))
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

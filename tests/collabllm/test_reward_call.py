@@ -36,7 +36,7 @@ def roles(model=None) -> dict:
 def test_a_reply_gets_a_reward_with_its_breakdown_and_its_futures() -> None:
     reply = upshot.reward(OPENING, "What is it about?", **GOAL, **roles(), samples=3, window=2)
     assert reply.reward.total.value == pytest.approx(1.008)
-    assert reply.reward.parts["accuracy"].value == 1.0
+    assert reply.reward.terms["accuracy"].value == 1.0
     assert reply.reward.extrinsic == 1.0 and reply.reward.intrinsic == pytest.approx(0.008)
     assert len(reply.futures) == 3
     assert [t.message.role for t in reply.futures[0].conversation.turns] == ["user", "assistant"] * 3
@@ -75,7 +75,7 @@ def test_endpoints_by_address() -> None:
 def test_weights_clamps_and_options() -> None:
     metrics = {"accuracy": 3, "interactivity": {"weight": 100, "clamp": None}, "token_amount": -0.5}
     reply = upshot.reward(OPENING, "one two", **GOAL, judge=actor(), window=0, metrics=metrics, tokenizer=Words())
-    assert {name: part.value for name, part in reply.reward.parts.items()} == pytest.approx(
+    assert {name: part.value for name, part in reply.reward.terms.items()} == pytest.approx(
         {"accuracy": 1.0, "interactivity": 0.8, "token_amount": -1.0}
     )
 

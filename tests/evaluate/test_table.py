@@ -60,7 +60,7 @@ def test_the_paper_table_has_task_metric_k_tokens_and_interactivity(tmp_path: Pa
 def test_a_metric_that_never_returns_is_missing_after_the_time_given(tmp_path: Path, actors: Any) -> None:
     metrics = ["--metrics", "accuracy=1,tests.train.helpers:Flaky=0", "--call-seconds", "0.2"]
     evaluate(tmp_path / "out", "--task", str(actors.goals(tmp_path, 12)), "--split", "all", *metrics)
-    parts = [line["reward"]["parts"] for line in lines_of(tmp_path / "out")]
+    parts = [line["reward"]["terms"] for line in lines_of(tmp_path / "out")]
     assert "timeout" in json.dumps(parts) and table_of(tmp_path / "out")["cells"]["base"]["accuracy"]["n"] == 12
 
 
@@ -78,7 +78,7 @@ def test_conversations_are_whole_and_end_with_the_policy_or_the_user_leaving(tmp
         roles = [m["role"] for m in line["messages"]]
         assert len(roles) <= 14 and roles[0] == "user" and line["futures"] == [] and line["step"] == 0
         assert (line["ended"], roles[-1]) in (("messages", "assistant"), ("user", "user"))
-        assert set(line["reward"]) >= {"total", "parts", "means"}
+        assert set(line["reward"]) >= {"total", "terms", "means"}
         marks = set(actors.MARK.findall(json.dumps(line["messages"])))
         assert len(marks) == 1
     assert {line["ended"] for line in lines} == {"messages", "user"}

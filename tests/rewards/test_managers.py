@@ -22,8 +22,8 @@ from upshot.rewards.managers.inline import Inline
 from upshot.rewards.managers.pool import Pool
 from upshot.rewards.managers.remote import Remote
 from upshot.rewards.managers.scorer import scorer_app
+from upshot.rollout.company import Company
 from upshot.score import Score
-from upshot.train.setup import Company
 from upshot.verifiers.base import Claim
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "verifiers"))  # workers import the hostile verifiers by name
@@ -217,7 +217,7 @@ def test_managers_are_chosen_by_name_and_their_options_checked() -> None:
 
 def test_the_counters_are_logged_with_the_step_and_go_on_after_a_resume() -> None:
     def company() -> Company:
-        return Company(cast(Any, None), {}, None, {}, {}, Budget(), Pool(workers=1))
+        return Company(cast(Any, None), {}, None, {}, {}, Budget(), Pool(workers=1), {})
 
     async def count(saved: dict[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
         made = company()

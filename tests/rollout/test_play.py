@@ -13,14 +13,17 @@ from upshot.chat import Conversation, Message, Row
 from upshot.errors import BudgetExceeded, user_error_in
 from upshot.models.base import ModelCallError
 from upshot.participants.base import Observation, Participant
+from upshot.recipe import Named
+from upshot.rewards.estimators.grouped import centred as dr_grpo
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import Weighted
 from upshot.rollout.episode import play_episode
-from upshot.rollout.play import ReplyRule, Scene, play_step
+from upshot.rollout.futures.talk import Talk
+from upshot.rollout.play import play_step
 from upshot.rollout.reply import Reply
+from upshot.rollout.stage import ReplyRule, Stage
 from upshot.score import Score
-from upshot.train.advantages import dr_grpo
-from upshot.train.batch import datum_of
+from upshot.train.batch import data_of
 from upshot.train.rl import set_advantages, stop_if_missing
 from upshot.train.summary import summarise
 
@@ -46,13 +49,16 @@ class By(Metric):
         return Score(self.function(conversation))
 
 
-def scene(metric: Callable[[Conversation], float] = lambda talk: 1.0, **changes: object) -> tuple[Scene, list[Row]]:
+def scene(
+    metric: Callable[[Conversation], float] = lambda talk: 1.0, samples: int = 1, window: int = 0, **changes: object
+) -> tuple[Stage, list[Row]]:
     policy, task = tiny_policy()
-    made = Scene(policy, {"m": By(metric)}, {"m": Weighted()}, user=Chatty(), **changes)  # type: ignore[arg-type]
+    futures = Talk({"m": By(metric)}, {"m": Weighted()}, Chatty(), samples, window)
+    made = Stage(policy, futures, **changes)  # type: ignore[arg-type]
     return made, list(task.rows("train")[:4])
 
 
-def step(made: Scene, rows: list[Row], group_size: int = 4, seed: int = 0) -> list[list[Reply]]:
+def step(made: Stage, rows: list[Row], group_size: int = 4, seed: int = 0) -> list[list[Reply]]:
     return asyncio.run(play_step(made, rows, group_size, seed))
 
 
@@ -77,8 +83,7 @@ def test_the_ids_trained_are_the_ids_sampled_through_three_turns() -> None:
     reply = Reply(talk, credit=credit_sampled(Score(1.0), talk.mask), advantages=[1.0, 1.0, 1.0])
     assert reply.credit is not None
     check(reply.credit, talk.mask)
-    datum = datum_of(reply)
-    assert datum is not None
+    (datum,) = data_of(reply)
     trained = [i for i, bit in zip(datum.ids, datum.mask, strict=True) if bit]
     assert trained == [i for _, ids in seen for i in ids]
     assert datum.ids == [*seen[2][0], *seen[2][1]]
@@ -132,11 +137,11 @@ def test_a_metric_that_raises_is_missing_with_its_reason_and_leaves_the_statisti
 
     made, rows = scene(metric)
     groups = step(made, rows[:1])
-    set_advantages(groups, "dr-grpo")
-    logs = summarise(groups, made.weights)
+    set_advantages(groups, Named(name="dr-grpo"))
+    logs = summarise(groups)
     assert [reply.advantages[0] for reply in groups[0]] == pytest.approx([2 / 3, -1 / 3, None, -1 / 3])
     assert groups[0][2].reward.total.reason == "m: RuntimeError: judge fell over"
-    assert datum_of(groups[0][2]) is None
+    assert data_of(groups[0][2]) == []
     assert logs["reward/mean"] == pytest.approx(1 / 3)
     assert logs["reward/missing"] == 1
     assert logs["missing/m: RuntimeError: judge fell over"] == 1
@@ -151,7 +156,8 @@ def test_a_missing_future_leaves_the_mean_of_its_reply() -> None:
             return await super().observe(conversation)
 
     made, rows = scene(lambda talk: 2.0, samples=3, window=1)
-    made.user = Flaky()
+    assert isinstance(made.futures, Talk)
+    made.futures.user = Flaky()
     (reply,) = step(made, rows[:1], 1)[0]
     assert reply.reward.total.value == 2.0
     assert [future.missing for future in reply.futures] == [None, "timeout", None]

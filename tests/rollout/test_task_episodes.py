@@ -15,8 +15,10 @@ from upshot.rewards.managers.inline import Inline
 from upshot.rewards.metrics.format_errors import FormatErrors
 from upshot.rewards.metrics.verifier import Verifier
 from upshot.rewards.reward import Weighted
-from upshot.rollout.play import Scene, play_step
+from upshot.rollout.futures.talk import Talk
+from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
+from upshot.rollout.stage import Stage
 from upshot.tasks.gsm8k import NO_LINE, Gsm8k
 
 TASK = Gsm8k(file="arithmetic", limit=8)
@@ -46,11 +48,11 @@ class Recites(Model):
         return [Completion(text, "stop", tuple(ids), tuple(-0.5 for _ in ids))]
 
 
-def scene(model: Recites, max_turns: int = 5) -> Scene:
+def scene(model: Recites, max_turns: int = 5) -> Stage:
     policy = Policy(model, Renderer(TOKENIZER))
     metrics = {"verifier": Verifier(TASK, Inline()), "format_errors": FormatErrors(TASK)}
     weights = {"verifier": Weighted(1.0), "format_errors": Weighted(-0.2)}
-    return Scene(policy, metrics, weights, environment=TASK.environment(), max_turns=max_turns)
+    return Stage(policy, Talk(metrics, weights), environment=TASK.environment(), max_turns=max_turns)
 
 
 def rows(truth: str = "42") -> list[Row]:

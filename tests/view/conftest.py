@@ -62,18 +62,19 @@ def reward(futures: list[dict[str, Any]]) -> dict[str, Any]:
     """Means over the futures that have a value, weighted and summed; missing when one metric has none."""
     weights = {"accuracy": 1.0, "interactivity": 0.5, "token_amount": -0.01}
     means: dict[str, Any] = {}
-    parts: dict[str, Any] = {}
+    terms: dict[str, Any] = {}
     for name, weight in weights.items():
         values = [f["scores"][name]["value"] for f in futures if "value" in f["scores"].get(name, {})]
         means[name] = {"value": sum(values) / len(values)} if values else {"missing": f"{name}: no future"}
-        parts[name] = {"value": means[name]["value"] * weight} if values else means[name]
-    lacking = [part["missing"] for part in parts.values() if "missing" in part]
-    total = {"missing": lacking[0]} if lacking else {"value": sum(part["value"] for part in parts.values())}
-    sums = {name: part.get("value", 0.0) for name, part in parts.items()}
+        terms[name] = {"value": means[name]["value"] * weight} if values else means[name]
+    lacking = [term["missing"] for term in terms.values() if "missing" in term]
+    total = {"missing": lacking[0]} if lacking else {"value": sum(term["value"] for term in terms.values())}
+    sums = {name: term.get("value", 0.0) for name, term in terms.items()}
     intrinsic = sums["token_amount"] + sums["interactivity"]
     return {
         "total": total,
-        "parts": parts,
+        "terms": terms,
+        "parts": {"main": total},
         "means": means,
         "extrinsic": sums["accuracy"],
         "intrinsic": intrinsic,

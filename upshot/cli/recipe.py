@@ -40,7 +40,7 @@ def run_show(args: argparse.Namespace) -> int:
     from rich.table import Table
 
     from upshot import config
-    from upshot.train.setup import check_names
+    from upshot.rollout.company import check_names
 
     loaded = config.load(args.recipe, args.overrides)
     check_names(loaded.recipe)

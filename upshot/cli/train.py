@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         print(plan(recipe))
         return 0
     if folder is None:
-        from upshot.train.setup import check_names
+        from upshot.rollout.company import check_names
 
         check_names(recipe)
         folder = RunFolder.create(recipe)

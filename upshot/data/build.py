@@ -17,15 +17,19 @@ from typing import Any
 
 from upshot.api import first_of
 from upshot.chat import Conversation, Message, Row, Turn, derive_seed
-from upshot.data.cast import Cast
+from upshot.data.arguments import POLICY
 from upshot.data.journal import Journal
 from upshot.data.outage import Outage
 from upshot.errors import UserError
 from upshot.models.base import Sampling
 from upshot.participants.base import Observation, Participant
-from upshot.rollout.play import Scene, describe, score_reply
+from upshot.rollout.company import Company
+from upshot.rollout.futures.talk import Talk
+from upshot.rollout.guard import describe
+from upshot.rollout.play import score_reply
 from upshot.rollout.policy import Policy
 from upshot.rollout.reply import Reply
+from upshot.rollout.stage import Stage
 from upshot.tasks.collabllm_prompts import PLAIN, PROACTIVE
 from upshot.time_limit import limited
 
@@ -99,21 +103,16 @@ class FirstAnswer(Participant):
 class Builder:
     """Builds all conversations, concurrently and bounded."""
 
-    def __init__(self, cast: Cast, settings: BuildSettings, journal: Journal) -> None:
-        self.cast = cast
+    def __init__(self, company: Company, settings: BuildSettings, journal: Journal) -> None:
+        self.company = company
         self.settings = settings
         self.journal = journal
-        (model,) = cast.policies.values()
+        (model,) = (model for name, model in company.models.items() if name.startswith(POLICY))
         self.plain = Policy(model, sampling=settings.sampling, system=PLAIN)
         self.proactive = Policy(model, sampling=settings.sampling, system=PROACTIVE)
-        self.scene = Scene(
-            self.plain,
-            cast.metrics,
-            cast.weights,
-            user=FirstAnswer(cast.user) if cast.user is not None else None,
-            samples=settings.samples,
-            window=settings.window,
-        )
+        user = FirstAnswer(company.user) if company.user is not None else None
+        futures = Talk(company.metrics, company.weights, user, settings.samples, settings.window)
+        self.stage = Stage(self.plain, futures)
 
     async def run(self, rows: Sequence[Row], told: Callable[[dict[str, Any]], None] | None = None) -> None:
         """Bring every row's conversation to its end; `told` hears of each turn."""
@@ -128,7 +127,7 @@ class Builder:
             async with gate:
                 while conversation.ended is None:
                     line = await self._next(conversation)
-                    line["spent"] = self.cast.budget.state()
+                    line["spent"] = self.company.budget.state()
                     self.journal.append(line)
                     if told is not None:
                         told(line)
@@ -153,11 +152,11 @@ class Builder:
     async def _open(self, progress: Progress) -> dict[str, Any]:
         row = progress.row
         line: dict[str, Any] = {"conv": row.id, "turn": 0, "ended": None}
-        if self.cast.user is None:
+        if self.company.user is None:
             raise UserError(f"row '{row.id}' has no opening message and there is no --user to say one")
         conversation = self._conversation(progress)
         try:
-            await self.cast.user.start(conversation)
+            await self.company.user.start(conversation)
         except UserError:
             raise
         except Exception as error:  # this conversation is over; the others go on
@@ -211,7 +210,7 @@ class Builder:
             return reply, kind, f"reply: {describe(error)}"
         if not reply.conversation.turns[-1].message.content.strip():
             return reply, kind, "reply: empty"
-        await score_reply(self.scene, reply)
+        await score_reply(self.stage, reply)
         return reply, kind, None
 
     async def _answer(self, best: Reply) -> dict[str, Any]:
@@ -220,12 +219,12 @@ class Builder:
         if played:
             longest = max(played, key=lambda future: len(future.conversation.turns))
             observation, session = longest.conversation.session[FIRST]
-        elif self.cast.user is None:
+        elif self.company.user is None:
             return {"ended": "no user"}
         else:
             fork = best.conversation.fork("user")
             try:
-                observation = await limited(self.cast.user, self.cast.user.observe, fork)
+                observation = await limited(self.company.user, self.company.user.observe, fork)
             except UserError:
                 raise
             except Exception as error:  # the conversation ends here, with the reason
@@ -268,6 +267,6 @@ def _tried(reply: Reply, kind: str, failed: str | None) -> dict[str, Any]:
         ],
         "rewards": {
             name: [future.scores[name].value for future in reply.futures if name in future.scores]
-            for name in reply.reward.parts
+            for name in reply.reward.terms
         },
     }

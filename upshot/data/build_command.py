@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from upshot.data.arguments import gather, open_task, parse_metrics, rows_of
 from upshot.data.build import Builder, BuildSettings
-from upshot.data.cast import open_cast, open_task, parse_metrics, rows_of
 from upshot.data.journal import Journal
 from upshot.data.published import published_rows, push, summarise, write_published
 from upshot.models.base import Sampling
@@ -37,15 +37,15 @@ def run(args: argparse.Namespace) -> int:
 
         async def play() -> dict[str, float]:
             call_seconds.set(args.call_seconds)
-            async with open_cast(task, {"policy": args.policy}, args.user, args.judge, metrics, budget) as cast:
+            async with gather(task, {"policy": args.policy}, args.user, args.judge, metrics, budget) as company:
                 with _progress(len(rows), lines, args.quiet or args.json) as show:
 
                     def told(line: dict[str, Any]) -> None:
                         lines.append(line)
                         show(line)
 
-                    await Builder(cast, settings, journal).run(rows, told)
-                return cast.stats()
+                    await Builder(company, settings, journal).run(rows, told)
+                return company.stats()
 
         try:
             stats = asyncio.run(play())

@@ -67,7 +67,7 @@ async def _judge(args: argparse.Namespace, conversations: Sequence[Any]) -> list
     from upshot.evaluate.scoring import parse_model
     from upshot.models.connect import connect
     from upshot.rewards.build import build_metric
-    from upshot.rollout.play import score_conversation
+    from upshot.rollout.guard import score_conversation
 
     gate = asyncio.Semaphore(args.at_once)
     options = {"rubric": args.rubric} if args.rubric else {}

@@ -11,7 +11,7 @@ from upshot.errors import UserError
 from upshot.participants.base import Participant
 from upshot.rewards.metric import Metric
 from upshot.rollout.episode import play_future
-from upshot.rollout.play import describe, score_conversation
+from upshot.rollout.guard import describe, score_conversation
 from upshot.rollout.policy import Policy
 from upshot.score import Score
 

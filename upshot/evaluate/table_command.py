@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from upshot.chat import Row
-from upshot.data.cast import Cast, Spec, open_cast, open_task, parse_metrics, read_mapping, read_spec, rows_of
+from upshot.data.arguments import POLICY, gather, open_task, parse_metrics, read_mapping, read_spec, rows_of
 from upshot.data.journal import Journal
 from upshot.errors import UserError, did_you_mean
 from upshot.evaluate.cells import cells, columns_of
@@ -20,6 +20,7 @@ from upshot.evaluate.print_table import markdown, print_rich, to_dict
 from upshot.evaluate.whole import Evaluation, whole_goals
 from upshot.models.base import Sampling
 from upshot.models.budget import Budget
+from upshot.rollout.company import Company, Spec
 from upshot.rollout.policy import Policy
 from upshot.tasks.collabllm import CollabTask
 from upshot.tasks.collabllm_goals import fingerprint
@@ -109,11 +110,11 @@ async def _play(plan: Plan, openings: Journal, rollouts: Journal, lines: list[di
     budget = Budget(max_calls=args.max_calls, max_dollars=args.max_dollars)
     if rollouts.lines:
         budget.restore(max((line["spent"] for line in rollouts.lines), key=lambda spent: spent["calls"]))
-    async with open_cast(plan.task, models, args.user, args.judge, plan.metrics, budget) as cast:
+    async with gather(plan.task, models, args.user, args.judge, plan.metrics, budget) as company:
         evaluation = Evaluation(
             plan.task,
-            cast,
-            _policies(args, cast, plan.systems),
+            company,
+            _policies(args, company, plan.systems),
             {name: plan.speaker(name) for name in models},
             args.max_messages or plan.task.max_messages,
             args.seed,
@@ -126,14 +127,14 @@ async def _play(plan: Plan, openings: Journal, rollouts: Journal, lines: list[di
                 show()
 
             await evaluation.run(plan.rows, openings, rollouts, told)
-        return cast.stats()
+        return company.stats()
 
 
-def _policies(args: argparse.Namespace, cast: Cast, systems: Mapping[str, str]) -> dict[str, Policy]:
+def _policies(args: argparse.Namespace, company: Company, systems: Mapping[str, str]) -> dict[str, Policy]:
     sampling = Sampling(args.max_tokens, args.temperature)
     return {
-        name: Policy(model, sampling=sampling, system=system_prompt(systems[name]))
-        for name, model in cast.policies.items()
+        name: Policy(company.models[f"{POLICY}{name}"], sampling=sampling, system=system_prompt(system))
+        for name, system in systems.items()
     }
 
 

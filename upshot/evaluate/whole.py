@@ -15,13 +15,13 @@ from typing import Any
 
 from upshot.api import first_of
 from upshot.chat import Conversation, Message, Row, Turn, derive_seed
-from upshot.data.cast import Cast
 from upshot.data.journal import Journal
 from upshot.data.outage import Outage
 from upshot.errors import UserError
 from upshot.participants.base import Participant, count
 from upshot.rewards.reward import combine
-from upshot.rollout.play import describe, score_conversation
+from upshot.rollout.company import Company
+from upshot.rollout.guard import describe, score_conversation
 from upshot.rollout.policy import Policy
 from upshot.rollout.reply import reward_to_dict, turn_to_dict
 from upshot.score import Score
@@ -68,7 +68,7 @@ class Evaluation:
     """Plays and scores every goal with every model."""
 
     task: CollabTask
-    cast: Cast
+    company: Company
     policies: Mapping[str, Policy]
     """By the name of the table's row."""
     speakers: Mapping[str, str]
@@ -118,10 +118,10 @@ class Evaluation:
         conversation = Conversation(row, derive_seed(self.seed, row.id))
         line: dict[str, Any] = {"row": row.id, "missing": None}
         if not any(message.role == "user" for message in row.messages):
-            if self.cast.user is None:
+            if self.company.user is None:
                 raise UserError(f"task '{self.task.name}' needs --user: somebody must open the conversation")
             try:
-                await self.cast.user.start(conversation)
+                await self.company.user.start(conversation)
             except UserError:
                 raise
             except Exception as error:  # this goal is missing, with the reason; the others go on
@@ -141,9 +141,9 @@ class Evaluation:
         if missing is None:
             missing = await self._talk(conversation, name)
         if missing is None:
-            scores = await score_conversation(self.cast.metrics, conversation)
+            scores = await score_conversation(self.company.metrics, conversation)
         else:
-            scores = {metric: Score.missing(f"conversation: {missing}") for metric in self.cast.metrics}
+            scores = {metric: Score.missing(f"conversation: {missing}") for metric in self.company.metrics}
         return {
             "step": 0,
             "row": row.id,
@@ -154,17 +154,17 @@ class Evaluation:
             "ended": conversation.ended,
             "missing": missing,
             "futures": [],
-            "reward": reward_to_dict(combine([scores], self.cast.weights)),
+            "reward": reward_to_dict(combine([scores], self.company.weights)),
             "scores": {metric: score.to_dict() for metric, score in scores.items()},
             "metrics": dict(conversation.session.get("metrics", {})),
             "groups": {"model": name, **self.task.groups(row)},
-            "spent": self.cast.budget.state(),
+            "spent": self.company.budget.state(),
         }
 
     async def _talk(self, conversation: Conversation, name: str) -> str | None:
         """Play it; the reason when it failed."""
         try:
-            await play_whole(conversation, self.policies[name], self.cast.user, self.max_messages)
+            await play_whole(conversation, self.policies[name], self.company.user, self.max_messages)
         except UserError:
             raise
         except Exception as error:  # one conversation's failure stays its own

@@ -109,6 +109,20 @@ class Renderer:
         """The text of sampled ids without end-of-turn and other special tokens."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """What each id spells, special tokens included; the ids of one character spell it with their last."""
+        out: list[str] = []
+        begin = settled = 0  # ids[begin:settled] have been spelled: what comes next is decoded behind them
+        for end in range(1, len(ids) + 1):
+            before = self.tokenizer.decode(list(ids[begin:settled]), skip_special_tokens=False)
+            text = self.tokenizer.decode(list(ids[begin:end]), skip_special_tokens=False)
+            if text.endswith("\ufffd") and end < len(ids):
+                out.append("")
+                continue
+            out.append(text[len(before) :])
+            begin, settled = settled, end
+        return out
+
     def check(self) -> TemplateCheck:
         """Whether the template itself only appends, over a probe of three turns with a system prompt and a thought."""
         talk = [

@@ -14,6 +14,7 @@ from typing import Any
 
 from upshot.chat import Conversation, Message
 from upshot.registry import Registry
+from upshot.score import Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Observation:
     """Hidden thoughts and flags, kept with the turn for the reader; never rendered."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers to add up over the conversation, such as {'format_errors': 1}."""
+    score: Score | None = None
+    """What the policy's turn earned by itself, where credit is given by turns; None: nothing."""
 
 
 class Participant(ABC):

@@ -1,15 +1,17 @@
-"""Which tokens get which part of the reward. Pure data.
+"""Which tokens get which part of the reward. Pure data and pure functions.
 
-A `Credit` gives every sampled token of an episode to exactly one span, and every span the names of the reward parts
-that its tokens are credited with. The whole reply: one span, one part. Classmate training: the kept thought gets
-main + classmate, the rest main.
+A `Credit` holds the parts of a reply's reward (`main`, `classmate`, `turn 2` …) and gives every sampled token of the
+episode to exactly one span, and every span the names of the parts that its tokens are credited with. The whole reply:
+one span, one part. Classmate training: the kept thought gets main + classmate, the rest main. By turns: each turn gets
+its own. A span without parts is not trained, and neither is one with a part that is missing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from upshot.chat import Conversation
 from upshot.score import Score
 
 MAIN = "main"
@@ -30,6 +32,8 @@ class Credit:
 
     parts: Mapping[str, Score]
     spans: tuple[Span, ...]
+    split: bool = False
+    """Whether every turn is a training sample of its own."""
 
     def total(self, parts: tuple[str, ...]) -> Score:
         """The sum of some parts; missing when any of them is."""
@@ -38,6 +42,11 @@ class Credit:
             if score.value is None:
                 return score
         return Score(sum(score.value or 0.0 for score in scores))
+
+    @property
+    def trains(self) -> bool:
+        """Whether any token has something to learn from."""
+        return any(span.parts and not self.total(span.parts).is_missing for span in self.spans)
 
 
 def sampled_spans(mask: Sequence[int], parts: tuple[str, ...] = (MAIN,)) -> tuple[Span, ...]:
@@ -53,9 +62,67 @@ def sampled_spans(mask: Sequence[int], parts: tuple[str, ...] = (MAIN,)) -> tupl
     return tuple(spans)
 
 
+def relabel(spans: Sequence[Span], start: int, stop: int, more: tuple[str, ...] | None) -> tuple[Span, ...]:
+    """The spans with the tokens of [start, stop) credited with `more` parts besides their own; None: with none at all.
+
+    Spans are cut where the range begins and ends; tokens that no span holds stay outside.
+    """
+    out: list[Span] = []
+    for span in spans:
+        low, high = max(span.start, start), min(span.stop, stop)
+        if low >= high:
+            out.append(span)
+            continue
+        inside = Span(low, high, () if more is None else (*span.parts, *more))
+        pieces = (replace(span, stop=low), inside, replace(span, start=high))
+        out += [piece for piece in pieces if piece.start < piece.stop]
+    return tuple(out)
+
+
 def credit_sampled(total: Score, mask: Sequence[int]) -> Credit:
     """The reward to all sampled tokens alike."""
     return Credit({MAIN: total}, sampled_spans(mask))
+
+
+def only(spans: Sequence[Span], conversation: Conversation, tokens: str) -> tuple[Span, ...]:
+    """The spans with only some tokens trained: 'all', those of the 'thought', or those of the 'answer'."""
+    out = tuple(spans)
+    if tokens == "all":
+        return out
+    for at, sample in conversation.places():
+        start, stop = sample.thought or (0, 0)
+        kept = (start, stop) if tokens == "thought" else (sample.answer, len(sample.ids))
+        out = relabel(out, at, at + kept[0], None)
+        out = relabel(out, at + kept[1], at + len(sample.ids), None)
+    return out
+
+
+def credit_turns(rewards: Sequence[Score], conversation: Conversation, gamma: float, split: bool = False) -> Credit:
+    """Each turn gets what it and the turns after it earned, those discounted by `gamma` a turn.
+
+    A turn without a reward costs itself and the turns before it, whose sums it is part of; not those after it.
+    """
+    places = list(conversation.places())
+    if len(rewards) != len(places):
+        raise ValueError(f"{len(rewards)} rewards for {len(places)} turns")
+    parts: dict[str, Score] = {}
+    running = Score(0.0)
+    for turn in reversed(range(len(rewards))):
+        own = rewards[turn]
+        if own.value is not None and running.value is not None:
+            running = Score(own.value + gamma * running.value)
+        elif own.value is None or gamma:
+            running = own if own.value is None else running
+        else:
+            running = own
+        parts[turn_part(turn)] = running
+    spans = tuple(Span(at, at + len(s.ids), (turn_part(turn),)) for turn, (at, s) in enumerate(places) if s.ids)
+    return Credit(dict(reversed(parts.items())), spans, split)
+
+
+def turn_part(turn: int) -> str:
+    """The name of the part that a turn (counted from 0) earns."""
+    return f"turn {turn + 1}"
 
 
 def check(credit: Credit, mask: Sequence[int]) -> None:

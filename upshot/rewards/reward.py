@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 
 from upshot.score import Score, mean_score
 
+CLAMP = (-1.0, 1.0)
+"""Bounds of a metric's term where nothing else is said outside of recipes, as the paper has them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Weighted:
@@ -28,30 +31,30 @@ class Reward:
     """The reward of one reply, and where it comes from."""
 
     total: Score
-    parts: Mapping[str, Score] = field(default_factory=dict)
+    terms: Mapping[str, Score] = field(default_factory=dict)
     """Per metric: weight × mean over futures, clamped; or missing."""
     means: Mapping[str, Score] = field(default_factory=dict)
     """Per metric: the plain mean over futures."""
     extrinsic: float = 0.0
-    """Sum of the present parts about what was achieved."""
+    """Sum of the present terms about what was achieved."""
     intrinsic: float = 0.0
-    """Sum of the present parts about how it was said."""
+    """Sum of the present terms about how it was said."""
 
 
 def combine(futures: Sequence[Mapping[str, Score]], weights: Mapping[str, Weighted]) -> Reward:
     """The reward of a reply from the metric scores of its futures."""
     means = {name: mean_score((f[name] for f in futures if name in f), f"{name}: no future") for name in weights}
-    parts: dict[str, Score] = {}
+    terms: dict[str, Score] = {}
     for name, how in weights.items():
         mean = means[name]
-        parts[name] = mean if mean.value is None else Score(_clamp(mean.value * how.weight, how.clamp))
-    counted = {name: part for name, part in parts.items() if weights[name].weight != 0}
-    absent = [part.reason for part in counted.values() if part.value is None]
+        terms[name] = mean if mean.value is None else Score(_clamp(mean.value * how.weight, how.clamp))
+    counted = {name: term for name, term in terms.items() if weights[name].weight != 0}
+    absent = [term.reason for term in counted.values() if term.value is None]
     sums = {False: 0.0, True: 0.0}
-    for name, part in counted.items():
-        sums[weights[name].intrinsic] += part.value or 0.0
+    for name, term in counted.items():
+        sums[weights[name].intrinsic] += term.value or 0.0
     total = Score.missing(absent[0]) if absent else Score(sums[False] + sums[True])
-    return Reward(total, parts, means, extrinsic=sums[False], intrinsic=sums[True])
+    return Reward(total, terms, means, extrinsic=sums[False], intrinsic=sums[True])
 
 
 def _clamp(value: float, bounds: tuple[float, float] | None) -> float:

@@ -9,29 +9,48 @@ from upshot.time_limit import limited
 
 
 async def play_episode(
-    conversation: Conversation, policy: Policy, environment: Participant | None = None, max_turns: int = 1
+    conversation: Conversation,
+    policy: Policy,
+    environment: Participant | None = None,
+    max_turns: int = 1,
+    moments: list[Conversation] | None = None,
 ) -> None:
     """Let the policy take up to `max_turns` turns with the environment's observations between them.
+
+    A list given as `moments` is filled with the episode as it stands after each of the policy's turns.
 
     Without an environment one turn is played. The observation after the last turn is asked for (it may settle the
     environment's own score) but not appended: nobody would answer it.
     """
     if environment is None:
-        await policy.reply(conversation)
+        if await policy.reply(conversation) is not None and moments is not None:
+            moments.append(conversation.fork("turn", 0))
         return
     await limited(environment, environment.start, conversation)
     try:
-        await _alternate(conversation, policy, environment, max_turns)
+        await _alternate(conversation, policy, environment, max_turns, [] if moments is None else moments)
     finally:
         await limited(environment, environment.end, conversation)
 
 
-async def _alternate(conversation: Conversation, policy: Policy, environment: Participant, max_turns: int) -> None:
+async def _alternate(
+    conversation: Conversation,
+    policy: Policy,
+    environment: Participant,
+    max_turns: int,
+    moments: list[Conversation],
+) -> None:
     for turn in range(max_turns):
         if await policy.reply(conversation) is None:
             return
+        moments.append(conversation.fork("turn", turn))
         observation = await limited(environment, environment.observe, conversation)
         count(conversation, observation.metrics)
+        if observation.score is not None:
+            conversation.session["turn_scores"] = {
+                **conversation.session.get("turn_scores", {}),
+                turn: observation.score,
+            }
         if observation.done:
             conversation.ended = observation.reason
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from upshot.chat import Conversation, Message, Sample, Turn, derive_seed
 from upshot.models.base import Completion, Model, Request, Sampling
 from upshot.models.rendering import Renderer
+from upshot.rollout.thought import MARKERS, find_thought
 
 
 class Policy:
@@ -22,6 +24,7 @@ class Policy:
         max_context: int = 0,
         system: str = "",
         tools: Sequence[Mapping[str, Any]] = (),
+        think: tuple[str, str] | None = MARKERS,
     ) -> None:
         self.model = model
         self.renderer = renderer if model.abilities.ids_in and model.abilities.ids_out else None
@@ -32,6 +35,14 @@ class Policy:
         self.system = system
         """A system prompt shown to this model only (the proactive prompt, for one)."""
         self.tools = tools
+        self.think = think
+        """Markers around its thoughts, which are kept with the turn and not said to anybody; None: it has none."""
+
+    def at(self, temperature: float) -> Policy:
+        """The same speaker at another temperature."""
+        twin = copy.copy(self)
+        twin.sampling = replace(self.sampling, temperature=temperature)
+        return twin
 
     async def reply(self, conversation: Conversation, role: str = "policy") -> Turn | None:
         """Sample the next turn and append it; None, with `ended = 'length'`, when there is no room left."""
@@ -48,15 +59,39 @@ class Policy:
                 return None
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
         (completion,) = await self.model.generate(Request(prompt, sampling, role=role))
-        sample = _sample(completion, context)
-        return conversation.say(Message("assistant", completion.text, tool_calls=completion.tool_calls), sample)
+        sample = self._with_thought(_sample(completion, context))
+        text = completion.text
+        note: dict[str, Any] = {}
+        if sample.thought is not None:
+            text = self.renderer.decode(sample.ids[sample.answer :]).lstrip()
+            note = {"thought": self.renderer.decode(sample.ids[slice(*sample.thought)]).strip()}
+        return conversation.say(Message("assistant", text, tool_calls=completion.tool_calls), sample, note)
+
+    def _with_thought(self, sample: Sample) -> Sample:
+        """The sample with the place of its thought, where it has one."""
+        if self.think is None or self.renderer is None:
+            return sample
+        decode = self.renderer.tokenizer.decode
+        text = decode(list(sample.ids), skip_special_tokens=False)
+        before = decode(list(sample.context[-16:]), skip_special_tokens=False)
+        opened = before.rstrip().endswith(self.think[0])
+        if not opened and not any(marker in text for marker in self.think):
+            return sample
+        found = find_thought(self.renderer.pieces(sample.ids), self.think, opened)
+        if found is None:
+            return sample
+        return replace(sample, thought=(found.start, found.stop), answer=found.answer)
 
     async def _reply_by_messages(self, conversation: Conversation, sampling: Sampling, role: str) -> Turn:
         messages = self._shown(conversation).messages
         request = Request(messages, sampling, tools=self._tools(conversation), role=role)
         (completion,) = await self.model.generate(request)
-        message = Message("assistant", completion.text, tool_calls=completion.tool_calls)
+        text = completion.text
         note: dict[str, Any] = {"finish": completion.finish}
+        found = find_thought(text, self.think) if self.think is not None else None
+        if found is not None:
+            note["thought"], text = text[found.start : found.stop].strip(), text[found.answer :].lstrip()
+        message = Message("assistant", text, tool_calls=completion.tool_calls)
         if completion.completion_tokens:
             note["tokens"] = completion.completion_tokens
         return conversation.say(message, note=note)

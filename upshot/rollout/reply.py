@@ -17,6 +17,14 @@ class Future:
     """One continuation of a reply, and its scores."""
 
     conversation: Conversation
+    shared: int = 0
+    """How many of its turns are the episode's; what follows is the future's own."""
+    by: str = ""
+    """Who continued the reply: 'user', a classmate's name; '' when nobody did."""
+    turn: int = 0
+    """After which of the policy's turns it was forked, where every turn has its own futures."""
+    span: tuple[int, int] | None = None
+    """Which tokens of the episode's ids the continuation saw of the reply; None: all that was said."""
     missing: str | None = None
     """Why this future could not be played to its end; its scores are then missing for the same reason."""
     scores: Mapping[str, Score] = field(default_factory=dict)
@@ -30,6 +38,8 @@ class Reply:
     """The episode; its last turn is the reply that the futures continue."""
     group: int = 0
     """Replies to the same prompt share a group."""
+    moments: list[Conversation] = field(default_factory=list)
+    """The episode as it stood after each of the policy's turns."""
     futures: list[Future] = field(default_factory=list)
     reward: Reward = field(default_factory=lambda: Reward(Score.missing("not scored")))
     credit: Credit | None = None
@@ -48,7 +58,8 @@ class Reply:
             "messages": [turn_to_dict(turn) for turn in self.conversation.turns],
             "ended": self.conversation.ended,
             "futures": [self._future_to_dict(future) for future in self.futures],
-            "reward": reward_to_dict(self.reward),
+            "reward": reward_to_dict(self.reward)
+            | {"parts": {name: part.to_dict() for name, part in self.credit.parts.items()} if self.credit else {}},
             "credit": [
                 {"start": span.start, "stop": span.stop, "parts": list(span.parts), "advantage": advantage}
                 for span, advantage in zip(spans, advantages, strict=True)
@@ -56,10 +67,14 @@ class Reply:
             "groups": dict(groups or {}),
         }
 
-    def _future_to_dict(self, future: Future) -> dict[str, Any]:
-        new = future.conversation.turns[len(self.conversation.turns) :]
+    @staticmethod
+    def _future_to_dict(future: Future) -> dict[str, Any]:
+        new = future.conversation.turns[future.shared :]
         return {
             "key": future.conversation.key,
+            "by": future.by,
+            "turn": future.turn,
+            "span": list(future.span) if future.span else None,
             "messages": [turn_to_dict(turn, trained=False) for turn in new],
             "ended": future.conversation.ended,
             "missing": future.missing,
@@ -83,7 +98,7 @@ def reward_to_dict(reward: Reward) -> dict[str, Any]:
     """A reward's breakdown for the transcript."""
     return {
         "total": reward.total.to_dict(),
-        "parts": {name: part.to_dict() for name, part in reward.parts.items()},
+        "terms": {name: term.to_dict() for name, term in reward.terms.items()},
         "means": {name: mean.to_dict() for name, mean in reward.means.items()},
         "extrinsic": reward.extrinsic,
         "intrinsic": reward.intrinsic,

@@ -78,15 +78,27 @@ def micro_batches(units: Sequence[Sequence[Datum]], token_budget: int) -> list[l
     return bins
 
 
-def datum_of(reply: Reply) -> Datum | None:
-    """A played reply as training data; None when it left the statistics or nothing was sampled."""
+def data_of(reply: Reply) -> list[Datum]:
+    """A played reply as training data: one sequence, or one a turn where the credit says so; none without advantages.
+
+    Trained are the spans that have an advantage; the others are context.
+    """
     conversation = reply.conversation
     ids = conversation.ids
+    if reply.credit is None:
+        return []
+    mask = [0] * len(ids)
     advantages = [0.0] * len(ids)
-    if not ids or reply.credit is None:
-        return None
     for span, advantage in zip(reply.credit.spans, reply.advantages, strict=True):
-        if advantage is None:
-            return None
-        advantages[span.start : span.stop] = [advantage] * (span.stop - span.start)
-    return Datum(ids, conversation.mask, conversation.logprobs, advantages)
+        if advantage is not None:
+            advantages[span.start : span.stop] = [advantage] * (span.stop - span.start)
+            mask[span.start : span.stop] = [1] * (span.stop - span.start)
+    whole = Datum(ids, mask, conversation.logprobs, advantages)
+    pieces = [_turn(whole, at, at + len(s.ids)) for at, s in conversation.places()] if reply.credit.split else [whole]
+    return [datum for datum in pieces if any(datum.mask)]
+
+
+def _turn(whole: Datum, start: int, stop: int) -> Datum:
+    """The sequence up to the end of a turn, with only that turn trained."""
+    mask = [0] * start + whole.mask[start:stop]
+    return Datum(whole.ids[:stop], mask, whole.old[:stop], whole.advantages[:stop])

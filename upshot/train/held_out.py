@@ -1,4 +1,4 @@
-"""Held-out rows while training: the same scene, its own temperature, nothing learned.
+"""Held-out rows while training: the same stage, its own temperature, nothing learned.
 
 A step's line has the evaluation of the weights that played the step's rollouts, so evaluation comes before learning:
 nothing is awaited between an optimizer step and its line in the run folder, and Ctrl-C finds a consistent run.
@@ -11,39 +11,39 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from upshot.chat import derive_seed
-from upshot.rollout.play import Scene, play_step
-from upshot.rollout.policy import Policy
+from upshot.rollout.play import play_step
+from upshot.rollout.stage import Stage
 from upshot.train.summary import by_group, summarise
 
 if TYPE_CHECKING:
     from upshot.train.runner import Run
 
-KEPT = ("reward/", "metric/", "missing/", "rollout/reply_tokens", "rollout/turns")
+KEPT = ("reward/", "metric/", "missing/", "part/", "classmate/", "rollout/reply_tokens", "rollout/turns")
 
 
-async def held_out(run: Run, scene: Scene, step: int) -> dict[str, float]:
+async def held_out(run: Run, stage: Stage, step: int) -> dict[str, float]:
     """Metrics on the validation split under `eval/`, when the recipe evaluates after this many steps."""
     config = run.recipe.eval
-    return await _play(run, scene) if config.every and step % config.every == 0 else {}
+    return await _play(run, stage) if config.every and step % config.every == 0 else {}
 
 
-async def last_look(run: Run, scene: Scene, step: int) -> None:
+async def last_look(run: Run, stage: Stage, step: int) -> None:
     """Evaluate the finished model, as a line of its own."""
     if run.recipe.eval.every:
-        run.folder.metrics(run.phase, step, await _play(run, scene))
+        run.folder.metrics(run.phase, step, await _play(run, stage))
 
 
-async def _play(run: Run, scene: Scene) -> dict[str, float]:
+async def _play(run: Run, stage: Stage) -> dict[str, float]:
     config = run.recipe.eval
     started = time.perf_counter()
-    policy = scene.policy
-    sampling = replace(policy.sampling, temperature=config.temperature)
-    calm = Policy(policy.model, policy.renderer, sampling, policy.max_context, policy.system, policy.tools)
+    calm = replace(stage, policy=stage.policy.at(config.temperature))
     rows = list(run.task.rows("validation")[: config.rows])
-    groups = await play_step(replace(scene, policy=calm), rows, 1, derive_seed(run.recipe.seed, "eval"))
-    logs = {key: value for key, value in summarise(groups, scene.weights).items() if key.startswith(KEPT)}
+    groups = await play_step(calm, rows, 1, derive_seed(run.recipe.seed, "eval"))
+    replies = [reply for group in groups for reply in group]
+    found = summarise(groups) | stage.futures.measure(replies)
+    logs = {key: value for key, value in found.items() if key.startswith(KEPT)}
     logs |= by_group(
-        (reply for group in groups for reply in group),
+        replies,
         lambda reply: run.task.groups(reply.conversation.row),
         lambda reply: reply.reward.total,
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from upshot.errors import UserError
 from upshot.models.local import local_path
 from upshot.recipe import Recipe
+from upshot.rollout.company import check_names
 from upshot.tasks.base import Task, tasks
 from upshot.train.examples import read_dialogues, read_preferences
-from upshot.train.setup import check_names
 
 SAMPLED = ("rl", "online-dpo", "ppo")
 """Methods that learn from replies of their own."""

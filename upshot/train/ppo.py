@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from upshot.recipe import TrainConfig
 from upshot.rollout.reply import Reply
-from upshot.train.advantages import gae
 from upshot.train.batch import Datum
+from upshot.train.gae import gae
 from upshot.train.learner import Learner
 from upshot.train.objectives import Ppo
 from upshot.train.rl import minibatches, play_and_learn

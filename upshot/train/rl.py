@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from upshot.chat import Row, derive_seed
 from upshot.errors import UserError
-from upshot.recipe import Recipe, TrainConfig
-from upshot.rollout.play import Scene, play_step
+from upshot.recipe import Named, Recipe, TrainConfig
+from upshot.rewards.credit import MAIN
+from upshot.rewards.estimators.base import estimator
+from upshot.rollout.play import play_step
 from upshot.rollout.reply import Reply
-from upshot.train.advantages import estimator, span_advantages
-from upshot.train.batch import datum_of
+from upshot.rollout.stage import Stage
+from upshot.train.batch import data_of
 from upshot.train.held_out import held_out, last_look
 from upshot.train.learner import Learner
 from upshot.train.objectives import PolicyGradient
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from upshot.train.runner import Run
 
 T = TypeVar("T")
+
+OWN_DOING = ("no_thought",)
+"""Reasons for a missing part that are the policy's own doing, not a failure to measure."""
 
 Learn = Callable[[Learner, Sequence[Sequence[Reply]], int], dict[str, float]]
 """One round of updates on a step's groups, with a seed for the order of minibatches; what to log."""
@@ -45,28 +50,28 @@ async def play_and_learn(
     config = run.lasting(config, len(rows))
     if run.step and run.step >= config.steps:
         return  # a finished run was resumed
-    async with run.company() as (_, scene):
+    async with run.company() as (_, stage):
         learner = run.learner(config, value_head)
         if reference:
             run.keep_reference(learner)
         run.begin(learner, config)
         for step in range(run.step, config.steps):
             started = time.perf_counter()
-            groups = await play(recipe, scene, rows, step, run.reporter.within)
+            groups = await play(recipe, stage, rows, step, run.reporter.within)
             rolled = time.perf_counter()
-            logs = summarise(groups, scene.weights) | await held_out(run, scene, step)
+            logs = summarise(groups) | measure(groups, stage) | await held_out(run, stage, step)
             stop_if_missing(groups, recipe.reward.max_missing)
             logs |= learn(learner, groups, derive_seed(recipe.seed, "minibatches", step))
             ended = time.perf_counter()
             logs |= {"time/rollout": rolled - started, "time/train": ended - rolled, "time/step": ended - started}
             run.step_done(step + 1, logs, learner, config, groups)
             await asyncio.sleep(0)
-        await last_look(run, scene, config.steps)
+        await last_look(run, stage, config.steps)
         run.checkpoint(learner, config)
 
 
 async def play(
-    recipe: Recipe, scene: Scene, rows: Sequence[Row], step: int, played: Callable[[int, int], None]
+    recipe: Recipe, stage: Stage, rows: Sequence[Row], step: int, played: Callable[[int, int], None]
 ) -> list[list[Reply]]:
     """The replies of a step, grouped by row."""
     config = recipe.train
@@ -79,34 +84,45 @@ async def play(
         finished += 1
         played(finished, total)
 
-    return await play_step(scene, chosen, config.group_size, derive_seed(recipe.seed, "step", step), one)
+    return await play_step(stage, chosen, config.group_size, derive_seed(recipe.seed, "step", step), one)
 
 
-def set_advantages(groups: Sequence[Sequence[Reply]], name: str) -> None:
+def measure(groups: Sequence[Sequence[Reply]], stage: Stage) -> dict[str, float]:
+    """What the kind of future itself reports of a step."""
+    return stage.futures.measure([reply for group in groups for reply in group])
+
+
+def set_advantages(groups: Sequence[Sequence[Reply]], named: Named) -> None:
     """Give every reply the advantages of its credit spans."""
-    estimate = estimator(name)
-    for group in groups:
-        advantages = span_advantages([reply.credit for reply in group], estimate)
-        for reply, own in zip(group, advantages, strict=True):
-            reply.advantages = own
+    estimate = estimator(named.name, named.options)
+    advantages = estimate([[reply.credit for reply in group] for group in groups])
+    for group, own in zip(groups, advantages, strict=True):
+        for reply, spans in zip(group, own, strict=True):
+            reply.advantages = spans
 
 
 def stop_if_missing(groups: Sequence[Sequence[Reply]], limit: float) -> None:
     """A step in which too much is missing stops the run, with the reasons."""
     replies = [reply for group in groups for reply in group]
-    missing = [reply for reply in replies if reply.reward.total.is_missing]
-    if len(missing) > limit * len(replies):
-        reasons = ", ".join(f"{count} x {reason}" for reason, count in missing_reasons(replies).items())
-        raise UserError(
-            f"{len(missing)} of {len(replies)} replies have no reward ({reasons}); "
-            f"mend the cause, or raise reward.max_missing ({limit:g})"
-        )
+    silent = sum(reply.credit is None or not reply.credit.trains for reply in replies)
+    lost = {"reward": silent}
+    for reply in replies:
+        for name, part in reply.credit.parts.items() if reply.credit is not None else ():
+            if part.is_missing and name != MAIN and part.reason not in OWN_DOING:
+                lost[name] = lost.get(name, 0) + 1
+    for name, count in lost.items():
+        if count > limit * len(replies):
+            reasons = ", ".join(f"{often} x {reason}" for reason, often in missing_reasons(replies).items())
+            raise UserError(
+                f"{count} of {len(replies)} replies have no {name} ({reasons}); "
+                f"mend the cause, or raise reward.max_missing ({limit:g})"
+            )
 
 
 def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dict[str, float]:
     """One round of updates on a step's replies."""
     set_advantages(groups, learner.config.advantage)
-    data = [datum for group in groups for reply in group if (datum := datum_of(reply)) is not None]
+    data = [datum for group in groups for reply in group for datum in data_of(reply)]
     if not data:
         return {"train/sequences": 0.0}
     config = learner.config

@@ -19,9 +19,10 @@ from upshot.errors import UserError
 from upshot.models.rendering import Renderer
 from upshot.recipe import Recipe, TrainConfig, WarmStartConfig
 from upshot.rewards.task_metrics import task_metrics
-from upshot.rollout.play import Scene
+from upshot.rollout.company import Company, check_names, of_recipe, stage_of
 from upshot.rollout.policy import Policy
 from upshot.rollout.reply import Reply
+from upshot.rollout.stage import Stage
 from upshot.tasks.base import Task, tasks
 from upshot.time_limit import call_seconds
 from upshot.train.folder import RunFolder
@@ -29,14 +30,10 @@ from upshot.train.learner import Learner
 from upshot.train.plan import SAMPLED, count_examples
 from upshot.train.reporter import Reporter
 from upshot.train.setup import (
-    Company,
     add_lora,
-    assemble,
     check_helpers,
-    check_names,
     context_limit,
     load_policy,
-    make_scene,
     sampling_of,
     seed_torch,
 )
@@ -180,8 +177,8 @@ class Run:
         await module.train(self, config)
 
     @asynccontextmanager
-    async def company(self) -> AsyncIterator[tuple[Company, Scene]]:
-        """Helper models, user and metrics, started, with the scene they play in; closed at the end."""
+    async def company(self) -> AsyncIterator[tuple[Company, Stage]]:
+        """Helper models, user and metrics, started, with the stage they play on; closed at the end."""
         recipe = self.recipe
         policy = Policy(
             self.sampler,
@@ -190,15 +187,16 @@ class Run:
             context_limit(recipe.model, self.module),
             recipe.episode.system,
             self.task.tools(),
+            recipe.episode.think,
         )
-        company = assemble(recipe, self.task, self.sampler, self.tokenizer)
+        company = of_recipe(recipe, self.task, self.sampler, self.tokenizer, self.renderer)
         self.company_now = company
         if self.spent:
             company.budget.restore(self.spent)
         company.restore(self.counters)
         try:
             await company.start()
-            yield company, make_scene(recipe, company, policy)
+            yield company, stage_of(recipe, company, policy)
         finally:
             self.spent = company.budget.state()
             self.company_now = None

@@ -6,14 +6,14 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from upshot.rewards.reward import Weighted
+from upshot.rewards.credit import MAIN
 from upshot.rollout.policy import cut_short
 from upshot.rollout.reply import Reply
 from upshot.score import Score
 
 
-def summarise(groups: Sequence[Sequence[Reply]], weights: Mapping[str, Weighted]) -> dict[str, float]:
-    """Means of rewards and metrics, counts of what is missing, and the shape of the conversations."""
+def summarise(groups: Sequence[Sequence[Reply]]) -> dict[str, float]:
+    """Means of rewards, parts and metrics, counts of what is missing, and the shape of the conversations."""
     replies = [reply for group in groups for reply in group]
     out: dict[str, float] = {"reward/missing": float(sum(r.reward.total.is_missing for r in replies))}
     _put(out, "reward/mean", present(r.reward.total for r in replies))
@@ -26,7 +26,11 @@ def summarise(groups: Sequence[Sequence[Reply]], weights: Mapping[str, Weighted]
     _put(out, "reward/group_std", spread)
     if spread:
         out["reward/flat_groups"] = sum(value < 1e-8 for value in spread) / len(spread)
-    for name in weights:
+    for name in sorted({name for r in replies if r.credit is not None for name in r.credit.parts} - {MAIN}):
+        parts = [r.credit.parts[name] for r in replies if r.credit is not None and name in r.credit.parts]
+        _put(out, f"part/{name}", present(parts))
+        out[f"part/{name}/missing"] = float(sum(part.is_missing for part in parts))
+    for name in dict.fromkeys(name for r in replies for name in r.reward.means):
         _put(out, f"metric/{name}", present(r.reward.means[name] for r in replies if name in r.reward.means))
     for reason, count in missing_reasons(replies).items():
         out[f"missing/{reason}"] = float(count)
@@ -80,7 +84,7 @@ def _shape(replies: Sequence[Reply]) -> dict[str, float]:
     _put(
         out,
         "rollout/future_turns",
-        [float(len(f.conversation.turns) - len(r.conversation.turns)) for r in replies for f in r.futures],
+        [float(len(future.conversation.turns) - future.shared) for future in futures],
     )
     out["rollout/futures"] = float(len(futures))
     return out

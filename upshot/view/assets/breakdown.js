@@ -60,7 +60,8 @@ function rewardCard(reward) {
       total === null ? h("b", { class: "missing-text" }, "missing") : h("b", {}, format(total)),
       total === null && h("span", { class: "missing-text" }, whyMissing(reward.total)),
       isNumber(reward.extrinsic) && isNumber(reward.intrinsic) && h("span", { class: "note" }, `what was achieved ${signed(reward.extrinsic)}, how it was said ${signed(reward.intrinsic)}`)),
-    bars(reward.parts, { second: reward.means }));
+    bars(reward.terms || reward.parts, { second: reward.means }),
+    reward.terms && Object.keys(reward.parts || {}).length > 1 && bars(reward.parts));
 }
 
 function creditCard(credit) {

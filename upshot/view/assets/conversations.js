@@ -9,7 +9,7 @@ data.runs.forEach((run) => run.replies.forEach((reply, index) => { reply.at = in
 const rewardOf = (reply) => scoreValue(reply.reward?.total);
 function hasMissing(reply) {
   const scores = (object) => Object.values(object || {}).some((score) => scoreValue(score) === null);
-  return Boolean(reply.reward?.total && rewardOf(reply) === null) || scores(reply.reward?.parts) || (reply.futures || []).some((future) => future.missing || scores(future.scores));
+  return Boolean(reply.reward?.total && rewardOf(reply) === null) || scores(reply.reward?.terms) || scores(reply.reward?.parts) || (reply.futures || []).some((future) => future.missing || scores(future.scores));
 }
 function words(reply) {
   if (reply.words === undefined) {

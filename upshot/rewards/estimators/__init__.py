@@ -1,0 +1,1 @@
+"""Credits of a step → advantages of every span. One file an estimator."""

@@ -1,0 +1,31 @@
+"""GDPO: each part normalised within its group, added up, then shifted and scaled over the whole step."""
+
+from __future__ import annotations
+
+import math
+
+from upshot.rewards.estimators.base import Advantages, Step, Values, estimators, spread
+from upshot.rewards.estimators.grouped import EPSILON, normalised
+from upshot.rewards.estimators.separated import added
+
+
+@estimators.register("gdpo")
+def gdpo(step: Step) -> Advantages:
+    """Per combination of parts: sums of group-normalised parts, z-scored over all replies of the step."""
+    sums = [added(group, normalised) for group in step]
+    for parts in sorted({parts for own in sums for parts in own}):
+        scaled = iter(z_scores([value for own in sums for value in own.get(parts, ())]))
+        for own in sums:
+            if parts in own:
+                own[parts] = [next(scaled) for _ in own[parts]]
+    return [spread(group, own) for group, own in zip(step, sums, strict=True)]
+
+
+def z_scores(values: Values) -> list[float | None]:
+    """Shifted to mean 0 and scaled to (sample) deviation 1; zeros where fewer than two values are there."""
+    present = [v for v in values if v is not None]
+    if len(present) < 2:
+        return [None if v is None else 0.0 for v in values]
+    mean = math.fsum(present) / len(present)
+    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in present) / (len(present) - 1))
+    return [None if v is None else (v - mean) / (deviation + EPSILON) for v in values]

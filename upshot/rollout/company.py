@@ -1,0 +1,244 @@
+"""Everybody but the policy, put together once for training, evaluation, data building, the API and cluster workers.
+
+No torch here: models in this process are loaded only when they are started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from upshot.errors import UserError
+from upshot.models.base import Model
+from upshot.models.budget import Budget
+from upshot.models.connect import connect_all
+from upshot.models.rendering import Renderer
+from upshot.models.spec import ModelSpec
+from upshot.participants.base import Participant, users
+from upshot.recipe import FuturesConfig, MetricConfig, Named, Recipe
+from upshot.registry import Registry
+from upshot.rewards.build import build_metric, check_metric
+from upshot.rewards.managers.base import Manager, managers
+from upshot.rewards.metric import Metric
+from upshot.rewards.reward import CLAMP, Weighted
+from upshot.rollout.futures.base import CreditRule, Futures, kinds
+from upshot.rollout.policy import Policy
+from upshot.rollout.stage import ReplyRule, Stage
+from upshot.sandbox.lazy import LazySandbox
+from upshot.tasks.base import Task, tasks
+
+GIVEN = ("task", "judge", "tokenizer", "models", "sandbox", "manager")
+"""What the program itself hands to metrics, users and managers that name it …"""
+GIVEN_TO_FUTURES = (*GIVEN, "metrics", "weights", "user", "credit", "renderer", "seed")
+"""… and what it hands to futures."""
+Spec = str | Mapping[str, Any] | ModelSpec
+"""What `connect` takes for a model."""
+
+
+@dataclass
+class Company:
+    """Task, helper models, user, metrics, sandbox: started and closed together."""
+
+    task: Task | None
+    models: dict[str, Model]
+    user: Participant | None
+    metrics: dict[str, Metric]
+    weights: dict[str, Weighted]
+    budget: Budget
+    manager: Manager
+    context: dict[str, Any]
+    """What is handed to whatever else is built (futures): see `GIVEN`."""
+    closers: list[Any] = field(default_factory=list)
+    """What else was opened here and is closed with the rest: models, the sandbox."""
+    futures: Futures | None = None
+
+    async def start(self) -> None:
+        """Check keys and endpoints, load what must be loaded, before any work."""
+        for model in dict.fromkeys(self.models.values()):
+            if model in self.closers:
+                await model.start()
+        if self.futures is not None:
+            await self.futures.start()
+
+    def build_futures(
+        self, config: FuturesConfig, renderer: Renderer | None = None, credit: CreditRule | None = None, seed: int = 0
+    ) -> Futures:
+        """How replies are continued and settled."""
+        given = {"metrics": self.metrics, "weights": self.weights, "user": self.user, "credit": credit}
+        given |= {"renderer": renderer, "seed": seed}
+        self.futures = kinds.create(config.name, config.options, "futures", **self.context, **given)
+        return self.futures
+
+    def stats(self) -> dict[str, float]:
+        """Calls, cost, latency and quality of everybody, for the metrics; keys with times start with time/."""
+        out: dict[str, float] = {}
+        for name, model in self.models.items():
+            for key, value in model.stats().items():
+                out[f"{'time/' if 'latency' in key else ''}model/{name}/{key}"] = value
+        if self.user is not None:
+            out |= {f"user/{key}": value for key, value in self.user.stats().items()}
+        for key, value in self.manager.stats().items():  # forks depend on the machine and on how often the run resumed
+            out[f"{'time/' if 'forks' in key else ''}manager/{key}"] = value
+        if self.futures is not None:
+            out |= {f"futures/{key}": value for key, value in self.futures.stats().items()}
+        return out
+
+    def counters(self) -> dict[str, Any]:
+        """The counters behind `stats`, to be saved with the run."""
+        return {name: thing.state() for name, thing in self._counting()}
+
+    def restore(self, counters: Mapping[str, Any]) -> None:
+        """Go on counting where the saved run stopped."""
+        for name, thing in self._counting():
+            if name in counters:
+                thing.restore(counters[name])
+
+    def _counting(self) -> list[tuple[str, Model | Participant | Manager | Futures]]:
+        own: list[tuple[str, Any]] = [("user", self.user), ("manager", self.manager), ("futures", self.futures)]
+        models = [(f"model/{name}", model) for name, model in self.models.items()]
+        return [*models, *((name, thing) for name, thing in own if thing is not None)]
+
+    async def aclose(self) -> None:
+        """Release everything; what fails to close does not keep the rest open."""
+        things = [self.futures, *self.metrics.values(), self.user, self.task, *self.closers, self.manager]
+        failures: list[Exception] = []
+        for thing in dict.fromkeys(thing for thing in things if thing is not None):
+            try:
+                await thing.aclose()
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    async def __aenter__(self) -> Company:
+        try:
+            await self.start()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+
+def assemble(
+    task: Task | None,
+    models: Mapping[str, Spec | Model],
+    metrics: Sequence[MetricConfig] = (),
+    *,
+    user: Named | Participant | None = None,
+    manager: Named | None = None,
+    sandbox: Any = "local",
+    budget: Budget | None = None,
+    policy: Model | None = None,
+    tokenizer: Any = None,
+    where: str = "",
+) -> Company:
+    """Everybody by name, not yet started. `Model`, `Participant` and sandbox objects stay their owner's."""
+    prefix = f"{where}." if where else ""
+    budget = budget or Budget()
+    specs = {role: spec for role, spec in models.items() if not isinstance(spec, Model)}
+    opened = connect_all(specs, budget=budget, policy=policy)
+    named = {role: spec if isinstance(spec, Model) else opened[role] for role, spec in models.items()}
+    runner = LazySandbox(sandbox) if isinstance(sandbox, str) else sandbox
+    context: dict[str, Any] = {"task": task, "judge": named.get("judge"), "tokenizer": tokenizer}
+    context |= {"models": named, "sandbox": runner}
+    chosen = manager or Named(name="inline")
+    context["manager"] = managers.create(chosen.name, chosen.options, f"{prefix}manager", **context)
+    built = _metrics(metrics, f"{prefix}metrics", context)
+    weights = {m.name: Weighted(m.weight, m.clamp, built[m.name].intrinsic) for m in metrics}
+    if isinstance(user, Named):
+        user = users.create(user.name, user.options, f"{'futures.' if where else ''}user", **context)
+    closers = [*dict.fromkeys(opened.values()), *([runner] if isinstance(sandbox, str) else [])]
+    return Company(task, named, user, built, weights, budget, context["manager"], context, closers)
+
+
+def _metrics(configs: Sequence[MetricConfig], where: str, context: Mapping[str, Any]) -> dict[str, Metric]:
+    names = [metric.name for metric in configs]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{where} names '{name}' twice")
+    return {m.name: build_metric(m.name, m.options, where, **context) for m in configs}
+
+
+def metric_configs(metrics: Mapping[str, Any]) -> list[MetricConfig]:
+    """Metrics from name → weight, or name → settings; a term is clamped to −1…1 unless `clamp` says otherwise."""
+    out = []
+    for name, setting in metrics.items():
+        options = dict(setting) if isinstance(setting, Mapping) else {"weight": setting}
+        out.append(MetricConfig.model_validate({"clamp": CLAMP, **options, "name": name}))
+    return out
+
+
+def of_recipe(
+    recipe: Recipe, task: Task, policy: Model, tokenizer: Any = None, renderer: Renderer | None = None
+) -> Company:
+    """Everybody that a recipe names."""
+    limits = recipe.budget
+    named = recipe.futures.user
+    user = named if named is not None else task.user()
+    window = recipe.futures.window
+    if user is None and window:
+        raise UserError(f"futures.window is {window}, but task '{task.name}' has no user; set futures.user")
+    company = assemble(
+        task,
+        recipe.models,
+        recipe.reward.metrics,
+        user=user,
+        manager=recipe.reward.manager,
+        sandbox=recipe.sandbox,
+        budget=Budget(limits.max_calls, limits.max_tokens, limits.max_dollars),
+        policy=policy,
+        tokenizer=tokenizer,
+        where="reward",
+    )
+    credit = CreditRule(**recipe.credit.model_dump())
+    company.build_futures(recipe.futures, renderer, credit, recipe.seed)
+    return company
+
+
+def stage_of(recipe: Recipe, company: Company, policy: Policy) -> Stage:
+    """How the conversations of a step are played and settled."""
+    overlong, malformed = recipe.reward.overlong, recipe.reward.malformed
+    assert company.futures is not None and company.task is not None
+    return Stage(
+        policy=policy,
+        futures=company.futures,
+        environment=company.task.environment(),
+        max_turns=recipe.episode.max_turns,
+        overlong=ReplyRule(overlong.rule, overlong.penalty),
+        malformed=ReplyRule(malformed.rule, malformed.penalty),
+    )
+
+
+def check_names(recipe: Recipe) -> None:
+    """Refuse unknown tasks, metrics, users, futures, estimators and their options, before any work."""
+    from upshot.rewards.estimators.base import estimator
+
+    given = dict.fromkeys(GIVEN)
+    tasks.check(recipe.task.name, recipe.task.options, "task")
+    for metric in recipe.reward.metrics:
+        check_metric(metric.name, metric.options, "reward.metrics", **given)
+    _check(managers, recipe.reward.manager, "reward.manager")
+    if recipe.futures.user is not None:
+        _check(users, recipe.futures.user, "futures.user")
+    kinds.check(recipe.futures.name, recipe.futures.options, "futures", **dict.fromkeys(GIVEN_TO_FUTURES))
+    estimator(recipe.train.advantage.name, recipe.train.advantage.options)
+    _check_credit(recipe)
+
+
+def _check(registry: Registry[Any], named: Named, where: str) -> None:
+    registry.check(named.name, named.options, where, **dict.fromkeys(GIVEN))
+
+
+def _check_credit(recipe: Recipe) -> None:
+    """Methods that learn from one number a reply refuse recipes that credit spans of it."""
+    method = recipe.train.method
+    if method not in ("ppo", "online-dpo"):
+        return
+    if recipe.futures.name not in ("talk", "none"):
+        raise UserError(f"train.method '{method}' takes one reward a reply; futures '{recipe.futures.name}' need rl")
+    if recipe.credit.by != "reply" or recipe.credit.tokens != "all":
+        raise UserError(f"train.method '{method}' takes one reward a reply; `credit` by turns or tokens needs rl")

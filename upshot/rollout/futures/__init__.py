@@ -1,0 +1,1 @@
+"""What comes of a reply: one file a kind of future."""

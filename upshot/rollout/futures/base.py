@@ -1,0 +1,86 @@
+"""Futures: how a reply is continued, what that is worth, and which of its tokens earned it.
+
+A kind of future is one file here with `@kinds.register("name")`, or `my_pkg.module:Kind` in the recipe. Its constructor
+takes its options and, where it names them, what the program has: `metrics` and `weights` (the reward's), `user`,
+`task`, `models`, `manager`, `credit` (a `CreditRule`), `renderer` (of the policy), `judge`, `sandbox`, `seed`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from upshot.registry import Registry
+from upshot.rewards.credit import Credit
+from upshot.rewards.reward import Reward
+from upshot.rollout.policy import Policy
+from upshot.rollout.reply import Reply
+from upshot.score import Score
+
+
+@dataclass(frozen=True, slots=True)
+class CreditRule:
+    """How a recipe gives the main reward to tokens."""
+
+    by: str = "reply"
+    """reply: one reward for the whole episode. turns: every turn earns its own."""
+    tokens: str = "all"
+    """all, thought or answer: which of the sampled tokens are trained."""
+    gamma: float = 1.0
+    """by turns: what a reward counts for the turn before it."""
+    split: bool = False
+    """by turns: every turn is a training sample of its own."""
+
+
+class Futures(ABC):
+    """Continues replies and settles what they are worth. Serves all replies at once, keeps nothing of a single one."""
+
+    every_turn: bool = False
+    """Whether it continues the episode after every turn of the policy (`Reply.moments`), not only after the last."""
+
+    @abstractmethod
+    async def play(self, reply: Reply, policy: Policy) -> None:
+        """Continue the reply and score where that leads: fills `reply.futures`. What fails fails alone, as missing."""
+
+    @abstractmethod
+    def settle(self, reply: Reply) -> tuple[Reward, Credit]:
+        """The reward of a played reply, and the tokens that earned its parts."""
+
+    @abstractmethod
+    def decided(self, reply: Reply, reward: Reward) -> Credit:
+        """The tokens that earn a reward which was decided without any future."""
+
+    def measure(self, replies: Sequence[Reply]) -> dict[str, float]:
+        """Numbers of this kind over the replies of a step, for the metrics."""
+        return {}
+
+    async def start(self) -> None:
+        """Load what must be loaded."""
+
+    async def aclose(self) -> None:
+        """Release what was loaded."""
+
+    async def learned(self, step: int) -> None:
+        """The policy has taken so many steps."""
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the start."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """What a run saves of it, to go on after a resume."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+
+
+def missing_everywhere(names: Sequence[str], reason: str) -> dict[str, Score]:
+    """The scores of a future that could not be played."""
+    return {name: Score.missing(f"future: {reason}") for name in names}
+
+
+kinds: Registry[Futures] = Registry("kind of future", "upshot.rollout.futures")
+"""Futures that a recipe can name in `futures.name`."""

@@ -1,0 +1,111 @@
+"""The conversation goes on: simulated user and policy talk for a window, and its metrics are averaged over the futures.
+
+CollabLLM's multiturn-aware reward. With `window: 0` the reply is scored as it stands, which is task training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from upshot.chat import Conversation
+from upshot.participants.base import Participant
+from upshot.rewards.credit import MAIN, Credit, credit_turns, only, sampled_spans
+from upshot.rewards.metric import Metric
+from upshot.rewards.reward import Reward, Weighted, combine
+from upshot.rollout.episode import play_future
+from upshot.rollout.futures.base import CreditRule, Futures, kinds, missing_everywhere
+from upshot.rollout.guard import guard, score_conversation
+from upshot.rollout.policy import Policy
+from upshot.rollout.reply import Future, Reply
+from upshot.score import Score
+
+
+@kinds.register("talk")
+class Talk(Futures):
+    """`samples` futures of up to `window` rounds, each a turn of the user and one of the policy."""
+
+    def __init__(
+        self,
+        metrics: Mapping[str, Metric],
+        weights: Mapping[str, Weighted],
+        user: Participant | None = None,
+        samples: int = 1,
+        window: int = 0,
+        credit: CreditRule | None = None,
+    ) -> None:
+        self.metrics = metrics
+        self.weights = weights
+        self.user = user if window else None
+        self.window = window
+        # Without a next turn all futures would be the same conversation: one is enough.
+        self.samples = samples if self.user is not None else 1
+        self.credit = credit or CreditRule()
+        self.every_turn = self.credit.by == "turns" and self.user is not None
+
+    async def play(self, reply: Reply, policy: Policy) -> None:
+        """Play and score all futures at once; one is scored as soon as it ends."""
+        moments = reply.moments if self.every_turn else [reply.conversation]
+        async with asyncio.TaskGroup() as tasks:
+            played = [
+                tasks.create_task(self._future(moment, policy, index, turn))
+                for turn, moment in enumerate(moments)
+                for index in range(self.samples)
+            ]
+        reply.futures = [task.result() for task in played]
+
+    async def _future(self, moment: Conversation, policy: Policy, index: int, turn: int) -> Future:
+        fork = moment.fork("future", index)
+        future = Future(fork, shared=len(moment.turns), turn=turn)
+        if self.user is not None:
+            future.by = "user"
+            future.missing = await guard(play_future(fork, self.user, policy, self.window))
+        else:
+            fork.ended = moment.ended
+        if future.missing is not None:
+            future.scores = missing_everywhere(list(self.metrics), future.missing)
+        else:
+            future.scores = await score_conversation(self.metrics, fork)
+        return future
+
+    def settle(self, reply: Reply) -> tuple[Reward, Credit]:
+        """The weighted metrics, averaged over the futures; to the whole reply, or turn by turn."""
+        reward = combine([future.scores for future in reply.futures], self.weights)
+        if not self.every_turn:
+            return reward, self.decided(reply, reward)
+        by_turn = [
+            combine([future.scores for future in reply.futures if future.turn == turn], self.weights).total
+            for turn in range(len(reply.moments))
+        ]
+        return reward, self._by_turns(reply, by_turn)
+
+    def decided(self, reply: Reply, reward: Reward) -> Credit:
+        """The reward to all trained tokens; by turns to the last one, after what the environment gave each of them."""
+        conversation = reply.conversation
+        if self.credit.by == "turns":
+            given = conversation.session.get("turn_scores", {})
+            rewards = [given.get(turn, Score(0.0)) for turn, _ in enumerate(conversation.samples())]
+            return self._by_turns(reply, [*rewards[:-1], *[_plus(own, reward.total) for own in rewards[-1:]]])
+        spans = only(sampled_spans(conversation.mask), conversation, self.credit.tokens)
+        return Credit({MAIN: reward.total}, spans)
+
+    def _by_turns(self, reply: Reply, rewards: Sequence[Score]) -> Credit:
+        credit = credit_turns(rewards, reply.conversation, self.credit.gamma, self.credit.split)
+        return replace(credit, spans=only(credit.spans, reply.conversation, self.credit.tokens))
+
+
+@kinds.register("none")
+class Nobody(Talk):
+    """The reply as it stands: the baseline of every other kind."""
+
+    def __init__(
+        self, metrics: Mapping[str, Metric], weights: Mapping[str, Weighted], credit: CreditRule | None = None
+    ) -> None:
+        super().__init__(metrics, weights, credit=credit)
+
+
+def _plus(one: Score, other: Score) -> Score:
+    if one.value is None or other.value is None:
+        return one if one.value is None else other
+    return Score(one.value + other.value)
