@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from upshot.chat import derive_seed
+from upshot.closing import close_all
 from upshot.errors import UserError
 from upshot.models.base import Completion, Model, Request, Sampling
 from upshot.models.budget import Budget
@@ -144,10 +145,7 @@ class Company:
     async def aclose(self) -> None:
         """Release everything."""
         models = dict.fromkeys(self.models.values())
-        things = [*self.metrics.values(), self.user, self.task, *models, *self.closers, self.manager]
-        for thing in things:
-            if thing is not None:
-                await thing.aclose()
+        await close_all([*self.metrics.values(), self.user, self.task, *models, *self.closers, self.manager])
 
 
 def assemble(recipe: Recipe, task: Task, policy_model: Model, tokenizer: Any) -> Company:
