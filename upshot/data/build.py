@@ -157,7 +157,7 @@ class Builder:
             raise UserError(f"row '{row.id}' has no opening message and there is no --user to say one")
         conversation = self._conversation(progress)
         try:
-            await self.cast.user.start(conversation)
+            await limited(self.cast.user, self.cast.user.start, conversation)
         except UserError:
             raise
         except Exception as error:  # this conversation is over; the others go on

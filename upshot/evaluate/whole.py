@@ -24,7 +24,8 @@ from upshot.rewards.reward import combine
 from upshot.rollout.play import describe, score_conversation
 from upshot.rollout.policy import Policy
 from upshot.rollout.reply import reward_to_dict, turn_to_dict
-from upshot.score import Score
+from upshot.score import Reason, Score
+from upshot.tasks.base import groups_of
 from upshot.tasks.collabllm import CollabTask, goal_key
 from upshot.tasks.collabllm_goals import fingerprint
 from upshot.time_limit import limited
@@ -121,7 +122,7 @@ class Evaluation:
             if self.cast.user is None:
                 raise UserError(f"task '{self.task.name}' needs --user: somebody must open the conversation")
             try:
-                await self.cast.user.start(conversation)
+                await limited(self.cast.user, self.cast.user.start, conversation)
             except UserError:
                 raise
             except Exception as error:  # this goal is missing, with the reason; the others go on
@@ -143,7 +144,8 @@ class Evaluation:
         if missing is None:
             scores = await score_conversation(self.cast.metrics, conversation)
         else:
-            scores = {metric: Score.missing(f"conversation: {missing}") for metric in self.cast.metrics}
+            reason = Reason.read(missing.removeprefix("opening: "), Reason.ERROR)
+            scores = dict.fromkeys(self.cast.metrics, Score.missing(reason, f"conversation: {missing}"))
         return {
             "step": 0,
             "row": row.id,
@@ -157,7 +159,7 @@ class Evaluation:
             "reward": reward_to_dict(combine([scores], self.cast.weights)),
             "scores": {metric: score.to_dict() for metric, score in scores.items()},
             "metrics": dict(conversation.session.get("metrics", {})),
-            "groups": {"model": name, **self.task.groups(row)},
+            "groups": {"model": name, **groups_of(self.task, row)},
             "spent": self.cast.budget.state(),
         }
 

@@ -46,12 +46,17 @@ def combine(futures: Sequence[Mapping[str, Score]], weights: Mapping[str, Weight
         mean = means[name]
         parts[name] = mean if mean.value is None else Score(_clamp(mean.value * how.weight, how.clamp))
     counted = {name: part for name, part in parts.items() if weights[name].weight != 0}
-    absent = [part.reason for part in counted.values() if part.value is None]
+    absent = {name: part for name, part in counted.items() if part.value is None}
     sums = {False: 0.0, True: 0.0}
     for name, part in counted.items():
         sums[weights[name].intrinsic] += part.value or 0.0
-    total = Score.missing(absent[0]) if absent else Score(sums[False] + sums[True])
+    total = _lacking(*next(iter(absent.items()))) if absent else Score(sums[False] + sums[True])
     return Reward(total, parts, means, extrinsic=sums[False], intrinsic=sums[True])
+
+
+def _lacking(name: str, part: Score) -> Score:
+    """The total that is missing because one of its parts is."""
+    return Score(None, part.reason, {**part.detail, "metric": name})
 
 
 def _clamp(value: float, bounds: tuple[float, float] | None) -> float:

@@ -8,6 +8,12 @@ from upshot.rollout.policy import Policy
 from upshot.time_limit import limited
 
 
+class NoRoom(Exception):
+    """The opening alone fills the policy's context: there is no reply."""
+
+    reason = "too_long"
+
+
 async def play_episode(
     conversation: Conversation, policy: Policy, environment: Participant | None = None, max_turns: int = 1
 ) -> None:
@@ -17,7 +23,7 @@ async def play_episode(
     environment's own score) but not appended: nobody would answer it.
     """
     if environment is None:
-        await policy.reply(conversation)
+        await _first(conversation, policy)
         return
     await limited(environment, environment.start, conversation)
     try:
@@ -28,7 +34,9 @@ async def play_episode(
 
 async def _alternate(conversation: Conversation, policy: Policy, environment: Participant, max_turns: int) -> None:
     for turn in range(max_turns):
-        if await policy.reply(conversation) is None:
+        if turn == 0:
+            await _first(conversation, policy)
+        elif await policy.reply(conversation) is None:
             return
         observation = await limited(environment, environment.observe, conversation)
         count(conversation, observation.metrics)
@@ -38,6 +46,11 @@ async def _alternate(conversation: Conversation, policy: Policy, environment: Pa
         if turn < max_turns - 1:
             _append(conversation, observation)
     conversation.ended = "turns"
+
+
+async def _first(conversation: Conversation, policy: Policy) -> None:
+    if await policy.reply(conversation) is None:
+        raise NoRoom("the prompt leaves no room for a reply")
 
 
 async def play_future(conversation: Conversation, user: Participant, policy: Policy, window: int) -> None:

@@ -7,6 +7,7 @@ an exception in a participant or a metric makes that future's score missing, wit
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,13 +16,13 @@ from upshot.errors import UserError
 from upshot.models.base import ModelCallError
 from upshot.participants.base import Participant
 from upshot.rewards.credit import credit_sampled
-from upshot.rewards.metric import Metric
+from upshot.rewards.metric import Metric, score_by
 from upshot.rewards.reward import Reward, Weighted, combine
 from upshot.rollout.episode import play_episode, play_future
 from upshot.rollout.policy import Policy, cut_short
 from upshot.rollout.reply import Future, Reply
-from upshot.score import Score
-from upshot.time_limit import CallTimeout, limited
+from upshot.score import Reason, Score
+from upshot.time_limit import CallTimeout
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class ReplyRule:
     penalty: float = -1.0
     """The reward of such a reply under the rule 'penalty'; its futures are not played."""
 
-    def reward(self, what: str) -> Reward | None:
+    def reward(self, what: Reason) -> Reward | None:
         """The reward that the rule gives at once; None when the reply is scored as any other."""
         if self.rule == "score":
             return None
@@ -64,10 +65,13 @@ async def play_step(
 ) -> list[list[Reply]]:
     """Play `group_size` replies to every row; a list of groups in the order of the rows."""
     gate = asyncio.Semaphore(scene.concurrency)
+    earlier = _earlier([row.id for row in rows])
 
     async def one(group: int, row: Row, index: int) -> Reply:
+        # A row may come twice in a step; its later replies count on, so that every key (and session id) is its own.
+        own = index + group_size * earlier[group]
         async with gate:
-            conversation = Conversation(row, derive_seed(seed, row.id, group, index), key=f"{row.id}#{index}")
+            conversation = Conversation(row, derive_seed(seed, row.id, group, index), key=f"{row.id}#{own}")
             reply = await play_reply(scene, conversation, group)
         if done is not None:
             done(reply)
@@ -81,12 +85,23 @@ async def play_step(
     return [[task.result() for task in group] for group in groups]
 
 
+def _earlier(ids: Sequence[str]) -> list[int]:
+    """How often each id occurred before."""
+    seen: Counter[str] = Counter()
+    out = []
+    for name in ids:
+        out.append(seen[name])
+        seen[name] += 1
+    return out
+
+
 async def play_reply(scene: Scene, conversation: Conversation, group: int = 0) -> Reply:
     """Play one episode, fork it into futures, score them, credit the tokens."""
     reply = Reply(conversation, group)
-    failure = await _guard(play_episode(conversation, scene.policy, scene.environment, scene.max_turns))
+    played = play_episode(conversation, scene.policy, scene.environment, scene.max_turns)
+    failure = await _guard(played, "episode")
     if failure is not None:
-        reply.reward = Reward(Score.missing(f"episode: {failure}"))
+        reply.reward = Reward(failure)
     else:
         await score_reply(scene, reply)
     reply.credit = credit_sampled(reply.reward.total, conversation.mask)
@@ -100,7 +115,7 @@ async def score_reply(scene: Scene, reply: Reply) -> None:
         reply.reward = decided
         return
     # Without a next turn all futures would be the same conversation: one is enough.
-    samples = scene.samples if scene.window and scene.user is not None else 1
+    samples = scene.samples if _goes_on(scene, reply.conversation) else 1
     async with asyncio.TaskGroup() as tasks:
         played = [tasks.create_task(_play_and_score(scene, reply.conversation, i)) for i in range(samples)]
     reply.futures = [task.result() for task in played]
@@ -110,21 +125,28 @@ async def score_reply(scene: Scene, reply: Reply) -> None:
 def _by_rule(scene: Scene, turn: Turn) -> Reward | None:
     """The reward of a reply that a rule decides without futures."""
     if cut_short(turn):
-        return scene.overlong.reward("overlong")
+        return scene.overlong.reward(Reason.OVERLONG)
     if not turn.message.content.strip() and not turn.message.tool_calls:
-        return scene.malformed.reward("malformed: empty")
+        return scene.malformed.reward(Reason.MALFORMED)
     return None
+
+
+def _goes_on(scene: Scene, conversation: Conversation) -> bool:
+    """Whether the futures have turns of their own; in an episode that ran out of room nobody could answer them."""
+    return scene.user is not None and scene.window > 0 and conversation.ended != "length"
 
 
 async def _play_and_score(scene: Scene, conversation: Conversation, index: int) -> Future:
     fork = conversation.fork("future", index)
     future = Future(fork)
-    if scene.user is not None and scene.window:
-        future.missing = await _guard(play_future(fork, scene.user, scene.policy, scene.window))
+    failure = None
+    if scene.user is not None and _goes_on(scene, conversation):
+        failure = await _guard(play_future(fork, scene.user, scene.policy, scene.window), "future")
     else:
         fork.ended = conversation.ended
-    if future.missing is not None:
-        future.scores = {name: Score.missing(f"future: {future.missing}") for name in scene.metrics}
+    if failure is not None:
+        future.missing = failure.reason
+        future.scores = dict.fromkeys(scene.metrics, failure)
         return future
     future.scores = await score_conversation(scene.metrics, fork)
     return future
@@ -132,27 +154,18 @@ async def _play_and_score(scene: Scene, conversation: Conversation, index: int) 
 
 async def score_conversation(metrics: Mapping[str, Metric], conversation: Conversation) -> dict[str, Score]:
     """All metrics of one finished conversation, concurrently; one that raises is missing with its reason."""
-
-    async def one(name: str, metric: Metric) -> Score:
-        try:
-            return await limited(metric, metric.score, conversation)
-        except UserError:
-            raise
-        except Exception as error:
-            return Score.missing(f"{name}: {describe(error)}")
-
-    scores = await asyncio.gather(*(one(name, metric) for name, metric in metrics.items()))
+    scores = await asyncio.gather(*(score_by(metric, conversation, name) for name, metric in metrics.items()))
     return dict(zip(metrics, scores, strict=True))
 
 
-async def _guard(play: object) -> str | None:
-    """Await a piece of play; the reason when it failed, None when it went through."""
+async def _guard(play: object, what: str) -> Score | None:
+    """Await a piece of play; a missing score when it failed, None when it went through."""
     try:
         await play  # type: ignore[misc]
     except UserError:
         raise
     except Exception as error:
-        return describe(error)
+        return Score.failed(error, what)
     return None
 
 

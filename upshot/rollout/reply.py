@@ -9,7 +9,7 @@ from typing import Any
 from upshot.chat import Conversation, Turn
 from upshot.rewards.credit import Credit
 from upshot.rewards.reward import Reward
-from upshot.score import Score
+from upshot.score import Reason, Score
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Reply:
     group: int = 0
     """Replies to the same prompt share a group."""
     futures: list[Future] = field(default_factory=list)
-    reward: Reward = field(default_factory=lambda: Reward(Score.missing("not scored")))
+    reward: Reward = field(default_factory=lambda: Reward(Score.missing(Reason.NOT_SCORED)))
     credit: Credit | None = None
     advantages: Sequence[float | None] = ()
     """One per credit span; None where the reply left the statistics."""

@@ -12,13 +12,14 @@ from upshot.errors import UserError
 from upshot.recipe import Recipe, TrainConfig
 from upshot.rollout.play import Scene, play_step
 from upshot.rollout.reply import Reply
+from upshot.score import tell_missing
 from upshot.train.advantages import estimator, span_advantages
 from upshot.train.batch import datum_of
 from upshot.train.held_out import held_out, last_look
 from upshot.train.learner import Learner
 from upshot.train.objectives import PolicyGradient
 from upshot.train.sft import pick
-from upshot.train.summary import missing_reasons, summarise
+from upshot.train.summary import missing_scores, summarise
 
 if TYPE_CHECKING:
     from upshot.train.runner import Run
@@ -96,7 +97,7 @@ def stop_if_missing(groups: Sequence[Sequence[Reply]], limit: float) -> None:
     replies = [reply for group in groups for reply in group]
     missing = [reply for reply in replies if reply.reward.total.is_missing]
     if len(missing) > limit * len(replies):
-        reasons = ", ".join(f"{count} x {reason}" for reason, count in missing_reasons(replies).items())
+        reasons = ", ".join(tell_missing(missing_scores(replies)))
         raise UserError(
             f"{len(missing)} of {len(replies)} replies have no reward ({reasons}); "
             f"mend the cause, or raise reward.max_missing ({limit:g})"

@@ -22,7 +22,7 @@ from upshot.rewards.task_metrics import task_metrics
 from upshot.rollout.play import Scene
 from upshot.rollout.policy import Policy
 from upshot.rollout.reply import Reply
-from upshot.tasks.base import Task, tasks
+from upshot.tasks.base import Task, groups_of, tasks
 from upshot.time_limit import call_seconds
 from upshot.train.folder import RunFolder
 from upshot.train.learner import Learner
@@ -247,7 +247,7 @@ class Run:
         self.start_from = self.folder.save(self.phase, self.step, config.keep, write)
 
     def _groups_of(self, reply: Reply) -> Mapping[str, str]:
-        return self.task.groups(reply.conversation.row)
+        return groups_of(self.task, reply.conversation.row)
 
 
 def warm_start_config(warm: WarmStartConfig, train: TrainConfig) -> TrainConfig:
