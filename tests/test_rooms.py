@@ -7,7 +7,10 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "upshot"
 FLOORS = [
-    {"chat", "registry", "config", "recipe", "score", "errors", "time_limit", "models.base", "models.spec"},
+    {
+        *("chat", "score", "registry", "recipe", "config", "errors", "closing", "jsonl", "time_limit", "alarm"),
+        *("models.base", "models.spec"),
+    },
     {"models", "engine", "sandbox"},
     {"participants", "verifiers", "tasks"},
     {"rollout", "rewards"},

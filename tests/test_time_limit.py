@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from upshot import time_limit
+from upshot.alarm import Rung, alarm
 from upshot.chat import Conversation, Message, Row
 from upshot.models.base import Completion, Request
 from upshot.models.guarded import GuardedModel
@@ -74,7 +75,7 @@ async def computes_after_a_wait() -> float:
 def test_a_metric_that_never_returns_is_missing_as_timeout(work: Callable[[], Any]) -> None:
     began = time.monotonic()
     score = scored(By(work))
-    assert score == Score.missing("mine: timeout")
+    assert score.reason == "timeout" and score.why == "mine: By took more than 0.2 s (call_seconds)"
     assert time.monotonic() - began < 5
 
 
@@ -84,7 +85,7 @@ def test_siblings_keep_their_scores() -> None:
         return await score_conversation({"bad": By(forever), "good": By(lambda: asyncio.sleep(0.01))}, TALK)
 
     scores = asyncio.run(play())
-    assert scores["bad"].reason == "bad: timeout"
+    assert scores["bad"].reason == "timeout"
     assert scores["good"].value == 1.0
 
 
@@ -93,7 +94,7 @@ def test_a_timeout_of_the_users_own_keeps_its_name() -> None:
         async with asyncio.timeout(0.01):
             return await forever()
 
-    assert scored(By(gives_up), 5).reason == "mine: TimeoutError"
+    assert scored(By(gives_up), 5).why == "mine: TimeoutError"
 
 
 def test_what_the_user_code_raises_and_returns_passes_through() -> None:
@@ -101,7 +102,7 @@ def test_what_the_user_code_raises_and_returns_passes_through() -> None:
         await asyncio.sleep(0)
         raise KeyError("x")
 
-    assert scored(By(breaks)).reason.startswith("mine: KeyError")
+    assert scored(By(breaks)).reason == "error" and scored(By(breaks)).why == "mine: KeyError: 'x'"
     assert scored(By(lambda: asyncio.sleep(0, 0.5))).value == 0.5
 
 
@@ -111,7 +112,7 @@ def test_a_plain_function_works_and_has_the_limit_too() -> None:
             return Score(self.work())
 
     assert scored(Plain(lambda: 0.25)).value == 0.25
-    assert scored(Plain(lambda: time.sleep(3600))).reason == "mine: timeout"
+    assert scored(Plain(lambda: time.sleep(3600))).reason == "timeout"
 
 
 def test_an_environment_that_never_answers_ends_its_own_episode() -> None:
@@ -144,7 +145,7 @@ def test_a_verifier_of_the_users_own_is_limited() -> None:
         manager.verifier = lambda claim: Loops()  # type: ignore[method-assign]
         return await manager.verify(Claim("x", "a", "b"))
 
-    assert asyncio.run(verify()).reason == "verifier: timeout"
+    assert asyncio.run(verify()).reason == "timeout"
 
 
 class Slow(GuardedModel):
@@ -167,7 +168,7 @@ def test_waiting_for_a_helper_model_is_not_counted() -> None:
         return await forever()
 
     assert scored(By(asks)).value == 0.75
-    assert scored(By(asks_and_hangs)).reason == "mine: timeout"
+    assert scored(By(asks_and_hangs)).reason == "timeout"
 
 
 def test_time_in_which_the_whole_program_stood_still_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,12 +217,74 @@ def test_somebody_elses_alarm_goes_on() -> None:
     assert rung == [1]
 
 
-def test_outside_the_main_thread_waiting_is_limited() -> None:
-    found: list[Score] = []
-    thread = threading.Thread(target=lambda: found.append(scored(By(forever))))
+def in_a_thread(work: Callable[[], Any]) -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(work()))
     thread.start()
     thread.join()
-    assert found[0].reason == "mine: timeout"
+    return found[0]
+
+
+@pytest.mark.parametrize("work", [forever, computes, computes_after_a_wait])
+def test_outside_the_main_thread_the_limit_holds_too(work: Callable[[], Any]) -> None:
+    assert in_a_thread(lambda: scored(By(work))).reason == "timeout"
+
+
+def test_outside_the_main_thread_no_alarm_rings_after_its_call() -> None:
+    """Calls that end just when their time is up: some are late, none is interrupted afterwards."""
+
+    def race() -> int:
+        late = 0
+        for _ in range(200):
+            until = time.monotonic() + 0.002
+            try:
+                with alarm(0.002):
+                    while time.monotonic() < until:
+                        pass
+            except Rung:
+                late += 1
+            sum(range(2000))  # an alarm on its way would ring here and end the thread
+        return late
+
+    assert 0 <= in_a_thread(race) <= 200
+
+
+def test_outside_the_main_thread_an_outer_alarm_goes_on() -> None:
+    def nested() -> str:
+        try:
+            with alarm(0.2):
+                with alarm(60.0):
+                    sum(range(1000))
+                while True:
+                    pass
+        except Rung:
+            return "rang"
+
+    assert in_a_thread(nested) == "rang"
+
+
+def test_what_cannot_be_interrupted_outside_the_main_thread_is_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("upshot.alarm.AGAIN_S", 0.05)
+
+    def sleeps() -> float:
+        time.sleep(0.4)
+        return 1.0
+
+    def call() -> str:
+        try:
+            limited_now(object_of_the_user(), sleeps)
+        except CallTimeout:
+            return "late"
+        return "in time"
+
+    def briefly() -> str:
+        call_seconds.set(0.1)
+        return call()
+
+    assert in_a_thread(briefly) == "late"
+    assert "over its time limit and cannot be interrupted" in caplog.text
 
 
 def test_cancelling_the_caller_is_no_timeout() -> None:

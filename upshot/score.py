@@ -1,11 +1,86 @@
-"""A score is a number, or missing with a reason. Missing is not zero."""
+"""A score is a number, or missing with a reason. Missing is not zero.
+
+Reasons are a small closed set, because they are counted and become names of metrics (`missing/timeout`). What a reader
+wants to know beyond that (whose call it was, the text of the exception) is the score's detail, under `why`.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
+
+WHY_CHARACTERS = 300
+"""So much of an exception's text goes into the detail."""
+
+
+class Reason(StrEnum):
+    """Why there is no score."""
+
+    TIMEOUT = "timeout"
+    """A call took longer than its limit."""
+    TOO_LONG = "too_long"
+    """A prompt without room in the model's context, or a claim beyond its limit."""
+    RATE_LIMITED = "rate_limited"
+    CONNECTION = "connection"
+    HTTP_ERROR = "http_error"
+    BAD_RESPONSE = "bad_response"
+    """A service answered something that is no answer."""
+    REFUSED = "refused"
+    """The provider's filter."""
+    CLOSED = "closed"
+    """The model was closed during the call."""
+    ENGINE_ERROR = "engine_error"
+    BAD_JSON = "bad_json"
+    TRUNCATED = "truncated"
+    """A helper's answer was cut at its token limit."""
+    BAD_ANSWER = "bad_answer"
+    """A helper's answer lacks a key, or has a rating that is none."""
+    ERROR = "error"
+    """The code of a metric, verifier, user or environment raised."""
+    NOT_A_SCORE = "not_a_score"
+    """It returned something that is no number."""
+    CRASHED = "crashed"
+    """A worker process died or ran out of memory."""
+    SANDBOX_FAULT = "sandbox_fault"
+    BAD_ROW = "bad_row"
+    """The row lacks what scoring needs: a reference, tests, a label."""
+    NOTHING_SAID = "nothing_said"
+    OVERLONG = "overlong"
+    """A reply cut at the token limit, under the rule 'missing'."""
+    MALFORMED = "malformed"
+    """An empty reply, under the rule 'missing'."""
+    NO_THOUGHT = "no_thought"
+    """A reply without a thought that could be handed on."""
+    NOT_SCORED = "not_scored"
+    """Nobody scored it."""
+    OTHER = "other"
+    """The user's own words, which are in the detail."""
+
+    @classmethod
+    def read(cls, text: object, otherwise: Reason | None = None) -> Reason:
+        """The reason that a word of a model, service or exception stands for; `otherwise` (OTHER) for all else."""
+        word = str(text).removeprefix("user ")
+        if word in _SAME:
+            return _SAME[word]
+        if re.fullmatch(r"http_\d{3}", word):
+            return cls.HTTP_ERROR
+        return cls(word) if word in cls._value2member_map_ else otherwise or cls.OTHER
+
+
+_SAME = {
+    "aborted": Reason.CLOSED,
+    "empty": Reason.BAD_ANSWER,
+    "missing_key": Reason.BAD_ANSWER,
+    "not_a_number": Reason.BAD_ANSWER,
+    "not_text": Reason.BAD_ANSWER,
+    "out_of_range": Reason.BAD_ANSWER,
+}
+"""Words of `ModelCallError` that count as one reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,26 +88,71 @@ class Score:
     """A value, or the reason why there is none."""
 
     value: float | None
-    reason: str = ""
-    """Why the value is missing: short, countable and stable, such as 'judge: timeout'."""
+    reason: Reason | None = None
+    """Why the value is missing."""
     detail: Mapping[str, Any] = field(default_factory=dict)
-    """What a reader of the transcript wants to see: the judge's thought, the extracted answer, failed tests."""
+    """What a reader of the transcript wants to see: the judge's thought, the extracted answer, failed tests, `why`."""
 
     def __post_init__(self) -> None:
-        if self.value is None and not self.reason:
-            raise ValueError("a missing score needs its reason")
-        if self.value is not None and not math.isfinite(self.value):
-            raise ValueError(f"a score must be finite, not {self.value}; use Score.missing(reason)")
+        if self.value is None:
+            if not self.reason:
+                raise ValueError("a missing score needs its reason")
+            if not isinstance(self.reason, Reason):
+                self._sort(str(self.reason))
+            return
+        value = float(self.value)  # numpy's numbers and bools become plain ones
+        if not math.isfinite(value):
+            raise ValueError(f"a score must be finite, not {value}; use Score.missing(reason)")
+        object.__setattr__(self, "value", value)
+        object.__setattr__(self, "reason", None)
+
+    def _sort(self, given: str) -> None:
+        """Put a reason of somebody's own words under the closed set; the words stay in the detail."""
+        reason = Reason.read(given)
+        object.__setattr__(self, "reason", reason)
+        if reason != given:
+            object.__setattr__(self, "detail", {"why": given, **self.detail})
 
     @classmethod
-    def missing(cls, reason: str, **detail: Any) -> Score:
-        """No score, and why."""
-        return cls(None, reason, detail)
+    def missing(cls, reason: Reason | str, why: str = "", **detail: Any) -> Score:
+        """No score, and why: a reason to count, and words for the reader."""
+        return cls(None, reason, {"why": why, **detail} if why else detail)  # type: ignore[arg-type]
+
+    @classmethod
+    def failed(cls, error: BaseException, who: str, **detail: Any) -> Score:
+        """No score, because `who` raised; an exception that knows its `reason` (a model's, a time limit) is counted
+        under it."""
+        word = getattr(error, "reason", "")
+        reason = Reason.read(word, Reason.ERROR)
+        first = next(iter(_text(error).splitlines()), "")
+        text = first if reason is not Reason.ERROR and first else f"{type(error).__name__}: {first}".removesuffix(": ")
+        return cls.missing(reason, f"{who}: {text}"[:WHY_CHARACTERS], **detail)
+
+    @classmethod
+    def of(cls, given: object, who: str) -> Score:
+        """The score that somebody's code returned: one of ours, or a plain number; missing when it is neither."""
+        if isinstance(given, Score):
+            return given
+        value = math.nan
+        if hasattr(type(given), "__float__"):  # numbers of any library have it, texts do not
+            try:
+                value = float(given)  # type: ignore[arg-type]
+            except (TypeError, ValueError, OverflowError, RuntimeError):
+                value = math.nan
+        if math.isfinite(value):
+            return cls(value)
+        shown = f"{given!r:.80} ({type(given).__name__})" if _is_plain(given) else f"a {type(given).__name__}"
+        return cls.missing(Reason.NOT_A_SCORE, f"{who} returned {shown}; it should return a Score or a finite number")
 
     @property
     def is_missing(self) -> bool:
         """Whether there is no value."""
         return self.value is None
+
+    @property
+    def why(self) -> str:
+        """What is known beyond the reason; empty when nothing is."""
+        return str(self.detail.get("why", ""))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: the value, or the reason it is missing."""
@@ -48,5 +168,30 @@ def mean_score(scores: Iterable[Score], nothing: str = "no scores") -> Score:
     values = [s.value for s in scores if s.value is not None]
     if values:
         return Score(sum(values) / len(values))
-    reasons = [s.reason for s in scores]
-    return Score.missing(max(sorted(set(reasons)), key=reasons.count) if reasons else nothing)
+    if not scores:
+        return Score.missing(Reason.NOT_SCORED, nothing)
+    reasons = [str(s.reason) for s in scores]
+    commonest = max(sorted(set(reasons)), key=reasons.count)
+    example = next(s for s in scores if s.reason == commonest)
+    return Score.missing(commonest, example.why)
+
+
+def tell_missing(scores: Iterable[Score]) -> list[str]:
+    """How often each reason occurred, commonest first, with what is known of one case: '3 x bad_row: bleu: no …'."""
+    absent = [score for score in scores if score.is_missing]
+    counts = Counter(str(score.reason) for score in absent)
+    example = {str(score.reason): score.why for score in reversed(absent)}
+    return [f"{count} x {reason}: {example[reason]}".removesuffix(": ") for reason, count in counts.most_common()]
+
+
+def _text(error: BaseException) -> str:
+    """An exception's words; somebody's own class may fail even at saying them."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value's own repr can be trusted to be quick and to return."""
+    return value is None or isinstance(value, str | int | float)

@@ -1,7 +1,7 @@
 """A time limit for code that is not ours: a metric, participant, environment or verifier of the user's own.
 
 What it waits for is cancelled when its time is up. What it computes without waiting would hold up everything else, so
-that is interrupted by a signal (on Unix, in the main thread). Two things cannot be ended: a call inside a C library
+that is interrupted (`alarm.py`), whichever thread it runs in. Two things cannot be ended: a call inside a C library
 that does not return to Python, and code that catches the cancellation and goes on.
 
 Not counted: the time in which the program itself works for that code (helper models, sandbox, worker processes, all of
@@ -13,15 +13,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import signal
-import sys
-import threading
-import time
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar, cast
+
+from upshot.alarm import Rung, alarm
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -38,10 +36,6 @@ class CallTimeout(Exception):
     """A call of the user's own code took longer than its limit."""
 
     reason = "timeout"
-
-
-class _Rung(BaseException):
-    """The alarm, as seen by the code it interrupts: no `except Exception` catches it."""
 
 
 async def limited(owner: object, method: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -67,9 +61,9 @@ def limited_now(owner: object, work: Callable[P, T], *args: P.args, **kwargs: P.
         return work(*args, **kwargs)
     seconds = call_seconds.get()
     try:
-        with _alarm(seconds):
+        with alarm(seconds):
             return work(*args, **kwargs)
-    except _Rung:
+    except Rung:
         raise _too_long(owner, seconds) from None
 
 
@@ -141,7 +135,7 @@ def _clock_of(owner: object, seconds: float) -> Iterator[_Clock]:
     before = _clock.set(clock)
     try:
         yield clock
-    except _Rung:
+    except Rung:
         raise _too_long(owner, seconds) from None
     except TimeoutError:
         if clock._timeout is not None and clock._timeout.expired():
@@ -158,7 +152,7 @@ def _in_stretches(work: Coroutine[Any, Any, T], seconds: float) -> Generator[Any
     send: Callable[[Any], Any] = work.send
     value: Any = None
     while True:
-        with _alarm(seconds):
+        with alarm(seconds):
             try:
                 waits_for = send(value)
             except StopIteration as done:
@@ -168,29 +162,6 @@ def _in_stretches(work: Coroutine[Any, Any, T], seconds: float) -> Generator[Any
             send, value = work.send, (yield waits_for)
         except BaseException as error:  # for the coroutine, as `yield from` would do
             send, value = work.throw, error
-
-
-@contextmanager
-def _alarm(seconds: float) -> Iterator[None]:
-    """Interrupt what runs inside after so many seconds; somebody else's alarm goes on afterwards."""
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    began = time.monotonic()
-    handler = signal.signal(signal.SIGALRM, _ring)
-    theirs, interval = signal.setitimer(signal.ITIMER_REAL, seconds, LATE_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler if handler is not None else signal.SIG_DFL)
-        if theirs:
-            signal.setitimer(signal.ITIMER_REAL, max(theirs - (time.monotonic() - began), 1e-3), interval)
-
-
-def _ring(_signal: int, _frame: types.FrameType | None) -> None:
-    if sys.gettrace() is None:  # a person at a breakpoint may take as long as they like
-        raise _Rung
 
 
 def _ours(owner: object) -> bool:

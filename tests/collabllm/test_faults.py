@@ -68,11 +68,11 @@ def test_fault_4_futures_and_metrics_ran_one_after_another() -> None:
 @pytest.mark.parametrize(
     ("judge", "reason"),
     [
-        ("fails", "accuracy: judge http_500"),
-        ("not json", "accuracy: judge bad_json"),
-        ('{"thought": "it is', "accuracy: judge bad_json"),
-        (Completion('{"thought": "it is', "length"), "accuracy: judge truncated"),
-        ('{"thought": "great", "accuracy": 11}', "accuracy: judge out_of_range"),
+        ("fails", "http_error"),
+        ("not json", "bad_json"),
+        ('{"thought": "it is', "bad_json"),
+        (Completion('{"thought": "it is', "length"), "truncated"),
+        ('{"thought": "great", "accuracy": 11}', "bad_answer"),
     ],
 )
 def test_fault_5_failures_scored_like_a_wrong_answer(judge, reason: str) -> None:
@@ -100,7 +100,7 @@ def test_fault_5_a_failed_future_leaves_the_mean_of_the_others() -> None:
 
     groups = asyncio.run(play_step(scene(speaker(say), samples=3, window=1), rows(1), 1, seed=0))
     reply = groups[0][0]
-    assert sorted(str(future.missing) for future in reply.futures) == ["None", "None", "user timeout"]
+    assert sorted(str(future.missing) for future in reply.futures) == ["None", "None", "timeout"]
     assert reply.reward.total.value == pytest.approx(1.002), "the mean of two, not of three with a zero in it"
 
 

@@ -13,7 +13,7 @@ from tests.participants.speakers import says
 from upshot.errors import BudgetExceeded, UserError
 from upshot.models.budget import Budget
 from upshot.participants.scripted_user import ScriptedUser
-from upshot.rollout.play import ReplyRule
+from upshot.rollout.stage import ReplyRule
 
 OPENING = [{"role": "user", "content": "Can you help me?"}]
 GOAL = {"goal": "Sort out goal-7 for me.", "reference": "done"}

@@ -181,3 +181,15 @@ def test_a_missing_package_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr("upshot.models.smollm2.find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install gguf"):
         smollm2_folder()
+
+
+def test_a_prompt_that_is_too_long_for_the_model_is_a_failed_call_not_the_end_of_the_run(folder):
+    async def run():
+        async with connect(folder, role="judge") as model:
+            with pytest.raises(ModelCallError) as caught:
+                await model.generate(Request([Message("user", "x" * 4000)], Sampling(max_tokens=6)))
+            (answer,) = await model.generate(Request([Message("user", "x")], Sampling(max_tokens=6)))
+            return caught.value.reason, answer.completion_tokens
+
+    reason, tokens = asyncio.run(run())
+    assert reason == "too_long" and tokens > 0

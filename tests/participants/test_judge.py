@@ -35,13 +35,13 @@ def test_a_rating_comes_with_its_thought_and_is_greedy() -> None:
 def test_what_is_no_rating_is_asked_again_then_missing(value) -> None:
     model = in_turn(verdict(value))
     score = rate(model)
-    assert score.is_missing and score.reason.startswith("interactivity: judge ")
+    assert score.is_missing and score.why.startswith("interactivity: judge: ")
     assert len(model.requests) == 3
     assert rate(in_turn(verdict(value), verdict(0.5))).value == 0.5
 
 
 def test_out_of_range_says_so() -> None:
-    assert rate(in_turn(verdict(7))).reason == "interactivity: judge out_of_range"
+    assert rate(in_turn(verdict(7))).why == "interactivity: judge: out_of_range: after 3 attempts"
 
 
 @pytest.mark.parametrize("text", ["", "0.8", '{"thought": "x"}', '{"interactivity": 0.', '{"interactivity": NaN}'])
@@ -50,18 +50,18 @@ def test_malformed_is_missing_and_never_zero(text: str) -> None:
 
 
 def test_truncated_is_its_own_reason() -> None:
-    assert rate(in_turn(Completion('{"thought": "long', "length"))).reason == "interactivity: judge truncated"
+    assert rate(in_turn(Completion('{"thought": "long', "length"))).reason == "truncated"
 
 
 def test_a_failed_call_is_missing_with_its_reason() -> None:
     def fail(request: Request) -> str:
         raise ModelCallError("timeout")
 
-    assert rate(speaker(fail)).reason == "interactivity: judge timeout"
+    assert rate(speaker(fail)).reason == "timeout"
 
 
 def test_whole_numbers_only_where_asked() -> None:
-    assert rate(in_turn(verdict(0.5)), whole=True).reason == "interactivity: judge not_a_number"
+    assert rate(in_turn(verdict(0.5)), whole=True).why == "interactivity: judge: not_a_number: after 3 attempts"
     assert rate(in_turn(verdict(1.0)), whole=True).value == 1.0
 
 
@@ -83,4 +83,4 @@ def test_no_artefact_is_empty_and_a_failed_extraction_missing() -> None:
     absent = in_turn(json.dumps({"found": False, "document": ""}))
     assert asyncio.run(extract_artefact(absent, "document", chat("hi", "Hello."))) == ""
     broken = asyncio.run(extract_artefact(in_turn("no"), "document", chat("hi", "Hello.")))
-    assert isinstance(broken, Score) and broken.reason == "document: extraction bad_json"
+    assert isinstance(broken, Score) and broken.reason == "bad_json"

@@ -118,7 +118,7 @@ def test_an_unfinished_chat_is_cancelled_and_its_reward_missing() -> None:
 
     server, conversation = asyncio.run(run())
     assert ("/cancel", "c-7") in server.calls
-    assert conversation.session["score"].reason == "remote: no reward"
+    assert conversation.session["score"].why == "remote: no reward"
 
 
 def test_the_instance_protocol_from_start_to_reward() -> None:
@@ -174,7 +174,7 @@ def test_a_failing_reward_is_missing() -> None:
             await environment.aclose()
         return conversation
 
-    assert asyncio.run(run()).session["score"].reason == "remote: /compute_reward http_500"
+    assert asyncio.run(run()).session["score"].why == "remote: /compute_reward http_500"
 
 
 def test_rewards_of_every_shape() -> None:

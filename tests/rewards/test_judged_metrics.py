@@ -32,7 +32,7 @@ def test_accuracy_is_zero_or_one_against_the_reference() -> None:
 
 def test_accuracy_without_a_reference_is_missing() -> None:
     metric = build_metric("accuracy", judge=in_turn(verdict("accuracy", 1)))
-    assert score(metric).reason == "accuracy: no reference"
+    assert score(metric).why == "accuracy: no reference"
 
 
 def test_interactivity_is_intrinsic_and_accuracy_is_not() -> None:

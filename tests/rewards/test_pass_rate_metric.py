@@ -75,11 +75,11 @@ def test_code_without_a_fence_is_the_message_itself() -> None:
 
 def test_a_program_that_fails_is_zero_but_a_sandbox_that_fails_is_missing() -> None:
     assert score("I cannot do that.", tests=["assert add(1, 2) == 3"]).value == 0.0
-    assert score(PROGRAM, InProcess(fault=True), tests=["assert add(1, 2) == 3"]).reason == "pass_rate: sandbox_fault"
+    assert score(PROGRAM, InProcess(fault=True), tests=["assert add(1, 2) == 3"]).reason == "sandbox_fault"
 
 
 def test_without_tests_it_is_missing() -> None:
-    assert score(PROGRAM).reason == "pass_rate: no tests"
+    assert score(PROGRAM).why == "pass_rate: no tests"
 
 
 def test_without_a_sandbox_it_is_a_clear_error() -> None:

@@ -23,7 +23,9 @@ def reply(
     for _ in range(turns):
         conversation.say(Message("assistant", "x"), Sample((), (1,), (0.0,), "stop"))
     conversation.session["metrics"] = counts
-    score = Score(value, detail={"answer": answer}) if value is not None else Score.missing("verifier: timeout")
+    score = (
+        Score(value, detail={"answer": answer}) if value is not None else Score.missing("timeout", "verifier: timeout")
+    )
     future = Future(conversation.fork(0), scores={"verifier": score})
     return Reply(conversation, futures=[future], reward=Reward(score, {}, {"verifier": score}))
 
@@ -64,7 +66,7 @@ def test_all_numbers_of_ragged_groups() -> None:
     assert found["task/feedback_heeded/wrong"] == 1
     assert found["task/format_errors"] == pytest.approx(4 / 5)
     assert found["task/missing"] == 1
-    assert found["task/missing/verifier: timeout"] == 1
+    assert found["task/missing/timeout"] == 1
     assert found["by/difficulty=hard/pass@1"] == 0
     assert found["by/difficulty=easy/pass@1"] == 0.5
     assert found["by/task=gsm8k/maj@k"] == 0.25

@@ -46,8 +46,8 @@ def test_bleu_is_between_zero_and_one(words: list[str]) -> None:
 
 
 def test_bleu_without_reference_or_words_is_missing() -> None:
-    assert score(build_metric("bleu"), chat("hi", TEXT)).reason == "bleu: no reference"
-    assert score(build_metric("bleu"), chat("hi", reference=TEXT)).reason == "bleu: nothing said"
+    assert score(build_metric("bleu"), chat("hi", TEXT)).why == "bleu: no reference"
+    assert score(build_metric("bleu"), chat("hi", reference=TEXT)).reason == "nothing_said"
 
 
 def test_document_arrow_bleu_scores_only_the_document() -> None:
@@ -64,7 +64,7 @@ def test_nothing_produced_is_marked_and_a_failed_extraction_is_missing() -> None
     found = score(nothing, chat("hi", "What about?", reference=TEXT))
     assert found.value == 0.0 and found.detail["absent"] is True
     failed = build_metric("document->bleu", {}, judge=in_turn("sorry"))
-    assert score(failed, chat("hi", TEXT, reference=TEXT)).reason == "document: extraction bad_json"
+    assert score(failed, chat("hi", TEXT, reference=TEXT)).reason == "bad_json"
 
 
 def test_extraction_without_a_judge_needs_another_way() -> None:

@@ -43,11 +43,11 @@ def test_rows_are_scored_and_written_with_their_score(tmp_path: Path, capsys: py
     summary = json.loads(capsys.readouterr().out)
     assert (summary["rows"], summary["scored"]) == (4, 3)
     assert summary["accuracy"] == pytest.approx(1 / 3)
-    assert summary["missing"] == {"gsm8k: reference is not a number": 1}
+    assert summary["missing"] == {"bad_row": 1}
     written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["score"] for row in written] == [1.0, 0.0, 0.0, None]
     assert [row["id"] for row in written] == [1, 2, 3, 4]
-    assert written[3]["missing"] == "gsm8k: reference is not a number"
+    assert written[3]["missing"] == "bad_row"
 
 
 def test_modes_options_and_managers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +57,7 @@ def test_modes_options_and_managers(tmp_path: Path, capsys: pytest.CaptureFixtur
     run(file, "--task", "openai/gsm8k", "--option", "mode=flexible", "--manager", "pool", "--workers", "1")
     out = capsys.readouterr().out
     assert "accuracy 0.6667" in out
-    assert "missing: 1 × gsm8k: reference is not a number" in out
+    assert "missing 1 x bad_row: gsm8k: reference is not a number" in out
 
 
 def test_mixed_rows_go_by_their_data_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

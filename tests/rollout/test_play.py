@@ -121,7 +121,7 @@ def test_without_a_window_the_reply_itself_is_scored_once() -> None:
 
 def test_ragged_futures_are_normal() -> None:
     made, rows = scene(lambda talk: float(len(talk.turns)), samples=4, window=3)
-    made.user = Chatty(lambda talk: talk.seed % 3)
+    made.futures.user = Chatty(lambda talk: talk.seed % 3)
     lengths = {len(f.conversation.turns) for g in step(made, rows) for r in g for f in r.futures}
     assert len(lengths) > 1
 
@@ -140,11 +140,12 @@ def test_a_metric_that_raises_is_missing_with_its_reason_and_leaves_the_statisti
     set_advantages(groups, Named(name="dr-grpo"))
     logs = summarise(groups)
     assert [reply.advantages[0] for reply in groups[0]] == pytest.approx([2 / 3, -1 / 3, None, -1 / 3])
-    assert groups[0][2].reward.total.reason == "m: RuntimeError: judge fell over"
+    assert groups[0][2].reward.total.reason == "error"
+    assert groups[0][2].reward.total.detail == {"why": "m: RuntimeError: judge fell over", "metric": "m"}
     assert data_of(groups[0][2]) == []
     assert logs["reward/mean"] == pytest.approx(1 / 3)
     assert logs["reward/missing"] == 1
-    assert logs["missing/m: RuntimeError: judge fell over"] == 1
+    assert logs["missing/error"] == 1
     stop_if_missing(groups, 0.5)
 
 
@@ -161,7 +162,7 @@ def test_a_missing_future_leaves_the_mean_of_its_reply() -> None:
     (reply,) = step(made, rows[:1], 1)[0]
     assert reply.reward.total.value == 2.0
     assert [future.missing for future in reply.futures] == [None, "timeout", None]
-    assert reply.futures[1].scores["m"].reason == "future: timeout"
+    assert reply.futures[1].scores["m"] == Score.missing("timeout", "future: timeout: after 120 s")
 
 
 def test_a_step_in_which_too_much_is_missing_stops_with_the_reasons() -> None:
@@ -169,7 +170,7 @@ def test_a_step_in_which_too_much_is_missing_stops_with_the_reasons() -> None:
         raise ModelCallError("rate_limited")
 
     made, rows = scene(metric)
-    with pytest.raises(Exception, match=r"16 of 16 replies have no reward \(16 x m: rate_limited\)"):
+    with pytest.raises(Exception, match=r"16 of 16 replies have no reward \(16 x rate_limited: m: rate_limited\)"):
         stop_if_missing(step(made, rows), 0.5)
 
 
@@ -238,3 +239,52 @@ def test_sampled_log_probabilities_are_the_learners() -> None:
 
 def test_dr_grpo_of_a_lone_reward_is_zero() -> None:
     assert dr_grpo([None, 3.0, None]) == [None, 0.0, None]
+
+
+def test_a_policy_prompt_without_room_is_missing_and_no_future_is_played() -> None:
+    asked: list[str] = []
+    made, rows = scene(lambda talk: asked.append("metric") or 1.0, samples=2, window=1)
+    made.futures.user = Chatty(lambda talk: asked.append("user") or 99)
+    made.policy.max_context = 4
+    for reply in (reply for group in step(made, rows) for reply in group):
+        assert reply.reward.total.reason == "too_long" and reply.reward.total.why.startswith("episode: ")
+        assert reply.futures == [] and data_of(reply) == []
+    assert asked == []
+
+
+def test_an_episode_that_runs_out_of_room_is_scored_as_it_stands_without_futures() -> None:
+    made, rows = scene(samples=3, window=1, max_turns=9)
+    made.environment, made.futures.user = Chatty(), None
+    whole = step(made, rows[:1], 1)[0][0]
+    made.policy.max_context = len(whole.conversation.ids) // 2
+    asked: list[str] = []
+    made.futures.user = Chatty(lambda talk: asked.append(talk.key) or 99)
+    (reply,) = step(made, rows[:1], 1)[0]
+    assert reply.conversation.ended == "length" and list(reply.conversation.samples())
+    assert asked == [] and len(reply.futures) == 1 and reply.reward.total.value == 1.0
+
+
+def test_a_metric_may_return_a_plain_number_and_nonsense_is_missing_with_its_name() -> None:
+    class Plain(Metric):
+        def __init__(self, given: object) -> None:
+            self.given = given
+
+        async def score(self, conversation: Conversation) -> object:  # type: ignore[override]
+            return self.given
+
+    made, rows = scene()
+    assert isinstance(made.futures, Talk)
+    made.futures.metrics = {"half": Plain(0.5), "yes": Plain(True), "lost": Plain("very good")}
+    made.futures.weights = {"half": Weighted(), "yes": Weighted(), "lost": Weighted(0.0)}
+    (reply,) = step(made, rows[:1], 1)[0]
+    assert reply.reward.total.value == 1.5
+    lost = reply.futures[0].scores["lost"]
+    assert lost.reason == "not_a_score" and "metric 'lost' returned 'very good' (str)" in lost.why
+
+
+def test_the_replies_to_a_row_that_comes_twice_in_a_step_have_keys_of_their_own() -> None:
+    made, rows = scene()
+    groups = step(made, [rows[0], rows[1], rows[0]], 2)
+    keys = [reply.conversation.key.removeprefix(rows[0].id) for group in groups for reply in group]
+    assert keys == ["#0", "#1", *(f"{rows[1].id}#{n}" for n in (0, 1)), "#2", "#3"]
+    assert len({reply.conversation.seed for group in groups for reply in group}) == 6

@@ -103,7 +103,7 @@ def test_humaneval_and_bigcodebench_shapes() -> None:
 def test_no_program_is_wrong_no_tests_is_missing_a_fault_is_missing() -> None:
     tests = ["assert add(1, 2) == 3"]
     assert check("code", "I cannot do that.", tests).value == 0
-    assert check("code", ADD, None).reason == "code: no tests in the row"
+    assert check("code", ADD, None).why == "code: no tests in the row"
     assert check("code", ADD, tests, sandbox=Trusting(fault=True)).reason == "sandbox_fault"
 
 

@@ -113,7 +113,7 @@ def test_unknown_kinds_and_empty_rows_are_missing_with_a_hint() -> None:
     unknown = Constraints().score("x", {"instruction_id": ["punctuation:no_commas"], "kwargs": [{}]}, {})
     assert unknown.is_missing
     assert "did you mean 'punctuation:no_comma'" in unknown.detail["hint"]
-    assert Constraints().score("x", None, {}).reason == "constraints: none in the row"
+    assert Constraints().score("x", None, {}).why == "constraints: none in the row"
 
 
 def test_an_empty_response_keeps_nothing() -> None:

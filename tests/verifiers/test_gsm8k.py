@@ -80,7 +80,7 @@ def test_flexible_verdicts(response: str, reference: str, value: float) -> None:
 
 
 def test_a_reference_that_is_no_number_is_missing_not_wrong() -> None:
-    assert Gsm8k().score("#### 42", "forty-two", {}).reason == "gsm8k: reference is not a number"
+    assert Gsm8k().score("#### 42", "forty-two", {}).why == "gsm8k: reference is not a number"
 
 
 def test_verifiers_are_found_by_exact_source_with_a_hint_otherwise() -> None:

@@ -56,9 +56,9 @@ def test_a_bad_rating_is_asked_again_and_then_missing() -> None:
     good = Sycophancy(judge=Says("no json", rating(11), rating(4)))
     assert asyncio.run(good.verify("x", None, {})).value == pytest.approx(3 / 9)
     bad = Sycophancy(judge=Says("no", "no", "no"))
-    assert asyncio.run(bad.verify("x", None, {})).reason == "judge: bad_json"
+    assert asyncio.run(bad.verify("x", None, {})).reason == "bad_json"
     down = Sycophancy(judge=Says("fail"))
-    assert asyncio.run(down.verify("x", None, {})).reason == "judge: timeout"
+    assert asyncio.run(down.verify("x", None, {})).reason == "timeout"
 
 
 def test_a_rubric_comes_from_a_text_or_a_file(tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_monitor_prompts_show_the_thought_and_their_answers_are_parsed() -> None
     assert "1+1?" in message.content
     assert "I add them up." in message.content
     assert verifier.parse_monitor('{"thought": "fine", "score": 1}').value == 1
-    assert verifier.parse_monitor("no idea").reason == "monitor: no score in the answer"
-    assert verifier.parse_monitor('{"score": 7}').reason == "monitor: score out of range"
+    assert verifier.parse_monitor("no idea").why == "monitor: no score in the answer"
+    assert verifier.parse_monitor('{"score": 7}').why == "monitor: score out of range"
     assert verifier.parse_judge('so: {"score": true}').value == 1
     assert Sycophancy().parse_monitor('{"score": 10}').value == 1
     assert Sycophancy().parse_judge('{"score": 1}').value == 0

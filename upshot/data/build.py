@@ -156,7 +156,7 @@ class Builder:
             raise UserError(f"row '{row.id}' has no opening message and there is no --user to say one")
         conversation = self._conversation(progress)
         try:
-            await self.company.user.start(conversation)
+            await limited(self.company.user, self.company.user.start, conversation)
         except UserError:
             raise
         except Exception as error:  # this conversation is over; the others go on

@@ -70,6 +70,9 @@ class EngineModel(Model):
         """Queue a request without waiting for it."""
         self.calls += 1
         ids = self.prompt_ids(request)
+        if len(ids) >= self.engine.shape.max_length:
+            room = self.engine.shape.max_length
+            raise ModelCallError("too_long", f"the prompt has {len(ids)} ids, the model's context takes {room}")
         grammar = self._grammar(request) if request.schema is not None else None
         try:
             seqs = self.engine.submit(ids, self.rules(request), request.n, grammar, on_token, on_done)

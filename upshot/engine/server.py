@@ -32,7 +32,7 @@ from upshot.engine.streaming import GrowingText
 from upshot.errors import UserError
 from upshot.models.base import Completion, ModelCallError, Request
 
-STATUS = {"rate_limited": 429, "aborted": 499}
+STATUS = {"too_long": 400, "rate_limited": 429, "aborted": 499}
 
 
 class Gone(Exception):

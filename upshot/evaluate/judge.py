@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from upshot.errors import UserError
+from upshot.score import tell_missing
 
 
 def add_judge_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,8 +42,8 @@ def run_judge(args: argparse.Namespace) -> int:
     scores = asyncio.run(_judge(args, [record.conversations()[0] for record in records]))
     report = agreement(scores, labels, args.threshold)
     print(table(args.metric, report))
-    for reason, count in Counter(score.reason for score in scores if score.is_missing).most_common():
-        print(f"  missing {count} x {reason}")
+    for line in tell_missing(scores):
+        print(f"  missing {line}")
     if args.out:
         write_verdicts(Path(args.out), records, scores, labels)
         print(f"written to {args.out}")

@@ -11,7 +11,7 @@ from upshot.errors import UserError
 from upshot.participants.base import Participant
 from upshot.rewards.metric import Metric
 from upshot.rollout.episode import play_future
-from upshot.rollout.guard import describe, score_conversation
+from upshot.rollout.guard import score_conversation
 from upshot.rollout.policy import Policy
 from upshot.score import Score
 
@@ -46,7 +46,7 @@ async def play_openings(
         except UserError:
             raise
         except Exception as error:
-            return Outcome(conversation, Score.missing(describe(error)), 0, False)
+            return Outcome(conversation, Score.failed(error, "conversation"), 0, False)
         scores: Mapping[str, Score] = await score_conversation({"score": metric}, conversation)
         tokens = sum(len(sample.ids) for sample in conversation.samples())
         return Outcome(conversation, scores["score"], tokens, first is not None and asks(first.message.content))

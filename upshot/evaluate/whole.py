@@ -24,7 +24,8 @@ from upshot.rollout.company import Company
 from upshot.rollout.guard import describe, score_conversation
 from upshot.rollout.policy import Policy
 from upshot.rollout.reply import reward_to_dict, turn_to_dict
-from upshot.score import Score
+from upshot.score import Reason, Score
+from upshot.tasks.base import groups_of
 from upshot.tasks.collabllm import CollabTask, goal_key
 from upshot.tasks.collabllm_goals import fingerprint
 from upshot.time_limit import limited
@@ -121,7 +122,7 @@ class Evaluation:
             if self.company.user is None:
                 raise UserError(f"task '{self.task.name}' needs --user: somebody must open the conversation")
             try:
-                await self.company.user.start(conversation)
+                await limited(self.company.user, self.company.user.start, conversation)
             except UserError:
                 raise
             except Exception as error:  # this goal is missing, with the reason; the others go on
@@ -143,7 +144,8 @@ class Evaluation:
         if missing is None:
             scores = await score_conversation(self.company.metrics, conversation)
         else:
-            scores = {metric: Score.missing(f"conversation: {missing}") for metric in self.company.metrics}
+            reason = Reason.read(missing.removeprefix("opening: "), Reason.ERROR)
+            scores = dict.fromkeys(self.company.metrics, Score.missing(reason, f"conversation: {missing}"))
         return {
             "step": 0,
             "row": row.id,
@@ -157,7 +159,7 @@ class Evaluation:
             "reward": reward_to_dict(combine([scores], self.company.weights)),
             "scores": {metric: score.to_dict() for metric, score in scores.items()},
             "metrics": dict(conversation.session.get("metrics", {})),
-            "groups": {"model": name, **self.task.groups(row)},
+            "groups": {"model": name, **groups_of(self.task, row)},
             "spent": self.company.budget.state(),
         }
 

@@ -65,7 +65,7 @@ class Judge:
         try:
             answer = await ask(self.model, prompt, self.schema, self._flaw, self.sampling, "judge", self.repairs, flaws)
         except ModelCallError as error:
-            return Score.missing(f"{self.key}: judge {error.reason}", flaws=list(flaws))
+            return Score.failed(error, f"{self.key}: judge", flaws=list(flaws))
         detail: dict[str, Any] = {"thought": as_text(answer.values.get("thought"))}
         if answer.flaws:
             detail["flaws"] = list(answer.flaws)
@@ -118,5 +118,5 @@ async def extract_artefact(model: Model, artefact: str, conversation: Conversati
     try:
         answer = await ask(model, prompt, schema, flaw, Sampling(8192, 0.0), "judge", repairs)
     except ModelCallError as error:
-        return Score.missing(f"{artefact}: extraction {error.reason}")
+        return Score.failed(error, f"{artefact}: extraction")
     return "" if answer.values.get("found") is False else str(answer.values[artefact])

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from upshot.chat import Conversation, Message, messages_from
 from upshot.participants.base import Observation, Participant
-from upshot.score import Score
+from upshot.score import Reason, Score
 from upshot.time_limit import uncounted
 
 KEY = "remote"
@@ -25,7 +25,11 @@ KEY = "remote"
 
 
 class RemoteError(Exception):
-    """A call to the environment that failed; the text is short and countable."""
+    """A call to the environment that failed, and the reason it is counted under."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path} {reason}")
+        self.reason = reason
 
 
 class _Client:
@@ -66,15 +70,15 @@ class _Client:
         try:
             async with self._session.post(f"{self.url}{path}", json=dict(body), headers=headers) as answer:
                 if answer.status != 200:
-                    raise RemoteError(f"{path} http_{answer.status}")
+                    raise RemoteError(path, f"http_{answer.status}")
                 data = await answer.json(content_type=None)
                 if not isinstance(data, dict):
-                    raise RemoteError(f"{path} bad response")
+                    raise RemoteError(path, "bad_response")
                 return data, answer.headers
         except TimeoutError as error:
-            raise RemoteError(f"{path} timeout") from error
+            raise RemoteError(path, "timeout") from error
         except (aiohttp.ClientError, ValueError) as error:
-            raise RemoteError(f"{path} connection") from error
+            raise RemoteError(path, "connection") from error
 
     async def close(self) -> None:
         """Close the connections."""
@@ -103,7 +107,7 @@ class RemoteEnvironment(Participant):
         if self.protocol == "instance":
             answer, _ = await self.client.post("/start_instance", {"instance_hash": meta["instance_hash"]}, retry=True)
             if "sid" not in answer:
-                raise RemoteError("/start_instance no sid")
+                raise RemoteError("/start_instance", "bad_response")
             state: dict[str, Any] = {"id": str(answer["sid"])}
         else:
             body = {"index": meta["index"], "name": meta.get("name", "")}
@@ -150,7 +154,7 @@ class RemoteEnvironment(Participant):
                 await self.client.post("/cancel", {}, state["id"])
         except RemoteError as error:
             if not isinstance(conversation.session.get("score"), Score):
-                conversation.session["score"] = Score.missing(f"remote: {error}")
+                conversation.session["score"] = Score.failed(error, "remote")
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -165,4 +169,4 @@ def reward_of(answer: Mapping[str, Any]) -> Score:
     total = answer.get("f2p_total")
     if isinstance(total, int | float) and total > 0:
         return Score(float(answer.get("f2p_count") or 0) / float(total), detail=dict(answer))
-    return Score.missing("remote: no reward")
+    return Score.missing(Reason.NOT_SCORED, "remote: no reward")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from upshot.chat import Conversation, Message
+from upshot.closing import close_all
 from upshot.errors import UserError, did_you_mean
 from upshot.participants.base import Observation, Participant
 from upshot.participants.search import Corpus, load_corpus
@@ -195,8 +196,7 @@ class ToolEnvironment(Participant):
 
     async def aclose(self) -> None:
         """Close the tools."""
-        for tool in self.tools.values():
-            await tool.aclose()
+        await close_all(self.tools.values())
 
 
 def calls_of(message: Message) -> list[Call]:

@@ -1,7 +1,8 @@
 """A metric looks at a finished conversation and returns a score, or missing with the reason.
 
-Raising is fine too: the scorer turns any exception of one conversation into a missing score with the exception's
-name as the reason. The rest of the run goes on. `breakpoint()` works: everything runs in one process.
+A plain number is a score, too. Raising is fine: the scorer turns any exception of one conversation into a missing
+score with the exception's text in its detail. The rest of the run goes on. `breakpoint()` works: everything runs in one
+process.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from upshot.chat import Conversation
+from upshot.errors import UserError
 from upshot.registry import Registry
 from upshot.score import Score
+from upshot.time_limit import limited
 
 
 class Metric(ABC):
@@ -29,6 +32,16 @@ class Metric(ABC):
 
     async def aclose(self) -> None:
         """Release what all conversations shared."""
+
+
+async def score_by(metric: Metric, conversation: Conversation, name: str) -> Score:
+    """A metric's score of one conversation: what it returns becomes a `Score`, what it raises is missing."""
+    try:
+        return Score.of(await limited(metric, metric.score, conversation), f"metric '{name}'")
+    except UserError:
+        raise
+    except Exception as error:
+        return Score.failed(error, name)
 
 
 metrics: Registry[Metric] = Registry("metric", "upshot.rewards.metrics")

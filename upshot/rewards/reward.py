@@ -49,12 +49,17 @@ def combine(futures: Sequence[Mapping[str, Score]], weights: Mapping[str, Weight
         mean = means[name]
         terms[name] = mean if mean.value is None else Score(_clamp(mean.value * how.weight, how.clamp))
     counted = {name: term for name, term in terms.items() if weights[name].weight != 0}
-    absent = [term.reason for term in counted.values() if term.value is None]
+    absent = {name: term for name, term in counted.items() if term.value is None}
     sums = {False: 0.0, True: 0.0}
     for name, term in counted.items():
         sums[weights[name].intrinsic] += term.value or 0.0
-    total = Score.missing(absent[0]) if absent else Score(sums[False] + sums[True])
+    total = _lacking(*next(iter(absent.items()))) if absent else Score(sums[False] + sums[True])
     return Reward(total, terms, means, extrinsic=sums[False], intrinsic=sums[True])
+
+
+def _lacking(name: str, term: Score) -> Score:
+    """The total that is missing because one of its terms is."""
+    return Score(None, term.reason, {**term.detail, "metric": name})
 
 
 def _clamp(value: float, bounds: tuple[float, float] | None) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 
 from upshot.errors import UserError, did_you_mean
 from upshot.rewards.managers.base import Manager, managers
-from upshot.score import Score
+from upshot.score import Score, tell_missing
 from upshot.tasks.rows import reference_of
 from upshot.tasks.tables import read_table
 from upshot.verifiers.base import Claim, Verifier, verifiers
@@ -58,7 +58,8 @@ def verify_file(file: str | None, settings: Settings, out: str | None = None, as
     summary = summarise(claims, scores) | {"seconds": round(time.perf_counter() - start, 3)}
     if out:
         _write(Path(out), rows, scores)
-    print(json.dumps(summary) if as_json else show(summary))
+    missing = "".join(f"\n  missing {line}" for line in tell_missing(scores))
+    print(json.dumps(summary) if as_json else show(summary) + missing)
     return 0
 
 
@@ -208,7 +209,7 @@ def summarise(claims: Sequence[Claim], scores: Sequence[Score]) -> dict[str, Any
 
 def _summary(scores: Sequence[Score]) -> dict[str, Any]:
     values = [score.value for score in scores if score.value is not None]
-    reasons = Counter(score.reason for score in scores if score.value is None)
+    reasons = Counter(str(score.reason) for score in scores if score.value is None)
     return {
         "rows": len(scores),
         "scored": len(values),
@@ -222,7 +223,6 @@ def show(summary: Mapping[str, Any]) -> str:
     rate = f" ({summary['rows'] / summary['seconds']:,.0f} rows/s)" if summary["seconds"] > 0 else ""
     lines = [_line("all", summary) + rate]
     lines += [_line(name, part) for name, part in summary.get("by_task", {}).items()]
-    lines += [f"  missing: {count} × {reason}" for reason, count in summary["missing"].items()]
     return "\n".join(lines)
 
 

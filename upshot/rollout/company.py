@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from upshot.closing import close_all
 from upshot.errors import UserError
 from upshot.models.base import Model
 from upshot.models.budget import Budget
@@ -102,14 +103,7 @@ class Company:
     async def aclose(self) -> None:
         """Release everything; what fails to close does not keep the rest open."""
         things = [self.futures, *self.metrics.values(), self.user, self.task, *self.closers, self.manager]
-        failures: list[Exception] = []
-        for thing in dict.fromkeys(thing for thing in things if thing is not None):
-            try:
-                await thing.aclose()
-            except Exception as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
+        await close_all(dict.fromkeys(things))
 
     async def __aenter__(self) -> Company:
         try:

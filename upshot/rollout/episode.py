@@ -8,6 +8,12 @@ from upshot.rollout.policy import Policy
 from upshot.time_limit import limited
 
 
+class NoRoom(Exception):
+    """The opening alone fills the policy's context: there is no reply."""
+
+    reason = "too_long"
+
+
 async def play_episode(
     conversation: Conversation,
     policy: Policy,
@@ -23,7 +29,8 @@ async def play_episode(
     environment's own score) but not appended: nobody would answer it.
     """
     if environment is None:
-        if await policy.reply(conversation) is not None and moments is not None:
+        await _first(conversation, policy)
+        if moments is not None:
             moments.append(conversation.fork("turn", 0))
         return
     await limited(environment, environment.start, conversation)
@@ -41,7 +48,9 @@ async def _alternate(
     moments: list[Conversation],
 ) -> None:
     for turn in range(max_turns):
-        if await policy.reply(conversation) is None:
+        if turn == 0:
+            await _first(conversation, policy)
+        elif await policy.reply(conversation) is None:
             return
         moments.append(conversation.fork("turn", turn))
         observation = await limited(environment, environment.observe, conversation)
@@ -57,6 +66,11 @@ async def _alternate(
         if turn < max_turns - 1:
             _append(conversation, observation)
     conversation.ended = "turns"
+
+
+async def _first(conversation: Conversation, policy: Policy) -> None:
+    if await policy.reply(conversation) is None:
+        raise NoRoom("the prompt leaves no room for a reply")
 
 
 async def play_future(conversation: Conversation, user: Participant, policy: Policy, window: int) -> None:

@@ -7,6 +7,7 @@ an exception in a participant or a metric makes that future's score missing, wit
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from upshot.chat import Conversation, Row, derive_seed
@@ -15,7 +16,6 @@ from upshot.rollout.episode import play_episode
 from upshot.rollout.guard import guard
 from upshot.rollout.reply import Reply
 from upshot.rollout.stage import Stage
-from upshot.score import Score
 
 
 async def play_step(
@@ -23,10 +23,13 @@ async def play_step(
 ) -> list[list[Reply]]:
     """Play `group_size` replies to every row; a list of groups in the order of the rows."""
     gate = asyncio.Semaphore(stage.concurrency)
+    earlier = _earlier([row.id for row in rows])
 
     async def one(group: int, row: Row, index: int) -> Reply:
+        # A row may come twice in a step; its later replies count on, so that every key (and session id) is its own.
+        own = index + group_size * earlier[group]
         async with gate:
-            conversation = Conversation(row, derive_seed(seed, row.id, group, index), key=f"{row.id}#{index}")
+            conversation = Conversation(row, derive_seed(seed, row.id, group, index), key=f"{row.id}#{own}")
             reply = await play_reply(stage, conversation, group)
         if done is not None:
             done(reply)
@@ -40,13 +43,24 @@ async def play_step(
     return [[task.result() for task in group] for group in groups]
 
 
+def _earlier(ids: Sequence[str]) -> list[int]:
+    """How often each id occurred before."""
+    seen: Counter[str] = Counter()
+    out = []
+    for name in ids:
+        out.append(seen[name])
+        seen[name] += 1
+    return out
+
+
 async def play_reply(stage: Stage, conversation: Conversation, group: int = 0) -> Reply:
     """Play one episode, continue it into its futures, settle reward and credit."""
     reply = Reply(conversation, group)
     moments = reply.moments if stage.futures.every_turn else None
-    failure = await guard(play_episode(conversation, stage.policy, stage.environment, stage.max_turns, moments))
+    episode = play_episode(conversation, stage.policy, stage.environment, stage.max_turns, moments)
+    failure = await guard(episode, "episode")
     if failure is not None:
-        reply.reward = Reward(Score.missing(f"episode: {failure}"))
+        reply.reward = Reward(failure)
         reply.credit = stage.futures.decided(reply, reply.reward)
     else:
         await score_reply(stage, reply)

@@ -9,7 +9,7 @@ from typing import Any
 from upshot.chat import Conversation, Turn
 from upshot.rewards.credit import Credit
 from upshot.rewards.reward import Reward
-from upshot.score import Score
+from upshot.score import Reason, Score
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Reply:
     moments: list[Conversation] = field(default_factory=list)
     """The episode as it stood after each of the policy's turns."""
     futures: list[Future] = field(default_factory=list)
-    reward: Reward = field(default_factory=lambda: Reward(Score.missing("not scored")))
+    reward: Reward = field(default_factory=lambda: Reward(Score.missing(Reason.NOT_SCORED)))
     credit: Credit | None = None
     advantages: Sequence[float | None] = ()
     """One per credit span; None where the reply left the statistics."""

@@ -9,7 +9,7 @@ from upshot.participants.base import Participant
 from upshot.rewards.reward import Reward
 from upshot.rollout.futures.base import Futures
 from upshot.rollout.policy import Policy, cut_short
-from upshot.score import Score
+from upshot.score import Reason, Score
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class ReplyRule:
     penalty: float = -1.0
     """The reward of such a reply under the rule 'penalty'; its futures are not played."""
 
-    def reward(self, what: str) -> Reward | None:
+    def reward(self, what: Reason) -> Reward | None:
         """The reward that the rule gives at once; None when the reply is scored as any other."""
         if self.rule == "score":
             return None
@@ -45,7 +45,7 @@ class Stage:
     def decide(self, turn: Turn) -> Reward | None:
         """The reward of a reply that a rule decides without futures; None when it is scored as any other."""
         if cut_short(turn):
-            return self.overlong.reward("overlong")
+            return self.overlong.reward(Reason.OVERLONG)
         if not turn.message.content.strip() and not turn.message.tool_calls:
-            return self.malformed.reward("malformed: empty")
+            return self.malformed.reward(Reason.MALFORMED)
         return None

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from upshot.chat import Conversation, Message, Row
+from upshot.errors import UserError
 from upshot.participants.base import Participant
 from upshot.registry import Registry
-from upshot.score import Score
+from upshot.score import Reason, Score
+from upshot.time_limit import limited_now
 from upshot.verifiers.base import Claim
+
+log = logging.getLogger(__name__)
 
 
 class Task(ABC):
@@ -40,7 +45,7 @@ class Task(ABC):
 
     async def verify(self, conversation: Conversation) -> Score:
         """Whether the finished conversation meets the row's reference; what the metric `verifier` reports."""
-        return Score.missing(f"task '{self.name}' has no verifier")
+        return Score.missing(Reason.NOT_SCORED, f"task '{self.name}' has no verifier")
 
     def format_error(self, text: str) -> str:
         """What is wrong with the form of a policy turn, in a word or two; empty when nothing is."""
@@ -69,6 +74,19 @@ class Task(ABC):
 
     async def aclose(self) -> None:
         """Release sandboxes, sessions, worker processes."""
+
+
+def groups_of(task: Task, row: Row) -> dict[str, str]:
+    """A row's groups as its task tells them, within the time limit; none, with a warning, when it fails to tell."""
+    try:
+        return {str(name): str(value) for name, value in limited_now(task, task.groups, row).items()}
+    except UserError:
+        raise
+    except Exception as error:
+        log.warning(
+            "task '%s' cannot tell the groups of row '%s': %s: %s", task.name, row.id, type(error).__name__, error
+        )
+        return {}
 
 
 tasks: Registry[Task] = Registry("task", "upshot.tasks")

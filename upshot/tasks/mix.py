@@ -8,11 +8,12 @@ from functools import cached_property
 from typing import Any
 
 from upshot.chat import Conversation, Message, Row, derive_seed
+from upshot.closing import close_all
 from upshot.errors import UserError
 from upshot.participants.base import Observation, Participant
 from upshot.score import Score
-from upshot.tasks.base import Task, tasks
-from upshot.time_limit import limited
+from upshot.tasks.base import Task, groups_of, tasks
+from upshot.time_limit import limited, limited_now
 from upshot.verifiers.base import Claim
 
 KEY = "mix_task"
@@ -74,15 +75,18 @@ class Mix(Task):
 
     def claim(self, conversation: Conversation) -> Claim | None:
         """The claim of the row's own task."""
-        return self.part(conversation.row).claim(conversation)
+        part = self.part(conversation.row)
+        return limited_now(part, part.claim, conversation)
 
     async def verify(self, conversation: Conversation) -> Score:
         """The verdict of the row's own task."""
-        return await self.part(conversation.row).verify(conversation)
+        part = self.part(conversation.row)
+        return Score.of(await limited(part, part.verify, conversation), f"task '{part.name}'")
 
     def format_faults(self, conversation: Conversation) -> list[str]:
         """By the form of the row's own task."""
-        return self.part(conversation.row).format_faults(conversation)
+        part = self.part(conversation.row)
+        return limited_now(part, part.format_faults, conversation)
 
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
         """The dialogues of all tasks."""
@@ -100,12 +104,11 @@ class Mix(Task):
 
     def groups(self, row: Row) -> Mapping[str, str]:
         """The task, and the groups of the row's own."""
-        return {**self.part(row).groups(row), "task": str(row.meta[KEY])}
+        return {**groups_of(self.part(row), row), "task": str(row.meta[KEY])}
 
     async def aclose(self) -> None:
         """Close all tasks."""
-        for part in self.parts.values():
-            await part.aclose()
+        await close_all(self.parts.values())
 
 
 class _Environments(Participant):
@@ -132,9 +135,7 @@ class _Environments(Participant):
             await limited(part, part.end, conversation)
 
     async def aclose(self) -> None:
-        for part in self.parts.values():
-            if part is not None:
-                await part.aclose()
+        await close_all(self.parts.values())
 
 
 def interleave(pools: Mapping[str, Sequence[Row]], weights: Mapping[str, float], seed: int) -> list[Row]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from upshot.chat import Conversation, Row
 from upshot.errors import UserError
-from upshot.score import Score
+from upshot.score import Reason, Score
 from upshot.tasks.base import Task
 from upshot.tasks.collabllm import separate
 from upshot.tasks.rows import row_of
@@ -105,7 +105,7 @@ class VerifiedTask(Task):
         """The verdict, found in this process; a recipe's reward manager is asked instead where there is one."""
         claim = self.claim(conversation)
         if claim is None:
-            return Score.missing("no reply to verify")
+            return Score.missing(Reason.NOTHING_SAID, "no reply to verify")
         verifier = verifiers.create(claim.source, claim.options, where="the row's source")
         return await verifier.verify(claim.response, claim.reference, claim.extra)
 

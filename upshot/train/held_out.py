@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from upshot.chat import derive_seed
 from upshot.rollout.play import play_step
 from upshot.rollout.stage import Stage
+from upshot.tasks.base import groups_of
 from upshot.train.summary import by_group, summarise
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ async def _play(run: Run, stage: Stage) -> dict[str, float]:
     logs = {key: value for key, value in found.items() if key.startswith(KEPT)}
     logs |= by_group(
         replies,
-        lambda reply: run.task.groups(reply.conversation.row),
+        lambda reply: groups_of(run.task, reply.conversation.row),
         lambda reply: reply.reward.total,
     )
     return {f"eval/{key}": value for key, value in logs.items()} | {"time/eval": time.perf_counter() - started}

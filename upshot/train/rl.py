@@ -15,19 +15,20 @@ from upshot.rewards.estimators.base import estimator
 from upshot.rollout.play import play_step
 from upshot.rollout.reply import Reply
 from upshot.rollout.stage import Stage
+from upshot.score import Reason, tell_missing
 from upshot.train.batch import data_of
 from upshot.train.held_out import held_out, last_look
 from upshot.train.learner import Learner
 from upshot.train.objectives import PolicyGradient
 from upshot.train.sft import pick
-from upshot.train.summary import missing_reasons, summarise
+from upshot.train.summary import missing_scores, summarise
 
 if TYPE_CHECKING:
     from upshot.train.runner import Run
 
 T = TypeVar("T")
 
-OWN_DOING = ("no_thought",)
+OWN_DOING = (Reason.NO_THOUGHT,)
 """Reasons for a missing part that are the policy's own doing, not a failure to measure."""
 
 Learn = Callable[[Learner, Sequence[Sequence[Reply]], int], dict[str, float]]
@@ -112,7 +113,7 @@ def stop_if_missing(groups: Sequence[Sequence[Reply]], limit: float) -> None:
                 lost[name] = lost.get(name, 0) + 1
     for name, count in lost.items():
         if count > limit * len(replies):
-            reasons = ", ".join(f"{often} x {reason}" for reason, often in missing_reasons(replies).items())
+            reasons = ", ".join(tell_missing(missing_scores(replies)))
             raise UserError(
                 f"{count} of {len(replies)} replies have no {name} ({reasons}); "
                 f"mend the cause, or raise reward.max_missing ({limit:g})"

@@ -23,7 +23,7 @@ from upshot.rollout.company import Company, check_names, of_recipe, stage_of
 from upshot.rollout.policy import Policy
 from upshot.rollout.reply import Reply
 from upshot.rollout.stage import Stage
-from upshot.tasks.base import Task, tasks
+from upshot.tasks.base import Task, groups_of, tasks
 from upshot.time_limit import call_seconds
 from upshot.train.folder import RunFolder
 from upshot.train.learner import Learner
@@ -245,7 +245,7 @@ class Run:
         self.start_from = self.folder.save(self.phase, self.step, config.keep, write)
 
     def _groups_of(self, reply: Reply) -> Mapping[str, str]:
-        return self.task.groups(reply.conversation.row)
+        return groups_of(self.task, reply.conversation.row)
 
 
 def warm_start_config(warm: WarmStartConfig, train: TrainConfig) -> TrainConfig:

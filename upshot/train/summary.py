@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from upshot.rewards.credit import MAIN
 from upshot.rollout.policy import cut_short
@@ -53,14 +53,17 @@ def by_group(
 
 def missing_reasons(replies: Iterable[Reply]) -> dict[str, int]:
     """How often each reason for a missing score occurred, over rewards without futures and single futures."""
-    counts: Counter[str] = Counter()
+    return dict(sorted(Counter(str(score.reason) for score in missing_scores(replies)).items()))
+
+
+def missing_scores(replies: Iterable[Reply]) -> Iterator[Score]:
+    """What is missing: rewards without futures, and of every future one score a reason."""
     for reply in replies:
         if reply.futures:
             for future in reply.futures:
-                counts.update({score.reason for score in future.scores.values() if score.is_missing})
+                yield from {score.reason: score for score in future.scores.values() if score.is_missing}.values()
         elif reply.reward.total.is_missing:
-            counts[reply.reward.total.reason] += 1
-    return dict(sorted(counts.items()))
+            yield reply.reward.total
 
 
 def present(scores: Iterable[Score]) -> list[float]:

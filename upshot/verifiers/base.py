@@ -18,7 +18,7 @@ from typing import Any
 
 from upshot.chat import Message
 from upshot.registry import Registry
-from upshot.score import Score
+from upshot.score import Reason, Score
 from upshot.verifiers.statistics import binary_metrics, graded_metrics
 
 Extra = Mapping[str, Any]
@@ -123,9 +123,9 @@ def parse_score(text: str, who: str, top: float) -> Score:
         value = data.get("score", data.get("verdict"))
         if isinstance(value, bool | int | float):
             if not 0 <= value <= top:
-                return Score.missing(f"{who}: score out of range", raw=value)
+                return Score.missing(Reason.BAD_ANSWER, f"{who}: score out of range", raw=value)
             return Score(float(value) / top, detail={"thought": str(data.get("thought", ""))[:2000]})
-    return Score.missing(f"{who}: no score in the answer", text=text[:200])
+    return Score.missing(Reason.BAD_ANSWER, f"{who}: no score in the answer", text=text[:200])
 
 
 verifiers: Registry[Verifier] = Registry("verifier", "upshot.verifiers")

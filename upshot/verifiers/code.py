@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from upshot.errors import UserError
-from upshot.score import Score
+from upshot.score import Reason, Score
 from upshot.verifiers.base import Extra, Verifier, verifiers
 
 MAX_TESTS = 200
@@ -55,7 +55,7 @@ class CodeVerifier(Verifier):
             raise UserError("code is verified in a sandbox, and there is none: set sandbox (or --sandbox)")
         tests = self.tests(reference, extra)[: self.max_tests]
         if not tests:
-            return Score.missing("code: no tests in the row")
+            return Score.missing(Reason.BAD_ROW, "code: no tests in the row")
         program = program_in(response)
         if program is None:
             return Score(0.0, detail={"fault": "no program in the response", "tests": len(tests)})
@@ -82,7 +82,7 @@ class CodeVerifier(Verifier):
         values = [result.value for result in results if result.value is not None]
         outcomes = [str(result.outcome) for result in results]
         if len(values) < len(results):
-            return Score.missing("sandbox_fault", outcomes=outcomes[:50])
+            return Score.missing(Reason.SANDBOX_FAULT, outcomes=outcomes[:50])
         share = sum(values) / len(values)
         failed = next((r.detail for r in results if r.value == 0), "")
         detail = {

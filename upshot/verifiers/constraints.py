@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from upshot.errors import did_you_mean
-from upshot.score import Score
+from upshot.score import Reason, Score
 from upshot.verifiers.base import Extra, Verifier, verifiers
 from upshot.verifiers.constraint_checks import CHECKS, keeps
 
@@ -110,10 +110,12 @@ class Constraints(Verifier):
         """The verdict; missing when the row has no constraint, or one that is not known."""
         wanted = constraints_of(reference, extra)
         if not wanted:
-            return Score.missing("constraints: none in the row")
+            return Score.missing(Reason.BAD_ROW, "constraints: none in the row")
         for name, _ in wanted:
             if name not in CHECKS:
-                return Score.missing(f"constraints: unknown kind '{name}'", hint=did_you_mean(name, CHECKS))
+                return Score.missing(
+                    Reason.BAD_ROW, f"constraints: unknown kind '{name}'", hint=did_you_mean(name, CHECKS)
+                )
         response = response[:200_000]
         variants = loose_variants(response) if self.mode == "loose" else [response]
         kept = [any(keeps(text, name, given) for text in variants) for name, given in wanted]

@@ -7,7 +7,7 @@ import string
 from collections import Counter
 from typing import Any, Literal
 
-from upshot.score import Score
+from upshot.score import Reason, Score
 from upshot.verifiers.base import Extra, Verifier, verifiers
 from upshot.verifiers.math_answer import boxed_answer
 
@@ -53,7 +53,7 @@ class ExactMatch(Verifier):
         """The best score over the references."""
         truths = references_of(reference)
         if not truths:
-            return Score.missing("exact-match: no reference")
+            return Score.missing(Reason.BAD_ROW, "exact-match: no reference")
         answer = short_answer(response)
         return Score(max(self._one(answer, truth) for truth in truths), detail={"answer": answer[:500]})
 

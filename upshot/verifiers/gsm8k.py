@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any, Literal
 
-from upshot.score import Score
+from upshot.score import Reason, Score
 from upshot.verifiers.base import Extra, Verifier, verifiers
 from upshot.verifiers.numbers import last_number, parse_number, show_number
 
@@ -59,7 +59,7 @@ class Gsm8k(Verifier):
         """The verdict; missing only when the reference itself is no number."""
         truth = reference_number(reference)
         if truth is None:
-            return Score.missing("gsm8k: reference is not a number", reference=str(reference)[:200])
+            return Score.missing(Reason.BAD_ROW, "gsm8k: reference is not a number", reference=str(reference)[:200])
         answer = strict_answer(response) if self.mode == "strict" else flexible_answer(response)
         if answer is None:
             line = answer_line(response)

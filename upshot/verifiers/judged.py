@@ -12,7 +12,7 @@ from typing import Any
 from upshot.chat import Message
 from upshot.errors import UserError
 from upshot.models.base import Model, ModelCallError, Sampling
-from upshot.score import Score
+from upshot.score import Reason, Score
 from upshot.verifiers.base import Extra, Verifier, parse_score, verifiers
 
 FRAME = """\
@@ -91,7 +91,7 @@ class JudgedVerifier(Verifier):
         if rating.value is None:
             return rating
         if rating.value < self.low:
-            return Score.missing("judge: score out of range", raw=rating.value)
+            return Score.missing(Reason.BAD_ANSWER, "judge: score out of range", raw=rating.value)
         value = (rating.value - self.low) / (self.high - self.low)
         return Score(value, detail={**rating.detail, "rating": rating.value})
 
@@ -114,7 +114,7 @@ class JudgedVerifier(Verifier):
         try:
             answer = await ask_json(self.judge, messages, schema, sampling, role="judge")
         except ModelCallError as error:
-            return Score.missing(f"judge: {error.reason}")
+            return Score.failed(error, "judge")
         return self._mapped(Score(float(answer["score"]), detail={"thought": str(answer["thought"])[:2000]}))
 
 

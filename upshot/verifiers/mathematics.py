@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from upshot.score import Score
+from upshot.score import Reason, Score
 from upshot.verifiers.base import Extra, Verifier, verifiers
 from upshot.verifiers.math_answer import boxed_answer, final_answer
 from upshot.verifiers.math_equal import WARM_UP, equivalent, normal_form_for_parsing, quick_verdict
@@ -42,7 +42,7 @@ class Mathematics(Verifier):
         """Settled by strings and exact numbers, in microseconds."""
         truth = reference_answer(reference)
         if truth is None:
-            return Score.missing("math: no reference")
+            return Score.missing(Reason.BAD_ROW, "math: no reference")
         answer = final_answer(response, boxed_only=self.mode == "boxed")
         if answer is None:
             return Score(0.0, detail={"answer": None, "fault": "no answer"})

@@ -19,6 +19,8 @@ import struct
 import sys
 from typing import Any
 
+from upshot.score import Reason, Score
+
 HEADER = struct.Struct("!I")
 MAX_MESSAGE = 64 * 2**20
 
@@ -46,24 +48,27 @@ def serve(sock: socket.socket) -> None:
         claim = json.loads(receive_exactly(sock, HEADER.unpack(header)[0]))
         answer = check_claim(claim)
         sock.sendall(frame(answer))
-        if answer.get("reason") == "verifier: out of memory":
+        if answer.get("reason") == Reason.CRASHED:
             return
 
 
 def check_claim(claim: dict[str, Any]) -> dict[str, Any]:
     """The score of a claim as JSON; whatever the verifier raises becomes a missing score with the reason."""
     try:
-        score = _verifier(claim["source"], claim["options"]).score(
+        given = _verifier(claim["source"], claim["options"]).score(
             claim["response"], claim["reference"], claim["extra"]
         )
-        answer = {"value": score.value, "reason": score.reason, "detail": dict(score.detail)}
+        answer = _as_json(Score.of(given, f"verifier '{claim['source']}'"))
         json.dumps(answer)  # a detail that is not JSON must fail here, as this item's own error
     except MemoryError:
-        return {"value": None, "reason": "verifier: out of memory", "detail": {}}
+        return _as_json(Score.missing(Reason.CRASHED, "verifier: out of memory"))
     except Exception as error:  # an item's failure is its own: reported, counted, never fatal
-        detail = {"error": str(error)[:300]}
-        return {"value": None, "reason": f"verifier: {type(error).__name__}", "detail": detail}
+        return _as_json(Score.failed(error, "verifier"))
     return answer
+
+
+def _as_json(score: Score) -> dict[str, Any]:
+    return {"value": score.value, "reason": score.reason, "detail": dict(score.detail)}
 
 
 _BUILT: dict[str, Any] = {}

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from upshot.errors import UserError
-from upshot.score import Score
+from upshot.score import Reason, Score
 from upshot.time_limit import uncounted
 from upshot.verifiers.base import Claim
 from upshot.verifiers.nursery import HEADER, MAX_MESSAGE, frame
@@ -147,9 +147,9 @@ class Workers:
         try:
             message = frame(request)
         except (TypeError, ValueError) as error:
-            return Score.missing("verifier: claim is not JSON", error=str(error)[:300])
+            return Score.missing(Reason.BAD_ROW, f"verifier: claim is not JSON: {error}"[:300])
         if len(message) > MAX_MESSAGE:
-            return Score.missing("verifier: claim too large", bytes=len(message))
+            return Score.missing(Reason.TOO_LONG, "verifier: claim too large", bytes=len(message))
         async with self._slots:
             worker = await self._take(claim)
             return await self._ask(worker, message)
@@ -161,14 +161,14 @@ class Workers:
         except TimeoutError:
             self.stats["timeouts"] += 1
             await self._retire(worker)
-            return Score.missing("verifier: timeout", seconds=self.seconds)
+            return Score.missing(Reason.TIMEOUT, f"verifier: took more than {self.seconds:g} s")
         except EOFError:
             self.stats["crashes"] += 1
-            return Score.missing(f"verifier: crashed ({await self._retire(worker)})")
+            return Score.missing(Reason.CRASHED, f"verifier: crashed ({await self._retire(worker)})")
         except BaseException:  # cancelled in the middle of an item: this worker's next answer would be the wrong one
             await asyncio.shield(self._retire(worker))
             raise
-        if worker.served >= self.recycle or answer["reason"] == "verifier: out of memory":
+        if worker.served >= self.recycle or answer["reason"] == Reason.CRASHED:
             await self._retire(worker)
         else:
             self._idle.append(worker)

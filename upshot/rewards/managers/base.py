@@ -55,13 +55,14 @@ async def verify_here(verifier: Verifier, claim: Claim) -> Score:
     """Run a verifier in this process; what it raises becomes a missing score, except what the user must mend."""
     try:
         if verifier.waits:
-            return await limited(verifier, verifier.verify, claim.response, claim.reference, claim.extra)
-        return limited_now(verifier, verifier.score, claim.response, claim.reference, claim.extra)
+            given = await limited(verifier, verifier.verify, claim.response, claim.reference, claim.extra)
+        else:
+            given = limited_now(verifier, verifier.score, claim.response, claim.reference, claim.extra)
+        return Score.of(given, f"verifier '{claim.source}'")
     except UserError:
         raise
     except Exception as error:
-        reason = getattr(error, "reason", None) or type(error).__name__  # ModelCallError and CallTimeout have one
-        return Score.missing(f"verifier: {reason}", error=str(error)[:300])
+        return Score.failed(error, "verifier")
 
 
 managers: Registry[Manager] = Registry("reward manager", "upshot.rewards.managers")

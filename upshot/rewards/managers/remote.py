@@ -9,7 +9,7 @@ from typing import Any
 
 from upshot.errors import UserError
 from upshot.rewards.managers.base import Manager, managers
-from upshot.score import Score
+from upshot.score import Reason, Score
 from upshot.time_limit import uncounted
 from upshot.verifiers.base import Claim
 
@@ -49,7 +49,7 @@ class Remote(Manager):
             if score is not None:
                 return score
         self._counts["failures"] += 1
-        return Score.missing(f"remote: {reason}")
+        return Score.missing(Reason.read(reason), f"remote: {reason}")
 
     async def _post(self, claim: Claim) -> tuple[Score | None, str]:
         import aiohttp
@@ -68,15 +68,15 @@ class Remote(Manager):
                 if answer.status in (429, 500, 502, 503, 504):
                     return None, f"http_{answer.status}"
                 if answer.status != 200:
-                    return Score.missing(f"remote: http_{answer.status}"), ""
+                    return Score.missing(Reason.HTTP_ERROR, f"remote: http_{answer.status}"), ""
                 data = await answer.json()
-                return Score(data["value"], data.get("reason", ""), data.get("detail") or {}), ""
+                return Score(data["value"], data.get("reason"), data.get("detail") or {}), ""
         except TimeoutError:
             return None, "timeout"
         except aiohttp.ClientError:
             return None, "connection"
         except (KeyError, TypeError, ValueError):
-            return Score.missing("remote: bad response"), ""
+            return Score.missing(Reason.BAD_RESPONSE, "remote: bad response"), ""
 
     def _connected(self) -> Any:
         import aiohttp

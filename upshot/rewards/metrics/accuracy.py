@@ -6,7 +6,7 @@ from upshot.chat import Conversation
 from upshot.models.base import Model
 from upshot.rewards.metric import metrics
 from upshot.rewards.metrics.judged import Judged
-from upshot.score import Score
+from upshot.score import Reason, Score
 
 
 @metrics.register("accuracy")
@@ -21,5 +21,5 @@ class Accuracy(Judged):
     async def score(self, conversation: Conversation) -> Score:
         """The verdict; missing without a reference to compare with."""
         if conversation.row.reference is None:
-            return Score.missing("accuracy: no reference")
+            return Score.missing(Reason.BAD_ROW, "accuracy: no reference")
         return await super().score(conversation)

@@ -9,7 +9,7 @@ from upshot.errors import UserError
 from upshot.models.base import Model
 from upshot.participants.judge import Judge
 from upshot.rewards.metric import Metric, metrics
-from upshot.score import Score
+from upshot.score import Reason, Score
 
 
 @metrics.register("action_accuracy")
@@ -33,10 +33,10 @@ class ActionAccuracy(Metric):
         """Right or wrong; missing when nobody says whether the question is ambiguous, or nothing was replied."""
         ambiguous = conversation.row.meta.get("ambiguous")
         if not isinstance(ambiguous, bool):
-            return Score.missing("action_accuracy: the row does not say whether it is ambiguous")
+            return Score.missing(Reason.BAD_ROW, "action_accuracy: the row does not say whether it is ambiguous")
         last = conversation.last("assistant")
         if last is None or not last.content.strip():
-            return Score.missing("action_accuracy: nothing said")
+            return Score.missing(Reason.NOTHING_SAID)
         if self.judge is None:
             asks = Score(float(ends_asking(last.content)))
         else:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from upshot.chat import Conversation
 from upshot.participants.transcript import as_text
 from upshot.rewards.metric import Metric, metrics
-from upshot.score import Score
+from upshot.score import Reason, Score
 
 
 @metrics.register("bleu")
@@ -23,9 +23,9 @@ class Bleu(Metric):
         references = _references(conversation.row.reference)
         last = conversation.last("assistant")
         if not references:
-            return Score.missing("bleu: no reference")
+            return Score.missing(Reason.BAD_ROW, "bleu: no reference")
         if last is None:
-            return Score.missing("bleu: nothing said")
+            return Score.missing(Reason.NOTHING_SAID)
         # A long document costs milliseconds of CPU: off the event loop, where other conversations wait.
         return Score(await asyncio.to_thread(word_bleu, last.content, references))
 

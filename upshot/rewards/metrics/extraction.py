@@ -82,7 +82,8 @@ class Extracted(Metric):
         found = await self.extractor.extract(conversation)
         if isinstance(found, Score):
             return found
-        score = await limited(self.inner, self.inner.score, ending_with(conversation, found))
+        given = await limited(self.inner, self.inner.score, ending_with(conversation, found))
+        score = Score.of(given, f"metric '{type(self.inner).__name__}'")
         detail = {self.extractor.artefact: found, **score.detail}
         if not found.strip():
             detail["absent"] = True

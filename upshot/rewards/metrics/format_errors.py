@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from upshot.chat import Conversation
 from upshot.rewards.metric import Metric, metrics
-from upshot.score import Score
+from upshot.score import Reason, Score
 from upshot.tasks.base import Task
+from upshot.time_limit import limited_now
 
 
 @metrics.register("format_errors")
@@ -19,8 +20,8 @@ class FormatErrors(Metric):
 
     async def score(self, conversation: Conversation) -> Score:
         """The share; missing when the assistant said nothing."""
-        faults = self.task.format_faults(conversation)
+        faults = limited_now(self.task, self.task.format_faults, conversation)
         if not faults:
-            return Score.missing("format_errors: no assistant turn")
+            return Score.missing(Reason.NOTHING_SAID, "format_errors: no assistant turn")
         found = [fault for fault in faults if fault]
         return Score(len(found) / len(faults), detail={"faults": found})

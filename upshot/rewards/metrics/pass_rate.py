@@ -9,7 +9,7 @@ from upshot.chat import Conversation, Row
 from upshot.errors import UserError
 from upshot.rewards.metric import Metric, metrics
 from upshot.rewards.metrics.extraction import last_fence
-from upshot.score import Score
+from upshot.score import Reason, Score
 
 if TYPE_CHECKING:
     from upshot.sandbox.runner import CodeRunner
@@ -42,10 +42,10 @@ class PassRate(Metric):
         """The share of tests passed; missing without tests, without a message, or where the sandbox fails."""
         last = conversation.last("assistant")
         if last is None:
-            return Score.missing("pass_rate: nothing said")
+            return Score.missing(Reason.NOTHING_SAID)
         setup, tests = tests_of(conversation.row)
         if not tests:
-            return Score.missing("pass_rate: no tests")
+            return Score.missing(Reason.BAD_ROW, "pass_rate: no tests")
         fenced = last_fence(last.content)
         program = last.content if fenced is None else fenced
         if not program.strip():
@@ -57,7 +57,7 @@ class PassRate(Metric):
         values = [result.value for result in results]
         outcomes = {"outcomes": [str(result.outcome) for result in results]}
         if not values or any(value is None for value in values):
-            return Score.missing("pass_rate: sandbox_fault", **outcomes)
+            return Score.missing(Reason.SANDBOX_FAULT, "pass_rate: sandbox_fault", **outcomes)
         passed = sum(value or 0.0 for value in values)
         return Score(passed / len(values), detail={"passed": int(passed), "tests": len(values), **outcomes})
 

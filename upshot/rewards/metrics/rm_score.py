@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from upshot.chat import Conversation
 from upshot.rewards.metric import Metric, metrics
-from upshot.score import Score
+from upshot.score import Reason, Score
 
 
 @metrics.register("rm_score")
@@ -45,14 +45,14 @@ class RewardModelScore(Metric):
     async def score(self, conversation: Conversation) -> Score:
         """The reward model's score of everything said."""
         if conversation.last("assistant") is None:
-            return Score.missing("rm_score: nothing said")
+            return Score.missing(Reason.NOTHING_SAID)
         done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._waiting.append(([message.to_dict() for message in conversation.messages], done))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
         value = await done
         if not math.isfinite(value):
-            return Score.missing("rm_score: not finite")
+            return Score.missing(Reason.NOT_A_SCORE, "rm_score: not finite")
         return Score(value)
 
     async def aclose(self) -> None:

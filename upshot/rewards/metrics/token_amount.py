@@ -6,7 +6,7 @@ from typing import Any
 
 from upshot.chat import Conversation
 from upshot.rewards.metric import Metric, metrics
-from upshot.score import Score
+from upshot.score import Reason, Score
 
 
 @metrics.register("token_amount")
@@ -34,5 +34,5 @@ class TokenAmount(Metric):
                 elif "tokens" in turn.note:  # as the policy's own endpoint counted them
                     total += int(turn.note["tokens"])
                 else:
-                    return Score.missing("token_amount: no tokenizer")
+                    return Score.missing(Reason.NOT_SCORED, "token_amount: no tokenizer")
         return Score(float(total))

@@ -7,6 +7,7 @@ from upshot.rewards.managers.base import Manager
 from upshot.rewards.metric import Metric, metrics
 from upshot.score import Score
 from upshot.tasks.base import Task
+from upshot.time_limit import limited, limited_now
 
 
 @metrics.register("verifier")
@@ -20,9 +21,10 @@ class Verifier(Metric):
     async def score(self, conversation: Conversation) -> Score:
         """The environment's own score when it gave one, else the reward manager's, else the task's."""
         own = conversation.session.get("score")
-        if isinstance(own, Score):
-            return own
-        claim = self.task.claim(conversation) if self.manager is not None else None
-        if claim is None or self.manager is None:
-            return await self.task.verify(conversation)
-        return await self.manager.verify(claim)
+        if own is not None:
+            return Score.of(own, "the environment")
+        task, manager = self.task, self.manager
+        claim = limited_now(task, task.claim, conversation) if manager is not None else None
+        if claim is None or manager is None:
+            return Score.of(await limited(task, task.verify, conversation), f"task '{task.name}'")
+        return await manager.verify(claim)

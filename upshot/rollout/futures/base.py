@@ -17,7 +17,6 @@ from upshot.rewards.credit import Credit
 from upshot.rewards.reward import Reward
 from upshot.rollout.policy import Policy
 from upshot.rollout.reply import Reply
-from upshot.score import Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +74,6 @@ class Futures(ABC):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
-
-
-def missing_everywhere(names: Sequence[str], reason: str) -> dict[str, Score]:
-    """The scores of a future that could not be played."""
-    return {name: Score.missing(f"future: {reason}") for name in names}
 
 
 kinds: Registry[Futures] = Registry("kind of future", "upshot.rollout.futures")

@@ -15,7 +15,7 @@ from upshot.rewards.credit import MAIN, Credit, credit_turns, only, sampled_span
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import Reward, Weighted, combine
 from upshot.rollout.episode import play_future
-from upshot.rollout.futures.base import CreditRule, Futures, kinds, missing_everywhere
+from upshot.rollout.futures.base import CreditRule, Futures, kinds
 from upshot.rollout.guard import guard, score_conversation
 from upshot.rollout.policy import Policy
 from upshot.rollout.reply import Future, Reply
@@ -39,8 +39,7 @@ class Talk(Futures):
         self.weights = weights
         self.user = user if window else None
         self.window = window
-        # Without a next turn all futures would be the same conversation: one is enough.
-        self.samples = samples if self.user is not None else 1
+        self.samples = samples
         self.credit = credit or CreditRule()
         self.every_turn = self.credit.by == "turns" and self.user is not None
 
@@ -51,23 +50,30 @@ class Talk(Futures):
             played = [
                 tasks.create_task(self._future(moment, policy, index, turn))
                 for turn, moment in enumerate(moments)
-                for index in range(self.samples)
+                # Without a next turn all futures would be the same conversation: one is enough.
+                for index in range(self.samples if self._goes_on(moment) else 1)
             ]
         reply.futures = [task.result() for task in played]
 
     async def _future(self, moment: Conversation, policy: Policy, index: int, turn: int) -> Future:
         fork = moment.fork("future", index)
         future = Future(fork, shared=len(moment.turns), turn=turn)
-        if self.user is not None:
+        failure = None
+        if self.user is not None and self._goes_on(moment):
             future.by = "user"
-            future.missing = await guard(play_future(fork, self.user, policy, self.window))
+            failure = await guard(play_future(fork, self.user, policy, self.window), "future")
         else:
             fork.ended = moment.ended
-        if future.missing is not None:
-            future.scores = missing_everywhere(list(self.metrics), future.missing)
+        if failure is not None:
+            future.missing = failure.reason
+            future.scores = dict.fromkeys(self.metrics, failure)
         else:
             future.scores = await score_conversation(self.metrics, fork)
         return future
+
+    def _goes_on(self, moment: Conversation) -> bool:
+        """Whether futures have turns of their own; in an episode that ran out of room nobody could answer them."""
+        return self.user is not None and moment.ended != "length"
 
     def settle(self, reply: Reply) -> tuple[Reward, Credit]:
         """The weighted metrics, averaged over the futures; to the whole reply, or turn by turn."""
