@@ -24,7 +24,7 @@ from upshot.participants.base import Observation, Participant
 from upshot.rewards.managers.inline import Inline
 from upshot.rewards.metric import Metric
 from upshot.rollout.episode import play_episode
-from upshot.rollout.play import score_conversation
+from upshot.rollout.guard import score_conversation
 from upshot.score import Score
 from upshot.time_limit import CallTimeout, call_seconds, limited, limited_now, uncounted
 from upshot.verifiers.base import Claim, Verifier

@@ -23,7 +23,8 @@ from upshot.models.limits import backoff
 from upshot.participants.llm_user import LLMUser
 from upshot.participants.personas import PERSONAS, VAGUENESS
 from upshot.rewards.build import build_metric
-from upshot.rollout.play import play_step, score_conversation
+from upshot.rollout.guard import score_conversation
+from upshot.rollout.play import play_step
 
 
 def test_fault_2_concurrent_conversations_shared_the_last_ones_goal() -> None:

@@ -115,6 +115,10 @@ class Model(ABC):
     async def generate(self, request: Request) -> list[Completion]:
         """`request.n` completions, or `ModelCallError`."""
 
+    async def follow(self, step: int) -> bool:
+        """The policy has taken so many steps; whether this model, which may be a copy of it, is another one now."""
+        return False
+
     async def start(self) -> None:
         """Check keys and files, load what must be loaded; raises `UserError` before any work is lost."""
 

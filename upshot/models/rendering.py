@@ -51,7 +51,7 @@ class Renderer:
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Token ids of `prompt_text`."""
-        return self._encode(self.prompt_text(messages, tools))
+        return self.encode(self.prompt_text(messages, tools))
 
     def delta_text(self, new: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """What follows a policy turn: its closing marks, the new messages, the next generation prompt."""
@@ -70,16 +70,16 @@ class Renderer:
         pending = conversation.unrendered
         if last is None:
             return self.prompt_ids(pending, tools)
-        return self._encode(self._unsaid(self.delta_text(pending, tools), last.ids))
+        return self.encode(self._unsaid(self.delta_text(pending, tools), last.ids))
 
     def completed(self, text: str) -> list[int]:
         """Ids of an assistant turn that was not sampled (a demonstration), with its end-of-turn token."""
-        return [*self._encode(text), self.end_id]
+        return [*self.encode(text), self.end_id]
 
     @cached_property
     def end_id(self) -> int:
         """The token the template closes a policy turn with."""
-        return self._encode(self.delta_text([Message("user", "?")]))[0]
+        return self.encode(self.delta_text([Message("user", "?")]))[0]
 
     @property
     def end_ids(self) -> set[int]:
@@ -98,7 +98,7 @@ class Renderer:
                 pending.append(message)
                 continue
             text = self.delta_text(pending) if spoken else self.prompt_text(pending)
-            context = self._encode(self._unsaid(text, ids) if spoken else text)
+            context = self.encode(self._unsaid(text, ids) if spoken else text)
             said = self.completed(message.content)
             ids += context + said
             mask += [0] * len(context) + [1] * len(said)
@@ -165,5 +165,6 @@ class Renderer:
             roles = " → ".join(message.role for message in messages)
             raise UserError(f"the chat template refuses the roles {roles}: {error}") from error
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, nothing added."""
         return self.tokenizer.encode(text, add_special_tokens=False)

@@ -10,7 +10,7 @@ from typing import Any
 from upshot.chat import Conversation, Message, Sample, Turn, derive_seed
 from upshot.models.base import Completion, Model, Request, Sampling
 from upshot.models.rendering import Renderer
-from upshot.rollout.thought import MARKERS, find_thought
+from upshot.thought import MARKERS, find_thought
 
 
 class Policy:

@@ -23,6 +23,8 @@ class Future:
     """Who continued the reply: 'user', a classmate's name; '' when nobody did."""
     turn: int = 0
     """After which of the policy's turns it was forked, where every turn has its own futures."""
+    cut: int = 0
+    """From which cut of the thought (counted from 1) a classmate went on; 0 where nobody was handed a thought."""
     span: tuple[int, int] | None = None
     """Which tokens of the episode's ids the continuation saw of the reply; None: all that was said."""
     missing: str | None = None
@@ -74,6 +76,7 @@ class Reply:
             "key": future.conversation.key,
             "by": future.by,
             "turn": future.turn,
+            "cut": future.cut,
             "span": list(future.span) if future.span else None,
             "messages": [turn_to_dict(turn, trained=False) for turn in new],
             "ended": future.conversation.ended,

@@ -64,6 +64,14 @@ class Task(ABC):
         """Whole conversations to imitate, for supervised training; empty when the task has none."""
         return []
 
+    def answer_text(self, row: Row) -> str:
+        """The right answer of a row as a reply would say it, for models that score it instead of sampling one."""
+        return str(row.reference)
+
+    def similar_key(self, row: Row) -> str:
+        """Rows with the same key ask alike questions (futures `similar-question`, `similar_by: key`)."""
+        return " ".join(f"{name}={group}" for name, group in self.groups(row).items())
+
     def vocabulary(self) -> Sequence[str]:
         """Words of the task's own little language, for a new tiny model; empty when it speaks a real one."""
         return []

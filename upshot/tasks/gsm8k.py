@@ -75,6 +75,11 @@ class Gsm8k(VerifiedTask):
         """The answer mode."""
         return {"mode": self.mode}
 
+    def answer_text(self, row: Row) -> str:
+        """The answer line."""
+        number = strict_answer(str(row.reference))
+        return f"#### {row.reference if number is None else show_number(number)}"
+
     def environment(self) -> Participant:
         """Feedback on form, arithmetic and, if told so, the answer."""
         return Feedback(self.review)

@@ -77,11 +77,12 @@ class Talk(Futures):
 
     def settle(self, reply: Reply) -> tuple[Reward, Credit]:
         """The weighted metrics, averaged over the futures; to the whole reply, or turn by turn."""
-        reward = combine([future.scores for future in reply.futures], self.weights)
+        own = [future for future in reply.futures if not future.cut]
+        reward = combine([future.scores for future in own], self.weights)
         if not self.every_turn:
             return reward, self.decided(reply, reward)
         by_turn = [
-            combine([future.scores for future in reply.futures if future.turn == turn], self.weights).total
+            combine([future.scores for future in own if future.turn == turn], self.weights).total
             for turn in range(len(reply.moments))
         ]
         return reward, self._by_turns(reply, by_turn)
