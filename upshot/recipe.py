@@ -121,6 +121,12 @@ class FuturesConfig(Named):
     """talk: the simulated user; None: the task's own."""
 
     @property
+    def map_file(self) -> str | None:
+        """classmates: the file that names them, where `classmates` is a path."""
+        named = (self.model_extra or {}).get("classmates")
+        return named if isinstance(named, str) else None
+
+    @property
     def options(self) -> dict[str, Any]:
         """The options of the kind, as far as the recipe sets them."""
         own = {"samples": self.samples, "window": self.window}

@@ -28,9 +28,7 @@ def weighted_mean(by_classmate: Mapping[str, Sequence[Score]], weights: Mapping[
     return Score(sum(weights[name] * value for name, value in present.items()) / total)
 
 
-def gains(
-    by_classmate: Mapping[str, Sequence[Score]], before: Mapping[str, Sequence[Score]]
-) -> dict[str, list[Score]]:
+def gains(by_classmate: Mapping[str, Sequence[Score]], before: Mapping[str, Sequence[Score]]) -> dict[str, list[Score]]:
     """Each sample minus what the same classmate reaches without; missing where that mean is."""
     out: dict[str, list[Score]] = {}
     for name, scores in by_classmate.items():
@@ -60,7 +58,7 @@ def scaled(part: Score, weight: float) -> Score:
 
 
 def agreement(by_classmate: Mapping[str, Sequence[Score]]) -> float | None:
-    """The share of pairs of classmates whose mean verdicts fall on the same side of one half; None for fewer than two."""
+    """The share of pairs of classmates whose mean verdicts are on the same side of one half; None without a pair."""
     means = [mean_score(scores).value for scores in by_classmate.values()]
     sides = [mean >= 0.5 for mean in means if mean is not None]
     pairs = [(a, b) for i, a in enumerate(sides) for b in sides[i + 1 :]]

@@ -17,6 +17,7 @@ from upshot.models.connect import connect_all
 from upshot.models.rendering import Renderer
 from upshot.models.spec import ModelSpec
 from upshot.participants.base import Participant, users
+from upshot.participants.classmate_map import read_map
 from upshot.recipe import FuturesConfig, MetricConfig, Named, Recipe
 from upshot.registry import Registry
 from upshot.rewards.build import build_metric, check_metric
@@ -176,9 +177,14 @@ def of_recipe(
     window = recipe.futures.window
     if user is None and window:
         raise UserError(f"futures.window is {window}, but task '{task.name}' has no user; set futures.user")
+    futures, models = recipe.futures, dict(recipe.models)
+    if futures.map_file is not None:
+        served, classmates = read_map(futures.map_file)
+        models = {**served, **models}  # a recipe may say more of a model that the map names
+        futures = futures.model_copy(update={"classmates": classmates})
     company = assemble(
         task,
-        recipe.models,
+        models,
         recipe.reward.metrics,
         user=user,
         manager=recipe.reward.manager,
@@ -189,7 +195,7 @@ def of_recipe(
         where="reward",
     )
     credit = CreditRule(**recipe.credit.model_dump())
-    company.build_futures(recipe.futures, renderer, credit, recipe.seed)
+    company.build_futures(futures, renderer, credit, recipe.seed)
     return company
 
 
@@ -218,7 +224,10 @@ def check_names(recipe: Recipe) -> None:
     _check(managers, recipe.reward.manager, "reward.manager")
     if recipe.futures.user is not None:
         _check(users, recipe.futures.user, "futures.user")
-    kinds.check(recipe.futures.name, recipe.futures.options, "futures", **dict.fromkeys(GIVEN_TO_FUTURES))
+    options = recipe.futures.options
+    if recipe.futures.map_file is not None:
+        options["classmates"] = read_map(recipe.futures.map_file)[1]
+    kinds.check(recipe.futures.name, options, "futures", **dict.fromkeys(GIVEN_TO_FUTURES))
     estimator(recipe.train.advantage.name, recipe.train.advantage.options)
     _check_credit(recipe)
 

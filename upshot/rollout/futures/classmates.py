@@ -16,6 +16,7 @@ import random
 from collections import defaultdict
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 from upshot.chat import Conversation, Message, Row, Sample, derive_seed
@@ -175,7 +176,7 @@ class Classmates(Futures):
         kept = self.keep.span(start, stop, random.Random(derive_seed(reply.conversation.seed, "keep")))
         edges = [kept[0] + (kept[1] - kept[0]) * number // self.cuts for number in range(self.cuts + 1)]
         cuts = []
-        for number, (low, high) in enumerate(zip(edges, edges[1:], strict=False), 1):
+        for number, (low, high) in enumerate(pairwise(edges), 1):
             # A cut may fall inside a character: the half that is no text yet is not handed over.
             text = self.renderer.decode(sample.ids[kept[0] : high]).strip("\ufffd").strip()
             if high > low and text:
