@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field, fields, replace
 from threading import Thread
 from typing import Any
@@ -237,10 +238,11 @@ def run_anywhere(work: Any) -> Any:
     except RuntimeError:
         return asyncio.run(work)
     outcome: dict[str, Any] = {}
+    context = copy_context()  # the caller's time limit holds in the thread, too
 
     def target() -> None:
         try:
-            outcome["value"] = asyncio.run(work)
+            outcome["value"] = context.run(asyncio.run, work)
         except BaseException as error:
             outcome["error"] = error
 
@@ -291,10 +293,7 @@ def _tokenizer(given: Any, policy: Model | None) -> Any:
         from upshot.models.local import local_path
 
         return AutoTokenizer.from_pretrained(local_path(given))
-    if given is not None:
-        return given
-    inner = getattr(policy, "inner", None)
-    return getattr(getattr(inner, "renderer", None), "tokenizer", None)
+    return given if given is not None or policy is None else policy.tokenizer
 
 
 async def _sandbox(stack: AsyncExitStack, sandbox: Any) -> Any:

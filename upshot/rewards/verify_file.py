@@ -51,8 +51,8 @@ def verify_file(file: str | None, settings: Settings, out: str | None = None, as
     if not rows:
         raise UserError(f"'{file}' holds no rows")
     claims = [_claim(row, settings, number, file) for number, row in enumerate(rows, 1)]
-    for source, options in {(c.source, tuple(c.options.items())) for c in claims}:
-        check_verifier(source, dict(options), settings)
+    for source in dict.fromkeys(claim.source for claim in claims):
+        check_verifier(source, _options(settings), settings)
     start = time.perf_counter()
     scores = asyncio.run(_verify_all(claims, settings))
     summary = summarise(claims, scores) | {"seconds": round(time.perf_counter() - start, 3)}
