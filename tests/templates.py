@@ -1,4 +1,4 @@
-"""Chat templates of five model families (and two awkward ones), written from their published behaviour.
+"""Chat templates of six model families (and two awkward ones), written from their published behaviour.
 
 Each has the family's marks, its treatment of system prompts, white space and old thoughts, and its refusals.
 """
@@ -62,6 +62,12 @@ GEMMA = (
 )
 """Gemma: no system role, the assistant is called model, contents are trimmed."""
 
+LLAMA2 = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token }}[INST] {{ m.content | trim }} [/INST]"
+    "{% else %} {{ m.content | trim }} </s>{% endif %}{% endfor %}"
+)
+"""Llama 2: a blank before the end token."""
+
 FORGETFUL = (
     "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
 )
@@ -72,6 +78,7 @@ FAMILIES: dict[str, tuple[str, str, str | None]] = {
     "chatml-default-system": (CHATML_DEFAULT, "<|im_end|>", None),
     "llama3": (LLAMA3, "<|eot_id|>", "<|begin_of_text|>"),
     "qwen3": (QWEN3, "<|im_end|>", None),
+    "llama2": (LLAMA2, "</s>", "<s>"),
     "mistral": (MISTRAL, "</s>", "<s>"),
     "gemma": (GEMMA, "<end_of_turn>", "<bos>"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 from hypothesis import given
@@ -104,3 +105,12 @@ def test_a_thousand_concurrent_conversations_keep_their_own_goals() -> None:
     for n, talk in enumerate(asyncio.run(play())):
         assert talk.session["told"] == [n] * 3
         assert {m.content for m in talk.messages[1:]} == {f"my goal is {n}"}
+
+
+def test_forks_share_no_nested_state_but_what_cannot_be_copied() -> None:
+    talk = Conversation(Row("r", ()))
+    talk.session = {"cart": {"items": ["lamp"]}, "lock": threading.Lock()}
+    first, second = talk.fork("future", 0), talk.fork("future", 1)
+    first.session["cart"]["items"].append("sofa")
+    assert second.session["cart"] == talk.session["cart"] == {"items": ["lamp"]}
+    assert first.session["lock"] is talk.session["lock"]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from threading import Thread
@@ -219,10 +220,11 @@ def run_anywhere(work: Any) -> Any:
     except RuntimeError:
         return asyncio.run(work)
     outcome: dict[str, Any] = {}
+    context = copy_context()  # the caller's time limit holds in the thread, too
 
     def target() -> None:
         try:
-            outcome["value"] = asyncio.run(work)
+            outcome["value"] = context.run(asyncio.run, work)
         except BaseException as error:
             outcome["error"] = error
 
@@ -268,10 +270,7 @@ class _Counter:
             from upshot.models.local import local_path
 
             return AutoTokenizer.from_pretrained(local_path(self.given))
-        if self.given is not None:
-            return self.given
-        inner = getattr(self.policy, "inner", None) or self.policy
-        return getattr(inner, "tokenizer", None)
+        return self.given if self.given is not None or self.policy is None else self.policy.tokenizer
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """The ids of a text."""

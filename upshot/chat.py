@@ -8,6 +8,7 @@ So `conversation.ids` is what the policy saw and said, and nothing decoded is ev
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -148,11 +149,12 @@ class Conversation:
     def fork(self, *path: object) -> Conversation:
         """A conversation that shares all turns so far and goes its own way, with its own random stream.
 
-        The session is copied one level deep, so a fork's participants never write into their sibling's state.
+        The session is copied in full, so a fork's participants never write into their sibling's state; only what
+        cannot be copied (a lock, a connection) is shared.
         """
         key = "/".join([self.key, *map(str, path)])
         twin = Conversation(self.row, derive_seed(self.seed, *path), key, self.turns)
-        twin.session = dict(self.session)
+        twin.session = {name: _copied(value) for name, value in self.session.items()}
         return twin
 
     def samples(self) -> Iterator[Sample]:
@@ -207,6 +209,13 @@ class Conversation:
     def last(self, role: str) -> Message | None:
         """The latest message of a role."""
         return next((turn.message for turn in reversed(self.turns) if turn.message.role == role), None)
+
+
+def _copied(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except (TypeError, copy.Error):
+        return value
 
 
 def messages_from(data: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from upshot.cli import VERBS, main
+from upshot.cli.console import RichReporter
 
 TINY = [
     "quickstart", "model.tiny.hidden=16", "model.tiny.layers=1", "model.tiny.heads=2", "model.tiny.mlp=16",
@@ -140,3 +141,17 @@ def test_breakpoint_in_a_metric_drops_into_pdb(tmp_path: Path) -> None:
     )
     done = upshot("train", *TINY, "reward.metrics.0.name=mine:Stop", "run_dir=run", cwd=tmp_path, text="p 6 * 7\nq\n")
     assert "(Pdb) 42" in done.stdout
+
+
+def test_what_looks_like_markup_in_foreign_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "unexpected [/INST] in the reply"
+    reporter = RichReporter()
+    try:
+        reporter.phase("rl", 2)
+        reporter.step("rl", 1, {f"by/word={text}/reward": 1.0, f"metric/{text}": 2.0})
+        reporter.say(text)
+    finally:
+        reporter.close()
+    assert text in capsys.readouterr().out
+    assert main(["recipe", "show", "quickstart", "model.chat_template=x [/INST]"]) == 0
+    assert "[/INST]" in capsys.readouterr().out

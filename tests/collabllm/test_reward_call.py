@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +11,16 @@ import upshot
 from tests.collabllm.stage import act, actor
 from tests.models.misbehaving_server import MisbehavingServer
 from tests.participants.speakers import says
+from tests.tiny import tiny_parts
+from upshot.chat import Conversation
 from upshot.errors import BudgetExceeded, UserError
 from upshot.models.budget import Budget
 from upshot.participants.scripted_user import ScriptedUser
 from upshot.rollout.stage import ReplyRule
+from upshot.rewards.metric import Metric
+from upshot.rollout.reply import Reply
+from upshot.score import Score
+from upshot.time_limit import call_seconds
 
 OPENING = [{"role": "user", "content": "Can you help me?"}]
 GOAL = {"goal": "Sort out goal-7 for me.", "reference": "done"}
@@ -144,3 +151,30 @@ def test_the_same_seed_gives_the_same_futures() -> None:
         return [[t.message.content for t in future.conversation.turns] for future in reply.futures]
 
     assert run(1) == run(1)
+
+
+def test_a_policy_in_this_process_lends_its_tokenizer(tmp_path: Path) -> None:
+    module, tokenizer, _, _ = tiny_parts()
+    module.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    settings = {"policy": f"local:{tmp_path}", "metrics": {"token_amount": {"clamp": None}}, "samples": 1}
+    reply = upshot.reward(
+        [{"role": "user", "content": "i want a red lamp"}], "which size ?", **settings, window=0, max_reply_tokens=9
+    )
+    assert reply.reward.means["token_amount"].value == len(tokenizer.encode("which size ?", add_special_tokens=False))
+
+
+class Loops(Metric):
+    """Computes for ever."""
+
+    async def score(self, conversation: Conversation) -> Score:
+        while True:
+            pass
+
+
+def test_the_callers_time_limit_holds_inside_a_running_loop() -> None:
+    async def notebook() -> Reply:
+        call_seconds.set(0.2)
+        return upshot.reward(OPENING, "Hi.", **GOAL, metrics={f"{__name__}:Loops": 1}, window=0)
+
+    assert asyncio.run(notebook()).reward.total.reason == "timeout"

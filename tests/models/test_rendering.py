@@ -12,7 +12,7 @@ from upshot.errors import UserError
 from upshot.models.rendering import Renderer
 
 RENDERERS = {family: Renderer(byte_tokenizer(family)) for family in FAMILIES}
-APPENDING = [family for family in FAMILIES if family not in ("qwen3", "mistral")]
+APPENDING = [family for family in FAMILIES if family not in ("qwen3", "llama2", "mistral")]
 words = st.text(st.characters(codec="utf-8", exclude_characters="<>[]|"), min_size=1, max_size=20).filter(
     lambda text: text.strip() == text and text
 )
@@ -65,10 +65,11 @@ def test_a_turn_cut_at_the_limit_is_closed_before_the_next_message(family: str) 
     conversation = play(renderer, [], [("hi", "half a thou", False)])
     conversation.say(Message("user", "go on"))
     context = renderer.context(conversation)
-    assert context[0] == renderer.end_id
+    end = context.index(renderer.end_id)
+    assert renderer.tokenizer.decode(context[:end]).strip() == ""
     ended = play(renderer, [], [("hi", "half a thou", True)])
     ended.say(Message("user", "go on"))
-    assert context[1:] == renderer.context(ended)
+    assert context[end + 1 :] == renderer.context(ended)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -103,6 +104,15 @@ def test_a_demonstration_is_rendered_as_a_rollout_of_the_same_words() -> None:
     played = play(renderer, [], [("one", "two", True), ("three", "four", True)])
     ids, mask = renderer.demonstration(played.messages)
     assert (ids, mask) == (played.ids, played.mask)
+
+
+def test_a_demonstration_closes_its_turns_as_the_template_does() -> None:
+    renderer = RENDERERS["llama2"]
+    ids, _ = renderer.demonstration(
+        [Message("user", "one"), Message("assistant", "two"), Message("user", "three"), Message("assistant", "four")]
+    )
+    text = renderer.tokenizer.decode(ids, skip_special_tokens=False)
+    assert text == "<s>[INST] one [/INST]two </s><s>[INST] three [/INST]four </s>"
 
 
 def test_a_template_that_drops_the_assistants_words_is_refused() -> None:

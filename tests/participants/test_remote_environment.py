@@ -12,7 +12,7 @@ from aiohttp import web
 
 from upshot.chat import Conversation, Message, Row
 from upshot.participants.base import count
-from upshot.participants.remote import RemoteEnvironment, RemoteError, reward_of
+from upshot.participants.remote import RemoteEnvironment, RemoteError, reward_of, session_name
 from upshot.score import Score
 
 
@@ -182,3 +182,10 @@ def test_rewards_of_every_shape() -> None:
     assert reward_of({"f2p_count": 0, "f2p_total": 4}).value == 0
     assert reward_of({"f2p_count": 0, "f2p_total": 0}).is_missing
     assert reward_of({}).is_missing
+
+
+def test_sessions_that_the_server_does_not_name_have_names_of_their_own() -> None:
+    row = Row("r", ())
+    conversations = [Conversation(row, seed, key) for seed in (1, 2) for key in ("r#0", "r#1")]
+    names = [session_name(conversation) for conversation in conversations]
+    assert len(set(names)) == 4 and names[0] == session_name(Conversation(row, 1, "r#0"))

@@ -149,3 +149,8 @@ def _wait_for(url: str) -> None:
         except OSError:
             time.sleep(0.1)
     raise AssertionError(f"nothing answers at {url}")
+
+
+def test_an_option_may_be_a_list(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="unknown option 'x'"):
+        run(rows_file(tmp_path / "in.jsonl", GSM8K), "--task", "gsm8k", "--option", "x=[1]")

@@ -88,7 +88,7 @@ class RichReporter(Reporter):
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
         from rich.progress import TimeRemainingColumn as Remaining
 
-        self._console = Console()
+        self._console = Console(markup=False)  # what is said here quotes models and exceptions: '[/INST]' is no markup
         self._progress = Progress(
             TextColumn("[bold]{task.description:<14}"),
             BarColumn(),
@@ -138,9 +138,11 @@ class RichReporter(Reporter):
 def metrics_table(rows: list[tuple[str, float]]) -> Any:
     """The metrics as a table of two pairs of columns."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, show_header=False, padding=(0, 2))
     half = -(-len(rows) // 2)
     for left, right in zip(rows[:half], [*rows[half:], ("", float("nan"))], strict=False):
-        table.add_row(f"[dim]{left[0]}", f"{left[1]:.4g}", f"[dim]{right[0]}", f"{right[1]:.4g}" if right[0] else "")
+        value = f"{right[1]:.4g}" if right[0] else ""
+        table.add_row(Text(left[0], "dim"), f"{left[1]:.4g}", Text(right[0], "dim"), value)
     return table

@@ -28,9 +28,11 @@ def run_list(args: argparse.Namespace) -> int:
     from upshot import config
 
     table = Table(box=None, show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
     for name in config.names():
-        table.add_row(f"[bold]{name}[/bold]", config.describe(config.find(name)))
-    Console().print(table)
+        table.add_row(name, config.describe(config.find(name)))
+    Console(markup=False).print(table)
     return 0
 
 
@@ -52,7 +54,7 @@ def run_show(args: argparse.Namespace) -> int:
         origin = loaded.origin(key)
         style = "dim" if origin == config.DEFAULT else ""
         table.add_row(key, repr(value) if isinstance(value, str) else str(value), origin, style=style)
-    Console().print(table)
+    Console(markup=False).print(table)
     return 0
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from upshot import jsonl
 from upshot.errors import UserError
 
 
@@ -51,7 +52,11 @@ class Journal:
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add one line; when this returns it is on the disk."""
-        data = json.dumps(line, ensure_ascii=False).encode() + b"\n"
+        self.extend([line])
+
+    def extend(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Add lines; when this returns they are on the disk."""
+        data = b"".join(map(jsonl.dumps, lines))
         while data:
             data = data[os.write(self._file, data) :]
         os.fsync(self._file)
@@ -73,7 +78,7 @@ class Journal:
         if self._settings is not None:
             raise ValueError("a journal with settings keeps all its lines")
         other = self.path.with_name(f".{self.path.name}.new")
-        other.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.lines), encoding="utf-8")
+        jsonl.write(other, self.lines)
         handle = os.open(other, os.O_RDWR | os.O_APPEND)
         os.fsync(handle)
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -83,14 +88,11 @@ class Journal:
         _sync_folder(self.path.parent)
 
     def _recover(self, settings: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-        content = self.path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            os.ftruncate(self._file, whole)
-        lines: list[dict[str, Any]] = [json.loads(line) for line in content[:whole].splitlines() if line]
+        jsonl.mend(self.path)
+        lines = jsonl.read(self.path)
         if settings is None:
             return lines
-        wanted = json.loads(json.dumps({"settings": dict(settings)}))
+        wanted = json.loads(jsonl.dumps({"settings": dict(settings)}))
         if not lines:
             self.append(wanted)
             _sync_folder(self.path.parent)

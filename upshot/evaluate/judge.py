@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from upshot import jsonl
 from upshot.errors import UserError
 from upshot.score import tell_missing
 
@@ -131,7 +131,5 @@ def table(metric: str, report: Mapping[str, float]) -> str:
 
 def write_verdicts(out: Path, records: Sequence[Any], scores: Sequence[Any], labels: Sequence[float]) -> None:
     """One line a row: its id, the label, and what the judge said."""
-    with out.open("w", encoding="utf-8") as lines:
-        for record, score, label in zip(records, scores, labels, strict=True):
-            line = {"row": record.row.id, "label": label, **score.to_dict()}
-            lines.write(json.dumps(line, ensure_ascii=False) + "\n")
+    judged = zip(records, scores, labels, strict=True)
+    jsonl.write(out, ({"row": record.row.id, "label": label, **score.to_dict()} for record, score, label in judged))

@@ -110,6 +110,8 @@ class Model(ABC):
 
     name: str
     abilities: Abilities = Abilities()
+    tokenizer: Any = None
+    """Of a model in this process, once it is started; None elsewhere."""
 
     @abstractmethod
     async def generate(self, request: Request) -> list[Completion]:

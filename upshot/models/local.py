@@ -96,6 +96,11 @@ class BorrowedModel(GuardedModel):
         self.name = model.name
         self.abilities = model.abilities
 
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the model behind this one."""
+        return None if self.inner is None else self.inner.tokenizer
+
     async def _attempt(self, request: Request, n: int, seed: int | None) -> Answer:
         if self.inner is None:
             raise UserError(f"model '{self.name}' is not started")

@@ -74,12 +74,27 @@ class Renderer:
 
     def completed(self, text: str) -> list[int]:
         """Ids of an assistant turn that was not sampled (a demonstration), with its end-of-turn token."""
-        return [*self.encode(text), self.end_id]
+        return [*self.encode(text + self._closing[0]), self.end_id]
 
-    @cached_property
+    @property
     def end_id(self) -> int:
         """The token the template closes a policy turn with."""
-        return self.encode(self.delta_text([Message("user", "?")]))[0]
+        return self._closing[1]
+
+    @cached_property
+    def _closing(self) -> tuple[str, int]:
+        """How the template closes a turn: blanks, where it writes some first (Llama-2's ' </s>'), and the end token."""
+        delta = self.delta_text([Message("user", "?")])
+        bare = delta.lstrip()
+        if bare != delta and (token := self._special_at_start(bare)) is not None:
+            return delta[: len(delta) - len(bare)], token
+        return "", self.encode(delta)[0]
+
+    def _special_at_start(self, text: str) -> int | None:
+        """The special token that a text begins with, if it does."""
+        first = self.encode(text)[0]
+        special = {*self.tokenizer.all_special_ids, *self.tokenizer.get_added_vocab().values()}
+        return first if first in special else None
 
     @property
     def end_ids(self) -> set[int]:
@@ -147,9 +162,9 @@ class Renderer:
     def _unsaid(self, delta: str, said: Sequence[int]) -> str:
         """The delta without the end-of-turn token when the policy has sampled it already."""
         if said and said[-1] == self.end_id:
-            token = self.tokenizer.decode([self.end_id], skip_special_tokens=False)
-            if delta.startswith(token):
-                return delta[len(token) :]
+            blanks, token = self._closing[0], self.tokenizer.decode([self.end_id], skip_special_tokens=False)
+            if delta.startswith(blanks + token):
+                return delta[len(blanks + token) :]
         return delta
 
     def _apply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], generation: bool) -> str:

@@ -15,7 +15,7 @@ import random
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from upshot.chat import Conversation, Message, messages_from
+from upshot.chat import Conversation, Message, derive_seed, messages_from
 from upshot.participants.base import Observation, Participant
 from upshot.score import Reason, Score
 from upshot.time_limit import uncounted
@@ -112,7 +112,7 @@ class RemoteEnvironment(Participant):
         else:
             body = {"index": meta["index"], "name": meta.get("name", "")}
             answer, headers = await self.client.post("/start_sample", body, retry=True)
-            state = {"id": str(answer.get("session_id") or headers.get("session_id") or conversation.key)}
+            state = {"id": str(answer.get("session_id") or headers.get("session_id") or session_name(conversation))}
             if answer.get("tools"):
                 conversation.session["tools"] = list(answer["tools"])
         conversation.session[KEY] = state
@@ -159,6 +159,11 @@ class RemoteEnvironment(Participant):
     async def aclose(self) -> None:
         """Close the connections."""
         await self.client.close()
+
+
+def session_name(conversation: Conversation) -> str:
+    """An id of our own for a session that the server does not name: no other conversation of a run has it."""
+    return f"{derive_seed(conversation.seed, conversation.key):016x}"
 
 
 def reward_of(answer: Mapping[str, Any]) -> Score:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter, defaultdict
@@ -10,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from upshot import jsonl
 from upshot.errors import UserError
 
 _K1, _B = 1.2, 0.75
@@ -56,20 +56,16 @@ def load_corpus(path: str) -> Corpus:
     file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"no corpus file '{path}' (JSONL with 'text', or a text file of paragraphs)")
-    content = file.read_text(encoding="utf-8")
     if file.suffix != ".jsonl":
-        parts = [part.strip() for part in re.split(r"\n\s*\n", content) if part.strip()]
+        parts = [part.strip() for part in re.split(r"\n\s*\n", file.read_text(encoding="utf-8")) if part.strip()]
         return Corpus(Passage("", part) for part in parts)
     passages = []
-    for number, line in enumerate(content.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            text = row.get("text") or row["contents"]
-        except (json.JSONDecodeError, KeyError, AttributeError) as error:
-            raise UserError(f"{path}, line {number}: every line must be an object with 'text'") from error
-        passages.append(Passage(str(row.get("title", "")), str(text)))
+    with file.open("rb") as opened:
+        for line in jsonl.lines(opened):
+            text = line.row.get("text") or line.row.get("contents") if line.row is not None else None
+            if line.row is None or text is None:
+                raise UserError(f"{path}, line {line.number}: every line must be an object with 'text'")
+            passages.append(Passage(str(line.row.get("title", "")), str(text)))
     return Corpus(passages)
 
 

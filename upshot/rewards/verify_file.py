@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from upshot import jsonl
 from upshot.errors import UserError, did_you_mean
 from upshot.rewards.managers.base import Manager, managers
 from upshot.score import Score, tell_missing
@@ -51,8 +52,8 @@ def verify_file(file: str | None, settings: Settings, out: str | None = None, as
     if not rows:
         raise UserError(f"'{file}' holds no rows")
     claims = [_claim(row, settings, number, file) for number, row in enumerate(rows, 1)]
-    for source, options in {(c.source, tuple(c.options.items())) for c in claims}:
-        check_verifier(source, dict(options), settings)
+    for source in dict.fromkeys(claim.source for claim in claims):
+        check_verifier(source, _options(settings), settings)
     start = time.perf_counter()
     scores = asyncio.run(_verify_all(claims, settings))
     summary = summarise(claims, scores) | {"seconds": round(time.perf_counter() - start, 3)}
@@ -233,11 +234,13 @@ def _line(name: str, part: Mapping[str, Any]) -> str:
 
 def _write(path: Path, rows: Sequence[Mapping[str, Any]], scores: Sequence[Score]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as lines:
-        for row, score in zip(rows, scores, strict=True):
-            line = {**row, "score": score.value}
-            if score.value is None:
-                line["missing"] = score.reason
-            if score.detail:
-                line["detail"] = dict(score.detail)
-            lines.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+    jsonl.write(path, (_line_of(row, score) for row, score in zip(rows, scores, strict=True)))
+
+
+def _line_of(row: Mapping[str, Any], score: Score) -> dict[str, Any]:
+    line = {**row, "score": score.value}
+    if score.value is None:
+        line["missing"] = score.reason
+    if score.detail:
+        line["detail"] = dict(score.detail)
+    return line

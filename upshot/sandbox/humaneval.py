@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import gzip
-import json
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
+from upshot import jsonl
 from upshot.errors import UserError
 
 FIELDS = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
@@ -42,9 +43,8 @@ def load(path: str | Path) -> list[Problem]:
     """Read `HumanEval.jsonl` or `HumanEval.jsonl.gz`."""
     path = Path(path)
     data = path.read_bytes()
-    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    rows = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    return [_problem(json.loads(line), f"{path}:{number}") for number, line in rows]
+    whole = io.BytesIO(gzip.decompress(data) if path.suffix == ".gz" else data)
+    return [_problem(row, f"{path}, row {number}") for number, row in enumerate(jsonl.read_data(whole, str(path)), 1)]
 
 
 def _problem(row: dict[str, str], where: str) -> Problem:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from upshot import jsonl
 from upshot.errors import UserError
 
 Record = dict[str, Any]
@@ -80,17 +81,8 @@ def _folder(folder: Path, without: tuple[str, ...]) -> dict[str, list[Record]]:
 
 
 def _jsonl(path: Path) -> Iterator[Record]:
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(f"{path}, line {number} is not JSON: {error}") from error
-            if not isinstance(record, dict):
-                raise UserError(f"{path}, line {number} holds a {type(record).__name__}; every line must be an object")
-            yield record
+    with path.open("rb") as file:
+        yield from jsonl.read_data(file, str(path))
 
 
 def _json(path: Path) -> Iterator[Record]:

@@ -5,12 +5,13 @@ A line that is no JSON object is skipped and counted, never fatal; whoever reads
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from upshot import jsonl
 
 
 @dataclass(slots=True)
@@ -35,28 +36,14 @@ def read_objects(path: Path, skipped: Skipped) -> Iterator[tuple[int, int, dict[
     """Byte offset, byte length and object of every readable line; the others go into `skipped`."""
     if not path.is_file():
         return
-    offset = 0
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            start, offset = offset, offset + len(line)
-            if not line.strip():
-                continue
-            row = parse_object(line)
-            if row is not None:
-                yield start, len(line), row
-            elif line.endswith(b"\n"):
-                skipped.lines.append(number)
-            else:
+        for line in jsonl.lines(file):
+            if line.row is not None:
+                yield line.offset, len(line.data), line.row
+            elif line.torn:
                 skipped.cut = True
-
-
-def parse_object(line: bytes) -> dict[str, Any] | None:
-    """The JSON object of a line, or None when there is none."""
-    try:
-        row = json.loads(line.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
+            else:
+                skipped.lines.append(line.number)
 
 
 def number(value: Any) -> float | None:

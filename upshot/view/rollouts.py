@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from upshot.view.lines import Skipped, number, parse_object, read_objects
+from upshot import jsonl
+from upshot.view.lines import Skipped, number, read_objects
 
 MAX_TEXT = 12_000
 """Characters of one message or reason that are kept."""
@@ -163,7 +164,7 @@ def load(path: Path, lines: Iterable[Line]) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for line in lines:
             file.seek(line.offset)
-            row = parse_object(file.read(line.length))
+            row = jsonl.parse(file.read(line.length))
             if row is not None:
                 yield row
 
