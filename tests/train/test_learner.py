@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.train.workshop import datum, learner
 from upshot.recipe import LoraConfig, PolicyConfig, TrainConfig
+from upshot.train.adapters import add_lora
 from upshot.train.learner import Learner, learning_rate
 from upshot.train.losses import token_logprobs
 from upshot.train.master import MasterAdamW
 from upshot.train.objectives import Dpo, Objective, PolicyGradient, Ppo, Sft
-from upshot.train.setup import add_lora
 
 LENGTHS = (5, 9, 6, 14, 8, 7)
 

@@ -11,9 +11,11 @@ always do.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from os.path import commonprefix
 from typing import Any
 
 from upshot.chat import Conversation, Message
@@ -87,7 +89,9 @@ class Renderer:
         eos = self.tokenizer.eos_token_id
         return {self.end_id} if eos is None else {self.end_id, eos}
 
-    def demonstration(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+    def demonstration(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[list[int], list[int]]:
         """Ids and loss mask of a whole dialogue, rendered turn by turn exactly as a rollout would be."""
         ids: list[int] = []
         mask: list[int] = []
@@ -97,13 +101,25 @@ class Renderer:
             if message.role != "assistant":
                 pending.append(message)
                 continue
-            text = self.delta_text(pending) if spoken else self.prompt_text(pending)
+            text = self.delta_text(pending, tools) if spoken else self.prompt_text(pending, tools)
             context = self._encode(self._unsaid(text, ids) if spoken else text)
-            said = self.completed(message.content)
+            said = self.completed(self._called(message, tools) if message.tool_calls else message.content)
             ids += context + said
             mask += [0] * len(context) + [1] * len(said)
             pending, spoken = [], True
         return ids, mask
+
+    def _called(self, message: Message, tools: Sequence[Mapping[str, Any]]) -> str:
+        """An assistant turn with tool calls in the template's own words, without what closes it."""
+        asked = [Message("user", "?")]
+        turn = self._apply([*asked, message], tools, generation=False)
+        # Generation prompts may say more than the template's own turns do (open a thought): what both say is the prompt.
+        prompt = commonprefix([turn, self._apply(asked, tools, generation=True)])
+        if not prompt.startswith(self._apply(asked, tools, generation=False)):
+            raise UserError("this chat template cannot show a tool call right after a user's message")
+        end = self.tokenizer.decode([self.end_id], skip_special_tokens=False)
+        said, closed, after = turn[len(prompt) :].rpartition(end)
+        return said if closed else after
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of sampled ids without end-of-turn and other special tokens."""
@@ -141,7 +157,7 @@ class Renderer:
     def _apply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], generation: bool) -> str:
         try:
             return self.tokenizer.apply_chat_template(
-                [message.to_dict() for message in messages],
+                [_for_template(message) for message in messages],
                 tools=list(tools) or None,
                 tokenize=False,
                 add_generation_prompt=generation,
@@ -153,3 +169,17 @@ class Renderer:
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    """The message as templates take it: a call's arguments as the object that its JSON text says."""
+    out = message.to_dict()
+    for call in out.get("tool_calls", ()):
+        function = dict(call.get("function") or {})
+        try:
+            parsed = json.loads(function.get("arguments") or "{}")
+        except (TypeError, ValueError):
+            continue
+        if isinstance(parsed, dict):
+            call["function"] = {**function, "arguments": parsed}
+    return out
