@@ -97,7 +97,7 @@ def load_whole(name: str, dtype: str = "auto", device: str = "auto") -> tuple[An
     import peft
 
     module = peft.PeftModel.from_pretrained(base, local_path(name)).merge_and_unload()
-    return module.eval(), own_tokenizer(name) or tokenizer
+    return module.eval().requires_grad_(True), own_tokenizer(name) or tokenizer
 
 
 def own_tokenizer(name: str) -> Any:

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from os.path import commonprefix
 from typing import Any
 
 from upshot.chat import Conversation, Message
@@ -112,13 +111,16 @@ class Renderer:
     def _called(self, message: Message, tools: Sequence[Mapping[str, Any]]) -> str:
         """An assistant turn with tool calls in the template's own words, without what closes it."""
         asked = [Message("user", "?")]
+        opening, prompt = (self._apply(asked, tools, generation) for generation in (False, True))
         turn = self._apply([*asked, message], tools, generation=False)
-        # Generation prompts may say more than the template's own turns do (open a thought): what both say is the prompt.
-        prompt = commonprefix([turn, self._apply(asked, tools, generation=True)])
-        if not prompt.startswith(self._apply(asked, tools, generation=False)):
+        if turn == self._apply([*asked, replace(message, tool_calls=())], tools, generation=False):
+            raise UserError("this chat template shows nothing of tool calls; set model.chat_template to one that does")
+        # A generation prompt may say more than the template's own turns do (open a thought): what both say counts.
+        shared = next((i for i, (a, b) in enumerate(zip(turn, prompt, strict=False)) if a != b), len(prompt))
+        if not turn[:shared].startswith(opening):
             raise UserError("this chat template cannot show a tool call right after a user's message")
         end = self.tokenizer.decode([self.end_id], skip_special_tokens=False)
-        said, closed, after = turn[len(prompt) :].rpartition(end)
+        said, closed, after = turn[shared:].rpartition(end)
         return said if closed else after
 
     def decode(self, ids: Sequence[int]) -> str:
