@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from upshot.models.spec import ModelSpec
 
@@ -45,7 +45,8 @@ class LoraConfig(Section):
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout on the adapter's input."""
     targets: list[str] | None = None
-    """Module names; None: the seven projections of Llama-like models, or all linear layers where those are absent."""
+    """Module names; None: those of the adapter that `model.path` holds, else the seven projections of Llama-like
+    models, or all linear layers where those are absent."""
 
 
 class TinyConfig(Section):
@@ -228,8 +229,8 @@ class TrainConfig(Section):
     """… and at 1 + clip_high."""
     kl: float = Field(0.0, ge=0)
     """Weight of the KL divergence to the initial model: in the loss (rl), or taken off each token's reward (ppo)."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """rl: k1: log ratio. k2: half its square. k3: the low-variance one. ppo always takes k1 (see train/ppo.py)."""
+    kl_estimator: Literal["k2", "k3"] = "k3"
+    """rl: k2: half the square of the log ratio. k3: the low-variance one. ppo takes the log ratio off the reward."""
     length_norm: Literal["sequence", "token", "constant"] = "token"
     """sequence: mean over each reply, then over replies. token: mean over all tokens of the step. constant: sum over
     replies x `episode.max_tokens` (Dr.GRPO)."""
@@ -251,6 +252,17 @@ class TrainConfig(Section):
     """Steps between checkpoints; 0: only at the end and when stopped."""
     keep: int = Field(2, ge=1)
     """Checkpoints to keep; the newest always stays."""
+
+    @field_validator("kl_estimator", mode="before")
+    @classmethod
+    def _has_a_gradient(cls, value: Any) -> Any:
+        """Refuse k1 with the reason: it would train nothing and look as if it did."""
+        if value == "k1":
+            raise ValueError(
+                "the log ratio k1 has no gradient in a loss (on samples of the policy it is zero in the mean); "
+                "take k2 or k3, or train.method=ppo, which takes k1 off the reward"
+            )
+        return value
 
     @model_validator(mode="before")
     @classmethod

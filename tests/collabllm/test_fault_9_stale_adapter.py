@@ -17,11 +17,11 @@ from upshot.models.base import Request, Sampling
 from upshot.models.local import load_local
 from upshot.models.rendering import Renderer
 from upshot.recipe import LoraConfig, PolicyConfig, TrainConfig
+from upshot.train.adapters import add_lora
 from upshot.train.batch import Datum
 from upshot.train.learner import Learner
 from upshot.train.losses import token_logprobs
 from upshot.train.objectives import Sft
-from upshot.train.setup import add_lora
 
 
 def test_fault_9_sampling_kept_to_a_stale_adapter(tmp_path: Path) -> None:

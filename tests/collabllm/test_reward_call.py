@@ -16,9 +16,9 @@ from upshot.chat import Conversation
 from upshot.errors import BudgetExceeded, UserError
 from upshot.models.budget import Budget
 from upshot.participants.scripted_user import ScriptedUser
-from upshot.rollout.stage import ReplyRule
 from upshot.rewards.metric import Metric
 from upshot.rollout.reply import Reply
+from upshot.rollout.stage import ReplyRule
 from upshot.score import Score
 from upshot.time_limit import call_seconds
 

@@ -1,9 +1,11 @@
-"""Helpers that a recipe names by path: a scripted user's model, and a metric that at times never returns."""
+"""Helpers that a recipe names by path: a scripted user's model, and metrics that misbehave."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+
+import numpy as np
 
 from upshot.chat import Conversation, derive_seed
 from upshot.models.base import Request
@@ -23,3 +25,24 @@ class Flaky(Metric):
         if derive_seed(conversation.seed, "hang") % 4 == 0:
             await asyncio.sleep(3600)
         return Score(1.0)
+
+
+class Odd(Metric):
+    """A number of numpy, with a detail that JSON has not."""
+
+    async def score(self, conversation: Conversation) -> Score:
+        return Score(np.float32(0.5), detail={"seen": {1, 2}, "what": object(), "half": "\ud83d"})  # type: ignore[arg-type]
+
+
+class NoMapping(Metric):
+    """A score whose detail is not even a mapping."""
+
+    async def score(self, conversation: Conversation) -> Score:
+        return Score(0.0, detail="text")  # type: ignore[arg-type]
+
+
+class Lottery(Metric):
+    """A number that hangs on the conversation's seed alone: there is always something to learn."""
+
+    async def score(self, conversation: Conversation) -> Score:
+        return Score(derive_seed(conversation.seed, "lottery") % 100 / 100)

@@ -114,7 +114,7 @@ def test_dpo_equals_trl(tmp_path: Path) -> None:
     expected.backward()
     config = TrainConfig(beta=0.3)
     learner = Learner(module, tokenizer, config)
-    learner.keep_reference(initial)
+    learner.keep_reference(dict(initial.named_parameters()))
     for own, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
         own.reference = reference
     logs = learner.forward_backward(pairs, Dpo(config))

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from tests.train.workshop import datum, learner
 from upshot.recipe import LoraConfig, PolicyConfig, TrainConfig
+from upshot.train.adapters import add_lora
 from upshot.train.learner import Learner, learning_rate
 from upshot.train.losses import token_logprobs
 from upshot.train.master import MasterAdamW
 from upshot.train.objectives import Dpo, Objective, PolicyGradient, Ppo, Sft
-from upshot.train.setup import add_lora
 
 LENGTHS = (5, 9, 6, 14, 8, 7)
 
@@ -113,7 +114,7 @@ def lora_learner(**config: object) -> Learner:
     return Learner(module, own.tokenizer, TrainConfig.model_validate(config))
 
 
-def test_with_adapters_the_reference_is_the_model_without_them() -> None:
+def test_with_new_adapters_the_reference_is_the_model_without_them() -> None:
     own = lora_learner(lr=0.05)
     data = [datum(8, 0)]
     before = own.logprobs(data)
@@ -139,6 +140,66 @@ def test_dropout_is_on_for_imitation_and_off_where_ratios_are_compared() -> None
     logs = own.forward_backward([data], PolicyGradient(own.config))
     assert logs["policy/ratio"] == pytest.approx(1, abs=1e-5)
     assert own.logprobs(data) == own.logprobs(data)
+
+
+def gpt2(**config: Any) -> Learner:
+    """A model whose attention draws its dropout by itself, not in a layer."""
+    torch.manual_seed(0)
+    shape = GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=2, n_head=2, initializer_range=0.5)
+    assert shape.attn_pdrop > 0
+    return Learner(GPT2LMHeadModel(shape), learner().tokenizer, TrainConfig.model_validate(config))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_attention_draws_no_dropout_where_ratios_are_compared(checkpointing: bool) -> None:
+    own = gpt2()
+    if checkpointing:
+        own.module.gradient_checkpointing_enable()
+    data = [datum(12, 0)]
+    data[0].old = own.logprobs(data)[0]
+    found = []
+    for _ in range(2):
+        logs = own.forward_backward([data], PolicyGradient(own.config))
+        assert logs["policy/kl_to_sampler"] == pytest.approx(0, abs=1e-9)
+        found.append(gradient(own))
+        own.optimizer.zero_grad()
+    assert torch.equal(*found)
+    noisy = {own.forward_backward([data], Sft())["loss/nll"] for _ in range(4)}
+    assert len(noisy) > 1, "imitation keeps the model's dropout"
+
+
+def test_layers_are_still_checkpointed_without_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = [datum(12, 0)]
+    plain, saving = gpt2(), gpt2()
+    saving.module.gradient_checkpointing_enable()
+    calls = []
+    for layer in saving.module.transformer.h:
+        inner = layer._gradient_checkpointing_func
+        monkeypatch.setattr(layer, "_gradient_checkpointing_func", lambda *a, f=inner: (calls.append(1), f(*a))[1])
+    for own in (plain, saving):
+        own.forward_backward([data], PolicyGradient(own.config))
+    assert len(calls) == 2, "one call a layer"
+    assert torch.allclose(gradient(plain), gradient(saving), atol=1e-6)
+    assert saving.module.training and all(layer.training for layer in saving.module.modules())
+
+
+def test_micro_batches_of_a_bf16_model_add_up_in_float32() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+    optimizer = MasterAdamW([weight], lr=1.0, betas=(0.9, 0.999), weight_decay=0.0)
+    for part in (256.0, *[0.5] * 64):  # in bfloat16, 256 + 0.5 is 256
+        (weight * part).sum().backward()
+        optimizer.gather()
+    assert optimizer.masters[0].grad is not None
+    assert optimizer.masters[0].grad.tolist() == [288.0, 288.0]
+
+
+def test_a_bf16_learner_clips_the_float32_sum() -> None:
+    base = learner()
+    own = Learner(base.module.to(torch.bfloat16), base.tokenizer, TrainConfig(token_budget=1, grad_clip=1e-3))
+    own.forward_backward([[datum(8, seed)] for seed in range(3)], Sft())
+    assert all(p.grad is None for p in own.parameters), "what is kept is the sum"
+    assert own.step()["train/grad_norm"] > 0
+    assert all(m.grad is None for m in own.optimizer.masters)
 
 
 def test_values_are_read_one_position_before_their_token() -> None:

@@ -22,7 +22,7 @@ from upshot.train.losses import (
 finite = st.floats(-4, 4)
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
 def test_the_mean_of_an_estimator_is_the_divergence(estimator: str) -> None:
     torch.manual_seed(0)
     own = torch.log_softmax(0.3 * torch.randn(6), 0)

@@ -16,7 +16,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "train",
         help="train a model by a recipe",
-        description="Train by a recipe (a name of `upshot recipe list`, or a YAML file) with key=value overrides.",
+        description="Train by a recipe (a name of `upshot recipe list`, or a YAML file) with key=value overrides. "
+        "With --resume: go on with a run; steps, epochs, budget, eval, models, trackers and a few more may change.",
     )
     parser.add_argument("recipe", nargs="?", help="recipe name or file; left out with --resume")
     parser.add_argument(
@@ -69,10 +70,13 @@ def _recipe(args: argparse.Namespace) -> tuple[Recipe, RunFolder | None]:
     from upshot.train.folder import RunFolder
 
     if args.resume:
-        if args.recipe:
-            raise UserError("--resume goes on with the folder's own recipe; leave out the recipe and overrides")
+        from upshot.train.resume import resumed_recipe
+
+        words = [*([args.recipe] if args.recipe else []), *args.overrides]
+        if args.recipe and "=" not in args.recipe:
+            raise UserError(f"--resume goes on with the folder's own recipe; leave out '{args.recipe}'")
         folder = RunFolder.open(Path(args.resume))
-        return folder.recipe(), folder
+        return resumed_recipe(folder, words), folder
     if not args.recipe:
         raise UserError("which recipe? `upshot recipe list` shows those that ship with the project")
     return config.load(args.recipe, args.overrides).recipe, None

@@ -31,7 +31,7 @@ class Budget:
             if limit is not None and spent >= limit:
                 raise BudgetExceeded(
                     f"the budget of {limit:g} {what} is spent ({spent:g}); what is finished is saved: "
-                    f"raise budget.max_{what} and resume"
+                    f"raise budget.max_{what} and resume (a training: --resume RUN budget.max_{what}=…)"
                 )
 
     def take_call(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,34 @@ def load_local(name: str, dtype: str = "auto", device: str = "auto") -> tuple[An
     except (OSError, ValueError) as error:
         raise UserError(f"cannot load the model '{name}': {error}") from error
     return module.to(device).eval(), tokenizer  # type: ignore[arg-type]
+
+
+def adapter_config(name: str) -> dict[str, Any] | None:
+    """What a folder (or hub name) says of the adapter it holds; None for a whole model."""
+    from transformers.utils.peft_utils import find_adapter_config_file
+
+    file = find_adapter_config_file(local_path(name))
+    return None if file is None else json.loads(Path(file).read_text())
+
+
+def load_whole(name: str, dtype: str = "auto", device: str = "auto") -> tuple[Any, Any]:
+    """As `load_local`, with an adapter merged into its base model: every weight is a plain tensor."""
+    found = adapter_config(name)
+    if found is None:
+        return load_local(name, dtype, device)
+    base, tokenizer = load_whole(found["base_model_name_or_path"], dtype, device)
+    import peft
+
+    module = peft.PeftModel.from_pretrained(base, local_path(name)).merge_and_unload()
+    return module.eval().requires_grad_(True), own_tokenizer(name) or tokenizer
+
+
+def own_tokenizer(name: str) -> Any:
+    """The tokenizer that was saved with an adapter; None where there is only the base model's."""
+    from transformers import AutoTokenizer
+
+    path = Path(local_path(name))
+    return AutoTokenizer.from_pretrained(path) if (path / "tokenizer_config.json").is_file() else None
 
 
 class BorrowedModel(GuardedModel):

@@ -11,8 +11,9 @@ always do.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -102,7 +103,9 @@ class Renderer:
         eos = self.tokenizer.eos_token_id
         return {self.end_id} if eos is None else {self.end_id, eos}
 
-    def demonstration(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+    def demonstration(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[list[int], list[int]]:
         """Ids and loss mask of a whole dialogue, rendered turn by turn exactly as a rollout would be."""
         ids: list[int] = []
         mask: list[int] = []
@@ -112,13 +115,28 @@ class Renderer:
             if message.role != "assistant":
                 pending.append(message)
                 continue
-            text = self.delta_text(pending) if spoken else self.prompt_text(pending)
+            text = self.delta_text(pending, tools) if spoken else self.prompt_text(pending, tools)
             context = self.encode(self._unsaid(text, ids) if spoken else text)
-            said = self.completed(message.content)
+            said = self.completed(self._called(message, tools) if message.tool_calls else message.content)
             ids += context + said
             mask += [0] * len(context) + [1] * len(said)
             pending, spoken = [], True
         return ids, mask
+
+    def _called(self, message: Message, tools: Sequence[Mapping[str, Any]]) -> str:
+        """An assistant turn with tool calls in the template's own words, without what closes it."""
+        asked = [Message("user", "?")]
+        opening, prompt = (self._apply(asked, tools, generation) for generation in (False, True))
+        turn = self._apply([*asked, message], tools, generation=False)
+        if turn == self._apply([*asked, replace(message, tool_calls=())], tools, generation=False):
+            raise UserError("this chat template shows nothing of tool calls; set model.chat_template to one that does")
+        # A generation prompt may say more than the template's own turns do (open a thought): what both say counts.
+        shared = next((i for i, (a, b) in enumerate(zip(turn, prompt, strict=False)) if a != b), len(prompt))
+        if not turn[:shared].startswith(opening):
+            raise UserError("this chat template cannot show a tool call right after a user's message")
+        end = self.tokenizer.decode([self.end_id], skip_special_tokens=False)
+        said, closed, after = turn[shared:].rpartition(end)
+        return said if closed else after
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of sampled ids without end-of-turn and other special tokens."""
@@ -170,7 +188,7 @@ class Renderer:
     def _apply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], generation: bool) -> str:
         try:
             return self.tokenizer.apply_chat_template(
-                [message.to_dict() for message in messages],
+                [_for_template(message) for message in messages],
                 tools=list(tools) or None,
                 tokenize=False,
                 add_generation_prompt=generation,
@@ -183,3 +201,17 @@ class Renderer:
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, nothing added."""
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    """The message as templates take it: a call's arguments as the object that its JSON text says."""
+    out = message.to_dict()
+    for call in out.get("tool_calls", ()):
+        function = dict(call.get("function") or {})
+        try:
+            parsed = json.loads(function.get("arguments") or "{}")
+        except (TypeError, ValueError):
+            continue
+        if isinstance(parsed, dict):
+            call["function"] = {**function, "arguments": parsed}
+    return out

@@ -45,7 +45,7 @@ def read_map(path: str) -> tuple[dict[str, ModelSpec], list[ClassmateConfig]]:
     entries = {str(name): _served(path, str(name), given) for name, given in _load(path).items()}
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].model_index, item[0])):
         if entry.status.lower() not in UP:
-            raise UserError(f"classmate map '{path}': '{name}' is {entry.status!r}; start it, or take it out of the map")
+            raise UserError(f"classmate map '{path}': '{name}' is {entry.status!r}; start it, or take it out")
         specs[name] = ModelSpec.parse({"url": entry.url(), "model": entry.served_model_name or name})
         classmates.append(ClassmateConfig(name=name, weight=entry.weight, tokenizer=name))
     if not classmates:
@@ -61,7 +61,8 @@ def _load(path: str) -> Mapping[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the classmate map '{path}': {error}") from error
     except yaml.YAMLError as error:
-        raise UserError(f"the classmate map '{path}' is neither JSON nor YAML: {' '.join(str(error).split())}") from error
+        problem = " ".join(str(error).split())
+        raise UserError(f"the classmate map '{path}' is neither JSON nor YAML: {problem}") from error
     if not isinstance(data, Mapping):
         raise UserError(f"the classmate map '{path}' should be a mapping of model names, not {type(data).__name__}")
     return data

@@ -41,9 +41,9 @@ async def train(run: Run, config: TrainConfig) -> None:
         started = time.perf_counter()
         logs = prefer(learner, [pairs[i] for i in pick(len(pairs), config.prompts_per_step, step, seed)])
         logs["time/step"] = time.perf_counter() - started
-        run.step_done(step + 1, logs, learner, config)
+        run.step_done(step + 1, logs)
         await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
-    run.checkpoint(learner, config)
+    run.checkpoint()
 
 
 def prefer(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> dict[str, float]:

@@ -1,8 +1,9 @@
-"""The run folder: what a run leaves behind, and what it resumes from.
+"""The run folder: what a run leaves behind, and what it resumes from. No torch: whoever plays or learns may write it.
 
 recipe.yaml     the resolved recipe          metrics.jsonl    one line a step
 versions.json   what it ran with             rollouts.jsonl   one line a reply, with its tree of futures
 status.json     running, finished, stopped   checkpoints/     Hugging Face folders
+spent.json      what the helpers have cost   lock             who is writing it
 report.html     written at the end and by `upshot view`
 """
 
@@ -10,12 +11,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import platform
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,13 @@ from typing import Any
 from upshot import __version__, config
 from upshot.errors import UserError
 from upshot.recipe import Recipe
+from upshot.train.checkpoints import Checkpoint, Checkpoints
+from upshot.train.lock import locked
+from upshot.train.phases import order
+from upshot.train.plain import to_line, write_json, write_whole
 
 PACKAGES = ("torch", "transformers", "numpy", "tokenizers", "pydantic", "peft")
+METRICS, ROLLOUTS, SPENT = "metrics.jsonl", "rollouts.jsonl", "spent.json"
 
 
 class RunFolder:
@@ -32,7 +37,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.checkpoints = path / "checkpoints"
+        self.checkpoints = Checkpoints(path)
 
     @classmethod
     def create(cls, recipe: Recipe) -> RunFolder:
@@ -45,9 +50,9 @@ class RunFolder:
             )
         folder = cls(path)
         try:
-            folder.checkpoints.mkdir(parents=True, exist_ok=True)
-            (path / "recipe.yaml").write_text(config.dump(recipe))
-            (path / "versions.json").write_text(json.dumps(versions(), indent=2))
+            folder.checkpoints.path.mkdir(parents=True, exist_ok=True)
+            folder.write_recipe(recipe)
+            write_json(path / "versions.json", versions())
         except OSError as error:
             raise UserError(f"cannot write run folder '{path}': {error.strerror}; set run_dir=…") from error
         return folder
@@ -59,88 +64,71 @@ class RunFolder:
             raise UserError(f"'{path}' is no run folder: it has no recipe.yaml")
         return cls(path)
 
+    def locked(self, say: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Hold the folder while writing it: a second process is refused."""
+        return locked(self.path, say)
+
     def recipe(self) -> Recipe:
         """The resolved recipe of the run."""
         return config.load(str(self.path / "recipe.yaml")).recipe
 
+    def write_recipe(self, recipe: Recipe) -> None:
+        """The recipe that the run is made by from now on."""
+        write_whole(self.path / "recipe.yaml", config.dump(recipe).encode())
+
     def metrics(self, phase: str, step: int, values: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl; numbers that are not finite become null."""
-        self._append("metrics.jsonl", {"phase": phase, "step": step, **values})
+        self._append(METRICS, [{"phase": phase, "step": step, **values}])
 
     def rollouts(self, replies: Iterable[Mapping[str, Any]]) -> None:
         """Append replies to rollouts.jsonl."""
-        self._append_lines("rollouts.jsonl", (json.dumps(reply, ensure_ascii=False) for reply in replies))
+        self._append(ROLLOUTS, replies)
+
+    def lines(self, phase: str, step: int) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl of a step."""
+        return [row for _, row in _rows(self.path / METRICS) if (row.get("phase"), row.get("step")) == (phase, step)]
 
     def status(self, state: str, **more: Any) -> None:
         """Say how the run stands, since when, and how many seconds it has run in all."""
         path = self.path / "status.json"
-        before = (_parse(path.read_text()) if path.is_file() else None) or {}
+        before = (_parse(path.read_bytes()) if path.is_file() else None) or {}
         now = time.time()
         seconds = before.get("seconds", 0.0)
         if before.get("state") == "running" and state != "running":
             seconds += now - before.get("time", now)
         started = before.get("started", now)
-        _write_atomic(path, json.dumps({"state": state, "started": started, "time": now, "seconds": seconds, **more}))
+        write_json(path, {"state": state, "started": started, "time": now, "seconds": seconds, **more})
 
-    def save(self, phase: str, step: int, keep: int, write: Callable[[Path], None]) -> Path:
-        """A checkpoint that is there entirely or not at all; older ones beyond `keep` go."""
-        final = self.checkpoints / f"{phase}-{step:06d}"
-        partial = self.checkpoints / f".partial-{phase}-{step:06d}"
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            partial.mkdir(parents=True)
-            write(partial)
-            (partial / "state.json").write_text(json.dumps({"phase": phase, "step": step}))
-        except Exception as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            if not _is_io(error):
-                raise
-            raise UserError(
-                f"cannot write checkpoint '{final}': {_why(error)}; earlier checkpoints are intact, "
-                f"free some space and continue with --resume {self.path}"
-            ) from error
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(partial, final)
-        for old in self._saved()[:-keep]:
-            shutil.rmtree(old)
-        return final
+    def spent(self) -> dict[str, float]:
+        """What the helper models have cost so far, steps that were lost and played again included."""
+        path = self.path / SPENT
+        return json.loads(path.read_text()) if path.is_file() else {}
 
-    def latest(self) -> tuple[Path, str, int] | None:
-        """The newest checkpoint with its phase and step."""
-        saved = self._saved()
-        if not saved:
-            return None
-        state = json.loads((saved[-1] / "state.json").read_text())
-        return saved[-1], state["phase"], state["step"]
+    def write_spent(self, spent: Mapping[str, float]) -> None:
+        """Remember what the helper models have cost."""
+        write_json(self.path / SPENT, spent)
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint."""
+        saved = self.checkpoints.saved()
+        return saved[-1] if saved else None
 
     def rewind(self, phases: list[str], phase: str, step: int) -> None:
         """Drop lines that a killed run wrote after its last checkpoint, so that nothing is counted twice."""
-        last = (phases.index(phase), step)
 
-        def earlier(line: Mapping[str, Any]) -> bool:
-            where = line.get("phase", phases[-1])  # rollouts name no phase: only the last one plays any
-            return where in phases and (phases.index(where), line["step"]) <= last
+        def earlier(row: Mapping[str, Any]) -> bool:
+            where = row.get("phase", phases[-1])  # rollouts name no phase: only the last one plays any
+            return where in phases and order(where, row["step"]) <= order(phase, step)
 
-        for name in ("metrics.jsonl", "rollouts.jsonl"):
+        for name in (METRICS, ROLLOUTS):
             path = self.path / name
             if path.is_file():
-                lines = [text for text in path.read_text().splitlines() if (row := _parse(text)) and earlier(row)]
-                _write_atomic(path, "".join(line + "\n" for line in lines))
+                write_whole(path, b"".join(line + b"\n" for line, row in _rows(path) if earlier(row)))
 
-    def _saved(self) -> list[Path]:
-        found = [path for path in self.checkpoints.glob("*-*") if (path / "state.json").is_file()]
-        return sorted(
-            (p for p in found if not p.name.startswith(".")), key=lambda p: (p / "state.json").stat().st_mtime_ns
-        )
-
-    def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        clean = {key: _finite(value) for key, value in row.items()}
-        self._append_lines(name, [json.dumps(clean, ensure_ascii=False)])
-
-    def _append_lines(self, name: str, lines: Iterable[str]) -> None:
+    def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         try:
-            with (self.path / name).open("a") as file:
-                file.writelines(line + "\n" for line in lines)
+            with (self.path / name).open("ab") as file:
+                file.writelines(to_line(row) for row in rows)
         except OSError as error:
             raise UserError(
                 f"cannot write '{self.path / name}': {error.strerror or error}; "
@@ -159,34 +147,17 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _is_io(error: Exception) -> bool:
-    """Whether writing failed; safetensors and torch report a full disk by errors of their own."""
-    torch_writer = isinstance(error, RuntimeError) and any(
-        name in str(error) for name in ("PytorchStreamWriter", "inline_container", "iostream")
-    )
-    return isinstance(error, OSError) or torch_writer or type(error).__name__ == "SafetensorError"
+def _rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Lines and what they say; the torn last line of a killed run is left out."""
+    for line in path.read_bytes().split(b"\n") if path.is_file() else ():
+        row = _parse(line)
+        if row is not None:
+            yield line, row
 
 
-def _why(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return f"a file could not be written in full ({str(error).splitlines()[0]})"
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and value - value != 0 else value
-
-
-def _parse(text: str) -> dict[str, Any] | None:
-    """A line of JSON; None for the torn last line of a killed run."""
+def _parse(text: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(text)
-    except json.JSONDecodeError:
+    except ValueError:
         return None
     return row if isinstance(row, dict) else None
-
-
-def _write_atomic(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".partial")
-    temporary.write_text(text)
-    os.replace(temporary, path)

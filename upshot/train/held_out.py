@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from upshot.train.runner import Run
 
 KEPT = ("reward/", "metric/", "missing/", "part/", "classmate/", "rollout/reply_tokens", "rollout/turns")
+ONLY = ("eval/", "time/eval")
+"""What a line of nothing but an evaluation has."""
 
 
 async def held_out(run: Run, stage: Stage, step: int) -> dict[str, float]:
@@ -28,10 +30,19 @@ async def held_out(run: Run, stage: Stage, step: int) -> dict[str, float]:
     return await _play(run, stage) if config.every and step % config.every == 0 else {}
 
 
-async def last_look(run: Run, stage: Stage, step: int) -> None:
-    """Evaluate the finished model, as a line of its own."""
-    if run.recipe.eval.every:
-        run.folder.metrics(run.phase, step, await _play(run, stage))
+async def last_look(run: Run, stage: Stage) -> None:
+    """Evaluate the finished model, as a line of its own; an interrupted one is made up for when the run goes on."""
+    if last_look_due(run):
+        logs = await _play(run, stage)
+        run.folder.metrics(run.phase, run.step, logs)
+        run.announce(run.step, logs)
+
+
+def last_look_due(run: Run) -> bool:
+    """Whether the recipe evaluates and the run's last step has no line of nothing but its evaluation yet."""
+    lines = run.folder.lines(run.phase, run.step)
+    looked = (all(key in ("phase", "step") or key.startswith(ONLY) for key in line) for line in lines)
+    return bool(run.recipe.eval.every) and not any(looked)
 
 
 async def _play(run: Run, stage: Stage) -> dict[str, float]:

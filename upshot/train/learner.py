@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from upshot.engine.exact.forward import ExactForward
 from upshot.recipe import TrainConfig
 from upshot.train import losses
 from upshot.train.batch import Batch, Datum, collate, micro_batches
+from upshot.train.dropout import without_dropout
 from upshot.train.master import MasterAdamW
 from upshot.train.objectives import Objective
 
@@ -52,28 +52,33 @@ class Learner:
         if self.value_head is not None:
             nn.init.zeros_(self.value_head.weight)
             nn.init.zeros_(self.value_head.bias)
-        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self.trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        """Of the model: all weights, or those of its adapters."""
+        self.parameters = list(self.trained.values())
         if self.value_head is not None:
             self.parameters += list(self.value_head.parameters())
         self.optimizer = MasterAdamW(self.parameters, config.lr, config.betas, config.weight_decay)
-        self._reference: Any = None
+        self.reference: dict[str, Tensor] = {}
+        """What the trained weights were, by name, when the reference was kept."""
+        self._rng: dict[str, Any] | None = None
+        """The random states before the gradient under way: a checkpoint is of the last optimizer step."""
 
-    def keep_reference(self, initial: Any = None) -> None:
-        """Remember `initial`, or the weights as they are now; with LoRA the reference is the adapter switched off."""
-        if not hasattr(self.module, "disable_adapter"):
-            self._reference = (initial or copy.deepcopy(self.module)).eval().requires_grad_(False)
+    def keep_reference(self, start: Mapping[str, Tensor] | None = None) -> None:
+        """The reference is the model with these trained weights, or with those it has now. Nothing else is kept."""
+        found = {name: p.detach().clone() for name, p in self.trained.items()} if start is None else start
+        self.reference = {name: found[name].detach().to(p.device, p.dtype) for name, p in self.trained.items()}
 
     def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
         """Log-probabilities of every token of the data, under the policy or the remembered reference."""
         found: dict[int, list[float]] = {}
         with (
             self._still(),
-            self._as_reference() if reference else nullcontext(self.module) as module,
-            self._attention(module),
+            self._as_reference() if reference else nullcontext(),
+            self._attention(self.module),
         ):
             for chunk in micro_batches([[d] for d in data], self.config.token_budget):
                 batch = collate(chunk, self._pad, self.module.device)
-                out = self._output(module, batch)
+                out = self._output(batch)
                 picked = self._token_logprobs(out.logits, batch.ids).tolist()
                 found |= {id(d): row[: len(d.ids)] for d, row in zip(chunk, picked, strict=True)}
         return [found[id(datum)] for datum in data]
@@ -93,25 +98,28 @@ class Learner:
         data = [datum for unit in units for datum in unit]
         objective.begin(data, self.max_tokens, self.config.length_norm)
         logs: dict[str, float] = {}
-        self._train_mode(objective.dropout)
-        with self._attention(self.module):
+        self._rng = self._rng or random_states()
+        self.module.train()
+        with nullcontext() if objective.dropout else without_dropout(self.module), self._attention(self.module):
             for chunk in micro_batches(units, self.config.token_budget):
                 batch = collate(chunk, self._pad, self.module.device)
                 logprobs, values = self._forward(batch, objective.needs_values)
                 loss, more = objective.loss(batch, logprobs, values)
                 loss.backward()  # type: ignore[no-untyped-call]
+                self.optimizer.gather()
                 for name, value in more.items():
                     logs[name] = logs.get(name, 0.0) + value
         return logs
 
     def step(self) -> dict[str, float]:
         """Clip the gradient, take one optimizer step, tell the sampler."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.grad_clip))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.optimizer.masters, self.config.grad_clip))
         lr = learning_rate(self.config, self.steps)
         if math.isfinite(norm):
             self.optimizer.step(lr)
         self.optimizer.zero_grad()
         self.steps += 1
+        self._rng = None
         self.changed()
         return {"train/grad_norm": norm, "train/lr": lr, "train/skipped": float(not math.isfinite(norm))}
 
@@ -125,8 +133,7 @@ class Learner:
         state = {
             "steps": self.steps,
             "optimizer": self.optimizer.state_dict(),
-            "torch_rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            **(self._rng or random_states()),
             "value_head": self.value_head.state_dict() if self.value_head is not None else None,
         }
         torch.save(state, folder / "learner.pt")
@@ -148,7 +155,7 @@ class Learner:
         return int(pad if pad is not None else self.tokenizer.eos_token_id or 0)
 
     def _forward(self, batch: Batch, with_values: bool) -> tuple[Tensor, Tensor | None]:
-        out = self._output(self.module, batch, hidden=with_values)
+        out = self._output(batch, hidden=with_values)
         logprobs = self._token_logprobs(out.logits, batch.ids)
         if not with_values or self.value_head is None:
             return logprobs, None
@@ -157,10 +164,10 @@ class Learner:
         values = self.value_head(hidden).squeeze(-1)
         return logprobs, torch.nn.functional.pad(values[:, :-1], (1, 0))
 
-    def _output(self, module: Any, batch: Batch, hidden: bool = False) -> Any:
+    def _output(self, batch: Batch, hidden: bool = False) -> Any:
         """The model's forward, in exact operations where they are asked for."""
         with self.exact.operations() if self.exact else nullcontext():
-            return module(
+            return self.module(
                 input_ids=batch.ids, attention_mask=batch.attention, output_hidden_states=hidden, use_cache=False
             )
 
@@ -171,14 +178,6 @@ class Learner:
 
     def _attention(self, module: Any) -> AbstractContextManager[None]:
         return self.exact.attention(module) if self.exact else nullcontext()
-
-    def _train_mode(self, dropout: bool) -> None:
-        """Training mode (gradient checkpointing works only there), its dropout layers only where they are wanted."""
-        self.module.train()
-        if not dropout:
-            for layer in self.module.modules():
-                if isinstance(layer, nn.Dropout):
-                    layer.eval()
 
     @contextmanager
     def _still(self) -> Iterator[None]:
@@ -192,14 +191,24 @@ class Learner:
             self.module.train(training)
 
     @contextmanager
-    def _as_reference(self) -> Iterator[Any]:
-        if self._reference is not None:
-            yield self._reference
-        elif hasattr(self.module, "disable_adapter"):
-            with self.module.disable_adapter():
-                yield self.module
-        else:
+    def _as_reference(self) -> Iterator[None]:
+        """The reference's weights in the model's place: tensors change hands, nothing is copied."""
+        if not self.reference:
             raise RuntimeError("keep_reference() was not called")
+        own = {name: p.data for name, p in self.trained.items()}
+        try:
+            for name, parameter in self.trained.items():
+                parameter.data = self.reference[name]
+            yield
+        finally:
+            for name, parameter in self.trained.items():
+                parameter.data = own[name]
+
+
+def random_states() -> dict[str, Any]:
+    """The states of torch's random streams."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"torch_rng": torch.get_rng_state(), "cuda_rng": cuda}
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:

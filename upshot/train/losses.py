@@ -48,8 +48,6 @@ def normalise(loss_B_T: Tensor, mask_B_T: Tensor, by: Denominator) -> Tensor:
 def kl_divergence(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
     """Per-token estimate of KL(policy ‖ reference) from samples of the policy."""
     ratio = reference - logprobs
-    if estimator == "k1":
-        return -ratio
     if estimator == "k2":
         return 0.5 * ratio.square()
     if estimator == "k3":

@@ -32,20 +32,25 @@ class MasterAdamW:
         """One update at this learning rate."""
         for group in self.adam.param_groups:
             group["lr"] = lr
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
-            if master is not parameter:
-                master.grad = None if parameter.grad is None else parameter.grad.float()
+        self.gather()
         self.adam.step()
         with torch.no_grad():
             for parameter, master in zip(self.parameters, self.masters, strict=True):
                 if master is not parameter:
                     parameter.copy_(master)
-                    master.grad = None
+
+    def gather(self) -> None:
+        """Add the parameters' gradients to those of their masters: what micro-batches add up to is a float32 sum."""
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if master is not parameter and parameter.grad is not None:
+                grad = parameter.grad.float()
+                master.grad = grad if master.grad is None else master.grad.add_(grad)
+                parameter.grad = None
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
-        for parameter in self.parameters:
-            parameter.grad = None
+        for tensor in (*self.parameters, *self.masters):
+            tensor.grad = None
 
     def state_dict(self) -> dict[str, Any]:
         """Adam's state and the masters that are not the parameters themselves."""

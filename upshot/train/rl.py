@@ -17,7 +17,7 @@ from upshot.rollout.reply import Reply
 from upshot.rollout.stage import Stage
 from upshot.score import Reason, tell_missing
 from upshot.train.batch import data_of
-from upshot.train.held_out import held_out, last_look
+from upshot.train.held_out import held_out, last_look, last_look_due
 from upshot.train.learner import Learner
 from upshot.train.objectives import PolicyGradient
 from upshot.train.sft import pick
@@ -49,7 +49,7 @@ async def play_and_learn(
     if not rows:
         raise UserError(f"task '{run.task.name}' has no rows in its split 'train'; look at the options under `task`")
     config = run.lasting(config, len(rows))
-    if run.step and run.step >= config.steps:
+    if run.step and run.step >= config.steps and not last_look_due(run):
         return  # a finished run was resumed
     async with run.company() as (_, stage):
         learner = run.learner(config, value_head)
@@ -65,10 +65,10 @@ async def play_and_learn(
             logs |= learn(learner, groups, derive_seed(recipe.seed, "minibatches", step))
             ended = time.perf_counter()
             logs |= {"time/rollout": rolled - started, "time/train": ended - rolled, "time/step": ended - started}
-            run.step_done(step + 1, logs, learner, config, groups)
+            run.step_done(step + 1, logs, groups)
             await asyncio.sleep(0)
-        await last_look(run, stage, config.steps)
-        run.checkpoint(learner, config)
+        run.checkpoint()
+        await last_look(run, stage)
 
 
 async def play(

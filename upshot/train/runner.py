@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property
 from pathlib import Path
@@ -15,9 +14,8 @@ from typing import Any
 from upshot.chat import derive_seed
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.model import EngineModel
-from upshot.errors import UserError
 from upshot.models.rendering import Renderer
-from upshot.recipe import Recipe, TrainConfig, WarmStartConfig
+from upshot.recipe import Recipe, TrainConfig
 from upshot.rewards.task_metrics import task_metrics
 from upshot.rollout.company import Company, check_names, of_recipe, stage_of
 from upshot.rollout.policy import Policy
@@ -25,12 +23,15 @@ from upshot.rollout.reply import Reply
 from upshot.rollout.stage import Stage
 from upshot.tasks.base import Task, groups_of, tasks
 from upshot.time_limit import call_seconds
+from upshot.train import dpo, online_dpo, ppo, rl, sft
+from upshot.train.adapters import add_lora, find_start
 from upshot.train.folder import RunFolder
 from upshot.train.learner import Learner
+from upshot.train.phases import WARM_START, phase_config, phases_of
+from upshot.train.plain import plain, write_json
 from upshot.train.plan import SAMPLED, count_examples
 from upshot.train.reporter import Reporter
 from upshot.train.setup import (
-    add_lora,
     check_helpers,
     context_limit,
     load_policy,
@@ -39,8 +40,10 @@ from upshot.train.setup import (
 )
 from upshot.train.summary import by_group
 from upshot.train.trackers import Tracker, make_trackers
+from upshot.train.weights import load_weights, save_weights
 
-WARM_START = "warm-start"
+COUNTERS = "counters.json"
+"""In a checkpoint: what the helpers' counters were."""
 
 
 class Run:
@@ -50,26 +53,25 @@ class Run:
         self.recipe = recipe
         self.folder = folder
         self.reporter = reporter
-        warm = recipe.warm_start
-        warmed = warm is not None and not (warm.new_model_only and recipe.model.path)
-        self.phases: list[str] = [*([WARM_START] if warmed else []), recipe.train.method]
-        found = folder.latest()
-        self.start_from = found[0] if found else None
-        self.spent: dict[str, float] = {}
-        if self.start_from is not None and (self.start_from / "budget.json").is_file():
-            self.spent = json.loads((self.start_from / "budget.json").read_text())
+        self.phases = phases_of(recipe)
+        self.phase, self.step = self.phases[0], 0
+        self.start_from: Path | None = None
+        """The checkpoint that the run goes on from."""
         self.counters: dict[str, Any] = {}
         """What the helpers' counters were after the last finished step: those of a step half done are played again."""
-        if self.start_from is not None and (self.start_from / "counters.json").is_file():
-            self.counters = json.loads((self.start_from / "counters.json").read_text())
         self.company_now: Company | None = None
         self.trackers: list[Tracker] = []
-        self.phase, self.step = (found[1], found[2]) if found else (self.phases[0], 0)
-        folder.rewind(self.phases, self.phase, self.step)
-        self._save: Callable[[], None] = lambda: None
+        self._learning: tuple[Learner, TrainConfig] | None = None
+        self._updates = 0
+        """Optimizer steps of the learner when the last line was written."""
 
     async def train(self) -> Path:
         """Train to the end, or to Ctrl-C or an empty budget; the last checkpoint either way."""
+        with self.folder.locked(self.reporter.say):
+            self._go_on()
+            return await self._train()
+
+    async def _train(self) -> Path:
         self._prepare()
         recipe = self.recipe
         call_seconds.set(recipe.call_seconds)
@@ -81,10 +83,10 @@ class Run:
             for phase in self.phases[self.phases.index(self.phase) :]:
                 if phase != self.phase:
                     self.phase, self.step = phase, 0
-                await self._run_phase(phase)
+                config = phase_config(recipe, phase)
+                await METHODS[config.method](self, config)
         except BaseException as error:
-            self._save()
-            self.folder.status("stopped", reason=str(error) or type(error).__name__)
+            self._stopped(error)
             raise
         finally:
             for tracker in self.trackers:
@@ -92,17 +94,39 @@ class Run:
         self.folder.status("finished")
         latest = self.folder.latest()
         assert latest is not None
-        return latest[0]
+        return latest.path
+
+    def _go_on(self) -> None:
+        """Find where the folder's run stands; what it wrote after its last checkpoint is written again."""
+        found = self.folder.latest()
+        if found is not None:
+            self.start_from, self.phase, self.step = found
+            self.counters = json.loads((found.path / COUNTERS).read_text())
+        if self.recipe != self.folder.recipe():
+            self.folder.write_recipe(self.recipe)
+        self.folder.rewind(self.phases, self.phase, self.step)
+
+    def _stopped(self, error: BaseException) -> None:
+        """Save what was reached, unless an update is half done: then the last checkpoint is what to go on from."""
+        reason = str(error) or type(error).__name__
+        try:
+            if self._learning is not None and self._learning[0].steps == self._updates:
+                self.checkpoint()
+        except Exception as second:
+            self.reporter.say(f"nothing was saved: {second}")
+        self.folder.status("stopped", reason=reason)
 
     def _prepare(self) -> None:
         recipe = self.recipe
         self.task: Task = tasks.create(recipe.task.name, recipe.task.options, "task")
         if recipe.model.path:  # takes long to load: what it is to learn from is looked for first
             count_examples(recipe, self.task)
-        start = str(self.start_from) if self.start_from else ""
+        checkpoint = str(self.start_from or "")
         seed_torch(recipe.seed)
-        module, self.tokenizer = self._load("" if recipe.model.lora else start)
-        self.module = add_lora(module, recipe.model, start)
+        self.start = find_start(recipe.model, self.folder.path, self.reporter.say)
+        module, tokenizer = self._load("" if recipe.model.lora else checkpoint)
+        self.module = add_lora(module, recipe.model, checkpoint or self.start.adapter)
+        self.tokenizer = tokenizer
         self.renderer = Renderer(self.tokenizer, recipe.model.template_options)
         template = self.renderer.check()
         if not template.appends:
@@ -122,9 +146,10 @@ class Run:
         if "engine" in self.__dict__:
             self.engine.weights_changed()
 
-    def _load(self, start: str = "") -> tuple[Any, Any]:
+    def _load(self, path: str = "") -> tuple[Any, Any]:
+        """Module, without adapters, and tokenizer: those of a folder, or those that the run began with."""
         seed = derive_seed(self.recipe.seed, "weights")
-        return load_policy(self.recipe.model, self.task, seed, start)
+        return load_policy(self.recipe.model, self.task, seed, path or self.start.model, self.start.adapter)
 
     def learner(self, config: TrainConfig, value_head: bool = False) -> Learner:
         """A learner on the policy, restored when this phase is being resumed."""
@@ -152,29 +177,17 @@ class Run:
 
     def keep_reference(self, learner: Learner) -> None:
         """Give the learner the model that this phase began with; a resumed phase finds it again."""
-        if self.recipe.model.lora is not None:
-            return  # the reference is the adapter switched off
         saved = self.folder.path / "reference"
-        first = self.phase == self.phases[0]
+        # The whole of a model that is where the recipe says is not kept a second time.
+        elsewhere = self.phase == self.phases[0] and self.recipe.model.lora is None
         if self.step == 0:
             learner.keep_reference()
-            if not first:  # trained in this run, so that nothing else can bring it back
-                self.module.save_pretrained(saved)
-                self.tokenizer.save_pretrained(saved)
-            return
-        if not first and not saved.is_dir():
-            raise UserError(f"'{saved}' is gone: the model that the run's reference is cannot be found again")
-        learner.keep_reference(self._load("" if first else str(saved))[0])
-
-    async def _run_phase(self, phase: str) -> None:
-        """A phase is a module of this room with `async def train(run, config)`."""
-        recipe = self.recipe
-        if phase == WARM_START and recipe.warm_start is not None:
-            method, config = "sft", warm_start_config(recipe.warm_start, recipe.train)
+            if not elsewhere:
+                save_weights(saved, learner.reference)
+        elif elsewhere:
+            learner.keep_reference(dict(self._load()[0].named_parameters()))
         else:
-            method, config = phase, recipe.train
-        module = importlib.import_module(f"upshot.train.{method.replace('-', '_')}")
-        await module.train(self, config)
+            learner.keep_reference(load_weights(saved))
 
     @asynccontextmanager
     async def company(self) -> AsyncIterator[tuple[Company, Stage]]:
@@ -191,79 +204,74 @@ class Run:
         )
         company = of_recipe(recipe, self.task, self.sampler, self.tokenizer, self.renderer)
         self.company_now = company
-        if self.spent:
-            company.budget.restore(self.spent)
+        if spent := self.folder.spent():
+            company.budget.restore(spent)
         company.restore(self.counters)
         try:
             await company.start()
             yield company, stage_of(recipe, company, policy)
         finally:
-            self.spent = company.budget.state()
             self.company_now = None
             await company.aclose()
+            self.folder.write_spent(company.budget.state())
 
     def begin(self, learner: Learner, config: TrainConfig) -> None:
         """The phase's learner is ready: from here on Ctrl-C saves."""
-        self._save = lambda: self.checkpoint(learner, config)
+        self._learning, self._updates = (learner, config), learner.steps
         self.reporter.phase(self.phase, config.steps, self.step)
 
-    def step_done(
-        self,
-        step: int,
-        logs: dict[str, float],
-        learner: Learner,
-        config: TrainConfig,
-        groups: Sequence[Sequence[Reply]] = (),
-    ) -> None:
+    def step_done(self, step: int, logs: dict[str, float], groups: Sequence[Sequence[Reply]] = ()) -> None:
         """Write a finished step to the run folder, and a checkpoint when it is time."""
+        assert self._learning is not None, "begin() comes first"
+        learner, config = self._learning
         replies = [reply for group in groups for reply in group]
         if replies:
             logs |= by_group(replies, self._groups_of, lambda reply: reply.reward.total)
             logs |= task_metrics(groups, self.task.groups)
             kept = replies[: self.recipe.keep_rollouts or None]
-            self.folder.rollouts(reply.to_dict(step, self._groups_of(reply)) for reply in kept)
+            self.folder.rollouts(self._transcripts(step, kept))
         if self.company_now is not None:
             logs |= self.company_now.stats()
             self.counters = self.company_now.counters()
-        self.step = step
+            self.folder.write_spent(self.company_now.budget.state())
         self.folder.metrics(self.phase, step, logs)
-        self.reporter.step(self.phase, step, logs)
-        for tracker in self.trackers:
-            tracker.log(step, {f"{self.phase}/{key}": value for key, value in logs.items()})
+        self.step, self._updates = step, learner.steps
+        self.announce(step, logs)
         if config.save_every and step % config.save_every == 0 and step < config.steps:
-            self.checkpoint(learner, config)
+            self.checkpoint()
 
-    def checkpoint(self, learner: Learner, config: TrainConfig) -> None:
-        """Save the run as it is now."""
+    def announce(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Tell the console and the trackers what metrics.jsonl has been told."""
+        numbers = {name: value for name, value in plain(logs).items() if isinstance(value, (int, float))}
+        self.reporter.step(self.phase, step, numbers)
+        for tracker in self.trackers:
+            tracker.log(step, {f"{self.phase}/{name}": value for name, value in numbers.items()})
+
+    def checkpoint(self) -> None:
+        """Save the run as it was after its last finished step."""
+        assert self._learning is not None, "begin() comes first"
+        learner, config = self._learning
 
         def write(folder: Path) -> None:
             learner.save(folder)
-            spent = self.company_now.budget.state() if self.company_now is not None else self.spent
-            (folder / "budget.json").write_text(json.dumps(spent))
-            (folder / "counters.json").write_text(json.dumps(self.counters))
+            write_json(folder / COUNTERS, self.counters)
 
-        self.start_from = self.folder.save(self.phase, self.step, config.keep, write)
+        self.start_from = self.folder.checkpoints.save(self.phase, self.step, config.keep, write)
+
+    def _transcripts(self, step: int, replies: Sequence[Reply]) -> Iterator[dict[str, Any]]:
+        """Lines for rollouts.jsonl; a reply that cannot be written (a detail that is no mapping) is said, not fatal."""
+        for reply in replies:
+            try:
+                yield reply.to_dict(step, self._groups_of(reply))
+            except Exception as error:
+                self.reporter.say(f"a reply to row '{reply.conversation.row.id}' cannot be written: {error!r}")
 
     def _groups_of(self, reply: Reply) -> Mapping[str, str]:
         return groups_of(self.task, reply.conversation.row)
 
 
-def warm_start_config(warm: WarmStartConfig, train: TrainConfig) -> TrainConfig:
-    """The warm start as a training configuration of its own."""
-    return train.model_copy(
-        update={
-            "method": "sft",
-            "steps": warm.steps,
-            "epochs": None,
-            "prompts_per_step": warm.batch,
-            "lr": warm.lr,
-            "warmup_steps": warm.warmup_steps,
-            "schedule": "cosine",
-            "min_lr": 0.0,
-            "minibatches": 1,
-            "length_norm": "token",
-        }
-    )
+METHODS = {"sft": sft.train, "dpo": dpo.train, "online-dpo": online_dpo.train, "ppo": ppo.train, "rl": rl.train}
+"""Each is a file of this room."""
 
 
 def train(recipe: Recipe, folder: RunFolder | None = None, reporter: Reporter | None = None) -> RunFolder:

@@ -8,21 +8,25 @@ from typing import Any
 from upshot.chat import derive_seed
 from upshot.errors import UserError
 from upshot.models.base import Completion, Model, Request, Sampling
-from upshot.models.local import BorrowedModel, load_local, pick_device, pick_dtype
+from upshot.models.local import BorrowedModel, load_whole, own_tokenizer, pick_device, pick_dtype
 from upshot.recipe import PolicyConfig, Recipe
 from upshot.rollout.company import of_recipe
 from upshot.tasks.base import Task
 
 
-def load_policy(config: PolicyConfig, task: Task, seed: int, path: str = "") -> tuple[Any, Any]:
-    """The policy's module and tokenizer: from a folder or name, or a new tiny one for the task's language."""
+def load_policy(config: PolicyConfig, task: Task, seed: int, path: str = "", adapter: str = "") -> tuple[Any, Any]:
+    """The policy's module and tokenizer: from a folder or name, or a new tiny one for the task's language.
+
+    The tokenizer is that of `adapter` where one was saved with it; the adapter itself is not loaded.
+    """
     path = path or config.path
     device = pick_device(config.device)
     if path:
         from transformers.utils import logging
 
         logging.disable_progress_bar()  # the run has its own
-        module, tokenizer = load_local(path, config.dtype, device)
+        module, tokenizer = load_whole(path, config.dtype, device)
+        tokenizer = (own_tokenizer(adapter) if adapter else None) or tokenizer
     else:
         from upshot.models.tiny import tiny_model, tiny_tokenizer
 
@@ -45,28 +49,6 @@ def seed_torch(seed: int) -> None:
     import torch
 
     torch.manual_seed(derive_seed(seed, "torch"))
-
-
-def add_lora(module: Any, config: PolicyConfig, start: str = "") -> Any:
-    """The module wrapped with adapters where the recipe asks for them: new ones, or those of the checkpoint `start`."""
-    if config.lora is None:
-        return module
-    try:
-        import peft
-    except ImportError as error:
-        raise UserError("model.lora needs peft: pip install 'upshot[lora]'") from error
-    if start:
-        return peft.PeftModel.from_pretrained(module, start, is_trainable=True)
-    lora = config.lora
-    projections = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    names = {name.rpartition(".")[2] for name, _ in module.named_modules()}
-    targets: Any = lora.targets or ([p for p in projections if p in names] or "all-linear")
-    return peft.get_peft_model(
-        module,
-        peft.LoraConfig(
-            r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets, task_type="CAUSAL_LM"
-        ),
-    )
 
 
 def context_limit(config: PolicyConfig, module: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from upshot.chat import Message, derive_seed
@@ -27,18 +27,25 @@ class Dialogues(Sequence[Datum]):
     Those longer than the model's context are cut at its end; those in which the assistant says nothing are left out.
     """
 
-    def __init__(self, dialogues: Sequence[tuple[Message, ...]], renderer: Renderer, max_context: int) -> None:
+    def __init__(
+        self,
+        dialogues: Sequence[tuple[Message, ...]],
+        renderer: Renderer,
+        max_context: int,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         self._dialogues = [talk for talk in dialogues if any(message.role == "assistant" for message in talk)]
         self._rendered: dict[int, Datum] = {}
         self._renderer = renderer
         self._limit = max_context or None
+        self._tools = tools
 
     def __len__(self) -> int:
         return len(self._dialogues)
 
     def __getitem__(self, index: Any) -> Any:
         if index not in self._rendered:
-            ids, mask = self._renderer.demonstration(self._dialogues[index])
+            ids, mask = self._renderer.demonstration(self._dialogues[index], self._tools)
             self._rendered[index] = Datum(ids[: self._limit], mask[: self._limit])
         return self._rendered[index]
 
@@ -70,7 +77,7 @@ async def train(run: Run, config: TrainConfig) -> None:
     dialogues = read_dialogues(config.data) if config.data else run.task.dialogues("train")
     if not dialogues:
         raise UserError(f"task '{run.task.name}' has no dialogues to imitate; set train.data=FILE")
-    data = Dialogues(dialogues, run.renderer, context_limit(run.recipe.model, run.module))
+    data = Dialogues(dialogues, run.renderer, context_limit(run.recipe.model, run.module), run.task.tools())
     if not data:
         raise UserError("no dialogue has an assistant turn to imitate")
     config = run.lasting(config, len(data))
@@ -85,6 +92,6 @@ async def train(run: Run, config: TrainConfig) -> None:
         logs = learner.forward_backward(units, Sft())
         logs |= learner.step()
         logs["time/step"] = time.perf_counter() - started
-        run.step_done(step + 1, logs, learner, config)
+        run.step_done(step + 1, logs)
         await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
-    run.checkpoint(learner, config)
+    run.checkpoint()
