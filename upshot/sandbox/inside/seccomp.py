@@ -18,13 +18,18 @@ LOAD, JEQ, JGE, JSET, AND, JA, RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x05, 0x06
 RET_KILL, RET_ERRNO, RET_ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 EPERM, ENOSYS, EACCES = 1, 38, 13
 NAMESPACE_FLAGS = 0x7E020000
-OFFSET_NR, OFFSET_ARCH, OFFSET_ARG0 = 0, 4, 16
+OFFSET_NR, OFFSET_ARCH, OFFSET_ARG0, OFFSET_ARG1 = 0, 4, 16, 24
 AF_UNIX = 1
 OWN_PID = 0x7FFFABCD
 """Stands in the built filter for the process id a child puts there."""
 # Options of prctl a program or its C library may use: names, timers, dumpable flag, bounding set reads, memory names.
 # Not PR_SET_PDEATHSIG (1): a run must end with its zygote.
 PRCTL_OPTIONS = (2, 3, 4, 15, 16, 23, 29, 30, 39, 0x53564D41)
+# Without a PID namespace a file's owner (F_SETOWN, F_SETOWN_EX, F_SETSIG, FIOSETOWN, SIOCSPGRP) may be anybody's
+# process, and the kernel would send it any signal. So: copies, flags, locks, pipe sizes and seals only, …
+FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 9, 36, 37, 38, 1030, 1031, 1032, 1033, 1034)
+# … and of ioctl: is it a terminal (two forms), its size, how much to read, close-on-exec, non-blocking.
+IOCTL_COMMANDS = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 
 Instruction = tuple[int, int, int, int]
 
@@ -95,7 +100,7 @@ def _softly_denied(policy: Policy) -> dict[str, int]:
 
 
 def _guarded(policy: Policy) -> dict[str, list[Instruction]]:
-    """Blocks for the calls whose first argument decides."""
+    """Blocks for the calls whose arguments decide."""
     allow, deny = _ret(RET_ALLOW), _ret(RET_ERRNO | EPERM)
     arg0 = (LOAD, 0, 0, OFFSET_ARG0)
     blocks: dict[str, list[Instruction]] = {}
@@ -107,10 +112,7 @@ def _guarded(policy: Policy) -> dict[str, list[Instruction]]:
         clone += [(JSET, 1, 0, kernel.CLONE_THREAD), deny, allow]
     blocks["clone"] = clone
     blocks["socketpair"] = [arg0, (JEQ, 1, 0, AF_UNIX), _ret(RET_ERRNO | EACCES), allow]
-    options: list[Instruction] = [arg0]
-    for index, option in enumerate(PRCTL_OPTIONS):
-        options.append((JEQ, len(PRCTL_OPTIONS) - index, 0, option))
-    blocks["prctl"] = [*options, deny, allow]
+    blocks["prctl"] = _one_of(OFFSET_ARG0, PRCTL_OPTIONS)
     signal_block: list[Instruction] = [allow]
     if policy.own_pid_only:
         signal_block = [arg0, (JEQ, 1, 0, OWN_PID), deny, allow]
@@ -119,7 +121,14 @@ def _guarded(policy: Policy) -> dict[str, list[Instruction]]:
         # Without a PID namespace these reach other processes of the same user.
         own = [arg0, (JEQ, 2, 0, 0), (JEQ, 1, 0, OWN_PID), deny, allow]
         blocks |= {"prlimit64": own, "sched_setaffinity": own, "setpriority": [deny]}
+        blocks |= {"fcntl": _one_of(OFFSET_ARG1, FCNTL_COMMANDS), "ioctl": _one_of(OFFSET_ARG1, IOCTL_COMMANDS)}
     return blocks
+
+
+def _one_of(argument: int, values: tuple[int, ...]) -> list[Instruction]:
+    """Allow a call where an argument is one of these."""
+    tests = [(JEQ, len(values) - index, 0, value) for index, value in enumerate(values)]
+    return [(LOAD, 0, 0, argument), *tests, _ret(RET_ERRNO | EPERM), _ret(RET_ALLOW)]
 
 
 def _intervals(
