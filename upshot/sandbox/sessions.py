@@ -56,7 +56,7 @@ class LocalSession(Session):
         self.wire = wire
         self.pid = 0
         self.handles: list[int] = []
-        """Our own descriptors: of /proc, and of the session's process, whose number may be another's once it is gone."""
+        """Our own descriptors: of /proc, and of the session's process, whose number may be another's one day."""
         self.last_used = time.monotonic()
         self.over: str | None = None
         self.group: SlotGroup | None = None
@@ -175,7 +175,8 @@ class LocalSession(Session):
             left = min(limits.cpu_seconds - (self._cpu() - start_cpu), deadline - time.monotonic())
             if left <= 0:
                 return False
-            await asyncio.wait([answer, abandoned], timeout=left + 0.005, return_when=asyncio.FIRST_COMPLETED)
+            waiting: list[asyncio.Future[Any]] = [answer, abandoned]
+            await asyncio.wait(waiting, timeout=left + 0.005, return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
                 return True
         return False

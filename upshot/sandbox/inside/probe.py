@@ -12,7 +12,6 @@ from typing import Any
 
 from upshot.sandbox.inside import kernel, landlock, namespaces, seccomp
 
-
 NO_IDS = "this container maps no thousand user ids of which slots could take one each"
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from upshot.sandbox.inside import program
 from upshot.sandbox.inside.peer import PeerGone, Wire
 
-
 _in_turn = False
 """Whether an interrupt has a turn to end; one that comes too late must not end the session."""
 
