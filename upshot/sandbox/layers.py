@@ -13,6 +13,7 @@ from typing import Any
 
 from upshot.errors import UserError, did_you_mean
 
+UID_MAP = "/proc/self/uid_map"
 NAMES = ("namespaces", "landlock", "seccomp", "uid", "cgroup")
 PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 QUIET_ENVIRONMENT = {
@@ -70,7 +71,7 @@ def command(module: str, *arguments: str) -> list[str]:
 def user_id_base() -> int | None:
     """The first of a thousand user ids nobody else has; None where this container maps too few."""
     highest = 0
-    with open("/proc/self/uid_map") as file:
+    with open(UID_MAP) as file:
         for line in file:
             inside, _, count = (int(word) for word in line.split())
             highest = max(highest, inside + count - 1)
