@@ -245,7 +245,7 @@ def test_without_namespaces_other_languages_are_refused(bare_box: Box) -> None:
     "mess",
     [
         "open('x', 'w').write('x')\nos.symlink('/etc', 'link')",
-        "os.mkdir('d')\nopen('d/x', 'w')\nos.chmod('d', 0)",
+        "os.umask(0o777)\nos.mkdir('d')\nopen('x', 'w')",  # there is no chmod without namespaces
         "for _ in range(1100):\n    os.mkdir('d')\n    os.chdir('d')",
     ],
 )
@@ -254,6 +254,20 @@ def test_without_namespaces_a_mess_is_cleared_before_the_next_run(mess: str, bar
     assert made.outcome is Outcome.PASSED, made
     for _ in range(2):
         assert bare_box(bare_box.sandbox.run("import os; print(os.listdir('.'))")).stdout == "[]\n"
+
+
+def test_without_namespaces_files_outside_keep_their_rights_times_and_content(bare_box: Box, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("x")
+    for folder in (tmp_path, *tmp_path.parents):  # for a run with a user of its own
+        if folder.stat().st_uid == os.getuid() and folder != Path("/tmp"):
+            folder.chmod(folder.stat().st_mode | 0o011)
+    before = file.stat()
+    for change in ("os.chmod(p, 0o777)", "os.utime(p, (1, 1))", "os.truncate(p, 0)", "os.open(p, os.O_TRUNC)"):
+        result = bare_box(bare_box.sandbox.run(f"import os\np = {str(file)!r}\n{change}"))
+        assert result.outcome is Outcome.ERROR and "PermissionError" in result.stderr, result
+    after = file.stat()
+    assert (after.st_mode, after.st_mtime, after.st_size) == (before.st_mode, before.st_mtime, 1)
 
 
 def test_without_namespaces_threads_and_asyncio_still_work(bare_box: Box) -> None:
@@ -306,12 +320,12 @@ def test_the_filter_compiles_for_both_architectures(machine: str) -> None:
     assert len(program) % 8 == 0 and len(program) // 8 < 4096
 
 
-def _decide(program: bytes, arch: int, number: int, first: int = 0, second: int = 0) -> int:
+def _decide(program: bytes, arch: int, number: int, first: int = 0, second: int = 0, third: int = 0) -> int:
     """Run the filter as the kernel would."""
     import struct
 
     code = [struct.unpack_from("HBBI", program, at) for at in range(0, len(program), 8)]
-    data = {0: number, 4: arch, 16: first, 24: second}
+    data = {0: number, 4: arch, 16: first, 24: second, 32: third}
     at, value = 0, 0
     while True:
         op, yes, no, k = code[at]
@@ -345,10 +359,15 @@ def test_the_filter_decides_every_call_as_its_lists_say(machine: str, table: dic
     assert _decide(program, arch, table["clone"], 0x10000000) == seccomp.RET_KILL
     assert _decide(program, arch, table["clone"], 17) == seccomp.RET_ALLOW
     assert _decide(program, arch, table["socketpair"], 2) != seccomp.RET_ALLOW
-    alone = seccomp.build(seccomp.Policy(processes=False, own_pid_only=True), machine)
+    alone = seccomp.build(seccomp.Policy(processes=False, alone=True), machine)
     assert _decide(alone, arch, table["clone"], 17) != seccomp.RET_ALLOW
     assert _decide(alone, arch, table["clone"], 0x00010000) == seccomp.RET_ALLOW
     assert _decide(alone, arch, table["kill"], 1) != seccomp.RET_ALLOW
+    for flags, allowed in ((0, True), (1, True), (0x241, True), (0x242, True), (0x200, False), (0x240, False)):
+        assert (_decide(alone, arch, table["openat"], 0, 0, flags) == seccomp.RET_ALLOW) is allowed
+    assert not any(
+        _decide(alone, arch, table[name]) == seccomp.RET_ALLOW for name in seccomp.UNWATCHED if name in table
+    )
     assert _decide(alone, arch, table["kill"], seccomp.OWN_PID) == seccomp.RET_ALLOW
     for call, allowed, refused in (
         ("fcntl", (0, 2, 4, 1030), (8, 10, 15)),
