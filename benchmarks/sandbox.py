@@ -71,7 +71,7 @@ class Http:
         """One request, one JSON answer."""
         reader, writer = self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.port)
         kind = "Content-Type: application/json"
-        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\n{kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{kind}\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         answer = await reader.readuntil(b"\r\n\r\n")
         lengths = [line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:")]

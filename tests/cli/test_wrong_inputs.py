@@ -63,6 +63,15 @@ def test_a_port_that_is_taken_or_none(verb: tuple[str, ...], capsys: pytest.Capt
     assert "'99999' is no port" in said(capsys, *verb, "--port", "99999")
 
 
+@pytest.mark.parametrize("verb", [("serve", "smollm2-135m"), ("sandbox",), ("verify", "--serve")])
+def test_beyond_loopback_no_server_starts_without_a_key(
+    verb: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("UPSHOT_API_KEY", "UPSHOT_SANDBOX_KEY", "UPSHOT_SCORER_KEY"):
+        monkeypatch.delenv(variable, raising=False)
+    assert "--host 0.0.0.0 is not loopback" in said(capsys, *verb, "--host", "0.0.0.0", "--port", "0")
+
+
 def test_a_model_name_with_a_typo_asks_no_hub(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean 'smollm2-135m'?" in said(capsys, "serve", "smollm2-135mm", "--port", "0")
 

@@ -203,6 +203,18 @@ def test_too_many_waiting_get_429(llama: LlamaForCausalLM, tokenizer: PreTrained
         assert httpx.post(url + "/v1/completions", json={"prompt": [5, 6], "max_tokens": 3}).status_code == 200
 
 
+def test_without_a_key_a_web_page_cannot_ask(llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    with serving(Server(EngineModel(Engine(llama), tokenizer, "tiny"))) as url:
+        body = '{"prompt": [5, 6], "max_tokens": 1}'
+        for headers, status in (
+            ({"Content-Type": "text/plain"}, 415),
+            ({"Content-Type": "application/json", "Host": "evil.example"}, 403),
+            ({"Content-Type": "application/json"}, 200),
+        ):
+            answer = httpx.post(url + "/v1/completions", content=body, headers=headers)
+            assert answer.status_code == status, answer.text
+
+
 def test_growing_text_sends_whole_characters_and_no_stop_string(tokenizer: PreTrainedTokenizerFast) -> None:
     ids = tokenizer.encode("naïve 🙂 STOP it", add_special_tokens=False)
     growing = GrowingText(tokenizer, ["STOP"])

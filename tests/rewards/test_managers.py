@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 
 from upshot.errors import UserError
 from upshot.models.budget import Budget
@@ -208,6 +208,36 @@ def test_an_unknown_source_is_the_users_to_mend_in_every_manager() -> None:
             with pytest.raises(UserError, match="registered names only"):
                 await remote.verify(Claim("os:system", "x", "1"))
             await remote.aclose()
+
+    asyncio.run(run())
+
+
+def test_a_scorer_with_a_key_answers_those_who_send_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with scorer(scorer_app(Inline(), "sesame")) as url:
+            remote = Remote(url)
+            with pytest.raises(UserError, match="set UPSHOT_SCORER_KEY"):
+                await remote.verify(CLAIMS[0])
+            await remote.aclose()
+            monkeypatch.setenv("UPSHOT_SCORER_KEY", "sesame")
+            assert (await verify_all(Remote(url), CLAIMS[:1]))[0].value == 1.0
+
+    asyncio.run(run())
+
+
+def test_a_scorer_without_a_key_answers_programs_of_this_machine_only() -> None:
+    async def run() -> None:
+        claim = json.dumps({"source": "gsm8k", "response": "#### 1", "reference": "1"})
+        async with scorer(scorer_app(Inline())) as url, ClientSession() as client:
+            for headers, status in (
+                ({"Content-Type": "text/plain"}, 415),
+                ({"Content-Type": "application/json", "Host": "evil.example"}, 403),
+                ({"Content-Type": "application/json"}, 200),
+            ):
+                async with client.post(f"{url}/verify", data=claim, headers=headers) as answer:
+                    assert answer.status == status
+            async with client.post(f"{url}/verify", json={**json.loads(claim), "options": [1]}) as answer:
+                assert answer.status == 400
 
     asyncio.run(run())
 

@@ -52,12 +52,67 @@ asyncio.run(main())
 """
 
 
-def drive(python: str, uid: int | None, disable: list[str]) -> dict[str, Any]:
-    """Run the driver in a process of its own, as another user if asked."""
+OWNER = """
+import fcntl, os, socket, struct, time
+def f():
+    for pid in (os.getppid(), VICTIM):
+        r, w = socket.socketpair()
+        for call in (
+            lambda: fcntl.fcntl(r, fcntl.F_SETOWN, pid),
+            lambda: fcntl.fcntl(r, 15, struct.pack("ii", 1, pid)),
+            lambda: fcntl.ioctl(r, 0x8901, struct.pack("i", pid)),
+            lambda: fcntl.ioctl(r, 0x8902, struct.pack("i", pid)),
+            lambda: fcntl.fcntl(r, 10, 9),
+        ):
+            try:
+                call()
+            except OSError:
+                pass
+        fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+        w.send(b"x")
+    time.sleep(0.05)
+    return 1
+"""
+OLD_KERNEL = """
+import asyncio, json, subprocess, sys
+from dataclasses import replace
+from upshot.sandbox import Limits, Sandbox, layers
+
+found = layers.probe
+layers.probe = lambda disable=(): replace(found(disable), landlock=min(found(disable).landlock, 5))
+
+async def main():
+    disable, programs = json.loads(sys.argv[1])
+    victim = subprocess.Popen(["sleep", "60"])
+    say = {}
+    async with Sandbox(slots=3, disable=disable, limits=Limits(cpu_seconds=2)) as box:
+        say["layers"] = box.describe_layers()
+        for name, program in programs.items():
+            slow = "import time\\ndef f(): time.sleep(.5); return 2"
+            honest = [asyncio.create_task(box.test_program(slow, ["assert f() == 2"])) for _ in range(2)]
+            await asyncio.sleep(.2)
+            own = await box.test_program(program.replace("VICTIM", str(victim.pid)), ["assert f() == 1"])
+            say[name] = [own[0].outcome, *(results[0].outcome for results in await asyncio.gather(*honest))]
+        say["faults"] = box.metrics.faults
+    say["victim"] = victim.poll()
+    victim.kill()
+    print(json.dumps(say))
+
+asyncio.run(main())
+"""
+AGAINST_OTHERS = {
+    "signals to its group": "import os\ndef f(): return 1\nos.kill(0, 9)",
+    "niceness of its group": "import os\ndef f():\n    os.setpriority(os.PRIO_PGRP, 0, 19)\n    return 1",
+    "the owner of a socket": OWNER,
+}
+
+
+def drive(python: str, uid: int | None, task: list[Any], driver: str = DRIVER) -> dict[str, Any]:
+    """Run a driver in a process of its own, as another user if asked."""
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1"}
     extra: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
     done = subprocess.run(
-        [python, "-c", DRIVER, json.dumps(disable)],
+        [python, "-c", driver, json.dumps(task)],
         env=environment,
         cwd="/",
         capture_output=True,
@@ -131,6 +186,17 @@ def test_root_with_a_user_namespace_only() -> None:
     check(drive(python_for_others(), None, ["root"]), namespaces=True)
 
 
+@pytest.mark.parametrize("disable", [[], ["namespaces", "cgroup"]], ids=["namespaces", "none"])
+@pytest.mark.parametrize("user", [65534, None], ids=["ordinary", "own"])
+def test_before_landlock_6_a_program_reaches_no_neighbour_by_signals(user: int | None, disable: list[str]) -> None:
+    user = user if os.getuid() == 0 else None
+    python = python_for_others() if user else sys.executable
+    say = drive(python, user, [disable, AGAINST_OTHERS], OLD_KERNEL)
+    assert say["faults"] == 0 and say["victim"] is None, say
+    for name in AGAINST_OTHERS:
+        assert say[name][1:] == ["passed", "passed"], (name, say)
+
+
 @pytest.fixture(scope="module")
 def bare_box() -> Iterator[Box]:
     made = make_box(disable={"namespaces", "cgroup"})
@@ -179,7 +245,7 @@ def test_without_namespaces_other_languages_are_refused(bare_box: Box) -> None:
     "mess",
     [
         "open('x', 'w').write('x')\nos.symlink('/etc', 'link')",
-        "os.mkdir('d')\nopen('d/x', 'w')\nos.chmod('d', 0)",
+        "os.umask(0o777)\nos.mkdir('d')\nopen('x', 'w')",  # there is no chmod without namespaces
         "for _ in range(1100):\n    os.mkdir('d')\n    os.chdir('d')",
     ],
 )
@@ -188,6 +254,20 @@ def test_without_namespaces_a_mess_is_cleared_before_the_next_run(mess: str, bar
     assert made.outcome is Outcome.PASSED, made
     for _ in range(2):
         assert bare_box(bare_box.sandbox.run("import os; print(os.listdir('.'))")).stdout == "[]\n"
+
+
+def test_without_namespaces_files_outside_keep_their_rights_times_and_content(bare_box: Box, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("x")
+    for folder in (tmp_path, *tmp_path.parents):  # for a run with a user of its own
+        if folder.stat().st_uid == os.getuid() and folder != Path("/tmp"):
+            folder.chmod(folder.stat().st_mode | 0o011)
+    before = file.stat()
+    for change in ("os.chmod(p, 0o777)", "os.utime(p, (1, 1))", "os.truncate(p, 0)", "os.open(p, os.O_TRUNC)"):
+        result = bare_box(bare_box.sandbox.run(f"import os\np = {str(file)!r}\n{change}"))
+        assert result.outcome is Outcome.ERROR and "PermissionError" in result.stderr, result
+    after = file.stat()
+    assert (after.st_mode, after.st_mtime, after.st_size) == (before.st_mode, before.st_mtime, 1)
 
 
 def test_without_namespaces_threads_and_asyncio_still_work(bare_box: Box) -> None:
@@ -240,12 +320,12 @@ def test_the_filter_compiles_for_both_architectures(machine: str) -> None:
     assert len(program) % 8 == 0 and len(program) // 8 < 4096
 
 
-def _decide(program: bytes, arch: int, number: int, first: int = 0) -> int:
+def _decide(program: bytes, arch: int, number: int, first: int = 0, second: int = 0, third: int = 0) -> int:
     """Run the filter as the kernel would."""
     import struct
 
     code = [struct.unpack_from("HBBI", program, at) for at in range(0, len(program), 8)]
-    data = {0: number, 4: arch, 16: first}
+    data = {0: number, 4: arch, 16: first, 24: second, 32: third}
     at, value = 0, 0
     while True:
         op, yes, no, k = code[at]
@@ -279,8 +359,19 @@ def test_the_filter_decides_every_call_as_its_lists_say(machine: str, table: dic
     assert _decide(program, arch, table["clone"], 0x10000000) == seccomp.RET_KILL
     assert _decide(program, arch, table["clone"], 17) == seccomp.RET_ALLOW
     assert _decide(program, arch, table["socketpair"], 2) != seccomp.RET_ALLOW
-    alone = seccomp.build(seccomp.Policy(processes=False, own_pid_only=True), machine)
+    alone = seccomp.build(seccomp.Policy(processes=False, alone=True), machine)
     assert _decide(alone, arch, table["clone"], 17) != seccomp.RET_ALLOW
     assert _decide(alone, arch, table["clone"], 0x00010000) == seccomp.RET_ALLOW
     assert _decide(alone, arch, table["kill"], 1) != seccomp.RET_ALLOW
+    for flags, allowed in ((0, True), (1, True), (0x241, True), (0x242, True), (0x200, False), (0x240, False)):
+        assert (_decide(alone, arch, table["openat"], 0, 0, flags) == seccomp.RET_ALLOW) is allowed
+    assert not any(
+        _decide(alone, arch, table[name]) == seccomp.RET_ALLOW for name in seccomp.UNWATCHED if name in table
+    )
     assert _decide(alone, arch, table["kill"], seccomp.OWN_PID) == seccomp.RET_ALLOW
+    for call, allowed, refused in (
+        ("fcntl", (0, 2, 4, 1030), (8, 10, 15)),
+        ("ioctl", (0x5401, 0x5421), (0x8901, 0x8902)),
+    ):
+        assert all(_decide(alone, arch, table[call], 3, command) == seccomp.RET_ALLOW for command in allowed)
+        assert not any(_decide(alone, arch, table[call], 3, command) == seccomp.RET_ALLOW for command in refused)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -24,10 +25,13 @@ import pytest
 from tests.sandbox.conftest import soon
 from upshot.errors import UserError
 from upshot.sandbox import Limits, Outcome, Sandbox, StdioTest, connect, languages
+from upshot.sandbox.outcome import RunResult
 from upshot.sandbox.server import serve
+from upshot.sandbox.service import Service
 
 REPOSITORY = Path(__file__).parents[2]
 ADD = "def add(a, b):\n    return a + b"
+JSON = {"Content-Type": "application/json"}
 START = "import sys; from upshot.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -197,6 +201,19 @@ def test_a_batch_streams_each_result_with_its_index(server: str) -> None:
         ("/run_code", {"code": "x", "language": "cobol"}, "language 'cobol' is not known"),
         ("/run_code", {"code": "x", "files": {"a": "%%"}}, "not base64"),
         ("/batch", {"items": [{"kind": "x"}]}, "unknown kind 'x'"),
+        ("/batch", {"items": [{"kind": [1]}]}, "unknown kind [1]"),
+        ("/run_code", {"code": "x", "memory_limit_MB": 10**6}, "at most 16384"),
+        ("/run_code", {"code": "x", "memory_limit_MB": [1]}, "must be a whole number"),
+        ("/run_code", {"code": "x", "compile_timeout": 1e9}, "compile_timeout is 1000000000.0; this server allows at"),
+        ("/run_code", {"code": "x", "run_timeout": 10**400}, "at most 300 s"),
+        ("/run_code", {"code": "x", "stdin": 5}, "field 'stdin' is int"),
+        ("/run_code", {"code": "x", "files": [1]}, "field 'files' must be an object"),
+        ("/run", {"code": "x", "limits": {"cpu_seconds": 10**400}}, "at most 300 s"),
+        ("/run", {"code": "x", "limits": {"wall_seconds": 1e6}}, "1200 s in all"),
+        ("/run", {"code": "x", "limits": {"stop_at_timeout": 1}}, "must be true or false"),
+        ("/submit", {"completion": "x", "config": [1]}, "field 'config' must be an object"),
+        ("/submit", {"completion": "x", "config": {"provided_data": [1]}}, "'provided_data' must be an object"),
+        ("/sessions/nobody", {"code": "x", "run_timeout": 1e9}, "run_timeout is 1000000000.0; this server allows at"),
         ("/test_program", [1], "must be a JSON object"),
     ],
 )
@@ -207,13 +224,138 @@ def test_a_bad_request_gets_one_clear_line(path: str, body: Any, message: str, s
 
 def test_pickles_and_other_non_json_are_refused(server: str) -> None:
     for content in (b"\x80\x04K\x01.", b"{", b"[" * 100_000):
-        assert httpx.post(server + "/test_program", content=content).status_code == 400
+        assert httpx.post(server + "/test_program", content=content, headers=JSON).status_code == 400
 
 
 def test_a_request_over_the_size_limit_is_refused(server: str) -> None:
     assert post(server, "/test_program", {"program": "x" * (2 << 20), "tests": []}).status_code == 413
     chunks = (b"x" * 65536 for _ in range(40))
-    assert httpx.post(server + "/test_program", content=chunks).status_code == 413
+    assert httpx.post(server + "/test_program", content=chunks, headers=JSON).status_code == 413
+
+
+def test_a_web_page_cannot_use_the_keyless_server(server: str) -> None:
+    body = {"code": "print(1)"}
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
+        sent = httpx.post(server + "/run_code", content=json.dumps(body), headers={"Content-Type": kind})
+        assert sent.status_code == 415, sent.text
+    port = server.rpartition(":")[2]
+    for host in (f"evil.example:{port}", "127.0.0.1.evil.example", "10.0.0.1", "[::2]:1"):
+        assert post(server, "/run_code", body, headers={"Host": host}).status_code == 403
+        assert httpx.get(server + "/health", headers={"Host": host}).status_code == 403
+    for host in (f"localhost:{port}", "127.0.0.2", f"[::1]:{port}"):
+        assert post(server, "/run_code", body, headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "line", ['{"file":["x","a"]}', '{"file":[["x"],3]}', '{"e":[[]]}', '{"e":{"0":1}}', "[1]", "\xff"]
+)
+def test_what_a_program_writes_on_the_result_channel_is_at_worst_its_own_failure(line: str, server: str) -> None:
+    forged = f"import os\nos.write(4, {line.encode()!r} + b'\\n')\nprint(input())"
+
+    async def scenario(spec: str) -> None:
+        async with connect(spec) as runner:
+            passed, failed = await runner.test_stdio(forged, [StdioTest("1", "1"), StdioTest("1", "2")])
+            assert (passed.value, failed.value) == (1, 0), (passed, failed)
+            result = await runner.run(forged, stdin="1", fetch=["y"])
+            assert result.outcome is Outcome.PASSED and result.files == {}
+
+    for spec in ("local:slots=1", server):
+        asyncio.run(scenario(spec))
+
+
+def test_requests_whose_client_has_gone_are_dropped_from_queue_and_slot(server: str) -> None:
+    async def scenario() -> None:
+        async with httpx.AsyncClient(base_url=server, timeout=60, limits=httpx.Limits(max_connections=64)) as client:
+            body = {"code": "import time; time.sleep(50)", "limits": {"cpu_seconds": 50}}
+            gone = [asyncio.create_task(client.post("/run", json=body)) for _ in range(10)]
+            items = {"items": [{"kind": "run_code", **body}]}
+            gone.append(asyncio.create_task(client.post("/batch", json=items)))
+            while (load := (await client.get("/health")).json())["running"] < 4 or load["waiting"] < 7:
+                await asyncio.sleep(0.02)
+            for one in gone:
+                one.cancel()
+            await asyncio.gather(*gone, return_exceptions=True)
+            answer = await asyncio.wait_for(client.post("/run", json={"code": "print(1)"}), 20)
+            assert answer.json()["stdout"] == "1\n"
+            while (load := (await client.get("/health")).json())["running"] or load["waiting"]:
+                await asyncio.sleep(0.02)
+
+    asyncio.run(asyncio.wait_for(scenario(), 40))
+
+
+def test_one_items_trouble_leaves_the_rest_of_a_batch_whole() -> None:
+    class Faulty:
+        """A sandbox whose runs fail in the way their code says."""
+
+        count = 1
+        limits = Limits()
+
+        async def run(self, code: str, *_: Any, **__: Any) -> RunResult:
+            if code == "raise":
+                raise ZeroDivisionError
+            return RunResult(Outcome.SANDBOX_FAULT if code == "fault" else Outcome.PASSED, 0)
+
+    async def scenario() -> dict[int, Any]:
+        items = [{"kind": "run_code", "code": code} for code in ("raise", "fault", "fine")]
+        lines = [json.loads(line) async for line in await Service(Faulty()).batch({"items": items})]  # type: ignore[arg-type]
+        return {line["index"]: line for line in lines}
+
+    found = asyncio.run(scenario())
+    assert "internal error: ZeroDivisionError" in found[0]["error"] and "sandbox_fault" in found[1]["error"]
+    assert found[2]["status"] == "Success"
+
+
+def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    from upshot.sandbox import server as module
+
+    monkeypatch.setattr(module, "READ_SECONDS", 0.05)
+
+    async def dawdle() -> Any:
+        await asyncio.sleep(30)
+
+    async def scenario() -> None:
+        bounded = module.Gate(None, None, 1000)._bounded(dawdle)
+        with pytest.raises(module.TooSlow):
+            await asyncio.wait_for(bounded(), 5)
+
+    asyncio.run(scenario())
+
+
+def test_too_many_slow_and_long_winded_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import uvicorn
+
+    from upshot.sandbox import doorkeeper
+
+    monkeypatch.setattr(doorkeeper, "READ_SECONDS", 0.3)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def scenario() -> None:
+        config = uvicorn.Config(app, http=doorkeeper.http_protocol(2), ws="none", lifespan="off", log_level="error")
+        serving = uvicorn.Server(config)
+        listener = socket.create_server(("127.0.0.1", 0))
+        task = asyncio.create_task(serving.serve(sockets=[listener]))
+        address = listener.getsockname()
+        slow, drips = [await asyncio.open_connection(*address) for _ in range(2)]
+        full = await asyncio.open_connection(*address)
+        assert (await asyncio.wait_for(full[0].read(), 5)).startswith(b"HTTP/1.1 503")
+        drips[1].write(b"GET / HTTP/1.1\r\n\r\n")
+        assert (await asyncio.wait_for(drips[0].readuntil(b"\r\n\r\n"), 5)).startswith(b"HTTP/1.1 200")
+        drips[1].write(b"GET / HTTP/1.1\r\nX: ")
+        assert await asyncio.wait_for(slow[0].read(), 5) == b""
+        assert await asyncio.wait_for(drips[0].read(), 5) == b""
+        wordy = await asyncio.open_connection(*address)
+        wordy[1].write(b"GET / HTTP/1.1\r\nX: " + b"x" * (1 << 20))
+        with contextlib.suppress(ConnectionError):
+            assert b"200" not in await asyncio.wait_for(wordy[0].read(), 5)
+        serving.should_exit = True
+        await asyncio.wait_for(task, 10)
+        for _, writer in (slow, drips, full, wordy):
+            writer.close()
+
+    asyncio.run(scenario())
 
 
 def test_health_answers_while_programs_loop_and_a_full_queue_is_429(server: str) -> None:
@@ -325,12 +467,19 @@ def test_runners_are_interchangeable(spec: str, server: str) -> None:
     asyncio.run(scenario())
 
 
+def test_an_unknown_session_has_ended(server: str) -> None:
+    answer = post(server, "/sessions/nobody", {"code": "1"}).json()
+    assert answer["outcome"] == "error" and "has ended" in answer["detail"]
+
+
 @pytest.mark.parametrize("spec", ["local:slots=1", "{server}"])
 def test_sessions_locally_and_over_http(spec: str, server: str) -> None:
     async def scenario() -> None:
         async with connect(spec.format(server=server)) as runner, await runner.session() as session:
             await session.turn("x = 20")
             assert (await session.turn("x + 1")).stdout == "21\n"
+            both = await asyncio.gather(session.turn("x += 1\nx"), session.turn("x += 1\nx"))
+            assert sorted(result.stdout for result in both) == ["21\n", "22\n"]
 
     asyncio.run(scenario())
 

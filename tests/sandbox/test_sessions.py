@@ -58,6 +58,82 @@ def test_a_turn_that_will_not_stop_ends_the_session(box: Any) -> None:
     assert soon(lambda: box.strangers() == [])
 
 
+def test_a_process_that_dies_between_turns_ends_the_session_in_plain_words(box: Any) -> None:
+    async def scenario() -> None:
+        session = await box.sandbox.session()
+        await session.turn("import threading, os; threading.Timer(0.05, os._exit, [0]).start()")
+        await asyncio.sleep(0.4)
+        results = [await session.turn("1 + 1") for _ in range(2)]
+        assert [result.outcome for result in results] == [Outcome.ERROR] * 2
+        assert "ended between turns" in results[0].detail and "has ended" in results[1].detail
+        assert not session.busy
+
+    box(scenario())
+
+
+def test_a_cancelled_turn_is_interrupted_and_the_next_gets_its_own_output(box: Any) -> None:
+    async def scenario() -> None:
+        async with await box.sandbox.session() as session:
+            await session.turn("x = 1")
+            turn = asyncio.create_task(session.turn("import time\ntime.sleep(2)\nprint('first')"))
+            await asyncio.sleep(0.2)
+            turn.cancel()
+            await asyncio.gather(turn, return_exceptions=True)
+            assert turn.cancelled()
+            assert (await session.turn("print('second', x)")).stdout == "second 1\n"
+            assert (await session.turn("print('third')")).stdout == "third\n"
+
+    box(scenario())
+
+
+def test_simultaneous_turns_run_one_after_the_other(box: Any) -> None:
+    async def scenario() -> None:
+        async with await box.sandbox.session() as session:
+            await session.turn("x = 0")
+            turns = [session.turn(f"import time\ntime.sleep(0.05)\nx += 1\nprint({number}, x)") for number in range(3)]
+            assert [result.stdout for result in await asyncio.gather(*turns)] == ["0 1\n", "1 2\n", "2 3\n"]
+
+    box(scenario())
+
+
+def test_closing_a_session_ends_its_turn_in_plain_words(box: Any) -> None:
+    async def scenario() -> None:
+        session = await box.sandbox.session()
+        turns = [asyncio.create_task(session.turn("import time; time.sleep(9)")) for _ in range(2)]
+        await asyncio.sleep(0.2)
+        await asyncio.wait_for(session.aclose(), 5)
+        results = await asyncio.gather(*turns)
+        assert all(result.outcome is Outcome.ERROR and "closed" in result.detail for result in results), results
+
+    box(scenario())
+
+
+def test_a_turn_that_does_not_read_its_code_is_out_of_time(box: Any) -> None:
+    reply = "import os, struct, json\nd = json.dumps({'error': None}).encode()\nos.write(5, struct.pack('<I', len(d)) + d)\nwhile True: pass"
+
+    async def scenario() -> None:
+        session = await box.sandbox.session()
+        assert (await session.turn(reply)).outcome is Outcome.PASSED
+        result = await asyncio.wait_for(session.turn("#" * (8 << 20), cpu_seconds=0.3), 10)
+        assert result.outcome is not Outcome.SANDBOX_FAULT
+        await session.aclose()
+
+    box(scenario())
+
+
+def test_the_cpu_time_of_a_turn_counts_every_process(box: Any) -> None:
+    if box.sandbox.layers.namespaces is None:
+        pytest.skip("only a PID namespace lets a program start processes")
+    code = "import os\nif os.fork() == 0:\n    while True: pass\nos.wait()"
+
+    async def scenario() -> None:
+        async with await box.sandbox.session() as session:
+            result = await session.turn(code, cpu_seconds=0.2)
+            assert result.outcome is Outcome.TIMEOUT and result.wall_seconds < 2.4, result
+
+    box(scenario())
+
+
 def test_hostile_turns_are_contained(box: Any) -> None:
     async def scenario(code: str, *allowed: Outcome) -> None:
         async with await box.sandbox.session(

@@ -11,9 +11,10 @@ import pytest
 from upshot.errors import UserError
 from upshot.models.base import Completion, Model, ModelCallError, Request
 from upshot.score import Score
+from upshot.tasks.judged import Judged as Task
 from upshot.verifiers.base import verifiers
 from upshot.verifiers.gsm8k import Gsm8k
-from upshot.verifiers.judged import Judged, Sycophancy
+from upshot.verifiers.judged import Judged, Sycophancy, with_rubric_read
 from upshot.verifiers.statistics import binary_metrics, graded_metrics
 
 
@@ -64,15 +65,26 @@ def test_a_bad_rating_is_asked_again_and_then_missing() -> None:
 def test_a_rubric_comes_from_a_text_or_a_file(tmp_path: Path) -> None:
     file = tmp_path / "rubric.md"
     file.write_text("Rate the rhyme.")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a poem"}\n')
     judge = Says(rating(3))
-    verifier = Judged(rubric=str(file), low=1, high=5, judge=judge)
+    options = Task(rubric=str(file), low=1, high=5, file=str(rows)).verifier_options
+    verifier = Judged(**options, judge=judge)
     assert asyncio.run(verifier.verify("roses are red", "violets", {"question": "a poem"})).value == 0.5
     assert "Rate the rhyme." in judge.seen[0].prompt[0].content  # type: ignore[union-attr]
     assert "violets" in judge.seen[0].prompt[0].content  # type: ignore[union-attr]
     with pytest.raises(UserError, match="no rubric file"):
-        Judged(rubric="missing.md")
+        with_rubric_read({"rubric": "missing.md"})
+    assert with_rubric_read({"rubric": "Rate it.", "low": 2}) == {"rubric": "Rate it.", "low": 2}
     with pytest.raises(UserError, match="low must be below high"):
         Judged(rubric="x", low=5, high=5)
+
+
+def test_a_claims_options_name_no_file_of_this_machine(tmp_path: Path) -> None:
+    file = tmp_path / "secret.txt"
+    file.write_text("wombat")
+    with pytest.raises(UserError, match="takes the text of a rubric, not the file"):
+        Judged(rubric=str(file), judge=Says(rating(3)))
 
 
 def test_without_a_judge_it_is_one_clear_error() -> None:

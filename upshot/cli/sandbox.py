@@ -38,21 +38,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
     import logging
-    import os
-    from pathlib import Path
 
-    from upshot.errors import UserError
+    from upshot.sandbox.connection import KEY_VARIABLE
     from upshot.sandbox.limits import Limits
     from upshot.sandbox.pool import Sandbox
     from upshot.sandbox.server import serve
+    from upshot.serving import find_key
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    key = os.environ.get("UPSHOT_SANDBOX_KEY")
-    if args.api_key_file:
-        try:
-            key = Path(args.api_key_file).read_text().strip()
-        except OSError as error:
-            raise UserError(f"--api-key-file {args.api_key_file}: {error.strerror}") from error
+    key = find_key(args.api_key_file, KEY_VARIABLE)
     check_address(args.host, args.port)
     sandbox = Sandbox(
         slots=args.slots,

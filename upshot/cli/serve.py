@@ -11,7 +11,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the verb's options."""
     parser = subparsers.add_parser("serve", help="serve a model with an OpenAI-compatible API")
     parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder or hub name, or smollm2-135m")
-    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; anything but loopback needs a key")
     parser.add_argument("--port", type=port, default=8000)
     parser.add_argument("--name", default="", help="the name clients ask for (default: MODEL)")
     parser.add_argument("--api-key", default="", help="ask clients for this key (default: $UPSHOT_API_KEY, else none)")
@@ -30,6 +30,10 @@ def run(args: argparse.Namespace) -> int:
     """Load the model and serve until interrupted."""
     import os
 
+    from upshot.serving import demand_key
+
+    key = args.api_key or os.environ.get("UPSHOT_API_KEY", "")
+    demand_key(args.host, key, "set UPSHOT_API_KEY or --api-key")
     check_address(args.host, args.port)
     import uvicorn
 
@@ -43,7 +47,6 @@ def run(args: argparse.Namespace) -> int:
         kv_bytes=int(args.kv_gib * 2**30), max_running=args.max_running, max_waiting=args.max_waiting
     )
     model = EngineModel(Engine(module, settings=settings), tokenizer, args.name or args.model)
-    key = args.api_key or os.environ.get("UPSHOT_API_KEY", "")
     server = Server(model, key, args.max_tokens)
     print(f"serving {model.name} at http://{args.host}:{args.port}/v1 (health: /health, metrics: /metrics)", flush=True)
     uvicorn.run(server.app, host=args.host, port=args.port, log_level="warning", timeout_graceful_shutdown=5)

@@ -26,8 +26,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--out", help="write each row with its score (and reason, where missing) to this JSONL file")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument("--serve", action="store_true", help="serve verdicts over HTTP: POST /verify, GET /health")
-    parser.add_argument("--host", default="127.0.0.1", help="address to serve at (default 127.0.0.1)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to serve at; anything but loopback needs a key")
     parser.add_argument("--port", type=port, default=8900, help="port to serve at (default 8900)")
+    parser.add_argument("--api-key-file", help="file with the scorer's key; UPSHOT_SCORER_KEY is the other way")
     parser.set_defaults(run=run)
 
 
@@ -47,6 +48,10 @@ def run(args: argparse.Namespace) -> int:
         sandbox=args.sandbox,
     )
     if args.serve:
+        from upshot.rewards.managers.scorer import KEY_VARIABLE
+        from upshot.serving import find_key
+
+        key = find_key(args.api_key_file, KEY_VARIABLE)
         check_address(args.host, args.port)
-        return serve(settings, args.host, args.port)
+        return serve(settings, args.host, args.port, key)
     return verify_file(args.file, settings, args.out, args.json)

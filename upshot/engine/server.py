@@ -6,7 +6,6 @@ Requests share one engine and one event loop. A client that goes away aborts its
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import time
 from collections.abc import AsyncIterator
@@ -31,6 +30,7 @@ from upshot.engine.sequence import DONE, Sequence
 from upshot.engine.streaming import GrowingText
 from upshot.errors import UserError
 from upshot.models.base import Completion, ModelCallError, Request
+from upshot.serving import refusal
 
 STATUS = {"too_long": 400, "rate_limited": 429, "aborted": 499}
 
@@ -39,8 +39,8 @@ class Gone(Exception):
     """The client went away."""
 
 
-class WrongKey(Exception):
-    """The API key is missing or wrong."""
+class NotAdmitted(Exception):
+    """A request that may not come in: (status, reason)."""
 
 
 def failure(status: int, message: str, kind: str = "invalid_request_error") -> JSONResponse:
@@ -64,7 +64,7 @@ class Server:
 
     def _routes(self) -> None:
         app = self.app
-        for kind in (RequestValidationError, UserError, ModelCallError, WrongKey, Gone):
+        for kind in (RequestValidationError, UserError, ModelCallError, NotAdmitted, Gone):
             app.exception_handler(kind)(self._refuse)
         app.get("/health")(self.health)
         app.get("/metrics")(self.metrics)
@@ -74,12 +74,11 @@ class Server:
         app.post("/v1/completions", dependencies=guard, response_model=None)(self.completions)
 
     async def _admit(self, request: HttpRequest) -> None:
-        """Count the request and check its key."""
+        """Count the request and check who sends it."""
         self.counts["requests"] += 1
-        if self.api_key:
-            given = request.headers.get("authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), self.api_key.encode()):
-                raise WrongKey
+        refused = refusal(request.method, request.url.path, request.headers.get, self.api_key)
+        if refused is not None:
+            raise NotAdmitted(*refused)
 
     async def _refuse(self, _: HttpRequest, error: Exception) -> JSONResponse:
         """Errors in OpenAI's form."""
@@ -87,8 +86,9 @@ class Server:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"] if part != "body")
             return failure(400, f"{where}: {first['msg']}")
-        if isinstance(error, WrongKey):
-            return failure(401, "the API key is missing or wrong", "authentication_error")
+        if isinstance(error, NotAdmitted):
+            status, reason = error.args
+            return failure(status, reason, "authentication_error" if status == 401 else "invalid_request_error")
         if isinstance(error, Gone):
             self.counts["disconnected"] += 1
             return failure(499, "the client went away", "disconnected")

@@ -20,6 +20,7 @@ from upshot.score import Score, tell_missing
 from upshot.tasks.rows import reference_of
 from upshot.tasks.tables import read_table
 from upshot.verifiers.base import Claim, Verifier, verifiers
+from upshot.verifiers.judged import with_rubric_read
 from upshot.verifiers.routes import route
 
 IN_FLIGHT = 256
@@ -64,16 +65,19 @@ def verify_file(file: str | None, settings: Settings, out: str | None = None, as
     return 0
 
 
-def serve(settings: Settings, host: str, port: int) -> int:
+def serve(settings: Settings, host: str, port: int, api_key: str | None = None) -> int:
     """Answer `POST /verify` until stopped."""
     from aiohttp import web
 
-    from upshot.rewards.managers.scorer import scorer_app
+    from upshot.rewards.managers.scorer import KEY_VARIABLE, scorer_app
+    from upshot.serving import demand_key
+
+    demand_key(host, api_key, f"set {KEY_VARIABLE} or --api-key-file")
 
     async def app() -> Any:
         stack = contextlib.AsyncExitStack()
         manager = await stack.enter_async_context(_open(settings))
-        application = scorer_app(manager)
+        application = scorer_app(manager, api_key)
         application.on_cleanup.append(lambda _: stack.aclose())
         return application
 
@@ -132,7 +136,7 @@ def _options(settings: Settings) -> dict[str, Any]:
             out[key] = json.loads(value)
         except json.JSONDecodeError:
             out[key] = value
-    return out
+    return with_rubric_read(out)
 
 
 @contextlib.asynccontextmanager

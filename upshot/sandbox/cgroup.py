@@ -63,7 +63,7 @@ class SlotGroup:
 
     def __init__(self, paths: dict[str, Path]) -> None:
         self.paths = paths
-        self.memory = 0
+        self.bounds = (0, 0)
         self.seen_kills = 0
         for path in set(paths.values()):
             path.mkdir(exist_ok=True)
@@ -76,12 +76,12 @@ class SlotGroup:
 
     def limit(self, memory_bytes: int, processes: int) -> None:
         """Set the bounds, where they differ from the last run's."""
-        if memory_bytes == self.memory:
+        if (memory_bytes, processes) == self.bounds:
             return
-        self.memory = memory_bytes
         name = "memory.max" if self.version2 else "memory.limit_in_bytes"
         (self.paths["memory"] / name).write_text(str(memory_bytes))
         (self.paths["pids"] / "pids.max").write_text(str(processes))
+        self.bounds = (memory_bytes, processes)
 
     def oom_kills(self) -> int:
         """How many processes the kernel has ended here for want of memory."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -23,6 +24,11 @@ PATIENCE = 120.0
 """Seconds a request may wait in the server's queue beyond its own limits."""
 
 
+REFUSED = (400, 401, 403, 404, 413, 415, 422)
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)
+"""What reading an answer of the wrong shape raises."""
+
+
 class Unreachable(Exception):
     """The server did not answer, or answered that it could not run the program."""
 
@@ -36,8 +42,13 @@ class Connection:
         self._session: aiohttp.ClientSession | None = None
 
     @uncounted
-    async def request(self, method: str, path: str, body: dict[str, Any] | None, seconds: float) -> dict[str, Any]:
-        """One answer; raises Unreachable after the last attempt, UserError for a request the server refuses."""
+    async def request(
+        self, method: str, path: str, body: dict[str, Any] | None, seconds: float, repeatable: bool = True
+    ) -> dict[str, Any]:
+        """One answer; raises Unreachable after the last attempt, UserError for a request the server refuses.
+
+        One that is not repeatable is sent again only where the server cannot have begun with it.
+        """
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self.headers, connector=aiohttp.TCPConnector(limit=0))
         reason = ""
@@ -49,10 +60,14 @@ class Connection:
                         return await response.json(content_type=None)
                     reason = f"{response.status}: {(await response.text())[:300]}"
                     pause = float(response.headers.get("Retry-After") or 0)
-                    if response.status in (400, 401, 404, 413, 422):
+                    if response.status in REFUSED:
                         raise UserError(f"{self.url}{path} refused the request: {reason}")
+                    untouched = response.status in (429, 503)
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 reason, pause = f"{type(error).__name__}: {error}", 0.0
+                untouched = isinstance(error, aiohttp.ClientConnectorError)
+            if not (repeatable or untouched):
+                break
             if attempt + 1 < ATTEMPTS:
                 await asyncio.sleep(max(pause, 0.1 * 2**attempt) * random.uniform(0.75, 1.25))
         raise Unreachable(f"{self.url}{path}: {reason}")
@@ -91,7 +106,7 @@ class CompatibleRunner(CodeRunner):
             seconds = limits.wall * max(1, len(tests))
             answer = await self.connection.request("POST", path, self._body(program, tests, limits), seconds)
             return self._read(answer, len(tests))
-        except (Unreachable, KeyError, TypeError, ValueError) as error:
+        except (Unreachable, *UNREADABLE) as error:
             return _faults(len(tests), error)
 
     def _read(self, answer: dict[str, Any], count: int) -> list[TestResult]:
@@ -139,7 +154,7 @@ class UpshotRunner(CompatibleRunner):
         }
         try:
             return read_run(await self.connection.request("POST", "/run", body, job.limits.wall + 30))
-        except (Unreachable, KeyError, TypeError, ValueError) as error:
+        except (Unreachable, *UNREADABLE) as error:
             return RunResult(Outcome.SANDBOX_FAULT, None, detail=str(error))
 
     async def session(self, limits: Limits | None = None) -> Session:
@@ -160,12 +175,16 @@ class RemoteSession(Session):
         body = {"code": code, "run_timeout": cpu_seconds}
         try:
             limits = self.limits.with_cpu(cpu_seconds)
-            return read_run(await self.connection.request("POST", f"/sessions/{self.name}", body, limits.wall))
-        except (Unreachable, KeyError, TypeError, ValueError) as error:
+            return read_run(
+                await self.connection.request("POST", f"/sessions/{self.name}", body, limits.wall, repeatable=False)
+            )
+        except (Unreachable, *UNREADABLE) as error:
             return RunResult(Outcome.SANDBOX_FAULT, None, detail=str(error))
 
     async def aclose(self) -> None:
-        await self.connection.request("DELETE", f"/sessions/{self.name}", None, 30)
+        # A server that does not answer ends the session itself, once it is idle.
+        with contextlib.suppress(Unreachable):
+            await self.connection.request("DELETE", f"/sessions/{self.name}", None, 30)
 
 
 def _encode(files: Mapping[str, bytes]) -> dict[str, str]:
@@ -200,7 +219,7 @@ class FusionRunner(ScriptRunner):
         }
         try:
             return _read_fusion(await self.connection.request("POST", "/run_code", body, limits.wall + 30), limits)
-        except (Unreachable, KeyError, TypeError, ValueError) as error:
+        except (Unreachable, *UNREADABLE) as error:
             return RunResult(Outcome.SANDBOX_FAULT, None, detail=str(error))
 
     async def aclose(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from upshot.errors import UserError, did_you_mean
 
+UID_MAP = "/proc/self/uid_map"
 NAMES = ("namespaces", "landlock", "seccomp", "uid", "cgroup")
 PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 QUIET_ENVIRONMENT = {
@@ -21,6 +22,8 @@ QUIET_ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    # Each arena of the C library's allocator reserves 64 MB of address space, one for a thread: seven would fill a run.
+    "MALLOC_ARENA_MAX": "1",
 }
 
 
@@ -65,23 +68,28 @@ def command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-I", "-X", "utf8", "-c", boot, *arguments]
 
 
-def user_id_base() -> int:
-    """The first of a thousand user ids nobody else has, as far as this container maps any."""
+def user_id_base() -> int | None:
+    """The first of a thousand user ids nobody else has; None where this container maps too few."""
     highest = 0
-    with open("/proc/self/uid_map") as file:
+    with open(UID_MAP) as file:
         for line in file:
             inside, _, count = (int(word) for word in line.split())
             highest = max(highest, inside + count - 1)
     if highest > 2_000_000_000:
         return 1_800_000_000 + (os.getpid() % 100_000) * 1_000
-    return 60_000 if highest >= 64_000 else 65_534
+    return 60_000 if highest >= 60_999 else None
 
 
 def probe(disable: Iterable[str] = ()) -> Layers:
     """Find out what the kernel gives; `disable` pretends some layers away, for tests."""
     base = user_id_base()
     done = subprocess.run(
-        command("probe", str(base)), capture_output=True, text=True, env=QUIET_ENVIRONMENT, timeout=60, check=False
+        command("probe", json.dumps(base)),
+        capture_output=True,
+        text=True,
+        env=QUIET_ENVIRONMENT,
+        timeout=60,
+        check=False,
     )
     if done.returncode:
         raise RuntimeError(f"the sandbox probe failed: {done.stderr.strip()[-500:]}")

@@ -37,7 +37,11 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if name == "stop_at_timeout" or (name == "wall_seconds" and value is None):
+            if name == "wall_seconds" and value is None:
+                continue
+            if name == "stop_at_timeout":
+                if not isinstance(value, bool):
+                    raise UserError(f"limit stop_at_timeout is {value!r}; it must be true or false")
                 continue
             number = (int, float) if name.endswith("_seconds") else int
             if not isinstance(value, number) or isinstance(value, bool) or not 0 < value < float("inf"):

@@ -193,14 +193,15 @@ class Sandbox(CodeRunner):
         encoded = {name: base64.b64encode(data).decode() for name, data in job.files.items()}
         payload: dict[str, Any] = {"program": job.code, "files": encoded, "fetch": list(job.fetch)}
         if languages.canonical(job.language) == "python":
-            result = run_result.of_script(await self._execute(tier_of(job.code), "script", payload, stdin, limits))
+            remains = await self._execute(tier_of(job.code), "script", payload, stdin, limits)
+            result = run_result.of_script(remains, job.fetch)
         else:
             await self._ready()
             await asyncio.to_thread(languages.installed)  # asks the toolchains once
             payload |= self._native(job.language, limits, job.compile_seconds)
             budget = limits.wall + job.compile_seconds + 5
             remains = await self._execute("native", "native", payload, stdin, limits, native_wall=budget)
-            result = run_result.of_native(remains)
+            result = run_result.of_native(remains, job.fetch)
         self.metrics.count_run(result)
         return result
 

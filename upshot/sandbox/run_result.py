@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,8 +23,8 @@ def of_stdio(remains: Remains, expected: str) -> TestResult:
     return TestResult(Outcome.WRONG, remains.wall, f"printed {result.stdout[:200]!r}")
 
 
-def of_script(remains: Remains) -> RunResult:
-    """The result of a Python program run as a script."""
+def of_script(remains: Remains, fetch: Sequence[str] = ()) -> RunResult:
+    """The result of a Python program run as a script, with the files to fetch where it left them."""
     ended = verdict.ending(remains)
     exit_code = os.WEXITSTATUS(remains.status) if os.WIFEXITED(remains.status) else -os.WTERMSIG(remains.status)
     errors = [line["e"][0] for line in remains.lines if isinstance(line.get("e"), list) and line["e"]]
@@ -43,22 +44,27 @@ def of_script(remains: Remains) -> RunResult:
         cpu_seconds=remains.cpu,
         max_rss_kb=remains.max_rss_kb,
         detail=detail,
-        files=_files(remains.lines),
+        files=_files(remains.lines, fetch),
     )
 
 
-def _files(lines: list[dict[str, Any]]) -> dict[str, bytes]:
+def _files(lines: list[dict[str, Any]], wanted: Sequence[str]) -> dict[str, bytes]:
+    """The files among the lines; the program can write lines too, so nothing unasked for and nothing unreadable."""
     found = {}
     for line in lines:
         pair = line.get("file")
-        if isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair):
-            found[pair[0]] = base64.b64decode(pair[1])
+        if not isinstance(pair, list) or len(pair) != 2 or pair[0] not in wanted or not isinstance(pair[1], str):
+            continue
+        try:
+            found[pair[0]] = base64.b64decode(pair[1], validate=True)
+        except ValueError:
+            continue
     return found
 
 
-def of_native(remains: Remains) -> RunResult:
+def of_native(remains: Remains, fetch: Sequence[str] = ()) -> RunResult:
     """The result of a compiled or interpreted program, from the driver's report; the driver is out of its reach."""
-    base = of_script(remains)
+    base = of_script(remains, fetch)
     compiled = next((line["compile"] for line in remains.lines if "compile" in line), None)
     ran = next((line["run"] for line in remains.lines if "run" in line), None)
     compile_result = None
@@ -73,4 +79,4 @@ def of_native(remains: Remains) -> RunResult:
         return replace(base, compiled=compile_result)
     status = ran["status"] if ran["status"] >= 0 else -ran["status"]
     inner = replace(remains, status=status << 8 if ran["status"] >= 0 else status, why=ran["why"], wall=ran["t"])
-    return replace(of_script(inner), compiled=compile_result)
+    return replace(of_script(inner, fetch), compiled=compile_result)

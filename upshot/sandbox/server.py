@@ -1,9 +1,8 @@
-"""The HTTP server: routes, request size, key, queue limits. FastAPI outside, plain ASGI where every request passes."""
+"""The HTTP server: routes, who may come in, request size, queue. FastAPI outside, plain ASGI where all passes."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
 import socket
@@ -12,9 +11,12 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from upshot.errors import UserError
+from upshot.sandbox.connection import KEY_VARIABLE
+from upshot.sandbox.doorkeeper import READ_SECONDS, connections_at_once, http_protocol
 from upshot.sandbox.pool import Sandbox
 from upshot.sandbox.service import SandboxFault, Service
 from upshot.sandbox.slots import Busy
+from upshot.serving import demand_key, refusal
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("upshot.sandbox")
 MAX_REQUEST_BYTES = 16 << 20
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+CLOSE = {"Connection": "close"}
+"""For a request that was not read to its end: what follows on the line is not the next one."""
 DRAIN_SECONDS = 60
 
 
@@ -31,52 +34,56 @@ class TooLarge(Exception):
     """A request over the size limit."""
 
 
+class TooSlow(Exception):
+    """A request whose body did not arrive in time."""
+
+
+class Gone(Exception):
+    """The client has hung up."""
+
+
 class Gate:
-    """In front of every route: the API key and the size of what comes in."""
+    """In front of every route: who may come in, and the size and pace of what comes in."""
 
     def __init__(self, app: Any, api_key: str | None, max_bytes: int) -> None:
         self.app = app
-        self.key = api_key.encode() if api_key else None
+        self.key = api_key
         self.max_bytes = max_bytes
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        if self.key is not None and scope["path"] != "/health" and not self._authorised(headers):
-            await _refuse(send, 401, {"error": "a key is needed: send 'Authorization: Bearer KEY'"})
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        refused = refusal(scope["method"], scope["path"], headers.get, self.key)
+        if refused is None and int(headers.get("content-length") or 0) > self.max_bytes:
+            refused = 413, f"the request is over the limit of {self.max_bytes} bytes"
+        if refused is not None:
+            await _json({"error": refused[1]}, refused[0], CLOSE)(scope, receive, send)
             return
-        if int(headers.get(b"content-length") or 0) > self.max_bytes:
-            await _refuse(send, 413, {"error": f"the request is over the limit of {self.max_bytes} bytes"})
-            return
-        await self.app(scope, self._counting(receive), send)
+        await self.app(scope, self._bounded(receive), send)
 
-    def _authorised(self, headers: dict[bytes, bytes]) -> bool:
-        assert self.key is not None
-        given = headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip() or headers.get(b"x-api-key", b"")
-        return hmac.compare_digest(given, self.key)
+    def _bounded(self, receive: Any) -> Any:
+        """Count a body that came without its length, and do not wait for it for ever."""
+        seen, complete = 0, False
+        deadline = asyncio.get_running_loop().time() + READ_SECONDS
 
-    def _counting(self, receive: Any) -> Any:
-        """Count a body that came without its length."""
-        seen = 0
-
-        async def counted() -> Any:
-            nonlocal seen
-            message = await receive()
+        async def bounded() -> Any:
+            nonlocal seen, complete
+            if complete:  # what comes now is the hang-up, whenever that is
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise TooSlow from None
+            complete = not message.get("more_body")
             seen += len(message.get("body", b""))
             if seen > self.max_bytes:
                 raise TooLarge
             return message
 
-        return counted
-
-
-async def _refuse(send: Any, status: int, answer: dict[str, Any]) -> None:
-    body = json.dumps(answer).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+        return bounded
 
 
 def build_app(sandbox: Sandbox, api_key: str | None = None, max_bytes: int = MAX_REQUEST_BYTES) -> FastAPI:
@@ -93,7 +100,7 @@ def build_app(sandbox: Sandbox, api_key: str | None = None, max_bytes: int = MAX
         finally:
             await sandbox.aclose()
 
-    app = FastAPI(title="Upshot sandbox", lifespan=life)
+    app = FastAPI(title="Upshot sandbox", lifespan=life, openapi_url=None)
     _add_routes(app, service)
     app.add_middleware(Gate, api_key=api_key, max_bytes=max_bytes)
     return app
@@ -150,22 +157,57 @@ async def _guarded(sandbox: Sandbox, request: Request, verb: Callable[[dict[str,
     from starlette.responses import Response
 
     try:
-        body = json.loads(await request.body())
-        if not isinstance(body, dict):
-            raise UserError("the request must be a JSON object")
-        answer = await verb(body)
+        answer = await _while_wanted(request, verb(await _body(request)))
         return answer if isinstance(answer, Response) else _json(answer)
     except Busy as busy:
         sandbox.metrics.rejected += 1
         return _json({"error": str(busy)}, 429, {"Retry-After": str(int(busy.retry_after + 0.999))})
     except SandboxFault as fault:
         return _json({"error": f"sandbox_fault: {fault}"}, 503, {"Retry-After": "1"})
+    except Gone:
+        return _json({"error": "the client has hung up"}, 499)
     except TooLarge:
-        return _json({"error": "the request is over the size limit"}, 413)
+        return _json({"error": "the request is over the size limit"}, 413, CLOSE)
+    except TooSlow:
+        return _json({"error": f"the request did not arrive within {READ_SECONDS:.0f} s"}, 408, CLOSE)
     except UserError as error:
         return _json({"error": str(error)}, 400)
+    except Exception as error:
+        log.exception("a request failed")
+        return _json({"error": f"internal error: {type(error).__name__}"}, 500)
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    try:
+        body = json.loads(await request.body())
     except (ValueError, RecursionError) as error:
-        return _json({"error": f"the request is not JSON this server reads: {error}"[:300]}, 400)
+        raise UserError(f"the request is not JSON this server reads: {error}"[:300]) from error
+    if not isinstance(body, dict):
+        raise UserError("the request must be a JSON object")
+    return body
+
+
+async def _while_wanted(request: Request, work: Awaitable[Any]) -> Any:
+    """The answer, unless the client hangs up: then the work is cancelled, for others wait behind it."""
+    caller = asyncio.current_task()
+    assert caller is not None
+    hung_up = asyncio.ensure_future(request.receive())
+    over = False
+
+    def stop(_: asyncio.Future[Any]) -> None:
+        if not over:
+            caller.cancel()
+
+    hung_up.add_done_callback(stop)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if hung_up.done() and caller.uncancel() == 0:
+            raise Gone from None
+        raise
+    finally:
+        over = True
+        hung_up.cancel()
 
 
 def _json(answer: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -176,10 +218,7 @@ def _json(answer: Any, status: int = 200, headers: dict[str, str] | None = None)
 
 def serve(sandbox: Sandbox, host: str, port: int, api_key: str | None, max_bytes: int = MAX_REQUEST_BYTES) -> None:
     """Serve until a signal; running programs are finished first."""
-    if host not in LOOPBACK and not api_key:
-        raise UserError(
-            f"--host {host} is not loopback: set UPSHOT_SANDBOX_KEY or --api-key-file, or listen on 127.0.0.1"
-        )
+    demand_key(host, api_key, f"set {KEY_VARIABLE} or --api-key-file")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=4096)
@@ -196,6 +235,8 @@ async def _serve(sandbox: Sandbox, listener: socket.socket, api_key: str | None,
     try:
         config = uvicorn.Config(
             build_app(sandbox, api_key, max_bytes),
+            http=http_protocol(connections_at_once(sandbox.count)),
+            ws="none",
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=DRAIN_SECONDS,

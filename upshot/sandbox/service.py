@@ -6,17 +6,24 @@ import asyncio
 import base64
 import binascii
 import json
+import logging
+import math
+import secrets
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from upshot.errors import UserError, did_you_mean
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.outcome import Outcome, RunResult, StdioTest, TestResult
 from upshot.sandbox.pool import Sandbox
 from upshot.sandbox.runner import Session
+from upshot.sandbox.sessions import SessionOver
 from upshot.sandbox.slots import Busy
+from upshot.sandbox.zygotes import ZygoteGone
 
+log = logging.getLogger("upshot.sandbox")
+Default = TypeVar("Default", float, None)
 MAX_SECONDS = 300.0
 CEILINGS = {
     "memory_mb": 16_384,
@@ -64,24 +71,16 @@ class Service:
 
     async def run_code(self, body: dict[str, Any]) -> dict[str, Any]:
         """SandboxFusion's run_code: {code, language, stdin, run_timeout, compile_timeout, files, fetch_files}."""
-        limits = self._limits(body, "run_timeout")
-        if body.get("memory_limit_MB") and int(body["memory_limit_MB"]) > 0:
-            limits = replace(limits, memory_mb=int(body["memory_limit_MB"]))
-        result = await self.sandbox.run(
-            _text(body, "code"),
-            str(body.get("language") or "python"),
-            stdin=str(body.get("stdin") or ""),
-            files=_decode_files(body.get("files") or {}),
-            limits=limits,
-            fetch=_list_of(body, "fetch_files", str) if body.get("fetch_files") else (),
-            compile_seconds=_seconds(body.get("compile_timeout"), 20.0),
-        )
-        return fusion_answer(result)
+        memory = body.get("memory_limit_MB")
+        if isinstance(memory, int | float) and memory <= 0:  # SandboxFusion's word for none
+            memory = None
+        limits = self._limits(body, "run_timeout", {} if memory is None else {"memory_mb": memory})
+        return fusion_answer(await self._run(body, limits))
 
     async def submit(self, body: dict[str, Any]) -> dict[str, Any]:
         """SandboxFusion's submit for tests sent along: asserts or stdio cases in config.provided_data."""
-        config = body.get("config") or {}
-        data = config.get("provided_data") or body
+        config = _object(body, "config")
+        data = _object(config, "provided_data") or body
         code = extract_code(_text(body, "completion"))
         limits = self._limits(config, "run_timeout")
         cases = data.get("test_cases") or data.get("test")
@@ -108,7 +107,7 @@ class Service:
             "run_code": self.run_code,
         }
         for item in items:
-            if item.get("kind") not in verbs:
+            if item.get("kind") not in list(verbs):
                 raise UserError(f"unknown kind {item.get('kind')!r} in items; known: {', '.join(verbs)}")
         return self._stream(items, verbs)
 
@@ -139,22 +138,31 @@ class Service:
                 await asyncio.sleep(min(busy.retry_after, 1.0))
             except UserError as error:
                 return {"error": str(error)}
+            except SandboxFault as fault:
+                return {"error": f"sandbox_fault: {fault}"}
+            except Exception as error:  # one item's trouble is not the others'
+                log.exception("an item of a batch failed")
+                return {"error": f"internal error: {type(error).__name__}"}
 
     async def open_session(self, body: dict[str, Any]) -> dict[str, Any]:
         """A stateful Python session; {session_id}."""
-        session = await self.sandbox.session(self._limits(body, "run_timeout"))
-        name = base64.b32encode(_random(15)).decode().lower()
+        try:
+            session = await self.sandbox.session(self._limits(body, "run_timeout"))
+        except (ZygoteGone, SessionOver, OSError) as error:
+            raise SandboxFault(str(error)) from error
+        name = base64.b32encode(secrets.token_bytes(15)).decode().lower()
         self.sessions = {key: kept for key, kept in self.sessions.items() if getattr(kept, "over", None) is None}
         self.sessions[name] = session
         return {"session_id": name}
 
     async def turn(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         """One turn of a session."""
+        code, seconds = _text(body, "code"), _seconds(body, "run_timeout", None)
         session = self.sessions.get(name)
         if session is None:
-            raise UserError(f"no session '{name}'; it was closed, evicted or never opened")
-        seconds = body.get("run_timeout")
-        return run_answer(await session.turn(_text(body, "code"), None if seconds is None else _seconds(seconds, 0)))
+            gone = "the session has ended: it was closed, evicted or never opened"
+            return run_answer(RunResult(Outcome.ERROR, None, detail=gone))
+        return run_answer(await session.turn(code, seconds))
 
     async def close_session(self, name: str) -> dict[str, Any]:
         """End a session."""
@@ -165,52 +173,62 @@ class Service:
 
     async def run(self, body: dict[str, Any]) -> dict[str, Any]:
         """Our own form of run_code: all fields of a RunResult."""
-        result = await self.sandbox.run(
-            _text(body, "code"),
-            str(body.get("language") or "python"),
-            stdin=str(body.get("stdin") or ""),
-            files=_decode_files(body.get("files") or {}),
-            limits=self._limits(body),
-            fetch=_list_of(body, "fetch_files", str) if body.get("fetch_files") else (),
-        )
-        return run_answer(result)
+        return run_answer(await self._run(body, self._limits(body)))
 
-    def _limits(self, body: dict[str, Any], name: str = "max_execution_time") -> Limits:
-        limits = self.sandbox.limits
-        asked = body.get("limits") or {}
-        if not isinstance(asked, dict):
-            raise UserError("field 'limits' must be an object")
+    async def _run(self, body: dict[str, Any], limits: Limits) -> RunResult:
+        return await self.sandbox.run(
+            _text(body, "code"),
+            _text(body, "language", "python"),
+            stdin=_text(body, "stdin", ""),
+            files=_decode_files(_object(body, "files")),
+            limits=limits,
+            fetch=_list_of(body, "fetch_files", str) if body.get("fetch_files") else (),
+            compile_seconds=_seconds(body, "compile_timeout", 20.0),
+        )
+
+    def _limits(
+        self, body: dict[str, Any], name: str = "max_execution_time", more: dict[str, Any] | None = None
+    ) -> Limits:
+        """The limits a request asks for, none above this server's."""
+        asked = _object(body, "limits") | (more or {})
         for key in asked:
             if key not in _LIMIT_NAMES:
                 raise UserError(f"unknown limit '{key}'; {did_you_mean(key, _LIMIT_NAMES)}")
-        if asked:
-            limits = replace(limits, **asked)
+        limits = replace(self.sandbox.limits, **asked)
         for key, most in CEILINGS.items():
             if getattr(limits, key) > most:
                 raise UserError(f"limit {key} is {getattr(limits, key)}; this server allows at most {most}")
-        if body.get(name) is not None:
-            limits = limits.with_cpu(_seconds(body[name], limits.cpu_seconds))
-        if max(limits.cpu_seconds, limits.wall / 4) > MAX_SECONDS:
-            raise UserError(f"{name} is {limits.cpu_seconds:g}; this server allows at most {MAX_SECONDS:g} s")
+        limits = limits.with_cpu(_seconds(body, name, None))
+        if limits.cpu_seconds > MAX_SECONDS or limits.wall > 4 * MAX_SECONDS:
+            raise UserError(
+                f"limits cpu_seconds, wall_seconds are {limits.cpu_seconds}, {limits.wall_seconds}; this server allows "
+                f"at most {MAX_SECONDS:g} s of CPU and {4 * MAX_SECONDS:g} s in all"
+            )
         return limits
 
 
-def _random(count: int) -> bytes:
-    import secrets
-
-    return secrets.token_bytes(count)
-
-
-def _seconds(value: Any, default: float) -> float:
+def _seconds(body: dict[str, Any], name: str, default: Default) -> float | Default:
+    value = body.get(name)
     if value is None:
         return default
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise UserError(f"a time limit is {value!r}; it must be a number of seconds above 0")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise UserError(f"{name} is {value!r}; it must be a number of seconds above 0")
+    if not value <= MAX_SECONDS:
+        raise UserError(f"{name} is {value}; this server allows at most {MAX_SECONDS:g} s")
     return float(value)
 
 
-def _text(body: Any, name: str) -> str:
-    value = body.get(name) if isinstance(body, dict) else None
+def _object(body: dict[str, Any], name: str) -> dict[str, Any]:
+    value = body.get(name) or {}
+    if not isinstance(value, dict):
+        raise UserError(f"field '{name}' must be an object")
+    return value
+
+
+def _text(body: dict[str, Any], name: str, default: str | None = None) -> str:
+    value = body.get(name)
+    if value is None and default is not None:
+        return default
     if not isinstance(value, str):
         raise UserError(
             f"field '{name}' is {'missing' if value is None else type(value).__name__}; it must be a string"
@@ -225,11 +243,9 @@ def _list_of(body: dict[str, Any], name: str, kind: type) -> list[Any]:
     return value
 
 
-def _decode_files(files: Any) -> dict[str, bytes]:
-    if not isinstance(files, dict):
-        raise UserError("field 'files' must be an object of file names and base64 contents")
+def _decode_files(files: dict[str, Any]) -> dict[str, bytes]:
     try:
-        return {str(name): base64.b64decode(content or "", validate=True) for name, content in files.items()}
+        return {name: base64.b64decode(content or "", validate=True) for name, content in files.items()}
     except (binascii.Error, TypeError, ValueError) as error:
         raise UserError(f"field 'files' holds something that is not base64: {error}") from error
 
@@ -240,10 +256,16 @@ def _test_answer(results: list[TestResult], allow_missing: bool) -> dict[str, An
         raise SandboxFault(fault.detail)
     return {
         "results": [None if result.value is None else int(result.value) for result in results],
-        "runtimes": [result.seconds if result.passed and result.seconds is not None else -1 for result in results],
+        "runtimes": [_seconds_taken(result) for result in results],
         "outcomes": [result.outcome.value for result in results],
         "details": [result.detail for result in results],
     }
+
+
+def _seconds_taken(result: TestResult) -> float:
+    """Of a test that passed, else -1; the program itself may have measured them."""
+    seconds = result.seconds if result.passed else None
+    return seconds if seconds is not None and math.isfinite(seconds) else -1
 
 
 def run_answer(result: RunResult) -> dict[str, Any]:

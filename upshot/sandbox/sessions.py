@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import marshal
@@ -15,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from upshot.sandbox.cgroup import SlotGroup
-from upshot.sandbox.inside.kernel import cpu_clock
+from upshot.sandbox.inside import cpu_time
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.memory_files import bounded_output, sealed_input, written
 from upshot.sandbox.outcome import Outcome, RunResult
@@ -40,6 +41,10 @@ class SessionOver(Exception):
     """The session's process is gone."""
 
 
+class TurnTooLong(SessionOver):
+    """A turn ran out of time and did not stop when interrupted."""
+
+
 class LocalSession(Session):
     """A session in a zygote of its own."""
 
@@ -50,10 +55,13 @@ class LocalSession(Session):
         self.files = files
         self.wire = wire
         self.pid = 0
-        self.busy = False
+        self.handles: list[int] = []
+        """Our own descriptors: of /proc, and of the session's process, whose number may be another's one day."""
         self.last_used = time.monotonic()
         self.over: str | None = None
         self.group: SlotGroup | None = None
+        self._turns = asyncio.Lock()
+        self._working: asyncio.Future[RunResult] | None = None
         self._ended: asyncio.Task[dict[str, Any]] | None = None
         self._eviction: asyncio.Task[None] | None = None
 
@@ -79,6 +87,11 @@ class LocalSession(Session):
         self._eviction = asyncio.create_task(self._evict_when_idle())
         return self
 
+    @property
+    def busy(self) -> bool:
+        """Whether a turn is under way."""
+        return self._turns.locked()
+
     async def _start(self) -> None:
         if self.group is not None:
             self.group.limit((self.limits.memory_mb + self.limits.disk_mb + 64) << 20, self.limits.processes + 8)
@@ -86,6 +99,7 @@ class LocalSession(Session):
         role = {"mode": "session", "fds": [0, 1, 2, 3, 4, 5], "environment": {}}
         request = {"roles": [role], "limits": limits, "announce": True}
         self.pid = await self.zygote.begin(request, self.files)
+        self.handles = [cpu_time.open_proc(), os.pidfd_open(self.pid)]
         os.close(self.files.pop())
         self._ended = asyncio.create_task(self._wait_for_end())
         if (await self._receive()).get("ready") is not True:
@@ -99,53 +113,78 @@ class LocalSession(Session):
 
     @uncounted
     async def turn(self, code: str, cpu_seconds: float | None = None) -> RunResult:
-        """Run one turn; a turn out of time is interrupted, and the session ends only if that does not help."""
+        """Run one turn after those before it; one out of time is interrupted, and ends the session if it goes on.
+
+        A turn nobody waits for any more is interrupted, too, and its answer read, or the next turn would get it.
+        """
+        await self._turns.acquire()
+        abandoned = asyncio.get_running_loop().create_future()
+        work = asyncio.ensure_future(self._turn(code, self.limits.with_cpu(cpu_seconds), abandoned))
+        self._working = work
+        work.add_done_callback(lambda _: self._turns.release())
+        try:
+            return await asyncio.shield(work)
+        finally:
+            if not abandoned.done():
+                abandoned.set_result(None)
+
+    async def _turn(self, code: str, limits: Limits, abandoned: asyncio.Future[None]) -> RunResult:
         if self.over is not None:
             return RunResult(Outcome.ERROR, None, detail=f"the session has ended: {self.over}")
-        if self.busy:
-            raise RuntimeError("a session runs one turn at a time")
-        self.busy = True
-        for descriptor in self.files[1:3]:
-            os.lseek(descriptor, 0, os.SEEK_SET)
-        started, clock = time.monotonic(), time.clock_gettime(cpu_clock(self.pid))
+        started = time.monotonic()
         try:
-            reply, timed_out = await self._exchange(code, self.limits.with_cpu(cpu_seconds))
-            used = time.clock_gettime(cpu_clock(self.pid)) - clock
-            return self._result(reply, timed_out, time.monotonic() - started, used)
+            for descriptor in self.files[1:3]:
+                os.lseek(descriptor, 0, os.SEEK_SET)
+            clock = self._cpu()
+            reply, timed_out = await self._exchange(code, limits, abandoned)
+            return self._result(reply, timed_out, time.monotonic() - started, self._cpu() - clock)
         except (SessionOver, OSError) as error:
-            return await self._final_result(str(error), time.monotonic() - started)
+            return await self._final_result(error, time.monotonic() - started)
         finally:
-            self.busy = False
             self.last_used = time.monotonic()
 
-    async def _exchange(self, code: str, limits: Limits) -> tuple[dict[str, Any], bool]:
-        data = json.dumps({"code": code}).encode()
-        loop = asyncio.get_running_loop()
-        await loop.sock_sendall(self.wire, struct.pack("<I", len(data)) + data)
-        answer = asyncio.ensure_future(self._receive())
+    def _cpu(self) -> float:
+        """CPU seconds of the session's processes so far."""
         try:
-            if await self._within(answer, limits):
+            return cpu_time.of_family(self.handles[0], self.pid)
+        except OSError as error:
+            raise SessionOver("its process ended between turns") from error
+
+    async def _exchange(
+        self, code: str, limits: Limits, abandoned: asyncio.Future[None]
+    ) -> tuple[dict[str, Any], bool]:
+        answer = asyncio.ensure_future(self._ask(code))
+        try:
+            if await self._within(answer, limits, abandoned):
                 return answer.result(), False
-            os.kill(self.pid, signal.SIGINT)
+            signal.pidfd_send_signal(self.handles[1], signal.SIGINT)
             done, _ = await asyncio.wait([answer], timeout=SOFT_STOP_SECONDS)
             if done:
                 return answer.result(), True
-            self.over = "a turn ran out of time and did not stop when interrupted"
-            raise SessionOver(self.over)
+            raise TurnTooLong("a turn ran out of time and did not stop when interrupted")
         finally:
             answer.cancel()
+            await asyncio.gather(answer, return_exceptions=True)
 
-    async def _within(self, answer: asyncio.Future[dict[str, Any]], limits: Limits) -> bool:
-        """Whether the answer comes before a clock runs out."""
-        start_cpu, deadline = time.clock_gettime(cpu_clock(self.pid)), time.monotonic() + limits.wall
-        while True:
-            used = time.clock_gettime(cpu_clock(self.pid)) - start_cpu
-            left = min(limits.cpu_seconds - used, deadline - time.monotonic())
+    async def _within(
+        self, answer: asyncio.Future[dict[str, Any]], limits: Limits, abandoned: asyncio.Future[None]
+    ) -> bool:
+        """Whether the answer comes before a clock runs out or nobody wants it any more."""
+        start_cpu, deadline = self._cpu(), time.monotonic() + limits.wall
+        while not abandoned.done():
+            left = min(limits.cpu_seconds - (self._cpu() - start_cpu), deadline - time.monotonic())
             if left <= 0:
                 return False
-            done, _ = await asyncio.wait([answer], timeout=left + 0.005)
-            if done:
+            waiting: list[asyncio.Future[Any]] = [answer, abandoned]
+            await asyncio.wait(waiting, timeout=left + 0.005, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
                 return True
+        return False
+
+    async def _ask(self, code: str) -> dict[str, Any]:
+        data = json.dumps({"code": code}).encode()
+        await asyncio.get_running_loop().sock_sendall(self.wire, struct.pack("<I", len(data)) + data)
+        return await self._receive()
 
     async def _receive(self) -> dict[str, Any]:
         (size,) = struct.unpack("<I", await self._exactly(4))
@@ -192,17 +231,23 @@ class LocalSession(Session):
             detail=detail,
         )
 
-    async def _final_result(self, reason: str, wall: float) -> RunResult:
+    async def _final_result(self, error: Exception, wall: float) -> RunResult:
         """The result of the turn the session did not survive."""
         self.zygote.end_run()
-        report = await asyncio.wait_for(asyncio.shield(self._ended), 5) if self._ended else {}
+        report: dict[str, Any] = {}
+        if self._ended is not None and (await asyncio.wait([self._ended], timeout=5))[0]:
+            report = self._ended.result()
         child = (report.get("children") or [{}])[0]
-        timed_out = self.over is not None
         oom = self.group is not None and self.group.oom_kills() > 0
         clock = child.get("why") if child.get("why") in ("cpu", "wall") else None
-        remains = Remains(status=child.get("status", 0), why="cpu" if timed_out else clock, wall=wall, oom=oom)
-        outcome, detail = ending(remains) or (Outcome.ERROR, reason)
-        self.over = self.over or detail
+        why = "cpu" if isinstance(error, TurnTooLong) else clock
+        outcome, detail = ending(Remains(status=child.get("status", 0), why=why, wall=wall, oom=oom)) or (
+            Outcome.ERROR,
+            str(error),
+        )
+        if self.over is not None:  # closed by somebody else meanwhile
+            outcome, detail = Outcome.ERROR, self.over
+        self.over = detail if why is None else str(error)
         result = self._result({}, False, wall, child.get("cpu", 0.0))
         await self.aclose()
         return replace(result, outcome=outcome, detail=f"{detail}; the session has ended")
@@ -220,9 +265,13 @@ class LocalSession(Session):
             await self.aclose()
 
     async def aclose(self) -> None:
-        """End the session and everything it started."""
+        """End the session and everything it started; a turn under way learns that it has ended."""
         self.over = self.over or "closed"
         self.sandbox.forget_session(self)
+        with contextlib.suppress(OSError):
+            self.wire.shutdown(socket.SHUT_RDWR)
+        if self._working is not None and self._working is not asyncio.current_task():
+            await asyncio.wait([self._working])
         for task in (self._eviction, self._ended):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
@@ -230,9 +279,9 @@ class LocalSession(Session):
         self._eviction = None
         self.wire.close()
         self.zygote.close()
-        for descriptor in self.files:
+        for descriptor in [*self.files, *self.handles]:
             os.close(descriptor)
-        self.files = []
+        self.files, self.handles = [], []
         if self.group is not None:
             await asyncio.to_thread(self.group.remove)
             self.group = None

@@ -92,9 +92,7 @@ class Slots:
             "namespaces": layers.namespaces,
             "landlock": layers.landlock,
             "seccomp": layers.seccomp,
-            "uid": None
-            if layers.uid_base is None
-            else layers.uid_base + (index % 1000 if layers.uid_base != 65_534 else 0),
+            "uid": None if layers.uid_base is None else layers.uid_base + index % 1000,
             "scratch": scratch,
         }
         extra = self._extra_paths or () if tier == "native" else ()

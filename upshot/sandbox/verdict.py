@@ -142,9 +142,11 @@ def _judge_line(line: dict[str, Any], remains: Remains, checks: list[Check] | No
 
 
 def same_output(actual: bytes, expected: str) -> bool:
-    """Whether a program printed what it should; spaces at line ends and blank lines at the end do not count."""
+    """Whether a program printed what it should; blanks at line ends and blank lines at either end do not count."""
     return _lines_of(actual.decode(errors="replace")) == _lines_of(expected)
 
 
 def _lines_of(text: str) -> list[str]:
-    return [line.rstrip() for line in text.strip().splitlines()]
+    lines = [line.rstrip() for line in text.split("\n")]
+    filled = [index for index, line in enumerate(lines) if line]
+    return lines[filled[0] : filled[-1] + 1] if filled else []

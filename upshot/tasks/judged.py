@@ -8,7 +8,7 @@ from upshot.errors import UserError
 from upshot.tasks.base import tasks
 from upshot.tasks.verified import VerifiedTask
 from upshot.verifiers.base import verifiers
-from upshot.verifiers.judged import JudgedVerifier
+from upshot.verifiers.judged import JudgedVerifier, with_rubric_read
 
 
 @tasks.register("judged")
@@ -39,7 +39,8 @@ class Judged(VerifiedTask):
             if not (isinstance(kind, type) and issubclass(kind, JudgedVerifier)):
                 raise UserError(f"task.behaviour '{behaviour}' is not judged by a model; use its own task")
         self.verifier = behaviour or "judged"
-        self._options: dict[str, Any] = {} if behaviour else {"rubric": rubric, "low": low, "high": high}
+        options = {} if behaviour else with_rubric_read({"rubric": rubric, "low": low, "high": high})
+        self._options: dict[str, Any] = options
 
     @property
     def verifier_options(self) -> dict[str, Any]:

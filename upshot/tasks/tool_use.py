@@ -12,6 +12,7 @@ from upshot.participants.tools import ToolEnvironment, make_tools
 from upshot.tasks.base import tasks
 from upshot.tasks.verified import VerifiedTask
 from upshot.verifiers.base import verifiers
+from upshot.verifiers.judged import with_rubric_read
 
 CALLING = (
     'Call a tool with <tool_call>{"name": "<tool>", "arguments": {…}}</tool_call>; the next message answers it. Tools:'
@@ -46,7 +47,7 @@ class ToolUse(VerifiedTask):
         """
         super().__init__(**rows)
         self.verifier = verifier or type(self).verifier
-        self._options = dict(verifier_options or {})
+        self._options = with_rubric_read(verifier_options or {})
         verifiers.check(self.verifier, self._options, "task.verifier", judge=None, sandbox=None, models=None)
         self._environment = ToolEnvironment(make_tools(tools, corpus, sandbox, results), role)
         if describe:

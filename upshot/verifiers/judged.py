@@ -6,6 +6,7 @@ failed call or a rating that stays malformed is missing with the reason, never a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,11 @@ class JudgedVerifier(Verifier):
 
 @verifiers.register("judged")
 class Judged(JudgedVerifier):
-    """Your own rubric: a text, or the path of a text file."""
+    """Your own rubric, as a text.
+
+    Never a path: a claim may come from another machine, and its options must not name this one's files. Whoever reads
+    a recipe or a command line puts the file's text in (`with_rubric_read`).
+    """
 
     shows_reference = True
 
@@ -131,10 +136,24 @@ class Judged(JudgedVerifier):
         if low >= high:
             raise UserError(f"verifier 'judged': low is {low} and high is {high}; low must be below high")
         self.low, self.high = low, high
-        is_path = "\n" not in rubric and rubric.endswith((".txt", ".md"))
-        if is_path and not Path(rubric).is_file():
-            raise UserError(f"verifier 'judged': no rubric file '{rubric}'")
-        self.rubric = Path(rubric).read_text(encoding="utf-8") if is_path else rubric
+        if is_rubric_file(rubric):
+            raise UserError(f"verifier 'judged' takes the text of a rubric, not the file '{rubric}'")
+        self.rubric = rubric
+
+
+def is_rubric_file(rubric: str) -> bool:
+    """Whether a rubric is the path of a text file rather than a text."""
+    return "\n" not in rubric and rubric.endswith((".txt", ".md"))
+
+
+def with_rubric_read(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a recipe or a command line, with the text of a rubric file in its place."""
+    rubric = options.get("rubric")
+    if not isinstance(rubric, str) or not is_rubric_file(rubric):
+        return dict(options)
+    if not Path(rubric).is_file():
+        raise UserError(f"verifier 'judged': no rubric file '{rubric}'")
+    return {**options, "rubric": Path(rubric).read_text(encoding="utf-8")}
 
 
 @verifiers.register("sycophancy")

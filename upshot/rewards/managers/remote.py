@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -10,13 +11,17 @@ from typing import Any
 from upshot.errors import UserError
 from upshot.rewards.managers.base import Manager, managers
 from upshot.score import Reason, Score
+from upshot.rewards.managers.scorer import KEY_VARIABLE
 from upshot.time_limit import uncounted
 from upshot.verifiers.base import Claim
 
 
 @managers.register("remote")
 class Remote(Manager):
-    """POSTs each claim to `url`/verify; retries what may pass (connection, 429, 5xx) with jittered backoff."""
+    """POSTs each claim to `url`/verify; retries what may pass (connection, 429, 5xx) with jittered backoff.
+
+    The scorer's key, where it wants one, comes from UPSHOT_SCORER_KEY.
+    """
 
     def __init__(
         self,
@@ -65,6 +70,8 @@ class Remote(Manager):
             async with self._connected().post(f"{self.url}/verify", json=body) as answer:
                 if answer.status == 422:
                     raise UserError(f"the scorer at {self.url} refused the claim: {(await answer.json())['error']}")
+                if answer.status in (401, 403):
+                    raise UserError(f"the scorer at {self.url} wants a key: set {KEY_VARIABLE} to the one it was given")
                 if answer.status in (429, 500, 502, 503, 504):
                     return None, f"http_{answer.status}"
                 if answer.status != 200:
@@ -84,7 +91,9 @@ class Remote(Manager):
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=self.connections)
             timeout = aiohttp.ClientTimeout(total=self.seconds)
-            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+            key = os.environ.get(KEY_VARIABLE)
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers)
         return self._session
 
     async def aclose(self) -> None:

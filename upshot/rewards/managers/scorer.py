@@ -3,36 +3,46 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from upshot.errors import UserError
 from upshot.rewards.managers.base import Manager
+from upshot.serving import refusal
 from upshot.verifiers.base import Claim
 
 MAX_BODY = 64 * 2**20
+KEY_VARIABLE = "UPSHOT_SCORER_KEY"
+"""Where the scorer and those who ask it find the key."""
 
 
-def scorer_app(manager: Manager) -> Any:
+def scorer_app(manager: Manager, api_key: str | None = None) -> Any:
     """An aiohttp application that verifies claims with a manager and closes it when it stops."""
     from aiohttp import web
+
+    @web.middleware
+    async def admit(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        refused = refusal(request.method, request.path, request.headers.get, api_key)
+        if refused is not None:
+            return web.json_response({"error": refused[1]}, status=refused[0])
+        return await handler(request)
 
     async def verify(request: web.Request) -> web.Response:
         try:
             data = await request.json()
-            claim = Claim(
-                str(data["source"]),
-                str(data["response"]),
-                data.get("reference"),
-                data.get("extra") or {},
-                data.get("options") or {},
-            )
+            extra, options = data.get("extra") or {}, data.get("options") or {}
+            if not isinstance(extra, dict) or not isinstance(options, dict):
+                raise TypeError("extra and options must be objects")
+            claim = Claim(str(data["source"]), str(data["response"]), data.get("reference"), extra, options)
             # A path would let a stranger import any module of this machine: only known names are served.
             if ":" in claim.source:
                 raise UserError(f"verifier '{claim.source}' is a path; a scorer serves registered names only")
             score = await manager.verify(claim)
         except UserError as error:
             return web.json_response({"error": str(error)}, status=422)
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError, RecursionError) as error:
             return web.json_response({"error": f"not a claim: {error!r}"}, status=400)
         return web.json_response({"value": score.value, "reason": score.reason, "detail": dict(score.detail)})
 
@@ -42,7 +52,7 @@ def scorer_app(manager: Manager) -> Any:
     async def close(_: web.Application) -> None:
         await manager.aclose()
 
-    app = web.Application(client_max_size=MAX_BODY)
+    app = web.Application(client_max_size=MAX_BODY, middlewares=[admit])
     app.add_routes([web.post("/verify", verify), web.get("/health", health)])
     app.on_cleanup.append(close)
     return app

@@ -50,7 +50,7 @@ class Confinement:
         self.filter: seccomp.Filter | None = None
         if walls.seccomp:
             # Without a PID namespace the filter must name the only process that may be signalled: the run's own.
-            policy = seccomp.Policy() if walls.namespaces else seccomp.Policy(processes=False, own_pid_only=True)
+            policy = seccomp.Policy() if walls.namespaces else seccomp.Policy(processes=False, alone=True)
             self.filter = seccomp.Filter(policy)
             self._last.append(self.filter.step)
         self._plans: dict[str, list[kernel.Step]] = {}
@@ -77,13 +77,14 @@ def _plan(walls: Walls, limits: dict[str, Any]) -> list[kernel.Step]:
     native = bool(limits.get("native"))
     drop = walls.uid if walls.namespaces != "user" else None  # with a user namespace the zygote has dropped already
     uid, gid = (drop, drop) if drop is not None else (os.getuid(), os.getgid())
-    steps: list[kernel.Step] = [kernel.step("prctl", kernel.PR_SET_PDEATHSIG, 9, 0, 0, 0)]
+    # A process group of its own: signals to the group must not reach the zygote and its other runs.
+    steps: list[kernel.Step] = [kernel.step("setsid"), kernel.step("prctl", kernel.PR_SET_PDEATHSIG, 9, 0, 0, 0)]
     if walls.namespaces:
         steps += namespaces.private_tmp(limits["disk_mb"], limits["files"], uid, gid)
         if native:
             steps.append(namespaces.private_proc())
     steps.append(kernel.step("chdir", walls.scratch.encode()))
-    steps += _limit(limits, native, own_user=bool(walls.namespaces) or walls.uid is not None)
+    steps += _limit(limits, native, own_user=walls.namespaces == "user" or walls.uid is not None)
     if drop is not None:
         steps.append(kernel.step("setgroups", 0, None))
         steps.append(kernel.step("setresgid", gid, gid, gid))
@@ -99,7 +100,8 @@ def _limit(limits: dict[str, Any], native: bool, own_user: bool) -> list[kernel.
     memory = limits["memory_mb"] << 20
     # Virtual machines of other languages reserve far more address space than they use; their data is what counts.
     space = RLIM_INFINITY if native else memory + limits["base_bytes"]
-    # The kernel counts processes per user: without a user of its own the run would be charged for everybody's.
+    # The kernel counts processes per user (and user namespace): without one of its own a run would be charged for
+    # everybody's. Then the control group's count is the only one.
     processes = limits["processes"] if own_user else RLIM_INFINITY
     bounds = (
         (resource.RLIMIT_CPU, int(limits["cpu_seconds"]) + 2),

@@ -12,6 +12,8 @@ from typing import Any
 
 from upshot.sandbox.inside import kernel, landlock, namespaces, seccomp
 
+NO_IDS = "this container maps no thousand user ids of which slots could take one each"
+
 
 def attempt(step: Callable[[], None]) -> str | None:
     """Run a step in a forked process; None if it worked, otherwise what went wrong."""
@@ -70,23 +72,29 @@ def _read_as(uid: int) -> None:
         os.listdir(path)
 
 
-def probe(uid: int) -> dict[str, Any]:
+def probe(uid: int | None) -> dict[str, Any]:
     """{layer: None if it works, otherwise the reason}; `landlock_abi` is a number."""
     with tempfile.TemporaryDirectory(prefix="upshot-probe-") as workbench:
         os.chmod(workbench, 0o755)
         as_root = os.geteuid() == 0
+        cannot_drop = "not root" if not as_root else NO_IDS if uid is None else None
         found: dict[str, Any] = {
             "root": attempt(lambda: _namespaces("root", workbench, None)) if as_root else "not root",
-            "user": attempt(lambda: _namespaces("user", workbench, uid if as_root else None)),
+            # Real root must first become somebody: inside it would still own root's files outside.
+            "user": NO_IDS
+            if as_root and uid is None
+            else attempt(lambda: _namespaces("user", workbench, uid if as_root else None)),
         }
     found["landlock"] = attempt(_landlock) if landlock.abi() else "the kernel has no Landlock"
     found["landlock_abi"] = landlock.abi()
     found["seccomp"] = attempt(_seccomp)
-    found["uid"] = attempt(lambda: namespaces.become(uid)) if os.geteuid() == 0 else "not root"
-    found["uid_reads"] = attempt(lambda: _read_as(uid)) if as_root else None
+    found["uid"] = found["uid_reads"] = cannot_drop
+    if uid is not None and as_root:
+        found["uid"] = attempt(lambda: namespaces.become(uid))
+        found["uid_reads"] = attempt(lambda: _read_as(uid))
     return found
 
 
 def main() -> None:
     """Print the findings as JSON."""
-    print(json.dumps(probe(int(sys.argv[1]))))
+    print(json.dumps(probe(json.loads(sys.argv[1]))))

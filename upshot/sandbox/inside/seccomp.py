@@ -18,13 +18,22 @@ LOAD, JEQ, JGE, JSET, AND, JA, RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x05, 0x06
 RET_KILL, RET_ERRNO, RET_ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 EPERM, ENOSYS, EACCES = 1, 38, 13
 NAMESPACE_FLAGS = 0x7E020000
-OFFSET_NR, OFFSET_ARCH, OFFSET_ARG0 = 0, 4, 16
+OFFSET_NR, OFFSET_ARCH, OFFSET_ARG0, OFFSET_ARG1, OFFSET_ARG2 = 0, 4, 16, 24, 32
 AF_UNIX = 1
+O_ACCMODE, O_TRUNC = 3, 0x200
 OWN_PID = 0x7FFFABCD
 """Stands in the built filter for the process id a child puts there."""
 # Options of prctl a program or its C library may use: names, timers, dumpable flag, bounding set reads, memory names.
 # Not PR_SET_PDEATHSIG (1): a run must end with its zygote.
 PRCTL_OPTIONS = (2, 3, 4, 15, 16, 23, 29, 30, 39, 0x53564D41)
+# Without a PID namespace a file's owner (F_SETOWN, F_SETOWN_EX, F_SETSIG, FIOSETOWN, SIOCSPGRP) may be anybody's
+# process, and the kernel would send it any signal. So: copies, flags, locks, pipe sizes and seals only, …
+FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 9, 36, 37, 38, 1030, 1031, 1032, 1033, 1034)
+# … and of ioctl: is it a terminal (two forms), its size, how much to read, close-on-exec, non-blocking.
+IOCTL_COMMANDS = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+# Landlock watches over none of these (truncate from ABI 3 on): without mounts of its own a run could change rights and
+# times of, or empty, every file of its user.
+UNWATCHED = ("chmod", "fchmod", "fchmodat", "utime", "utimes", "futimesat", "utimensat", "truncate")
 
 Instruction = tuple[int, int, int, int]
 
@@ -35,8 +44,9 @@ class Policy:
 
     processes: bool = True
     """Whether the program may start processes; only where a PID namespace ends them with the run."""
-    own_pid_only: bool = False
-    """Whether signals and the like may only go to the run's own process; a PID namespace makes that needless."""
+    alone: bool = False
+    """Whether signals and the like may only go to the run's own process, and files keep their rights and times; PID and
+    mount namespaces make that needless."""
 
 
 def build(policy: Policy, machine: str = MACHINE) -> bytes:
@@ -95,7 +105,7 @@ def _softly_denied(policy: Policy) -> dict[str, int]:
 
 
 def _guarded(policy: Policy) -> dict[str, list[Instruction]]:
-    """Blocks for the calls whose first argument decides."""
+    """Blocks for the calls whose arguments decide."""
     allow, deny = _ret(RET_ALLOW), _ret(RET_ERRNO | EPERM)
     arg0 = (LOAD, 0, 0, OFFSET_ARG0)
     blocks: dict[str, list[Instruction]] = {}
@@ -107,19 +117,31 @@ def _guarded(policy: Policy) -> dict[str, list[Instruction]]:
         clone += [(JSET, 1, 0, kernel.CLONE_THREAD), deny, allow]
     blocks["clone"] = clone
     blocks["socketpair"] = [arg0, (JEQ, 1, 0, AF_UNIX), _ret(RET_ERRNO | EACCES), allow]
-    options: list[Instruction] = [arg0]
-    for index, option in enumerate(PRCTL_OPTIONS):
-        options.append((JEQ, len(PRCTL_OPTIONS) - index, 0, option))
-    blocks["prctl"] = [*options, deny, allow]
+    blocks["prctl"] = _one_of(OFFSET_ARG0, PRCTL_OPTIONS)
     signal_block: list[Instruction] = [allow]
-    if policy.own_pid_only:
+    if policy.alone:
         signal_block = [arg0, (JEQ, 1, 0, OWN_PID), deny, allow]
     blocks |= dict.fromkeys(("kill", "tkill", "tgkill", "rt_sigqueueinfo"), signal_block)
-    if policy.own_pid_only:
+    if policy.alone:
         # Without a PID namespace these reach other processes of the same user.
         own = [arg0, (JEQ, 2, 0, 0), (JEQ, 1, 0, OWN_PID), deny, allow]
         blocks |= {"prlimit64": own, "sched_setaffinity": own, "setpriority": [deny]}
+        blocks |= {name: [deny] for name in UNWATCHED}
+        blocks |= {"open": _no_emptying(OFFSET_ARG1), "openat": _no_emptying(OFFSET_ARG2)}
+        blocks |= {"fcntl": _one_of(OFFSET_ARG1, FCNTL_COMMANDS), "ioctl": _one_of(OFFSET_ARG1, IOCTL_COMMANDS)}
     return blocks
+
+
+def _one_of(argument: int, values: tuple[int, ...]) -> list[Instruction]:
+    """Allow a call where an argument is one of these."""
+    tests = [(JEQ, len(values) - index, 0, value) for index, value in enumerate(values)]
+    return [(LOAD, 0, 0, argument), *tests, _ret(RET_ERRNO | EPERM), _ret(RET_ALLOW)]
+
+
+def _no_emptying(flags: int) -> list[Instruction]:
+    """Allow to open a file, but not to empty one opened for reading only: before ABI 3 Landlock lets that be."""
+    deny, allow = _ret(RET_ERRNO | EPERM), _ret(RET_ALLOW)
+    return [(LOAD, 0, 0, flags), (JSET, 0, 2, O_TRUNC), (JSET, 1, 0, O_ACCMODE), deny, allow]
 
 
 def _intervals(

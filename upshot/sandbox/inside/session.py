@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import signal
 import sys
 import time
 from typing import Any
@@ -11,9 +12,18 @@ from typing import Any
 from upshot.sandbox.inside import program
 from upshot.sandbox.inside.peer import PeerGone, Wire
 
+_in_turn = False
+"""Whether an interrupt has a turn to end; one that comes too late must not end the session."""
+
+
+def _interrupt(*_: object) -> None:
+    if _in_turn:
+        raise KeyboardInterrupt
+
 
 def serve(payload: dict[str, Any], descriptor: int) -> None:
     """Run the turns that arrive until the supervisor hangs up."""
+    signal.signal(signal.SIGINT, _interrupt)
     wire = Wire(descriptor)
     namespace = program.fresh_namespace("", "__main__")
     program.write_files(payload.get("files") or {})
@@ -23,12 +33,23 @@ def serve(payload: dict[str, Any], descriptor: int) -> None:
             message = wire.receive()
         except PeerGone:
             return
-        except KeyboardInterrupt:
-            continue
         started = time.perf_counter()
-        failure = _turn(str(message["code"]), namespace)
+        failure = _interruptible(str(message["code"]), namespace)
         program.flush()
         wire.send({"error": failure, "t": time.perf_counter() - started})
+
+
+def _interruptible(code: str, namespace: dict[str, Any]) -> list[str] | None:
+    """Run one turn, the only thing an interrupt may end."""
+    global _in_turn
+    try:
+        _in_turn = True
+        failure = _turn(code, namespace)
+    except KeyboardInterrupt as error:
+        failure = program.describe(error)
+    finally:
+        _in_turn = False
+    return failure
 
 
 def _turn(code: str, namespace: dict[str, Any]) -> list[str] | None:

@@ -1,0 +1,105 @@
+# ruff: noqa: E501 (the programs are one line each)
+"""What one run may use: time of all its processes, threads, processes; and what its output is compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from upshot.sandbox import Limits, Outcome, StdioTest
+from upshot.sandbox.cgroup import SlotGroup
+from upshot.sandbox.inside.confine import Walls, _plan
+from upshot.sandbox.layers import user_id_base
+
+LOOPS = "import os\nfor _ in range({count}):\n    if os.fork() == 0:\n        while True: pass\nfor _ in range({count}): os.wait()"
+
+
+def needs_processes(box: Any) -> None:
+    """Skip where programs may not start processes."""
+    if box.sandbox.layers.namespaces is None:
+        pytest.skip("only a PID namespace lets a program start processes")
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_cpu_seconds_count_every_process_of_the_run(count: int, box: Any) -> None:
+    needs_processes(box)
+    limits = Limits(cpu_seconds=0.5, wall_seconds=20)
+    result = box(box.sandbox.run(LOOPS.format(count=count), limits=limits))
+    assert result.outcome is Outcome.TIMEOUT and "CPU limit" in result.detail and result.cpu_seconds >= 0.5, result
+
+
+def test_cpu_seconds_count_processes_that_have_ended(box: Any) -> None:
+    needs_processes(box)
+    brief = "import os, time\nfor _ in range(200):\n    if os.fork() == 0:\n        end = time.process_time() + 0.1\n        while time.process_time() < end: pass\n        os._exit(0)\n    os.wait()"
+    result = box(box.sandbox.run(brief, limits=Limits(cpu_seconds=0.5, wall_seconds=20)))
+    assert result.outcome is Outcome.TIMEOUT and "CPU limit" in result.detail, result
+
+
+def test_cpu_seconds_count_every_process_of_other_languages(box: Any) -> None:
+    needs_processes(box)
+    limits = Limits(cpu_seconds=0.5, wall_seconds=20)
+    result = box(box.sandbox.run("(while :; do :; done) & wait", "bash", limits=limits))
+    assert result.outcome is Outcome.TIMEOUT and result.wall_seconds < 10, result
+
+
+def test_thirty_threads_fit_the_default_limits(box: Any) -> None:
+    program = (
+        "import threading\ngate = threading.Barrier(29)\ndef work():\n    x = [bytearray(100) for _ in range(1000)]\n    gate.wait()\n"
+        "threads = [threading.Thread(target=work) for _ in range(28)]\n[t.start() for t in threads]\ngate.wait()\n[t.join() for t in threads]\nprint('all')"
+    )
+    result = box(box.sandbox.run(program, limits=Limits()))
+    assert result.stdout == "all\n", result
+
+
+def test_the_count_of_processes_follows_the_run_also_where_memory_does_not(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").touch()
+    group = SlotGroup({"memory": tmp_path, "pids": tmp_path})
+    for processes in (40, 12):
+        group.limit(1 << 20, processes)
+        assert (tmp_path / "pids.max").read_text() == str(processes)
+
+
+def test_a_run_without_a_user_of_its_own_is_not_charged_for_other_peoples_processes() -> None:
+    limits = {**Limits().as_request(), "base_bytes": 0}
+
+    def bounds_processes(namespaces: str | None, uid: int | None) -> bool:
+        walls = Walls(namespaces, 5, True, uid, "/tmp")
+        return any(name.startswith("setrlimit(6") for _, _, name in _plan(walls, limits))
+
+    assert bounds_processes("user", None) and bounds_processes("root", 60_000) and bounds_processes(None, 60_000)
+    assert not bounds_processes("root", None) and not bounds_processes(None, None)
+
+
+@pytest.mark.parametrize(
+    ("mapped", "base"), [("0 100000 65536", 60_000), ("0 1000 1", None), ("0 0 1000\n1000 5 100", None)]
+)
+def test_user_ids_come_from_what_the_container_maps(
+    mapped: str, base: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from upshot.sandbox import layers
+
+    file = tmp_path / "uid_map"
+    file.write_text(mapped)
+    monkeypatch.setattr(layers, "UID_MAP", str(file))
+    assert user_id_base() == base
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "same"),
+    [
+        ("  *\n ***\n", "  *\n ***", True),
+        ("*\n ***\n", "  *\n ***", False),
+        ("\n\n1 \n2\n\n", "1\n2", True),
+        ("1\r\n2\r\n", "1\n2\n", True),
+        ("1\u20282", "1\n2", False),
+        ("", "\n", True),
+        ("1", "", False),
+    ],
+)
+def test_output_is_compared_with_the_blanks_before_its_first_line(
+    printed: str, expected: str, same: bool, box: Any
+) -> None:
+    program = f"import sys\nsys.stdout.write({printed!r})"
+    assert box(box.sandbox.test_stdio(program, [StdioTest("", expected)]))[0].passed is same

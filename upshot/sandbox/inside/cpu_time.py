@@ -1,0 +1,74 @@
+"""CPU time of a run: of its first process and of everything that one started."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from upshot.sandbox.inside import kernel
+
+TICK = 1.0 / os.sysconf("SC_CLK_TCK")
+
+
+def open_proc() -> int:
+    """A descriptor of /proc, for `of_family`; it outlives a change of the root directory."""
+    return os.open("/proc", os.O_PATH | os.O_CLOEXEC)
+
+
+def of_process(pid: int) -> float:
+    """Seconds of one process, all its threads together; raises OSError where it is gone."""
+    return time.clock_gettime(kernel.cpu_clock(pid))
+
+
+def of_family(proc: int, pid: int) -> float:
+    """Seconds of a process and of all below it, those somebody has waited for included; OSError where it is gone.
+
+    Not counted: children that were reaped unseen because their parent ignores SIGCHLD. The wall cap bounds those.
+    """
+    total = of_process(pid) + _of_the_dead(proc, pid)
+    todo = _children(proc, pid)
+    while todo:
+        one = todo.pop()
+        try:
+            total += of_process(one) + _of_the_dead(proc, one)
+        except OSError:
+            continue  # it ended meanwhile; its parent has its time, or will have
+        todo += _children(proc, one)
+    return total
+
+
+def _of_the_dead(proc: int, pid: int) -> float:
+    """Seconds of the children a process has waited for."""
+    fields = _read(proc, f"{pid}/stat").rpartition(b")")[2].split()
+    return (int(fields[13]) + int(fields[14])) * TICK if len(fields) > 14 else 0.0
+
+
+def _children(proc: int, pid: int) -> list[int]:
+    """The children of every thread of a process; none where the kernel does not tell."""
+    try:
+        directory = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+    except OSError:
+        return []
+    try:
+        threads = os.listdir(directory)
+    except OSError:
+        return []
+    finally:
+        os.close(directory)
+    return [int(word) for thread in threads for word in _read(proc, f"{pid}/task/{thread}/children").split()]
+
+
+def _read(proc: int, path: str) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+    except OSError:
+        return b""
+    try:
+        parts = []
+        while part := os.read(descriptor, 1 << 16):
+            parts.append(part)
+        return b"".join(parts)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)

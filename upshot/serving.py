@@ -1,0 +1,69 @@
+"""Who may talk to our servers: one rule for the sandbox, the model server and the scorer.
+
+With a key: whoever sends it. Without one: programs of this machine only. So the server listens on loopback, and because
+a page in a browser reaches loopback too, a request must name a loopback host (a page that rebinds its name to 127.0.0.1
+names its own) and bring JSON that says so (a page of another origin may send only plain text or forms unasked).
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from upshot.errors import UserError
+
+OPEN_PATH = "/health"
+"""Answered without a key."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine's own."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def demand_key(host: str, key: str | None, way_out: str) -> None:
+    """Refuse to listen beyond loopback without a key; `way_out` says how one is set."""
+    if not key and not is_loopback(host):
+        raise UserError(f"--host {host} is not loopback: {way_out}, or listen on 127.0.0.1")
+
+
+def find_key(file: str | None, variable: str) -> str | None:
+    """The key in a file, else in an environment variable, else None."""
+    if not file:
+        return os.environ.get(variable) or None
+    try:
+        key = Path(file).read_text().strip()
+    except OSError as error:
+        raise UserError(f"--api-key-file {file}: {error.strerror}") from error
+    if not key:
+        raise UserError(f"--api-key-file {file} is empty; write the key into it")
+    return key
+
+
+def refusal(method: str, path: str, header: Callable[[str], str | None], key: str | None) -> tuple[int, str] | None:
+    """(status, reason) for a request that may not come in, None for one that may."""
+    if key:
+        if path != OPEN_PATH and not _brings(key, header):
+            return 401, "the API key is missing or wrong: send 'Authorization: Bearer KEY'"
+    elif not is_loopback(_host_name(header("host") or "")):
+        return 403, "without a key only requests to a loopback host are answered: ask 127.0.0.1, or set a key"
+    kind = (header("content-type") or "").partition(";")[0].strip().lower()
+    if method == "POST" and kind != "application/json":
+        return 415, f"the content type is '{kind[:80]}'; send 'Content-Type: application/json'"
+    return None
+
+
+def _brings(key: str, header: Callable[[str], str | None]) -> bool:
+    given = (header("authorization") or "").removeprefix("Bearer ").strip() or header("x-api-key") or ""
+    return hmac.compare_digest(given.encode(errors="replace"), key.encode(errors="replace"))
+
+
+def _host_name(value: str) -> str:
+    """The name in a Host header, without its port."""
+    return value[1:].partition("]")[0] if value.startswith("[") else value.partition(":")[0]
