@@ -37,6 +37,7 @@ from upshot.engine.kernels import sample as sample_kernels
 from upshot.engine.kernels.decode import context_splits, decode_attention
 from upshot.engine.kernels.decode_fused import fused_decode_attention
 from upshot.engine.kernels.prefill import prefill_attention
+from upshot.engine.sampling import apply_grammars
 from upshot.engine.scheduler import Chunk, Plan
 from upshot.engine.sequence import Rules, Sequence
 from upshot.engine.slots import Slots, upload
@@ -201,7 +202,7 @@ class CudaRunner:
         logits = self._prefill_logits(self.driver, chunks, last)
         if not rows:  # prompts that are longer than a chunk
             return Flight([], torch.empty(2, 0, dtype=torch.int32), self._event())
-        self._mask(rows, logits)
+        apply_grammars(logits, rows)
         slots, before = self._upload(np.array([[s.slot for s in rows], [len(s.ids) - 1 for s in rows]], dtype=np.int64))
         drawn = self._draw(logits, slots.int(), before, any(s.rules.cuts for s in rows))
         return self._land(rows, drawn, logits, max(s.rules.top_logprobs for s in rows))
@@ -249,14 +250,6 @@ class CudaRunner:
         last = torch.zeros(rows, dtype=torch.int64, device=device)
         graph, logits = self._record(lambda: self._read(self.driver, tokens, blocks, last))
         return PromptGraph(graph, tokens, blocks, last, logits)
-
-    def _mask(self, rows: list[Sequence], logits: torch.Tensor) -> None:
-        """Apply grammars to logits, in place."""
-        from upshot.engine.sampling import apply_bitmask
-
-        for index, seq in enumerate(rows):
-            if seq.grammar is not None:
-                apply_bitmask(logits, index, seq.grammar.allowed())
 
     # --- decode
 
@@ -312,7 +305,7 @@ class CudaRunner:
     def _decode_masked(self, rows: list[Sequence], bucket: int, cuts: bool) -> Flight:
         """A step in which some rows follow a grammar: the mask needs the ids so far, so no graph and no look-ahead."""
         logits, slots, positions = self._decode_logits(bucket, self.batch.shares)
-        self._mask(rows, logits)
+        apply_grammars(logits, rows)
         return self._land(rows, self._draw(logits, slots, positions, cuts), logits, self.batch.tops)
 
     def _captured(self, bucket: int, shared: bool, cuts: bool) -> Graph:

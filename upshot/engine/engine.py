@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -142,24 +142,18 @@ class Engine:
         on_done: Callable[[Sequence], None] | None = None,
     ) -> list[Sequence]:
         """Queue n continuations of `ids`; they read the prompt once."""
-        self._check(ids, rules, n)
-        stops, room = rules.stop_ids | self.eos_ids, self.shape.max_length - len(ids)
-        most = min(rules.max_tokens, room)
+        most, stops = self._room(ids, rules, n), rules.stop_ids | self.eos_ids
         each = [rules.of_row(most, derive_seed(rules.seed, "sample", i), stops) for i in range(n)]
         seqs = [Sequence(list(ids), own, on_token=on_token, on_done=on_done) for own in each]
         self._check_vocabulary(seqs[0])
-        pages = self.scheduler.most_pages(seqs[0])
-        if pages > self.pool.n_pages - 1:
-            raise UserError(
-                f"{len(ids)} prompt ids and {most} new ones need {pages} pages, the cache has "
-                f"{self.pool.n_pages - 1}: raise engine.kv_bytes or lower max_tokens"
-            )
         if grammar is not None:
             for seq in seqs:
                 seq.grammar = grammar()
-        leader = seqs[0]
-        leader.siblings = seqs[1:]
-        self.scheduler.add(leader)
+        if n > 1:
+            siblings = dict.fromkeys(seqs[1:])
+            for seq in seqs:
+                seq.siblings = siblings
+        self.scheduler.add(seqs[0])
         self.prompted += len(ids) * n
         self._unseen += len(ids)
         if self.on_gpu and self._unseen >= FIRST_CHUNK and not self.runner.busy and not self._committing:
@@ -170,7 +164,8 @@ class Engine:
                 raise
         return seqs
 
-    def _check(self, ids: list[int], rules: Rules, n: int) -> None:
+    def _room(self, ids: list[int], rules: Rules, n: int) -> int:
+        """How many ids may follow; `UserError` or `QueueFull` where none can."""
         if not ids:
             raise UserError("an empty prompt cannot be continued; give at least one token id")
         if len(ids) >= self.shape.max_length:
@@ -179,6 +174,14 @@ class Engine:
             raise UserError(f"max_tokens must be at least 1, got {rules.max_tokens}")
         if len(self.scheduler.waiting) + n > self.settings.max_waiting:
             raise QueueFull(f"{len(self.scheduler.waiting)} requests wait already")
+        most = min(rules.max_tokens, self.shape.max_length - len(ids))
+        pages = -(-(len(ids) + most) // self.pool.page_size)
+        if pages > self.pool.n_pages - 1:
+            raise UserError(
+                f"{len(ids)} prompt ids and {most} new ones need {pages} pages, the cache has "
+                f"{self.pool.n_pages - 1}: raise engine.kv_bytes or lower max_tokens"
+            )
+        return most
 
     def _check_vocabulary(self, seq: Sequence) -> None:
         try:
@@ -201,10 +204,13 @@ class Engine:
         self.scheduler.finish(seq, "abort")
 
     def fork(self, seq: Sequence, rules: Rules) -> Sequence:
-        """A new sequence that goes on from all ids `seq` has so far and shares its pages."""
+        """A new sequence that goes on from all ids `seq` has so far, shares its pages and follows its grammar."""
         self._drain()
-        rules = replace(rules, stop_ids=rules.stop_ids | self.eos_ids)
-        return self.scheduler.fork(seq, rules)
+        most = self._room(seq.ids, rules, 1)
+        # A draw is keyed by (seed, position): with the seed of `seq`, or of another fork, it would repeat their ids.
+        seed = derive_seed(rules.seed, "fork", seq.rules.seed, seq.forks)
+        seq.forks += 1
+        return self.scheduler.fork(seq, rules.of_row(most, seed, rules.stop_ids | self.eos_ids))
 
     def score(self, ids: list[int], top: int = 1) -> tuple[list[float], list[tuple[tuple[int, float], ...]]]:
         """Log-probability of each id but the first, and the likeliest ids in its place, by the model's own forward."""
@@ -290,8 +296,7 @@ class Engine:
 
     def _fail_all(self, error: BaseException) -> None:
         for seq in self.scheduler.all():
-            seq.error = error
-            self.scheduler.finish(seq, "error")
+            self.scheduler.fail(seq, error)
         self.pool.forget()
         self.runner.forget()
 
