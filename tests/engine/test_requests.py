@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -268,3 +270,22 @@ def test_aborting_all_that_wait_looks_at_each_once(together: bool, backwards: bo
         scheduler.finish(seq, "abort")
     assert Counted.compared <= 3 * len(seqs)
     assert all(s.state == DONE for s in seqs) and not scheduler.busy and not scheduler.all()
+
+
+def test_steps_run_on_the_models_own_device(llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(llama)
+    engine.shape = replace(engine.shape, device=torch.device("cuda:1"))
+    current: list[Any] = []
+
+    @contextmanager
+    def device(wanted: Any) -> Iterator[None]:
+        current.append(wanted)
+        yield
+        current.pop()
+
+    monkeypatch.setattr("torch.cuda.device", device)
+    run, seen = engine.runner.run, []
+    monkeypatch.setattr(engine.runner, "run", lambda plan: (seen.extend(current), run(plan))[1])
+    engine.submit([5, 6, 7], Rules(max_tokens=1))
+    engine.run_until_done()
+    assert seen == [torch.device("cuda:1")] and not current

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -56,8 +57,6 @@ class EngineSettings:
     """Capture decode steps as CUDA graphs (GPU only)."""
     check: bool = True
     """Compare the first forward with the model's own before anything runs."""
-    compile: bool = True
-    """Compile the decode steps of models without the fused block, while eager ones serve (GPU only; compiled.py)."""
     exact: bool = False
     """Log-probabilities are bitwise those of a learner's exact forward, whatever the batch; slower (exact/)."""
 
@@ -94,9 +93,10 @@ class Engine:
             from upshot.engine.cuda_runner import CudaRunner
             from upshot.engine.exact.cuda_runner import ExactCudaRunner
 
-            self.runner = (ExactCudaRunner if self.settings.exact else CudaRunner)(
-                model, self.shape, n_pages, self.settings.page_size, self._max_running, self.settings
-            )
+            with self._own_device():
+                self.runner = (ExactCudaRunner if self.settings.exact else CudaRunner)(
+                    model, self.shape, n_pages, self.settings.page_size, self._max_running, self.settings
+                )
         else:
             from upshot.engine.probe import disagreement
             from upshot.engine.torch_runner import TorchRunner
@@ -108,6 +108,10 @@ class Engine:
         self.scheduler = Scheduler(
             self.pool, self._max_running, self.settings.chunk_tokens or (16384 if self.on_gpu else 2048)
         )
+
+    def _own_device(self) -> AbstractContextManager[Any]:
+        """Inside: the model's GPU is the current one, on which kernels, streams and graphs run."""
+        return torch.cuda.device(self.shape.device) if self.shape.device.type == "cuda" else nullcontext()
 
     @property
     def _max_running(self) -> int:
@@ -244,7 +248,8 @@ class Engine:
                 raise RuntimeError(f"the engine is stuck: {self.stats()}")
             return self.scheduler.busy
         self.steps += 1
-        results = self.runner.run(plan)
+        with self._own_device():
+            results = self.runner.run(plan)
         self._commit(results)
         self.pool.settle(SETTLED)  # while the step runs
         return True
@@ -322,14 +327,7 @@ class Engine:
             "waiting": len(self.scheduler.waiting),
             "preempted": self.scheduler.preempted,
             "version": self.version,
-            **(_compile_counts(self.runner) if self.ahead else {}),
         }
-
-
-def _compile_counts(runner: Any) -> dict[str, float]:
-    from upshot.engine.changeover import counts
-
-    return counts(runner)
 
 
 def _eos_of(model: torch.nn.Module) -> set[int]:
