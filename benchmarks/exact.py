@@ -249,9 +249,7 @@ def run(name: str, dtype: torch.dtype, device: torch.device, args: argparse.Name
     kv_bytes = 1 << 28 if small else 8 << 30
     engines = {}
     for exact in (False, True) if dtype != torch.float32 or small else (True,):
-        engine = engines[exact] = Engine(
-            model, eos_ids=set(), settings=EngineSettings(exact=exact, kv_bytes=kv_bytes, compile=False)
-        )
+        engine = engines[exact] = Engine(model, eos_ids=set(), settings=EngineSettings(exact=exact, kv_bytes=kv_bytes))
         seqs = work(engine, random.Random(3))
         title = "exact" if exact else "default"
         for budget in (2048, 16384) if exact else (16384,):

@@ -218,44 +218,16 @@ def prefill_rate(engine: Engine, tokens: int, prompt: int) -> tuple[float, float
 SHAPES_OF: dict[int, dict[str, int]] = {}
 
 
-def await_compiled(engine: Engine) -> dict[str, Any]:
-    """Wait for compiled decode steps while short requests are served: seconds of both."""
-    compiler = getattr(engine.runner, "compiler", None)
-    if compiler is None:
-        raise SystemExit("--compile: this driver has nothing to compile; add --plain (and run on a GPU)")
-    compiler.start()
-    waits = []
-    while compiler.state == "compiling":
-        began = time.perf_counter()
-        engine.submit([5, 6, 7, len(waits) % 50 + 8], Rules(max_tokens=2))
-        engine.run_until_done()
-        waits.append(time.perf_counter() - began)
-        time.sleep(0.05)
-    engine.submit([5, 6, 7], Rules(max_tokens=4))
-    engine.run_until_done()  # changes over
-    waits = sorted(waits) or [0.0]
-    return {
-        "compiled": type(engine.runner.driver).__name__ == "CompiledDriver",
-        "from_disk": compiler.cached,
-        "compile_s": compiler.seconds,
-        **compiler.details,
-        "two_ids_meanwhile_median_s": waits[len(waits) // 2],
-        "two_ids_meanwhile_largest_s": waits[-1],
-    }
-
-
 def run_shape(name: str, args: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
     """All rows of one shape."""
     scale = args.scale
     model = build(name, device)
     began = time.perf_counter()
-    settings = EngineSettings(kv_bytes=args.kv_bytes, lean=not args.plain, compile=args.compile)
+    settings = EngineSettings(kv_bytes=args.kv_bytes, lean=not args.plain)
     engine = Engine(model, eos_ids=set(), settings=settings)
     engine.submit([5, 6, 7], Rules(max_tokens=2))
     engine.run_until_done()
     first = time.perf_counter() - began
-    if args.compile:
-        print(json.dumps({"shape": name, **await_compiled(engine)}), flush=True)
     SHAPES_OF[id(engine)] = SHAPES[name]
     collab = {
         "prompts": max(1, 16 // scale),
@@ -326,7 +298,6 @@ def main() -> int:
     parser.add_argument("--check", type=int, default=0, help="sequences whose log-probabilities are checked; 0 is all")
     parser.add_argument("--kv-bytes", type=int, default=0)
     parser.add_argument("--plain", action="store_true", help="drive the model's own forward, as for unknown families")
-    parser.add_argument("--compile", action="store_true", help="with --plain: compile decode steps first, then measure")
     parser.add_argument("--no-peer", action="store_true", help="do not run transformers' generate")
     parser.add_argument("--out", default="")
     args = parser.parse_args()

@@ -123,7 +123,7 @@ def test_engine_and_learner_agree_bitwise_on_the_kernels(make_llama: Make, dtype
         page_size=4,
         kernels=True,
         exact=True,
-        max_running=8,
+        max_running=5,
         kv_bytes=1 << 20,
         chunk_tokens=24,
         check=DEVICE.type == "cuda",

@@ -262,14 +262,14 @@ def test_norm_and_gate() -> None:
 
 
 def drawn(
-    logits: torch.Tensor, temperature: float, cuts: bool, seed: int = 1, **rules: float
+    logits: torch.Tensor, temperature: float, cuts: bool, seed: int = 1, **rules: float | torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows = len(logits)
     state = sample.SlotRules(rows + 1, DEVICE)
     state.temperature.fill_(temperature)
     state.seeds.copy_(torch.arange(rows + 1) + seed)
     for name, value in rules.items():
-        getattr(state, name).fill_(value)
+        getattr(state, name).copy_(torch.as_tensor(value))
     tokens = torch.zeros(rows + 1, dtype=torch.int64, device=DEVICE)
     place = torch.zeros(rows + 1, dtype=torch.int32, device=DEVICE)
     slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
@@ -308,13 +308,16 @@ def test_sampling_kernel_draws_what_the_cpu_draws(rules: dict[str, float]) -> No
     torch.testing.assert_close(logprobs.cpu()[same], expected_logprobs[same], atol=1e-4, rtol=1e-4)
 
 
-def test_sums_by_the_block_draw_what_one_program_a_row_draws() -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_row_draws_the_same_beside_one_whose_distribution_is_cut(temperature: float) -> None:
     torch.manual_seed(2)
     logits = (torch.randn(5, 9001, device=DEVICE) * 3).to(torch.bfloat16 if DEVICE.type == "cuda" else torch.float32)
-    for temperature in (0.0, 0.7):
-        apart, together = drawn(logits, temperature, cuts=False), drawn(logits, temperature, cuts=True)
-        assert apart[0].equal(together[0])
-        torch.testing.assert_close(apart[1], together[1], atol=1e-5, rtol=1e-5)
+    apart, together = drawn(logits, temperature, cuts=False), drawn(logits, temperature, cuts=True)
+    assert apart[0].equal(together[0]) and apart[1].equal(together[1])
+    beside = drawn(logits, temperature, cuts=True, top_k=torch.tensor([0, 1, 0, 0, 0, 0]))
+    others = torch.tensor([0, 2, 3, 4], device=DEVICE)
+    assert apart[0][others].equal(beside[0][others]) and apart[1][others].equal(beside[1][others])
+    assert int(beside[0][1]) == int(logits[1].argmax())
 
 
 @pytest.mark.parametrize("cuts", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from transformers import LlamaForCausalLM
 from triton.errors import TritonError
 
+from tests.engine.test_families import build
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.sequence import Rules, Sequence
 from upshot.engine.warm import _common, _fused
@@ -71,16 +73,19 @@ def test_work_begins_while_requests_are_still_submitted(make_llama: Make, monkey
         engine.on_gpu = True
         seqs = [engine.submit(ids, Rules(max_tokens=3, temperature=0))[0] for ids in prompts]
 
-        def more(done: object, engine: Engine = engine, seqs: list[Sequence] = seqs) -> None:
+        began: list[int] = []
+
+        def more(done: object, engine: Engine = engine, seqs: list[Sequence] = seqs, began: list[int] = began) -> None:
             before = engine.steps
             seqs.extend(engine.submit(prompts[0] * 3, Rules(max_tokens=2, temperature=0)))
-            assert engine.steps == before  # not in the middle of taking results
+            began.append(engine.steps - before)
 
         seqs[1].on_done = more
         assert engine.steps == (first_chunk == 30)
         engine.run_until_done()
         results.append([s.ids for s in seqs])
         assert engine.pool.held == 0 and len(seqs) == 7
+        assert began == [0]  # no step in the middle of taking results
     assert results[0] == results[1] and results[0][0] == greedy(model, prompts[0], 3)
 
 
@@ -145,6 +150,55 @@ def test_a_family_without_the_block_runs_through_its_own_forward(make_llama: Mak
     [seq] = engine.submit([5, 6, 7, 8, 9], Rules(max_tokens=4, temperature=0))
     engine.run_until_done()
     assert seq.ids == greedy(model, [5, 6, 7, 8, 9], 4)
+
+
+def test_layers_without_rotation_run_through_the_block(make_llama: Make) -> None:
+    sizes = {"head_dim": 16, "num_hidden_layers": 2, "no_rope_layers": [1, 0]}
+    model = build("SmolLM3", sizes).to(DEVICE)
+    engine = Engine(model, eos_ids=set(), settings=EngineSettings(kernels=True, max_running=4, kv_bytes=1 << 20))
+    assert type(engine.runner.driver).__name__ == "FusedDriver"
+    [seq] = engine.submit([5, 6, 7, 8, 9], Rules(max_tokens=4, temperature=0))
+    engine.run_until_done()
+    assert seq.ids == greedy(model, [5, 6, 7, 8, 9], 4)
+
+
+@pytest.mark.parametrize("targets", [["lm_head"], ["embed_tokens"], ["q_proj", "v_proj", "up_proj", "down_proj"]])
+def test_adapters_run_through_the_block_and_follow_updates(make_llama: Make, targets: list[str]) -> None:
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(small(make_llama), peft.LoraConfig(r=4, lora_dropout=0.3, target_modules=targets))
+    engine = Engine(
+        model.train(),
+        eos_ids=set(),
+        settings=EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20),
+    )
+    assert type(engine.runner.driver).__name__ == "FusedDriver"
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.add_(torch.randn_like(weight) * 0.3)
+    engine.weights_changed()
+    [seq] = engine.submit([5, 6, 7, 8, 9], Rules(max_tokens=4, seed=3))
+    engine.run_until_done()
+    assert all(m.training for m in model.modules())
+    expected = plain_logprobs(model.eval(), seq.ids, seq.prompt_len)
+    torch.testing.assert_close(torch.tensor(seq.logprobs), expected, atol=2e-4, rtol=1e-3)
+
+
+def test_every_step_leaves_its_logits_in_one_place(make_llama: Make) -> None:
+    model = small(make_llama)
+    settings = EngineSettings(page_size=4, kernels=True, max_running=5, kv_bytes=1 << 20)
+    engine = Engine(model, eos_ids=set(), settings=settings)
+    runner = engine.runner
+    runner.logits = runner._logits_of(5)  # as where steps are captured
+    assert len(runner.logits) == 16
+    with torch.inference_mode(), warnings.catch_warnings(action="error", category=UserWarning):
+        places = {runner._decode_logits(rows, False)[0].data_ptr() for rows in (1, 2, 8)}
+    assert places == {runner.logits.data_ptr()}
+    seqs = [engine.submit([5, 6, 7, 3 + i], Rules(max_tokens=5, temperature=0, top_logprobs=2))[0] for i in range(3)]
+    engine.run_until_done()
+    for seq in seqs:
+        assert seq.ids == greedy(model, seq.ids[:4], 5)
+        assert [top[0][0] for top in seq.tops] == seq.sampled
 
 
 def test_heads_whose_width_is_no_power_of_two_are_driven(make_llama: Make) -> None:

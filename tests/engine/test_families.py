@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -80,24 +79,3 @@ def test_a_rotary_embedding_that_depends_on_the_batch_is_refused(make_llama: Cal
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     with pytest.raises(UserError, match="dynamic"):
         Engine(make_llama(rope_parameters=rope))
-
-
-@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
-def test_lora_adapters_are_part_of_what_is_driven(make_llama: Callable[..., torch.nn.Module]) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    torch.manual_seed(0)
-    lora = LoraConfig(
-        r=4, lora_alpha=16, lora_dropout=0.3, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False
-    )
-    model = get_peft_model(make_llama(), lora)
-    model.train()
-    engine = Engine(model, eos_ids=set())
-    [seq] = engine.submit([5, 6, 7, 8], Rules(max_tokens=12, temperature=0))
-    engine.run_until_done()
-    model.eval()
-    ids = [5, 6, 7, 8]
-    for _ in range(12):
-        with torch.no_grad():
-            ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
-    assert seq.ids == ids

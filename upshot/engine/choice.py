@@ -17,16 +17,17 @@ def drivers_of(model: torch.nn.Module, shape: Shape, settings: Any, kernels: boo
 
     The fused block rotates halves of a head, whose width must be a power of two.
     """
-    from upshot.engine.blocks import BlockDriver, can_join, is_block_family
+    from upshot.engine.blocks import BlockDriver, is_block_family
 
     if settings.exact:
         from upshot.engine.exact.step import ExactDriver
 
         return [lambda: ExactDriver(model, shape, kernels)]
     makers: list[Callable[[], Driver]] = [lambda: ModuleDriver(model, shape)]
-    if settings.lean and is_block_family(model):
-        makers.insert(0, lambda: BlockDriver(model, shape))
-    if settings.lean and kernels and can_join(model) and shape.head_dim.bit_count() == 1:
+    if not settings.lean or not is_block_family(model):
+        return makers
+    makers.insert(0, lambda: BlockDriver(model, shape))
+    if kernels and shape.head_dim.bit_count() == 1:
         from upshot.engine.fused import FusedDriver
 
         makers.insert(0, lambda: FusedDriver(model, shape))

@@ -16,9 +16,7 @@ import torch
 from triton.errors import TritonError
 
 from upshot.engine.batch import Batch
-from upshot.engine.changeover import change_back, change_over, compiler_for, keep_true
 from upshot.engine.choice import checked_driver, drivers_of
-from upshot.engine.compiled import CompiledDriver
 from upshot.engine.cuda_steps import (
     BUCKETS,
     PREFILL_BLOCK,
@@ -37,6 +35,7 @@ from upshot.engine.kernels import sample as sample_kernels
 from upshot.engine.kernels.decode import context_splits, decode_attention
 from upshot.engine.kernels.decode_fused import fused_decode_attention
 from upshot.engine.kernels.prefill import prefill_attention
+from upshot.engine.sampling import apply_grammars
 from upshot.engine.scheduler import Chunk, Plan
 from upshot.engine.sequence import Rules, Sequence
 from upshot.engine.slots import Slots, upload
@@ -72,9 +71,18 @@ class CudaRunner:
         self.driver = checked_driver(model, makers, self._disagreement if settings.check else None)
         if not isinstance(self.driver, ModuleDriver):
             self.graphed = self.driver
-        self.compiler = compiler_for(self.driver, settings)
-        """Has decode steps compiled meanwhile; None where there is nothing to gain."""
         self._pointers = self._weight_pointers()
+        self.logits = self._logits_of(max_running) if self.use_graphs else None
+        """Where every captured step leaves its logits: each would keep its own otherwise."""
+
+    def _logits_of(self, rows: int) -> torch.Tensor:
+        """Room for the logits of the largest step with that many sequences."""
+        most = max(next((b for b in buckets if b >= rows), rows) for buckets in (BUCKETS, PREFILL_ROWS))
+        dtype = self.driver.lm.get_output_embeddings().weight.dtype
+        return torch.empty(most, self.shape.vocab, dtype=dtype, device=self.shape.device)
+
+    def _out(self, rows: int) -> torch.Tensor | None:
+        return None if self.logits is None else self.logits[:rows]
 
     def _disagreement(self, driver: Driver) -> str | None:
         from upshot.engine.probe import disagreement
@@ -106,7 +114,6 @@ class CudaRunner:
     def forget(self) -> None:
         """The weights changed: nothing computed so far may be read again."""
         self.batch.rows = []
-        keep_true(self)
         if hasattr(self.driver, "refresh"):
             self.driver.refresh()
         pointers = self._weight_pointers()
@@ -201,7 +208,7 @@ class CudaRunner:
         logits = self._prefill_logits(self.driver, chunks, last)
         if not rows:  # prompts that are longer than a chunk
             return Flight([], torch.empty(2, 0, dtype=torch.int32), self._event())
-        self._mask(rows, logits)
+        apply_grammars(logits, rows)
         slots, before = self._upload(np.array([[s.slot for s in rows], [len(s.ids) - 1 for s in rows]], dtype=np.int64))
         drawn = self._draw(logits, slots.int(), before, any(s.rules.cuts for s in rows))
         return self._land(rows, drawn, logits, max(s.rules.top_logprobs for s in rows))
@@ -232,14 +239,21 @@ class CudaRunner:
         graph.graph.replay()
         return graph.logits[: len(last)]
 
-    def _read(self, driver: Driver, tokens: torch.Tensor, blocks: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    def _read(
+        self,
+        driver: Driver,
+        tokens: torch.Tensor,
+        blocks: torch.Tensor,
+        last: torch.Tensor,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         def attend(
             q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, softcap: float
         ) -> torch.Tensor:
             return prefill_attention(q, k, v, self.cache.table, blocks, scale, PREFILL_BLOCK, window, softcap)
 
         step = CudaStep(self.cache, self.shape.heads, tokens[1], tokens[2], attend)
-        return driver.logits(tokens[0], tokens[1], step, last)
+        return driver.logits(tokens[0], tokens[1], step, last, out)
 
     def _capture_prompt(self, size: int, rows: int, room: int) -> PromptGraph:
         """Capture the reading of up to `size` prompt ids, of which `rows` are sampled from."""
@@ -247,16 +261,8 @@ class CudaRunner:
         tokens = torch.zeros(3, size, dtype=torch.int64, device=device)
         blocks = torch.zeros(4, room, dtype=torch.int32, device=device)
         last = torch.zeros(rows, dtype=torch.int64, device=device)
-        graph, logits = self._record(lambda: self._read(self.driver, tokens, blocks, last))
+        graph, logits = self._record(lambda: self._read(self.driver, tokens, blocks, last, self._out(rows)))
         return PromptGraph(graph, tokens, blocks, last, logits)
-
-    def _mask(self, rows: list[Sequence], logits: torch.Tensor) -> None:
-        """Apply grammars to logits, in place."""
-        from upshot.engine.sampling import apply_bitmask
-
-        for index, seq in enumerate(rows):
-            if seq.grammar is not None:
-                apply_bitmask(logits, index, seq.grammar.allowed())
 
     # --- decode
 
@@ -264,17 +270,14 @@ class CudaRunner:
         self.slots.sync(touched)
         if rows is not self.batch.rows:
             self._change_batch(rows)
-        if self.compiler is not None:
-            change_over(self)
-        least = 2 if isinstance(self.driver, CompiledDriver) else 1
-        bucket = next((b for b in BUCKETS if b >= max(least, len(rows))), len(rows))
+        bucket = next((b for b in BUCKETS if b >= len(rows)), len(rows))
         if self.batch.masked:
             return self._decode_masked(rows, bucket, self.batch.cuts)
         key = (bucket, self.batch.shares, self.batch.cuts)
         if not self.use_graphs:
             return self._land(rows, *self._decode_body(*key), self.batch.tops)
         if key not in self.graphs:
-            self.graphs[key] = self._captured(*key)
+            self.graphs[key] = self._capture(*key)
         graph = self.graphs[key]
         graph.graph.replay()
         return self._land(rows, graph.drawn, graph.logits, self.batch.tops)
@@ -303,7 +306,7 @@ class CudaRunner:
 
         plain = splits == 1 and together is None
         step = CudaStep(self.cache, self.shape.heads, positions, cells, attend, fused if plain else None)
-        return self.driver.logits(ids, positions, step, None), slots, positions
+        return self.driver.logits(ids, positions, step, None, self._out(len(slots))), slots, positions
 
     def _decode_body(self, bucket: int, shared: bool, cuts: bool) -> tuple[torch.Tensor, torch.Tensor]:
         logits, slots, positions = self._decode_logits(bucket, shared)
@@ -312,18 +315,8 @@ class CudaRunner:
     def _decode_masked(self, rows: list[Sequence], bucket: int, cuts: bool) -> Flight:
         """A step in which some rows follow a grammar: the mask needs the ids so far, so no graph and no look-ahead."""
         logits, slots, positions = self._decode_logits(bucket, self.batch.shares)
-        self._mask(rows, logits)
+        apply_grammars(logits, rows)
         return self._land(rows, self._draw(logits, slots, positions, cuts), logits, self.batch.tops)
-
-    def _captured(self, bucket: int, shared: bool, cuts: bool) -> Graph:
-        """A captured decode step; an eager one where a compiled one fails."""
-        try:
-            return self._capture(bucket, shared, cuts)
-        except RuntimeError as error:
-            if not isinstance(self.driver, CompiledDriver):
-                raise
-            change_back(self, f"capturing {bucket} rows failed ({error})")
-            return self._capture(bucket, shared, cuts)
 
     def _capture(self, bucket: int, shared: bool, cuts: bool) -> Graph:
         """Capture a decode step."""

@@ -82,6 +82,7 @@ class Graph:
     drawn: torch.Tensor
     """Ids and log-probabilities: see `sample`."""
     logits: torch.Tensor
+    """As those of every graph, in `CudaRunner.logits`: read before the next step."""
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from upshot.engine.attention import Step, driving, register
+from upshot.engine.joined import kept
 from upshot.errors import UserError
 
 
@@ -37,8 +38,15 @@ class Driver(Protocol):
     lm: Any
     """The causal LM."""
 
-    def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor | None) -> torch.Tensor:
-        """Logits of the tokens at the indices `last` (None: all)."""
+    def logits(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: Step,
+        last: torch.Tensor | None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Logits of the tokens at the indices `last` (None: all), in `out` if one of their dtype is given."""
         ...
 
 
@@ -54,6 +62,12 @@ def shape_of(model: torch.nn.Module) -> Shape:
     config = getattr(lm, "config", None)
     if config is None or lm.get_output_embeddings() is None:
         raise UserError(f"the engine drives transformers causal language models; {name} has no config or output head")
+    for adapter in getattr(model, "peft_config", {}).values():
+        if getattr(adapter, "is_prompt_learning", False):
+            raise UserError(
+                f"the engine cannot drive {type(adapter).__name__.removesuffix('Config')}: "
+                "it adds ids of its own to every prompt; use LoRA or another adapter of weights"
+            )
     text = config.get_text_config()
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(f"the engine drives decoder-only models; {name} is an encoder-decoder")
@@ -114,14 +128,21 @@ class ModuleDriver:
         self.configs = configs_of(self.lm)
         self.quiet = quiet_modules(model)
 
-    def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor | None) -> torch.Tensor:
-        """Logits of the tokens at the indices `last` (None: all)."""
+    def logits(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: Step,
+        last: torch.Tensor | None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Logits of the tokens at the indices `last` (None: all); see `Driver`."""
         with driving(self.configs, self.quiet, step):
-            out = self.lm(
+            done = self.lm(
                 input_ids=ids[None],
                 position_ids=positions[None],
                 attention_mask=None,
                 use_cache=False,
                 logits_to_keep=0 if last is None else last,
             )
-        return out.logits[0]
+        return kept(done.logits[0], out)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -56,8 +57,6 @@ class EngineSettings:
     """Capture decode steps as CUDA graphs (GPU only)."""
     check: bool = True
     """Compare the first forward with the model's own before anything runs."""
-    compile: bool = True
-    """Compile the decode steps of models without the fused block, while eager ones serve (GPU only; compiled.py)."""
     exact: bool = False
     """Log-probabilities are bitwise those of a learner's exact forward, whatever the batch; slower (exact/)."""
 
@@ -94,9 +93,10 @@ class Engine:
             from upshot.engine.cuda_runner import CudaRunner
             from upshot.engine.exact.cuda_runner import ExactCudaRunner
 
-            self.runner = (ExactCudaRunner if self.settings.exact else CudaRunner)(
-                model, self.shape, n_pages, self.settings.page_size, self._max_running, self.settings
-            )
+            with self._own_device():
+                self.runner = (ExactCudaRunner if self.settings.exact else CudaRunner)(
+                    model, self.shape, n_pages, self.settings.page_size, self._max_running, self.settings
+                )
         else:
             from upshot.engine.probe import disagreement
             from upshot.engine.torch_runner import TorchRunner
@@ -108,6 +108,10 @@ class Engine:
         self.scheduler = Scheduler(
             self.pool, self._max_running, self.settings.chunk_tokens or (16384 if self.on_gpu else 2048)
         )
+
+    def _own_device(self) -> AbstractContextManager[Any]:
+        """Inside: the model's GPU is the current one, on which kernels, streams and graphs run."""
+        return torch.cuda.device(self.shape.device) if self.shape.device.type == "cuda" else nullcontext()
 
     @property
     def _max_running(self) -> int:
@@ -142,24 +146,18 @@ class Engine:
         on_done: Callable[[Sequence], None] | None = None,
     ) -> list[Sequence]:
         """Queue n continuations of `ids`; they read the prompt once."""
-        self._check(ids, rules, n)
-        stops, room = rules.stop_ids | self.eos_ids, self.shape.max_length - len(ids)
-        most = min(rules.max_tokens, room)
+        most, stops = self._room(ids, rules, n), rules.stop_ids | self.eos_ids
         each = [rules.of_row(most, derive_seed(rules.seed, "sample", i), stops) for i in range(n)]
         seqs = [Sequence(list(ids), own, on_token=on_token, on_done=on_done) for own in each]
         self._check_vocabulary(seqs[0])
-        pages = self.scheduler.most_pages(seqs[0])
-        if pages > self.pool.n_pages - 1:
-            raise UserError(
-                f"{len(ids)} prompt ids and {most} new ones need {pages} pages, the cache has "
-                f"{self.pool.n_pages - 1}: raise engine.kv_bytes or lower max_tokens"
-            )
         if grammar is not None:
             for seq in seqs:
                 seq.grammar = grammar()
-        leader = seqs[0]
-        leader.siblings = seqs[1:]
-        self.scheduler.add(leader)
+        if n > 1:
+            siblings = dict.fromkeys(seqs[1:])
+            for seq in seqs:
+                seq.siblings = siblings
+        self.scheduler.add(seqs[0])
         self.prompted += len(ids) * n
         self._unseen += len(ids)
         if self.on_gpu and self._unseen >= FIRST_CHUNK and not self.runner.busy and not self._committing:
@@ -170,7 +168,8 @@ class Engine:
                 raise
         return seqs
 
-    def _check(self, ids: list[int], rules: Rules, n: int) -> None:
+    def _room(self, ids: list[int], rules: Rules, n: int) -> int:
+        """How many ids may follow; `UserError` or `QueueFull` where none can."""
         if not ids:
             raise UserError("an empty prompt cannot be continued; give at least one token id")
         if len(ids) >= self.shape.max_length:
@@ -179,6 +178,14 @@ class Engine:
             raise UserError(f"max_tokens must be at least 1, got {rules.max_tokens}")
         if len(self.scheduler.waiting) + n > self.settings.max_waiting:
             raise QueueFull(f"{len(self.scheduler.waiting)} requests wait already")
+        most = min(rules.max_tokens, self.shape.max_length - len(ids))
+        pages = -(-(len(ids) + most) // self.pool.page_size)
+        if pages > self.pool.n_pages - 1:
+            raise UserError(
+                f"{len(ids)} prompt ids and {most} new ones need {pages} pages, the cache has "
+                f"{self.pool.n_pages - 1}: raise engine.kv_bytes or lower max_tokens"
+            )
+        return most
 
     def _check_vocabulary(self, seq: Sequence) -> None:
         try:
@@ -201,10 +208,13 @@ class Engine:
         self.scheduler.finish(seq, "abort")
 
     def fork(self, seq: Sequence, rules: Rules) -> Sequence:
-        """A new sequence that goes on from all ids `seq` has so far and shares its pages."""
+        """A new sequence that goes on from all ids `seq` has so far, shares its pages and follows its grammar."""
         self._drain()
-        rules = replace(rules, stop_ids=rules.stop_ids | self.eos_ids)
-        return self.scheduler.fork(seq, rules)
+        most = self._room(seq.ids, rules, 1)
+        # A draw is keyed by (seed, position): with the seed of `seq`, or of another fork, it would repeat their ids.
+        seed = derive_seed(rules.seed, "fork", seq.rules.seed, seq.forks)
+        seq.forks += 1
+        return self.scheduler.fork(seq, rules.of_row(most, seed, rules.stop_ids | self.eos_ids))
 
     def score(self, ids: list[int], top: int = 1) -> tuple[list[float], list[tuple[tuple[int, float], ...]]]:
         """Log-probability of each id but the first, and the likeliest ids in its place, by the model's own forward."""
@@ -238,7 +248,8 @@ class Engine:
                 raise RuntimeError(f"the engine is stuck: {self.stats()}")
             return self.scheduler.busy
         self.steps += 1
-        results = self.runner.run(plan)
+        with self._own_device():
+            results = self.runner.run(plan)
         self._commit(results)
         self.pool.settle(SETTLED)  # while the step runs
         return True
@@ -290,8 +301,7 @@ class Engine:
 
     def _fail_all(self, error: BaseException) -> None:
         for seq in self.scheduler.all():
-            seq.error = error
-            self.scheduler.finish(seq, "error")
+            self.scheduler.fail(seq, error)
         self.pool.forget()
         self.runner.forget()
 
@@ -317,14 +327,7 @@ class Engine:
             "waiting": len(self.scheduler.waiting),
             "preempted": self.scheduler.preempted,
             "version": self.version,
-            **(_compile_counts(self.runner) if self.ahead else {}),
         }
-
-
-def _compile_counts(runner: Any) -> dict[str, float]:
-    from upshot.engine.changeover import counts
-
-    return counts(runner)
 
 
 def _eos_of(model: torch.nn.Module) -> set[int]:

@@ -44,6 +44,12 @@ class JsonGrammar:
             raise RuntimeError(f"the grammar refused token id {token}: {self.matcher.get_error()}")
         return bool(self.matcher.is_stopped())
 
+    def copy(self) -> JsonGrammar:
+        """The same state once more, for a fork."""
+        twin = JsonGrammar.__new__(JsonGrammar)
+        twin.matcher, twin._mask = self.matcher.deep_copy(), self._mask.copy()
+        return twin
+
 
 class SchemaCompiler:
     """Makes grammars for one tokenizer."""

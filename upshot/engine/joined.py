@@ -9,6 +9,38 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn import functional as F
+
+
+def linear(module: Any, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """A plain projection without the module call's overhead; anything else (an adapter) is called.
+
+    The result is written to `out` if one is given.
+    """
+    if type(module) is not torch.nn.Linear:
+        return kept(module(x), out)
+    if out is None or module.bias is not None:
+        return kept(F.linear(x, module.weight, module.bias), out)
+    return torch.mm(x, module.weight.t(), out=out)
+
+
+def kept(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """`x` written to `out`, if there is one of its dtype."""
+    return x if out is None or out.dtype != x.dtype else out.copy_(x)
+
+
+class Projections:
+    """Several projections of one input, side by side in one result; joined where all of them are plain."""
+
+    def __init__(self, modules: list[Any]) -> None:
+        self.modules = modules
+        self.joined = Joined(modules) if all(type(m) is torch.nn.Linear for m in modules) else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """All results, one after the other in each row."""
+        if self.joined is not None:
+            return F.linear(x, self.joined.weight, self.joined.bias)
+        return torch.cat([linear(module, x) for module in self.modules], -1)
 
 
 class Joined:

@@ -61,6 +61,15 @@ class EngineModel(Model):
             raise
         return [self.completion(seq, request.sampling) for seq in seqs]
 
+    async def generate_all(self, requests: Sequence[Request]) -> list[list[Completion]]:
+        """The completions of every request; where one fails, the others are aborted."""
+        tasks = [asyncio.ensure_future(self.generate(request)) for request in requests]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
     def submit(
         self,
         request: Request,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -27,7 +28,7 @@ def disagreement(
     `driven` computes the logits of the last three of some ids, read in chunks and one by one; default: on the CPU.
     """
     ids = [(7 * i + 3) % driver.shape.vocab for i in range(IDS)]
-    with torch.inference_mode():
+    with torch.inference_mode(), busy_adapters(model):
         try:
             expected = expected_logits(model, driver, ids)
             got = (driven or _driven)(driver, ids)
@@ -42,6 +43,26 @@ def disagreement(
         ) as error:
             return f"{type(error).__name__}: {error}"
     return compare(got, expected, driver)
+
+
+@contextmanager
+def busy_adapters(model: torch.nn.Module) -> Iterator[None]:
+    """Inside: adapters have values that change the logits.
+
+    New ones add zeros or are copies of what they stand for, so a driver that leaves them out would seem to agree.
+    """
+    noise = torch.Generator().manual_seed(0)
+    wrapped = hasattr(model, "peft_config")
+    weights = [w for w in model.parameters() if w.requires_grad or not w.any()] if wrapped else []
+    before = [w.data.clone() for w in weights]
+    try:
+        for weight in weights:
+            scale = float(weight.data.float().square().mean().sqrt()) or 0.3
+            weight.data.add_((torch.randn(weight.shape, generator=noise) * scale).to(weight.device, weight.dtype))
+        yield
+    finally:
+        for weight, values in zip(weights, before, strict=True):
+            weight.data.copy_(values)
 
 
 def expected_logits(model: torch.nn.Module, driver: Driver, ids: list[int]) -> torch.Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import torch
 
-from upshot.engine.sequence import Rules
+from upshot.engine.sequence import Rules, Sequence
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -32,8 +32,8 @@ def keys(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """One number in [0, 1) for each (seed, position)."""
-    return (keys(seeds, positions) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    """One number in [0, 1) for each (seed, position): 24 bits, for more of them would round to 1 in float32."""
+    return (keys(seeds, positions) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
 
 
 def cut(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
@@ -78,16 +78,32 @@ def sample(
     if rows.all_greedy:
         ids = logprobs.argmax(-1)
     else:
-        source = logprobs
+        probs = logprobs.exp()
         if rows.cuts:
-            source = logprobs.clone()
-            source[rows.cuts] = cut(logprobs[rows.cuts], rows.top_k, rows.top_p, rows.min_p)
-        mass = source.exp().cumsum(-1)
-        point = torch.from_numpy(uniforms(rows.seeds, positions)).to(mass.dtype) * mass[:, -1]
-        ids = torch.searchsorted(mass, point[:, None], right=True)[:, 0].clamp_(max=mass.shape[-1] - 1)
+            probs[rows.cuts] = cut(logprobs[rows.cuts], rows.top_k, rows.top_p, rows.min_p).exp()
+        mass = probs.cumsum(-1)
+        total = mass[:, -1:].contiguous()
+        point = torch.from_numpy(uniforms(rows.seeds, positions))[:, None] * total
+        # Rounding may leave the point at the very end: then the last id with any mass is meant.
+        ids = torch.minimum(torch.searchsorted(mass, point, right=True), torch.searchsorted(mass, total))[:, 0]
         if rows.any_greedy:
             ids = torch.where(torch.from_numpy(rows.greedy), logprobs.argmax(-1), ids)
     return ids, logprobs.gather(-1, ids[:, None])[:, 0], logprobs
+
+
+def apply_grammars(logits: torch.Tensor, rows: Seq[Sequence]) -> None:
+    """Set what grammars forbid to -inf, in place; one that fails or allows nothing is its sequence's error."""
+    for index, seq in enumerate(rows):
+        if seq.grammar is None:
+            continue
+        try:
+            mask = seq.grammar.allowed()
+            if not mask.any():
+                raise RuntimeError("the grammar allows no id here")
+        except Exception as error:  # the row is drawn with the others; `Scheduler.commit` ends the sequence
+            seq.error = error
+            continue
+        apply_bitmask(logits, index, mask)
 
 
 def apply_bitmask(logits: torch.Tensor, row: int, mask: np.ndarray) -> None:

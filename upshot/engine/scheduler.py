@@ -1,6 +1,7 @@
 """Which sequences compute what in the next step. Pure bookkeeping, no tensors.
 
 A step either reads prompts (chunks of up to `chunk_tokens` ids in all) or extends every running sequence by one id.
+Where there is work of both kinds they take turns: neither waits for more than one step of the other.
 Sequences are admitted in order while pages last; when a running sequence finds no page, the one admitted last gives its
 pages back and is computed again later from its ids (its randomness is keyed by position, so it goes on unchanged).
 Results may come back one step late: `plan` never needs the ids of the step under way.
@@ -8,7 +9,8 @@ Results may come back one step late: `plan` never needs the ids of the step unde
 
 from __future__ import annotations
 
-from collections import deque
+import warnings
+from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -44,13 +46,12 @@ class Plan:
 class Scheduler:
     """Owns the queue, the running sequences, their slots and pages."""
 
-    def __init__(self, pool: PagePool, max_running: int, chunk_tokens: int, max_streak: int = 64) -> None:
+    def __init__(self, pool: PagePool, max_running: int, chunk_tokens: int) -> None:
         self.pool = pool
         self.max_running = max_running
         self.chunk_tokens = chunk_tokens
-        self.max_streak = max_streak
-        """Prompt-reading steps in a row before running sequences get a step."""
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: OrderedDict[Sequence, None] = OrderedDict()
+        """In the order of their turn; siblings wait with the first of them."""
         self.running: dict[Sequence, None] = {}
         """In the order of their admission."""
         self.preempted = 0
@@ -58,7 +59,8 @@ class Scheduler:
         """Admitted, prompt not wholly read yet."""
         self._slots = list(range(max_running - 1, -1, -1))
         self._copies: list[tuple[int, int]] = []
-        self._streak = 0
+        self._just_read = False
+        """Whether the last step read prompts."""
         self._rows = Rows(pool.page_size)
         self._steady = False
         """Whether every row of the last decode step takes part in the next."""
@@ -70,22 +72,29 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence (with its siblings)."""
-        self.waiting.append(seq)
+        self.waiting[seq] = None
 
-    def most_pages(self, seq: Sequence) -> int:
-        """Pages the sequence would need on its own at its full length."""
-        return -(-seq.max_length // self.pool.page_size)
+    def _add_first(self, seq: Sequence) -> None:
+        self.waiting[seq] = None
+        self.waiting.move_to_end(seq, last=False)
 
     # --- planning
 
     def plan(self, chunk_tokens: int = 0) -> Plan | None:
         """The next step, or None if nothing can be computed until results are committed."""
-        if self._streak < self.max_streak or not self.running:
-            chunks = self._read_prompts(chunk_tokens or self.chunk_tokens)
-            if chunks:
-                self._streak += 1
-                return Plan([s for c in chunks for s in c.samplers], chunks, self._take_copies())
-        self._streak = 0
+        decode = self._just_read and bool(self.running)
+        for read in (not decode, decode):
+            plan = self._reading_step(chunk_tokens or self.chunk_tokens) if read else self._decode_step()
+            if plan is not None:
+                self._just_read = read
+                return plan
+        return None
+
+    def _reading_step(self, budget: int) -> Plan | None:
+        chunks = self._read_prompts(budget)
+        return Plan([s for c in chunks for s in c.samplers], chunks, self._take_copies()) if chunks else None
+
+    def _decode_step(self) -> Plan | None:
         rows, touched = self._extend_running()
         return Plan(rows, [], self._take_copies(), touched) if rows else None
 
@@ -100,12 +109,12 @@ class Scheduler:
                 return chunks
             budget -= self._chunk(seq, budget, chunks)
         while self.waiting and budget > 0:
-            seq = self.waiting[0]
+            seq = next(iter(self.waiting))
             if len(self._slots) < 1 + len(seq.siblings) and len(self._slots) < self.max_running:
                 break
             if not self._admit(seq):
                 break
-            self.waiting.popleft()
+            del self.waiting[seq]
             budget -= self._chunk(seq, budget, chunks)
         return chunks
 
@@ -150,11 +159,11 @@ class Scheduler:
         for twin in seq.siblings:
             if not self._slots:
                 # No slot left: the rest reads the prompt from the prefix cache later.
-                self.waiting.appendleft(twin)
+                self._add_first(twin)
                 continue
             self._share(seq, twin)
             forked.append(twin)
-        seq.siblings = []
+        seq.siblings.clear()
         return forked
 
     def _share(self, seq: Sequence, twin: Sequence) -> None:
@@ -250,16 +259,27 @@ class Scheduler:
         size, length = self.pool.page_size, len(seq.ids)
         if (length - 1) % size == 0:
             self._publish(seq, length - 1)
-        rules = seq.rules
+        try:
+            ended = self._heard(seq, token, logprob)
+        except Exception as error:  # of this request's callback, stop or grammar: its own failure and nobody else's
+            self.fail(seq, error)
+            return
+        if ended:
+            self.finish(seq, "stop")
+        elif length >= seq.max_length:
+            self.finish(seq, "length")
+
+    def _heard(self, seq: Sequence, token: int, logprob: float) -> bool:
+        """Tell whoever listens; whether the id ends the sequence."""
+        if seq.error is not None:  # its grammar failed before the id was drawn
+            raise seq.error
+        rules, size, length = seq.rules, self.pool.page_size, len(seq.ids)
         if seq.on_token is not None:
             seq.on_token(seq, token, logprob)
         if seq.on_token is None and seq.grammar is None and rules.stopped is None:
             seq.check = min(length + size - (length - 1) % size, seq.max_length)
         ended = token in rules.stop_ids or (seq.grammar is not None and seq.grammar.accept(token))
-        if ended or (rules.stopped is not None and rules.stopped(seq.sampled)):
-            self.finish(seq, "stop")
-        elif length >= seq.max_length:
-            self.finish(seq, "length")
+        return ended or (rules.stopped is not None and rules.stopped(seq.sampled))
 
     def _publish(self, seq: Sequence, known: int) -> None:
         """Offer the pages that the first `known` ids fill to the prefix cache."""
@@ -277,8 +297,8 @@ class Scheduler:
             if seq in self._reading:
                 self._reading.remove(seq)
                 for twin in reversed(seq.siblings):
-                    self.waiting.appendleft(twin)
-                seq.siblings = []
+                    self._add_first(twin)
+                seq.siblings.clear()
             else:
                 self._stop_running(seq)
             self._release(seq)
@@ -286,7 +306,15 @@ class Scheduler:
             self._leave_queue(seq)
         seq.state, seq.finish = DONE, reason
         if seq.on_done is not None:
-            seq.on_done(seq)
+            try:
+                seq.on_done(seq)
+            except Exception as error:  # others must not suffer for it
+                warnings.warn(f"on_done of a request failed: {type(error).__name__}: {error}", stacklevel=2)
+
+    def fail(self, seq: Sequence, error: BaseException) -> None:
+        """End a sequence for a reason that is its own."""
+        seq.error = error
+        self.finish(seq, "error")
 
     def _stop_running(self, seq: Sequence) -> None:
         del self.running[seq]
@@ -295,15 +323,14 @@ class Scheduler:
             self._rows.reset([], ())
 
     def _leave_queue(self, seq: Sequence) -> None:
-        for leader in [*self.waiting, *self._reading]:
-            if seq in leader.siblings:
-                leader.siblings.remove(seq)
-                return
-        self.waiting.remove(seq)
+        if seq not in self.waiting:
+            del seq.siblings[seq]
+            return
         if seq.siblings:
-            heir, *rest = seq.siblings
-            heir.siblings, seq.siblings = rest, []
-            self.waiting.appendleft(heir)
+            heir = next(iter(seq.siblings))
+            del heir.siblings[heir]
+            self._add_first(heir)
+        del self.waiting[seq]
 
     def _release(self, seq: Sequence) -> None:
         self.pool.give_back(seq.pages)
@@ -319,7 +346,7 @@ class Scheduler:
             self._reading.remove(seq)
         self._release(seq)
         seq.state = WAITING
-        self.waiting.appendleft(seq)
+        self._add_first(seq)
         self.preempted += 1
 
     def restart(self) -> None:
@@ -330,8 +357,9 @@ class Scheduler:
         self._copies.clear()
 
     def fork(self, seq: Sequence, rules: Rules) -> Sequence:
-        """A new sequence that goes on from all ids of `seq` (no results may be pending)."""
-        twin = Sequence(list(seq.ids), rules, prompt_len=len(seq.ids))
+        """A new sequence that goes on from all ids of `seq` and its grammar's state (no results may be pending)."""
+        grammar = None if seq.grammar is None else seq.grammar.copy()
+        twin = Sequence(list(seq.ids), rules, prompt_len=len(seq.ids), grammar=grammar)
         if seq.state == RUNNING and seq in self.running and self._slots:
             self._share(seq, twin)
             twin.cached = len(seq.ids) - 1

@@ -24,6 +24,10 @@ class Grammar(Protocol):
         """Take the sampled token; True when the text is complete."""
         ...
 
+    def copy(self) -> Grammar:
+        """The same state once more, for a fork."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -66,8 +70,10 @@ class Sequence:
     grammar: Grammar | None = None
     on_token: Callable[[Sequence, int, float], None] | None = None
     on_done: Callable[[Sequence], None] | None = None
-    siblings: list[Sequence] = field(default_factory=list)
-    """Sequences with the same prompt that fork off when it has been read."""
+    siblings: dict[Sequence, None] = field(default_factory=dict)
+    """Sequences that fork off the first of them when their prompt has been read: one dictionary for all of them."""
+    forks: int = 0
+    """How many were forked off since."""
     state: int = WAITING
     pages: list[int] = field(default_factory=list)
     computed: int = 0

@@ -171,7 +171,7 @@ class Server:
 
     async def _finish(self, requests: list[Request], http: HttpRequest) -> list[list[Completion]]:
         """All completions, or `Gone` if the client went away meanwhile."""
-        work: asyncio.Future[list[list[Completion]]] = asyncio.gather(*(self.model.generate(r) for r in requests))
+        work = asyncio.ensure_future(self.model.generate_all(requests))
         watch: asyncio.Future[None] = asyncio.create_task(_disconnected(http))
         began = time.perf_counter()
         try:
@@ -199,7 +199,12 @@ class Server:
             def on_done(seq: Sequence, index: dict[int, int] = index) -> None:
                 queue.put_nowait((index[id(seq)], seq, None, 0.0))
 
-            seqs = self.model.submit(request, on_token, on_done)
+            try:
+                seqs = self.model.submit(request, on_token, on_done)
+            except Exception:
+                for seq in running:  # nobody will read them
+                    self.model.engine.abort(seq)
+                raise
             index.update({id(seq): base + i for i, seq in enumerate(seqs)})
             running += seqs
         events = self._events(asked, running, queue, requests[0].sampling.stop, http)

@@ -17,7 +17,7 @@ from upshot.engine.driver import Driver, causal_lm
 from upshot.engine.exact.blocks import picked
 from upshot.engine.exact.mode import ExactMode
 from upshot.engine.exact.step import ExactStep
-from upshot.engine.sampling import RowRules, apply_bitmask, sample
+from upshot.engine.sampling import RowRules, apply_grammars, sample
 from upshot.engine.scheduler import Chunk, Plan
 from upshot.engine.sequence import Sequence
 from upshot.engine.store import Store, attention
@@ -250,9 +250,7 @@ class TorchRunner:
 
     def _sample(self, rows: list[Sequence], logits: torch.Tensor, positions: np.ndarray) -> Any:
         logits = logits.float()
-        for index, seq in enumerate(rows):
-            if seq.grammar is not None:
-                apply_bitmask(logits, index, seq.grammar.allowed())
+        apply_grammars(logits, rows)
         if self._rules is None or self._rules[0] != rows:
             self._rules = (rows, RowRules([s.rules for s in rows]))
         rules = self._rules[1]

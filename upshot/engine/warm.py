@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from upshot.engine.cuda_steps import BUCKETS, PREFILL_BLOCK, PREFILL_BUCKETS
-from upshot.engine.fused import FusedDriver, gated
+from upshot.engine.fused import FusedDriver, gated, head_norms
 from upshot.engine.kernels import block
 from upshot.engine.kernels import sample as sample_kernels
 from upshot.engine.kernels.decode import MEMBERS, Shared, decode_attention, processors, tuned
@@ -72,19 +72,21 @@ def _common(runner: Any) -> tuple[list[Task], list[Task]]:
     def attend(splits: int, shared: Shared | None) -> Task:
         return lambda: decode_attention(q, cache.k[0], cache.v[0], cache.table, slots, lengths, 1.0, splits, shared)
 
-    def draw(sums: tuple[torch.Tensor, torch.Tensor] | None) -> Task:
-        return lambda: sample_kernels.draw(logits, sums, slots, zeros[:1], state.rules, state.tokens, state.place)
+    def draw(cuts: bool) -> Task:
+        return lambda: sample_kernels.draw(
+            logits, (some, some), slots, zeros[:1], state.rules, state.tokens, state.place, cuts
+        )
 
     some = torch.zeros(1, 1024, device=device)
     first: list[Task] = [
         lambda: prefill_attention(q, cache.k[0], cache.v[0], cache.table, blocks, 1.0, PREFILL_BLOCK),
         attend(16, None),
         lambda: sample_kernels.block_sums(logits, slots, state.rules),
-        draw((some, some)),
+        draw(False),
         lambda: sample_kernels.begin(slots, state.tokens, state.place, cache.table, runner.page_size),
         lambda: block.store(kv, zeros[:1], cache.k[0]),
     ]
-    return first, [attend(1, None), attend(4, None), attend(1, nobody), attend(16, nobody), draw(None)]
+    return first, [attend(1, None), attend(4, None), attend(1, nobody), attend(16, nobody), draw(True)]
 
 
 def _fused(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
@@ -105,7 +107,7 @@ def _fused(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
         qkv = torch.zeros(rows, width, dtype=shape.dtype, device=device)
         return lambda: fused_decode_attention(
             qkv, cache.k[0], cache.v[0], cache.table, slots, torch.ones_like(slots), driver.cos, driver.sin,
-            layer.scale, shape.heads, layer.window, layer.norms,
+            layer.scale, shape.heads, layer.window, head_norms(layer),
         )  # fmt: skip
 
     def up(rows: int) -> Task:
@@ -119,10 +121,12 @@ def _fused(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
         lambda: block.gate(torch.zeros(1, 2 * inner, dtype=shape.dtype, device=device)),
         lambda: block.rotate_store(
             torch.zeros(1, width, dtype=shape.dtype, device=device), zero, zero, driver.cos, driver.sin,
-            cache.k[0], cache.v[0], shape.heads, layer.norms,
+            cache.k[0], cache.v[0], shape.heads, head_norms(layer),
         ),
     ]  # fmt: skip
     kinds = {tuned(rows * shape.kv_heads, cache.k[0]): rows for rows in reversed(BUCKETS)}
     tiles = {tile_for(rows, hidden, inner, processors(device)): rows for rows in reversed([*BUCKETS, *PREFILL_BUCKETS])}
-    more = [fused(rows) for rows in kinds.values()] + [up(rows) for tile, rows in tiles.items() if tile is not None]
+    more = [fused(rows) for rows in kinds.values()]
+    if layer.gate_up.joined is not None:
+        more += [up(rows) for tile, rows in tiles.items() if tile is not None]
     return first, [norm(2), *more]

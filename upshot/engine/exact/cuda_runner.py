@@ -35,9 +35,16 @@ class ExactCudaRunner(CudaRunner):
 
         return ExactCudaStep(self.cache, self.shape.heads, positions, cells, attend)
 
-    def _read(self, driver: Driver, tokens: torch.Tensor, blocks: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    def _read(
+        self,
+        driver: Driver,
+        tokens: torch.Tensor,
+        blocks: torch.Tensor,
+        last: torch.Tensor,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         step = self._step(tokens[1], tokens[2], blocks, exact.QUERIES)
-        return driver.logits(tokens[0], tokens[1], step, last)
+        return driver.logits(tokens[0], tokens[1], step, last, out)
 
     def _change_batch(self, rows: list[Sequence]) -> None:
         super()._change_batch(rows)
@@ -50,10 +57,10 @@ class ExactCudaRunner(CudaRunner):
         ids, positions, cells, lengths = sample_kernels.begin(
             slots, state.tokens, state.place, state.table, self.page_size
         )
-        rows = torch.arange(bucket, dtype=torch.int32, device=slots.device)
+        rows = torch.arange(len(slots), dtype=torch.int32, device=slots.device)
         blocks = torch.stack([slots, rows, torch.ones_like(rows), lengths - 1])
         step = self._step(positions, cells, blocks, queries=1)
-        return self.driver.logits(ids, positions, step, None), slots, positions
+        return self.driver.logits(ids, positions, step, None, self._out(len(slots))), slots, positions
 
     def _draw(self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, cuts: bool) -> torch.Tensor:
         """Always by the kernel that can cut: it must not matter whether a neighbour's distribution is cut."""

@@ -24,10 +24,17 @@ class ExactDriver(ModuleDriver):
         super().__init__(model, shape)
         self.mode = ExactMode(kernels)
 
-    def logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor | None) -> torch.Tensor:
-        """Logits of the tokens at the indices `last` (None: all)."""
+    def logits(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: Step,
+        last: torch.Tensor | None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Logits of the tokens at the indices `last` (None: all); see `Driver`."""
         with self.mode:
-            return super().logits(ids, positions, step, last)
+            return super().logits(ids, positions, step, last, out)
 
 
 class ExactStep:

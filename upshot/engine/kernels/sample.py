@@ -1,9 +1,9 @@
 """Sampling inside the step: one program a row draws an id and leaves its log-probability.
 
 The draw inverts the distribution's sum at one uniform number per (seed, position), the same hash as on the CPU: it
-depends on nothing but the request. Blocks of the vocabulary are summed first (by a program each, unless distributions
-are cut), then only the block drawn is read again. Cuts (top-k, top-p, min-p) are found without sorting, by bisection on
-the bits of the logits: exact, ties kept.
+depends on nothing but the request. Blocks of the vocabulary are summed first (by a program each), then only the block
+drawn is read again. Cuts (top-k, top-p, min-p) are found without sorting, by bisection on the bits of the logits:
+exact, ties kept. Only rows that ask for one pay for it.
 `begin` reads the state of the rows at the start of a step.
 """
 
@@ -131,23 +131,18 @@ def _stays(raw, kept, floor, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _cut_sums(logits_ptr, base, inverse, kept, floor, V, WIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
-    """What `_sums` leaves of a row, and the sums of what stays of its blocks."""
+def _left(logits_ptr, base, inverse, kept, floor, V, WIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+    """What the cuts leave of the sums that `_sums` takes of a row's blocks."""
     which = tl.arange(0, BLOCKS)
-    tops = tl.full([BLOCKS], -1e30, dtype=tl.float32)
-    masses = tl.zeros([BLOCKS], dtype=tl.float32)
     left = tl.zeros([BLOCKS], dtype=tl.float32)
     for start in range(0, V, BLOCK):
         cols = start + tl.arange(0, BLOCK)
         raw = tl.load(logits_ptr + base + cols, mask=cols < V, other=float("-inf"))
         x = raw.to(tl.float32) * inverse
-        block_top = tl.maximum(tl.max(x, 0), -1e30)  # a grammar may forbid the whole block
-        e = tl.exp(x - block_top)
-        here = which == start // BLOCK
-        tops = tl.where(here, block_top, tops)
-        masses = tl.where(here, tl.sum(e, 0), masses)
-        left = tl.where(here, tl.sum(tl.where(_stays(raw, kept, floor, WIDE), e, 0.0), 0), left)
-    return tops, masses, left
+        e = tl.exp(x - tl.maximum(tl.max(x, 0), -1e30))  # a grammar may forbid the whole block
+        stays = tl.sum(tl.where(_stays(raw, kept, floor, WIDE), e, 0.0), 0)
+        left = tl.where(which == start // BLOCK, stays, left)
+    return left
 
 
 @triton.jit
@@ -217,16 +212,15 @@ def _sample(
     which = tl.arange(0, BLOCKS)
     kept = tl.full((), -2147483648, dtype=tl.int64)
     floor = tl.full((), float("-inf"), dtype=tl.float32)
+    there = which * BLOCK < V
+    tops = tl.load(tops_ptr + row * BLOCKS + which, mask=there, other=-1e30)
+    masses = tl.load(masses_ptr + row * BLOCKS + which, mask=there, other=0.0)
+    left = masses
     if CUTS:
-        if temperature > 0.0:
-            top_k, top_p, min_p = tl.load(top_k_ptr + slot), tl.load(top_p_ptr + slot), tl.load(min_p_ptr + slot)
+        top_k, top_p, min_p = tl.load(top_k_ptr + slot), tl.load(top_p_ptr + slot), tl.load(min_p_ptr + slot)
+        if (temperature > 0.0) & ((top_k > 0) | (top_p < 1.0) | (min_p > 0.0)):
             kept, floor = _bounds(logits_ptr, base, top_k, top_p, min_p, inverse, V, WIDE, BLOCK)
-        tops, masses, left = _cut_sums(logits_ptr, base, inverse, kept, floor, V, WIDE, BLOCK, BLOCKS)
-    else:
-        there = which * BLOCK < V
-        tops = tl.load(tops_ptr + row * BLOCKS + which, mask=there, other=-1e30)
-        masses = tl.load(masses_ptr + row * BLOCKS + which, mask=there, other=0.0)
-        left = masses
+            left = _left(logits_ptr, base, inverse, kept, floor, V, WIDE, BLOCK, BLOCKS)
     m = tl.max(tops, 0)
     shrink = tl.exp(tops - m)
     lse = m + tl.log(tl.sum(masses * shrink, 0))
@@ -285,21 +279,21 @@ def block_sums(logits: torch.Tensor, slots: torch.Tensor, rules: SlotRules) -> t
 
 def draw(
     logits: torch.Tensor,
-    sums: tuple[torch.Tensor, torch.Tensor] | None,
+    sums: tuple[torch.Tensor, torch.Tensor],
     slots: torch.Tensor,
     positions: torch.Tensor,
     rules: SlotRules,
     tokens: torch.Tensor,
     place: torch.Tensor,
+    cuts: bool,
 ) -> torch.Tensor:
-    """Draw by these sums of blocks; None: by its own, after cutting the distributions."""
+    """Draw by these sums of blocks; `cuts`: rows that ask for it from what cuts leave of them."""
     rows, vocab = logits.shape
     drawn = torch.empty(2, rows + -rows % 4, dtype=torch.int32, device=logits.device)
-    tops, masses = sums or (rules.temperature, rules.temperature)  # those are not read
     _sample[(rows,)](
-        logits, tops, masses, slots, positions, rules.temperature, rules.seeds, rules.top_k, rules.top_p, rules.min_p,
+        logits, *sums, slots, positions, rules.temperature, rules.seeds, rules.top_k, rules.top_p, rules.min_p,
         tokens, place, drawn[0], drawn[1].view(torch.float32), len(tokens) - 1, vocab,
-        CUTS=sums is None, WIDE=logits.dtype == torch.float32, num_warps=8, **_blocks(vocab),
+        CUTS=cuts, WIDE=logits.dtype == torch.float32, num_warps=8, **_blocks(vocab),
     )  # fmt: skip
     return drawn
 
@@ -318,5 +312,4 @@ def sample(
     The result is [2, at least rows] int32, ids and the bits of their log-probabilities, which reach the host in one
     copy; each half begins at a multiple of 16 bytes, else kernels are compiled twice.
     """
-    sums = None if cuts else block_sums(logits, slots, rules)
-    return draw(logits, sums, slots, positions, rules, tokens, place)
+    return draw(logits, block_sums(logits, slots, rules), slots, positions, rules, tokens, place, cuts)
