@@ -225,6 +225,12 @@ class Engine:
             )
         return most
 
+    def check_prompt(self, ids: list[int]) -> None:
+        """Refuse ids that the model cannot read."""
+        if not 0 < len(ids) <= self.shape.max_length:
+            raise UserError(f"the prompt has {len(ids)} ids, the model takes 1 to {self.shape.max_length}")
+        self._check_vocabulary(Sequence(ids, Rules()))
+
     def _check_vocabulary(self, seq: Sequence) -> None:
         try:
             # Negative ids are large ones here.

@@ -213,7 +213,7 @@ class TorchRunner:
             self.driver.refresh()
 
     def run(self, plan: Plan) -> tuple[list[Sequence], list[int], list[float], list[Top] | None, list[Scored]]:
-        """Compute a step: the sequences that sampled, their ids, log-probabilities and likeliest ids; what was scored."""
+        """Compute a step: who sampled, their ids, log-probabilities and likeliest ids; what was scored."""
         with torch.inference_mode():
             self.store.copy_pages(plan.copies)
             scored: list[Scored] = []
