@@ -239,3 +239,24 @@ def test_a_kernel_that_does_not_compile_for_a_shape_leaves_the_slower_driver(
             small(make_llama), eos_ids=set(), settings=EngineSettings(page_size=4, kernels=True, max_running=4)
         )
     assert type(engine.runner.driver).__name__ == "BlockDriver"
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_given_ids_are_scored_beside_sampled_ones_as_by_a_plain_forward(make_llama: Make, exact: bool) -> None:
+    model = small(make_llama)
+    sizes = {"page_size": 4, "max_running": 8, "kv_bytes": 1 << 20, "chunk_tokens": 16}
+    engine = Engine(model, eos_ids=set(), settings=EngineSettings(kernels=True, exact=exact, **sizes))
+    prompt = [3 + (7 * i) % 60 for i in range(13)]
+    [sampled] = engine.submit(prompt, Rules(max_tokens=3, temperature=0))
+    scored = [engine.score(prompt, [5 + i] * (9 + 8 * i), top=2 * i) for i in range(3)]
+    aborted = engine.score(prompt, [7] * 40)
+    for _ in range(3):
+        engine.step()
+    engine.abort(aborted)
+    engine.run_until_done()
+    assert sampled.ids == greedy(model, prompt, 3)
+    assert [s.cached for s in scored] == [12] * 3 and engine.pool.held == 0
+    for seq in scored:
+        expected = plain_logprobs(model, seq.ids, len(prompt))
+        torch.testing.assert_close(torch.tensor(seq.logprobs), expected, atol=2e-4, rtol=1e-3)
+    assert [len(top) for top in scored[2].tops] == [4] * 25 and scored[0].tops == []

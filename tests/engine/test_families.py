@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from upshot.engine.engine import Engine
+from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.sequence import Rules
 from upshot.errors import UserError
 
@@ -67,6 +67,20 @@ def test_greedy_ids_match_transformers_for_every_family(family: str, over: dict[
             with torch.no_grad():
                 ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
         assert seq.ids == ids
+
+
+@pytest.mark.parametrize(("family", "over"), FAMILIES, ids=[f for f, _ in FAMILIES])
+def test_given_ids_have_the_models_own_log_probabilities_for_every_family(family: str, over: dict[str, Any]) -> None:
+    model = build(family, over)
+    engine = Engine(model, settings=EngineSettings(page_size=4, chunk_tokens=11))
+    ids = [3 + (7 * i) % 90 for i in range(40)]
+    seqs = [engine.score(ids[:start], ids[start:]) for start in (1, 17, 39)]
+    engine.run_until_done()
+    with torch.no_grad():
+        rows = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float().log_softmax(-1)
+    for seq in seqs:
+        own = [float(rows[i - 1, ids[i]]) for i in range(seq.prompt_len, 40)]
+        assert seq.logprobs == pytest.approx(own, abs=2e-4)
 
 
 def test_a_model_with_other_state_is_refused_by_name() -> None:

@@ -105,6 +105,21 @@ def test_sampled_logprobs_in_bfloat16_are_near_the_models_own(name: str) -> None
     assert_close(model, generate(engine_on(model), n=5, temperature=1.0), mean=0.15)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_given_ids_have_the_models_own_log_probabilities(name: str, dtype: torch.dtype) -> None:
+    model = make(name, dtype)
+    engine = engine_on(model, chunk_tokens=64)
+    ids = [3 + (7 * i) % 90 for i in range(150)]
+    seqs = [
+        engine.score(ids[:start], ids[start : start + count], top=2) for start, count in ((1, 149), (40, 9), (40, 60))
+    ]
+    sampled = engine.submit(ids[:50], Rules(max_tokens=4))
+    engine.run_until_done()
+    assert_close(model, [*seqs, *sampled], mean=1e-4 if dtype == torch.float32 else 0.15)
+    assert [len(seq.tops) for seq in seqs] == [149, 9, 60] and engine.pool.held == 0
+
+
 def test_captured_steps_share_the_place_of_their_logits() -> None:
     engine = engine_on(make("Llama", torch.bfloat16))
     for n in (1, 3, 7, 20, 50):

@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from upshot.chat import Message
@@ -14,6 +15,7 @@ from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.model import EngineModel
 from upshot.errors import UserError
 from upshot.models.base import Completion, ModelCallError, Request, Sampling
+from upshot.models.connect import connect, connect_all
 
 
 @pytest.fixture
@@ -98,3 +100,67 @@ def test_a_json_schema_is_followed(model: EngineModel) -> None:
     for [out] in ask(model, *requests, Request([9, 9], Sampling(max_tokens=30)))[:5]:
         said = json.loads(out.text)
         assert set(said) == {"ok", "mood"} and said["mood"] in ("good", "bad") and out.finish == "stop"
+
+
+def test_a_stop_string_of_many_bytes_ends_the_text(model: EngineModel) -> None:
+    """Every byte is a token here: three emojis are twelve of them."""
+    stop = "🙂🙂🙂🙂🙂"
+    stopped = model.rules(Request([5], Sampling(stop=(stop,)))).stopped
+    assert stopped is not None
+    ids = model.tokenizer.encode(f"so {stop}", add_special_tokens=False)
+    assert [n for n in range(len(ids) + 1) if stopped(ids[:n])] == [len(ids)]
+
+
+def test_special_tokens_within_a_stop_string_do_not_hide_it(model: EngineModel) -> None:
+    stopped = model.rules(Request([5], Sampling(stop=("END",)))).stopped
+    assert stopped is not None
+    e, n, d = model.tokenizer.encode("END", add_special_tokens=False)
+    assert stopped([e, *[1] * 40, n, *[1] * 40, d]) and not stopped([e, *[1] * 40, n, *[1] * 40])
+
+
+def test_given_ids_have_log_probabilities_through_the_model_interface(model: EngineModel) -> None:
+    async def main() -> list[tuple[float, ...]]:
+        return await asyncio.gather(*(model.logprobs([5, 6, 7], [8, 9 + i]) for i in range(3)))
+
+    with torch.no_grad():
+        for i, got in enumerate(asyncio.run(main())):
+            rows = model.engine.model(input_ids=torch.tensor([[5, 6, 7, 8, 9 + i]])).logits[0].log_softmax(-1)
+            assert got == pytest.approx([float(rows[2, 8]), float(rows[3, 9 + i])], abs=1e-4)
+
+
+def test_a_lent_policy_scores_given_ids_and_a_model_that_cannot_is_named(model: EngineModel) -> None:
+    async def main() -> tuple[tuple[float, ...], tuple[float, ...]]:
+        lent = connect_all({"judge": {"model": "policy", "max_tokens": 7, "temperature": 0.5}}, policy=model)["judge"]
+        async with lent, connect("scripted:ok") as other:
+            with pytest.raises(UserError, match="'scripted:ok' does not tell"):
+                await other.logprobs([5], [6])
+            return await lent.logprobs([5, 6], [7, 8, 9]), await model.logprobs([5, 6], [7, 8, 9])
+
+    lent, own = asyncio.run(main())
+    assert lent == own and len(own) == 3
+
+
+def test_a_cancelled_scoring_frees_its_pages(llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    model = EngineModel(Engine(llama, settings=EngineSettings(chunk_tokens=16)), tokenizer)
+
+    async def main() -> None:
+        task = asyncio.create_task(model.logprobs([5] * 500, [6] * 500))
+        for _ in range(8):
+            await asyncio.sleep(0)
+        assert model.engine.pool.held > 0
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert model.engine.pool.held == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(not grammar.available(), reason="llguidance is not installed")
+def test_a_schema_may_end_with_any_of_the_end_ids(model: EngineModel) -> None:
+    compiler = grammar.SchemaCompiler(model.tokenizer, 259, {0, 2})
+    state = compiler.grammar({"type": "integer"})()
+    [digit] = model.tokenizer.encode("7", add_special_tokens=False)
+    assert not int(state.allowed()[0]) & 0b101
+    state.accept(digit)
+    assert int(state.allowed()[0]) & 0b111 == 0b101

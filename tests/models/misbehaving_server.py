@@ -201,7 +201,12 @@ class MisbehavingServer:
 
 
 def answer_body(path: str, body: Body, reply: str | dict[str, Any], choices_at_most: int = 1000) -> Body:
-    """A chat completion or completion as OpenAI writes it; a token is a UTF-8 byte for ids, a word for usage."""
+    """A chat completion or completion as OpenAI writes it; a token is a UTF-8 byte for ids, a word for usage.
+
+    A reply that has choices is the whole answer.
+    """
+    if isinstance(reply, dict) and "choices" in reply:
+        return reply
     chat = path.endswith("/chat/completions")
     message = reply if isinstance(reply, dict) else {"role": "assistant", "content": reply}
     text = message.get("content") or ""

@@ -293,3 +293,50 @@ def test_unicode_arrives_as_it_was_sent():
         assert json.loads(json.dumps(server.records[0].body))["messages"][0]["content"] == text
 
     with_server(body)
+
+
+def scored(body):
+    """What vLLM answers to `echo` with `logprobs` and `max_tokens: 0`."""
+    found = [None, *(-float(i) for i in body["prompt"][1:])]
+    choice = {"index": 0, "text": "…", "finish_reason": "length", "logprobs": {"token_logprobs": found}}
+    return {"choices": [choice], "usage": {"prompt_tokens": len(body["prompt"]), "completion_tokens": 0}}
+
+
+def test_given_ids_are_scored_by_an_echo_of_the_prompt(tmp_path):
+    async def body(model, server):
+        assert model.abilities.scores
+        assert await model.logprobs([5, 6, 7], [8, 9]) == (-8.0, -9.0)
+        assert await model.logprobs([5, 6, 7, 8], [9]) == (-9.0,)
+        assert await model.logprobs([5, 6, 7], [8, 9]) == (-8.0, -9.0)
+        first, _ = server.records  # the third came from the cache
+        assert first.path == "/v1/completions"
+        fields = {"prompt": [5, 6, 7, 8, 9], "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}
+        assert first.body == {**fields, "model": MODEL}
+        assert model.stats()["user/prompt_tokens"] == 10
+
+    with_server(body, {"owned_by": "vllm", "reply": scored}, cache=str(tmp_path))
+
+
+def test_a_scoring_that_fails_for_a_moment_is_tried_again():
+    async def body(model, server):
+        assert await asyncio.gather(*(model.logprobs([5], [6, i]) for i in range(2, 22))) == [
+            (-6.0, -float(i)) for i in range(2, 22)
+        ]
+        assert server.outcomes["dropped"] and server.outcomes["limited"] and server.outcomes["malformed"]
+
+    faults = {"drop": 0.2, "limit_rate": 0.2, "malformed": 0.2, "retry_after": "0.01"}
+    with_server(body, {"owned_by": "vllm", "reply": scored, **faults}, retries=20)
+
+
+def test_an_endpoint_that_cannot_score_given_ids_is_named():
+    async def unknown(model, server):
+        with pytest.raises(UserError, match="does not tell the log-probabilities of given ids"):
+            await model.logprobs([5, 6], [7])
+        assert not server.records
+
+    async def silent(model, server):
+        with pytest.raises(UserError, match=r"given ids .3 log-probabilities came back for the prompt's 3 ids"):
+            await model.logprobs([5, 6], [7])
+
+    with_server(unknown)
+    with_server(silent, {"reply": lambda body: "hm"}, token_ids=True)

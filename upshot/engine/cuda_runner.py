@@ -37,7 +37,8 @@ from upshot.engine.kernels.decode_fused import fused_decode_attention
 from upshot.engine.kernels.prefill import prefill_attention
 from upshot.engine.sampling import apply_grammars
 from upshot.engine.scheduler import Chunk, Plan
-from upshot.engine.sequence import Rules, Sequence
+from upshot.engine.scoring import Wanted, by_sequence, given_logprobs, wanted_of
+from upshot.engine.sequence import Rules, Sequence, possible
 from upshot.engine.slots import Slots, upload
 
 T = TypeVar("T")
@@ -138,7 +139,7 @@ class CudaRunner:
             results = self.collect()
             assert results is not None
             return results
-        return [], [], [], None
+        return [], [], [], None, []
 
     @property
     def busy(self) -> bool:
@@ -157,12 +158,11 @@ class CudaRunner:
         tops = None
         if flight.tops is not None:
             values, order = (x[:n].tolist() for x in flight.tops)
-            tops = [
-                tuple(zip(o, v, strict=True))[: s.rules.top_logprobs]
-                for s, o, v in zip(flight.rows, order, values, strict=True)
-            ]
+            found = zip(flight.rows, order, values, strict=True)
+            tops = [possible(o, v, s.rules.top_logprobs) for s, o, v in found]
+        scored = by_sequence(*flight.scored) if flight.scored else []
         ids, bits = flight.drawn[:, :n]
-        return flight.rows, ids.tolist(), bits.view(torch.float32).tolist(), tops
+        return flight.rows, ids.tolist(), bits.view(torch.float32).tolist(), tops, scored
 
     def _upload(self, numbers: np.ndarray) -> torch.Tensor:
         return upload(numbers, self.shape.device)
@@ -183,11 +183,15 @@ class CudaRunner:
                 (logits[:n].float() / scale[:, None]).log_softmax(-1).topk(min(most, logits.shape[1]), dim=-1)
             )
             tops = (values.to("cpu"), order.to("cpu"))
-        if not self.on_gpu:
-            return Flight(rows, drawn.clone(), None, tops)
-        host = torch.empty_like(drawn, device="cpu", pin_memory=True)
-        host.copy_(drawn, non_blocking=True)
+        host = self._to_host(drawn)
         return Flight(rows, host, self._event(), tops)
+
+    def _to_host(self, numbers: torch.Tensor) -> torch.Tensor:
+        """A copy on the host, there when the device has come this far."""
+        if not self.on_gpu:
+            return numbers.clone()
+        host = torch.empty_like(numbers, device="cpu", pin_memory=True)
+        return host.copy_(numbers, non_blocking=True)
 
     def _event(self) -> torch.cuda.Event | None:
         """What happens when the device has come this far."""
@@ -205,7 +209,25 @@ class CudaRunner:
             self.slots.sync(rows)
         ends = np.cumsum([c.stop - c.start for c in chunks]) - 1
         last = [int(end) for end, c in zip(ends, chunks, strict=True) for _ in c.samplers]
+        wanted = wanted_of(chunks)
+        if wanted is not None:
+            return self._score(chunks, rows, last, wanted)
         logits = self._prefill_logits(self.driver, chunks, last)
+        return self._sampled(rows, logits)
+
+    def _score(self, chunks: list[Chunk], rows: list[Sequence], last: list[int], wanted: Wanted) -> Flight:
+        """Read prompts some of which are scored: by no graph, as each would keep as many rows of logits."""
+        tokens, blocks = packed_chunks(chunks, self.page_size)
+        places, ids = (self._upload(np.array(x, dtype=np.int64)) for x in ([*last, *wanted.places], wanted.ids))
+        logits = self._read(self.driver, self._upload(tokens), self._upload(blocks), places)
+        found = given_logprobs(logits[len(last) :], ids, wanted.tops)
+        scored = (wanted, tuple(self._to_host(x) for x in found))
+        flight = self._sampled(rows, logits[: len(last)])
+        flight.scored = scored
+        return flight
+
+    def _sampled(self, rows: list[Sequence], logits: torch.Tensor) -> Flight:
+        """Sample from the logits that prompts end with."""
         if not rows:  # prompts that are longer than a chunk
             return Flight([], torch.empty(2, 0, dtype=torch.int32), self._event())
         apply_grammars(logits, rows)

@@ -12,13 +12,15 @@ import torch
 
 from upshot.engine.kernels import block as block_kernels
 from upshot.engine.scheduler import Chunk
-from upshot.engine.sequence import Sequence
+from upshot.engine.scoring import Wanted
+from upshot.engine.sequence import Scored, Sequence
 
 BUCKETS = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024]
 PREFILL_BLOCK = 64
 PREFILL_BUCKETS = [64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 14336, 16384]
 PREFILL_ROWS = [1, 4, 16, 64, 128, 256, 512, 1024]
-Results = tuple[list[Sequence], list[int], list[float], Any]
+Results = tuple[list[Sequence], list[int], list[float], Any, list[Scored]]
+"""Who sampled, ids, log-probabilities, likeliest ids; what was scored."""
 
 
 @dataclass(slots=True)
@@ -106,6 +108,7 @@ class Flight:
     drawn: torch.Tensor
     event: torch.cuda.Event | None
     tops: tuple[torch.Tensor, torch.Tensor] | None = None
+    scored: tuple[Wanted, tuple[torch.Tensor, ...]] | None = None
 
 
 def packed_chunks(chunks: list[Chunk], size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -8,6 +8,7 @@ keep their ids and are computed again on the new weights (their `version` stays 
 from __future__ import annotations
 
 import asyncio
+import math
 import struct
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -29,6 +30,10 @@ from upshot.errors import UserError
 Token = Callable[[Sequence, int, float], None]
 FIRST_CHUNK = 4096
 """Prompt ids with which an idle GPU begins."""
+LEAST_TEMPERATURE = 1e-10
+"""Logits divided by less leave float32's range."""
+SCORE_LOGITS, SCORE_LOGITS_GPU = 1 << 25, 1 << 28
+"""Logits that scoring makes in one step: 128 MiB in float32, 512 MiB in bfloat16."""
 SETTLED = 64
 """Sequences whose pages are given back during one step."""
 
@@ -79,6 +84,7 @@ class Engine:
         self.steps = 0
         self.generated = 0
         self.prompted = 0
+        self.scored = 0
         self._submitted = 0
         self._loop_task: asyncio.Task[None] | None = None
         self._unseen = 0
@@ -106,7 +112,10 @@ class Engine:
             self.runner = TorchRunner(driver, n_pages, self.settings.page_size, self._kv_bytes(), self.settings.exact)
         self.pool = PagePool(n_pages, self.settings.page_size)
         self.scheduler = Scheduler(
-            self.pool, self._max_running, self.settings.chunk_tokens or (16384 if self.on_gpu else 2048)
+            self.pool,
+            self._max_running,
+            self.settings.chunk_tokens or (16384 if self.on_gpu else 2048),
+            score_rows=max(64, (SCORE_LOGITS_GPU if self.on_gpu else SCORE_LOGITS) // self.shape.vocab),
         )
 
     def _own_device(self) -> AbstractContextManager[Any]:
@@ -157,16 +166,41 @@ class Engine:
             siblings = dict.fromkeys(seqs[1:])
             for seq in seqs:
                 seq.siblings = siblings
-        self.scheduler.add(seqs[0])
-        self.prompted += len(ids) * n
-        self._unseen += len(ids)
+        self._queue(seqs[0], n)
+        return seqs
+
+    def score(
+        self, prompt: list[int], given: list[int], top: int = 0, on_done: Callable[[Sequence], None] | None = None
+    ) -> Sequence:
+        """Queue the log-probabilities of `given` ids after `prompt`; when done they are the sequence's `logprobs`.
+
+        Each is log softmax(logits) of an id after all ids before it. `top`: the likeliest ids in each place, as `tops`.
+        """
+        if not given:
+            raise UserError("there is nothing to score; give at least one token id after the prompt")
+        rules = Rules(max_tokens=len(given), temperature=0.0, top_logprobs=top)
+        if self._room(prompt, rules, 1) < len(given):
+            raise UserError(
+                f"{len(prompt)} prompt ids and {len(given)} given ones are more than the {self.shape.max_length} that "
+                "the model takes"
+            )
+        seq = Sequence([*prompt, *given], rules, prompt_len=len(prompt), given=True, on_done=on_done)
+        self._check_vocabulary(seq)
+        self.scored += len(given)
+        self._queue(seq, 1)
+        return seq
+
+    def _queue(self, leader: Sequence, n: int) -> None:
+        """Queue a sequence with its siblings; begin where the device is idle."""
+        self.scheduler.add(leader)
+        self.prompted += len(leader.ids) * n
+        self._unseen += len(leader.ids)
         if self.on_gpu and self._unseen >= FIRST_CHUNK and not self.runner.busy and not self._committing:
             try:
                 self.step()  # the GPU works while the caller prepares more
             except Exception as error:
                 self._fail_all(error)  # others wait for what this step planned
                 raise
-        return seqs
 
     def _room(self, ids: list[int], rules: Rules, n: int) -> int:
         """How many ids may follow; `UserError` or `QueueFull` where none can."""
@@ -176,16 +210,26 @@ class Engine:
             raise UserError(f"the prompt has {len(ids)} ids, the model takes {self.shape.max_length}")
         if rules.max_tokens < 1:
             raise UserError(f"max_tokens must be at least 1, got {rules.max_tokens}")
+        if rules.temperature != 0 and not LEAST_TEMPERATURE <= rules.temperature < math.inf:
+            raise UserError(
+                f"temperature must be 0 (greedy) or at least {LEAST_TEMPERATURE:g} and finite, got {rules.temperature}"
+            )
         if len(self.scheduler.waiting) + n > self.settings.max_waiting:
             raise QueueFull(f"{len(self.scheduler.waiting)} requests wait already")
         most = min(rules.max_tokens, self.shape.max_length - len(ids))
         pages = -(-(len(ids) + most) // self.pool.page_size)
         if pages > self.pool.n_pages - 1:
             raise UserError(
-                f"{len(ids)} prompt ids and {most} new ones need {pages} pages, the cache has "
+                f"{len(ids)} prompt ids and {most} more need {pages} pages, the cache has "
                 f"{self.pool.n_pages - 1}: raise engine.kv_bytes or lower max_tokens"
             )
         return most
+
+    def check_prompt(self, ids: list[int]) -> None:
+        """Refuse ids that the model cannot read."""
+        if not 0 < len(ids) <= self.shape.max_length:
+            raise UserError(f"the prompt has {len(ids)} ids, the model takes 1 to {self.shape.max_length}")
+        self._check_vocabulary(Sequence(ids, Rules()))
 
     def _check_vocabulary(self, seq: Sequence) -> None:
         try:
@@ -216,16 +260,6 @@ class Engine:
         seq.forks += 1
         return self.scheduler.fork(seq, rules.of_row(most, seed, rules.stop_ids | self.eos_ids))
 
-    def score(self, ids: list[int], top: int = 1) -> tuple[list[float], list[tuple[tuple[int, float], ...]]]:
-        """Log-probability of each id but the first, and the likeliest ids in its place, by the model's own forward."""
-        from upshot.engine.probe import plain_logits
-
-        with torch.inference_mode():
-            logprobs = plain_logits(self.model, torch.tensor(ids), last=0)[:-1].float().log_softmax(-1)
-        own = logprobs.gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
-        values, order = logprobs.topk(min(top, logprobs.shape[-1]), dim=-1)
-        return own, [tuple(zip(o, v, strict=True)) for o, v in zip(order.tolist(), values.tolist(), strict=True)]
-
     def weights_changed(self) -> int:
         """Call after every change of the weights; the new version."""
         self._drain()
@@ -255,7 +289,7 @@ class Engine:
         return True
 
     def _commit(self, results: Any) -> None:
-        rows, ids, logprobs, tops = results
+        rows, ids, logprobs, tops, scored = results
         self.generated += len(rows)
         if tops is not None:
             for seq, top in zip(rows, tops, strict=True):
@@ -264,6 +298,7 @@ class Engine:
         self._committing = True
         try:
             self.scheduler.commit(rows, ids, logprobs, self.version)
+            self.scheduler.commit_scores(scored, self.version)
         finally:
             self._committing = False
 
@@ -319,6 +354,7 @@ class Engine:
             "steps": self.steps,
             "generated": self.generated,
             "prompted": self.prompted,
+            "scored": self.scored,
             "prefix_hits": self.pool.hits,
             "prefix_lookups": self.pool.lookups,
             "pages_held": self.pool.held,

@@ -58,8 +58,8 @@ class SchemaCompiler:
         from llguidance.hf import from_tokenizer
 
         self.vocab = vocab
-        end = sorted(end_ids)[0] if end_ids else None
-        self._tokenizer = from_tokenizer(tokenizer, n_vocab=vocab, eos_token=end)
+        # Any of them may end the text: the smallest is often not the one that the model's chats end with.
+        self._tokenizer = from_tokenizer(tokenizer, n_vocab=vocab, eos_token=sorted(end_ids) or None)
 
     def grammar(self, schema: Mapping[str, Any]) -> Callable[[], Grammar]:
         """A factory of fresh grammar states for a schema."""

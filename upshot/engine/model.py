@@ -38,13 +38,13 @@ class EngineModel(Model):
         if self._renderer is not None:
             self.end_ids |= self._renderer.end_ids
         self._compiler: grammars.SchemaCompiler | None = None
-        self.abilities = Abilities(ids_in=True, ids_out=True, seed=True, schema=grammars.available())
+        self.abilities = Abilities(ids_in=True, ids_out=True, seed=True, schema=grammars.available(), scores=True)
         self.calls = 0
 
     async def generate(self, request: Request) -> list[Completion]:
         """`request.n` completions on the weights as they are."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        left = request.n
+        left = 1 if request.given else request.n
 
         def finished(_: Running) -> None:
             nonlocal left
@@ -83,8 +83,12 @@ class EngineModel(Model):
             room = self.engine.shape.max_length
             raise ModelCallError("too_long", f"the prompt has {len(ids)} ids, the model's context takes {room}")
         grammar = self._grammar(request) if request.schema is not None else None
+        given = request.given
         try:
-            seqs = self.engine.submit(ids, self.rules(request), request.n, grammar, on_token, on_done)
+            if given:
+                seqs = [self.engine.score(ids[:-given], ids[-given:], request.top_logprobs, on_done)]
+            else:
+                seqs = self.engine.submit(ids, self.rules(request), request.n, grammar, on_token, on_done)
         except QueueFull as error:
             raise ModelCallError("rate_limited", str(error)) from error
         self.engine.wake()
@@ -102,6 +106,8 @@ class EngineModel(Model):
     def rules(self, request: Request) -> Rules:
         """The request's sampling in the engine's terms."""
         sampling = request.sampling
+        if "" in sampling.stop:
+            raise UserError("a stop string is empty: it would end every text before its first character")
         return Rules(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
@@ -115,12 +121,16 @@ class EngineModel(Model):
         )
 
     def _stop_check(self, stops: tuple[str, ...]) -> Callable[[list[int]], bool]:
-        # A token has at least one character unless it is part of one, so this many last ids hold any stop string.
-        reach = max(map(len, stops)) + 8
+        # A token has at least one byte unless it is special, so this many last ids hold any stop string.
+        need = max(len(stop.encode()) for stop in stops) + 8
 
         def stopped(ids: list[int]) -> bool:
-            tail = self.tokenizer.decode(ids[-reach:], skip_special_tokens=True)
-            return any(stop in tail for stop in stops)
+            reach, tail = need, ""
+            while True:
+                tail = self.tokenizer.decode(ids[-reach:], skip_special_tokens=True)
+                if reach >= len(ids) or len(tail.encode()) >= need:
+                    return any(stop in tail for stop in stops)
+                reach *= 2  # special tokens, whose text is left out
 
         return stopped
 
@@ -137,6 +147,16 @@ class EngineModel(Model):
         if seq.finish in ("error", "abort"):
             raise ModelCallError("engine_error" if seq.error else "aborted", str(seq.error or "")) from seq.error
         ids = seq.sampled
+        if seq.given:
+            return Completion(
+                text="",
+                finish=seq.finish,
+                ids=tuple(ids),
+                logprobs=tuple(seq.logprobs),
+                prompt_tokens=len(seq.ids),
+                version=seq.version,
+                top_logprobs=tuple(seq.tops) if seq.rules.top_logprobs else None,
+            )
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
         text, stopped = cut_at_stop(text, sampling.stop)
         return Completion(

@@ -101,15 +101,15 @@ def _gap(got: torch.Tensor, expected: torch.Tensor, driver: Driver) -> str | Non
     return f"logits differ from the model's own forward by {gap:.2g} of their size{hint}"
 
 
-def plain_logits(model: torch.nn.Module, ids: torch.Tensor, last: int = 3) -> torch.Tensor:
-    """The model's own logits of the last ids (0: all) of one row, or of the last row, on the CPU."""
+def plain_logits(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """The model's own logits of the last three ids of one row, or of the last row, on the CPU."""
     loud = [m for m in model.modules() if m.training]  # attention dropout follows its module's own mode
     for module in loud:
         module.training = False
     try:
         lm = causal_lm(model)
         ids = torch.atleast_2d(ids).to(lm.get_input_embeddings().weight.device)
-        return lm(input_ids=ids, use_cache=False).logits[-1, -last:].cpu()
+        return lm(input_ids=ids, use_cache=False).logits[-1, -3:].cpu()
     finally:
         for module in loud:
             module.training = True

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from upshot.engine.pages import ROOT, PagePool
 from upshot.engine.rows import Rows
-from upshot.engine.sequence import DONE, RUNNING, WAITING, Rules, Sequence
+from upshot.engine.sequence import DONE, RUNNING, WAITING, Rules, Scored, Sequence
 
 
 @dataclass(slots=True)
@@ -28,6 +28,11 @@ class Chunk:
     start: int
     stop: int
     samplers: list[Sequence]
+
+    @property
+    def scored(self) -> range:
+        """Positions of the given ids whose log-probabilities it brings: each comes after one that is read."""
+        return range(max(self.start + 1, self.seq.prompt_len), self.stop + 1) if self.seq.given else range(0)
 
 
 @dataclass(slots=True)
@@ -46,10 +51,14 @@ class Plan:
 class Scheduler:
     """Owns the queue, the running sequences, their slots and pages."""
 
-    def __init__(self, pool: PagePool, max_running: int, chunk_tokens: int) -> None:
+    def __init__(self, pool: PagePool, max_running: int, chunk_tokens: int, score_rows: int = 1 << 30) -> None:
         self.pool = pool
         self.max_running = max_running
         self.chunk_tokens = chunk_tokens
+        self.score_rows = score_rows
+        """Given ids scored in one step: each needs a row of logits."""
+        self._score_room = score_rows
+        """What is left of them in the step being planned."""
         self.waiting: OrderedDict[Sequence, None] = OrderedDict()
         """In the order of their turn; siblings wait with the first of them."""
         self.running: dict[Sequence, None] = {}
@@ -104,6 +113,7 @@ class Scheduler:
 
     def _read_prompts(self, budget: int) -> list[Chunk]:
         chunks: list[Chunk] = []
+        self._score_room = self.score_rows
         for seq in list(self._reading):
             if budget <= 0:
                 return chunks
@@ -112,7 +122,7 @@ class Scheduler:
             seq = next(iter(self.waiting))
             if len(self._slots) < 1 + len(seq.siblings) and len(self._slots) < self.max_running:
                 break
-            if not self._admit(seq):
+            if (seq.given and not self._score_room) or not self._admit(seq):
                 break
             del self.waiting[seq]
             budget -= self._chunk(seq, budget, chunks)
@@ -121,7 +131,7 @@ class Scheduler:
     def _admit(self, seq: Sequence) -> bool:
         if not self._slots or seq.pending:
             return False
-        pages, chain = self.pool.match(seq.packed(), len(seq.ids) - 1)
+        pages, chain = self.pool.match(seq.packed(), seq.spared)
         size = self.pool.page_size
         need = -(-len(seq.ids) // size) - len(pages)
         under_way = len(self.running) + len(self._reading)
@@ -132,7 +142,7 @@ class Scheduler:
             return False
         seq.pages, seq.chain, seq.published = pages, chain, len(pages)
         seq.computed = len(pages) * size
-        if not seq.sampled:
+        if seq.given or not seq.sampled:
             seq.cached = seq.computed
         seq.pages += self.pool.take_some(need)
         seq.slot, seq.state = self._slots.pop(), RUNNING
@@ -141,12 +151,22 @@ class Scheduler:
 
     def _chunk(self, seq: Sequence, budget: int, chunks: list[Chunk]) -> int:
         start = seq.computed
-        stop = min(len(seq.ids), start + budget)
+        stop = min(seq.reads, start + budget)
+        if seq.given:
+            first = max(start, seq.spared)
+            stop = min(stop, first + self._score_room)
+            self._score_room -= max(0, stop - first)
+            if stop == start:
+                return 0
         seq.computed = stop
         self._publish(seq, stop)
         samplers: list[Sequence] = []
-        if stop == len(seq.ids):
+        if stop == seq.reads:
             self._reading.remove(seq)
+        if stop == seq.reads and seq.given:
+            seq.pending = 1
+            self.running[seq] = None  # until its log-probabilities are there; never among the rows
+        elif stop == seq.reads:
             samplers = [seq, *self._fork_siblings(seq)]
             for sampler in samplers:
                 sampler.pending = 1
@@ -252,6 +272,19 @@ class Scheduler:
             if len(known) >= seq.check or token in seq.rules.stop_ids:
                 self._settle(seq, token, logprob, version)
 
+    def commit_scores(self, scored: Iterable[Scored], version: int) -> None:
+        """Take the log-probabilities of given ids."""
+        for seq, logprobs, tops in scored:
+            if seq.state != RUNNING:
+                seq.pending = 0
+                continue
+            seq.version = version
+            seq.logprobs += logprobs
+            seq.tops += tops
+            if len(seq.logprobs) == len(seq.ids) - seq.prompt_len:
+                seq.pending = 0
+                self.finish(seq, "length")
+
     def _settle(self, seq: Sequence, token: int, logprob: float, version: int) -> None:
         """What a sampled id brings about besides its place in the sequence."""
         if seq.version < 0:
@@ -345,6 +378,9 @@ class Scheduler:
         else:
             self._reading.remove(seq)
         self._release(seq)
+        if seq.given:  # scored again from its first given id, by one version of the weights
+            seq.logprobs.clear()
+            seq.tops.clear()
         seq.state = WAITING
         self._add_first(seq)
         self.preempted += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from array import array
 from collections.abc import Callable
@@ -57,6 +58,13 @@ class Rules:
 
 
 WAITING, RUNNING, DONE = 0, 1, 2
+Top = tuple[tuple[int, float], ...]
+"""The likeliest ids in one place, with their log-probabilities."""
+
+
+def possible(ids: list[int], logprobs: list[float], most: int) -> Top:
+    """The first `most` of these ids; none that a grammar forbids."""
+    return tuple((i, p) for i, p in zip(ids[:most], logprobs, strict=False) if p > -math.inf)
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +75,8 @@ class Sequence:
     """Prompt and sampled ids."""
     rules: Rules
     prompt_len: int = 0
+    given: bool = False
+    """The ids after the prompt are given, not sampled: only their log-probabilities are wanted."""
     grammar: Grammar | None = None
     on_token: Callable[[Sequence, int, float], None] | None = None
     on_done: Callable[[Sequence], None] | None = None
@@ -88,7 +98,7 @@ class Sequence:
     chain: int = ROOT
     slot: int = -1
     logprobs: list[float] = field(default_factory=list)
-    tops: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    tops: list[Top] = field(default_factory=list)
     finish: str = ""
     """stop, length, abort or error; empty while it goes on."""
     error: BaseException | None = None
@@ -104,6 +114,16 @@ class Sequence:
     def __post_init__(self) -> None:
         self.prompt_len = self.prompt_len or len(self.ids)
         self.max_length = self.prompt_len + self.rules.max_tokens
+
+    @property
+    def reads(self) -> int:
+        """Ids to be read before it samples or is done: nobody asks what comes after the last given one."""
+        return len(self.ids) - self.given
+
+    @property
+    def spared(self) -> int:
+        """Ids that need not be read where their keys and values are known: those whose logits nobody needs."""
+        return (self.prompt_len if self.given else len(self.ids)) - 1
 
     @property
     def length(self) -> int:
@@ -122,5 +142,9 @@ class Sequence:
 
     @property
     def sampled(self) -> list[int]:
-        """The sampled ids."""
+        """The sampled (or given) ids."""
         return self.ids[self.prompt_len :]
+
+
+Scored = tuple[Sequence, list[float], list[Top]]
+"""Log-probabilities of a sequence's next given ids, and the likeliest ids in their places."""

@@ -17,9 +17,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
 from upshot.engine.model import EngineModel
+from upshot.engine.pieces import Pieces
 from upshot.engine.protocol import (
     ChatRequest,
     CompletionRequest,
+    Names,
     chat_choice,
     chat_logprobs,
     envelope,
@@ -57,6 +59,7 @@ class Server:
         self.model = model
         self.api_key = api_key
         self.max_tokens = max_tokens
+        self.pieces = Pieces(model.tokenizer)
         self.counts = {"requests": 0, "refused": 0, "failed": 0, "disconnected": 0}
         self.seconds = 0.0
         self.app = FastAPI(title="upshot", docs_url=None, redoc_url=None)
@@ -85,7 +88,8 @@ class Server:
         if isinstance(error, RequestValidationError):
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"] if part != "body")
-            return failure(400, f"{where}: {first['msg']}")
+            said = first["msg"].removeprefix("Value error, ")
+            return failure(400, f"{where}: {said}" if where else said)
         if isinstance(error, NotAdmitted):
             status, reason = error.args
             return failure(status, reason, "authentication_error" if status == 401 else "invalid_request_error")
@@ -127,29 +131,32 @@ class Server:
         if asked.stream:
             return self._stream(asked, [request], http)
         [done] = await self._finish([request], http)
-        choices = [chat_choice(i, c, asked, self._piece) for i, c in enumerate(done)]
+        choices = [chat_choice(i, c, asked, Names(self.pieces, asked)) for i, c in enumerate(done)]
         counts = usage(done[0].prompt_tokens, sum(c.completion_tokens for c in done))
         return {**envelope("chat.completion", self.model.name), "choices": choices, "usage": counts}
 
     async def completions(self, asked: CompletionRequest, http: HttpRequest) -> Any:
         """POST /v1/completions."""
-        requests = asked.requests(self._encode)
+        prompts = asked.prompts(self._encode)
+        requests, scores = asked.requests(prompts), asked.scores(prompts)
+        for ids in prompts:  # also those of which nothing is computed, and before anything is
+            self.model.engine.check_prompt(ids)
         if asked.stream:
             return self._stream(asked, requests, http)
+        # Scores first: they leave the prompts' pages to those that continue them.
+        finished = await self._finish([*scores, *requests], http)
+        scored = iter(finished[: len(scores)])
+        done = finished[len(scores) :] or [[Completion("", "length", (), ())]] * len(prompts)
         choices: list[dict[str, Any]] = []
-        prompt = completion = 0
-        if asked.max_tokens == 0 and not asked.echo:
-            raise UserError("max_tokens 0 makes sense with echo only")
-        finished = [[] for _ in requests] if asked.max_tokens == 0 else await self._finish(requests, http)
-        for request, done in zip(requests, finished, strict=True):
-            ids: list[int] = list(request.prompt)  # type: ignore[arg-type]
-            prompt += len(ids)
-            completion += sum(c.completion_tokens for c in done)
-            for one in done or [Completion("", "length", (), (), top_logprobs=())]:
-                choices.append(self._text_choice(len(choices), asked, ids, one))
-        return {**envelope("text_completion", self.model.name), "choices": choices, "usage": usage(prompt, completion)}
+        for ids, some in zip(prompts, done, strict=True):
+            own = next(scored)[0] if scores and len(ids) > 1 else None
+            choices += [self._text_choice(len(choices) + i, asked, ids, own, one) for i, one in enumerate(some)]
+        counts = usage(sum(map(len, prompts)), sum(c.completion_tokens for some in done for c in some))
+        return {**envelope("text_completion", self.model.name), "choices": choices, "usage": counts}
 
-    def _text_choice(self, index: int, asked: CompletionRequest, prompt: list[int], done: Completion) -> dict[str, Any]:
+    def _text_choice(
+        self, index: int, asked: CompletionRequest, prompt: list[int], scored: Completion | None, done: Completion
+    ) -> dict[str, Any]:
         said = self.model.tokenizer.decode(prompt, skip_special_tokens=False) if asked.echo else ""
         choice: dict[str, Any] = {
             "index": index,
@@ -162,9 +169,10 @@ class Server:
             logprobs: list[float | None] = list(done.logprobs or ())
             tops: list[Any] = list(done.top_logprobs or [()] * len(ids))
             if asked.echo:
-                own, above = self.model.engine.score(prompt, max(1, asked.logprobs))
-                ids, logprobs, tops = prompt + ids, [None, *own, *logprobs], [None, *above, *tops]
-            choice["logprobs"] = text_logprobs(ids, logprobs, tops, self._piece)
+                own, above = (scored.logprobs or (), scored.top_logprobs) if scored else ((), None)
+                ids, logprobs = prompt + ids, [None, *own, *logprobs]
+                tops = [None, *(above or [()] * len(own)), *tops]
+            choice["logprobs"] = text_logprobs(ids, logprobs, tops, Names(self.pieces, asked))
         if asked.return_token_ids:
             choice["token_ids"] = list(done.ids or ())
         return choice
@@ -220,6 +228,8 @@ class Server:
     ) -> AsyncIterator[str]:
         chat = isinstance(asked, ChatRequest)
         outer = envelope("chat.completion.chunk" if chat else "text_completion", self.model.name)
+        if asked.include_usage:
+            outer["usage"] = None  # until the last event
         texts = [GrowingText(self.model.tokenizer, stops) for _ in running]
         left = len(running)
         watch = asyncio.create_task(_disconnected(http))
@@ -241,8 +251,9 @@ class Server:
                 last = seq.state == DONE and len(texts[i].ids) + 1 == len(seq.sampled)  # then nothing is held back
                 piece = texts[i].add(token, last)
                 yield event(outer, self._delta(asked, i, piece, seq, len(texts[i].ids) - 1, token, logprob))
-            if (asked.stream_options or {}).get("include_usage"):
-                counts = usage(running[0].prompt_len, sum(len(s.sampled) for s in running))
+            if asked.include_usage:
+                prompts = sum(seq.prompt_len for seq in running[:: asked.n])  # samples of one prompt read it once
+                counts = usage(prompts, sum(len(s.sampled) for s in running))
                 yield f"data: {json.dumps({**outer, 'choices': [], 'usage': counts})}\n\n"
             yield "data: [DONE]\n\n"
         finally:  # also when the client went away
@@ -268,23 +279,21 @@ class Server:
     ) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index, "finish_reason": None, "logprobs": None}
         top = seq.tops[at : at + 1]
+        names = Names(self.pieces, asked)
         if isinstance(asked, ChatRequest):
             choice["delta"] = {"content": text}
             if asked.logprobs:
-                choice["logprobs"] = chat_logprobs([token], [logprob], top, self._piece)
+                choice["logprobs"] = chat_logprobs([token], [logprob], top, names)
         else:
             choice["text"] = text
             if asked.logprobs is not None:
-                choice["logprobs"] = text_logprobs([token], [logprob], top or [()], self._piece)
+                choice["logprobs"] = text_logprobs([token], [logprob], top or [()], names)
         if asked.return_token_ids:
             choice["token_ids"] = [token]
         return choice
 
     def _encode(self, text: str) -> list[int]:
         return self.model.tokenizer.encode(text)
-
-    def _piece(self, token: int) -> str:
-        return self.model.tokenizer.decode([token], skip_special_tokens=False)
 
 
 def event(outer: dict[str, Any], choice: dict[str, Any]) -> str:

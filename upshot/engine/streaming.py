@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+WINDOW = 32
+"""Ids decoded again for every new one, about."""
+CONTEXT = 8
+"""Settled ids that stay in the window: decoders treat the beginning of a text differently (they strip its space)."""
+
 
 class GrowingText:
     """Turns ids that arrive one by one into pieces of text."""
@@ -15,17 +20,22 @@ class GrowingText:
         self.ids: list[int] = []
         self.sent = ""
         self._settled = ""
-        self._tail: list[int] = []
+        """Text of the ids before the window and of its context."""
+        self._window = 0
+        """The first id that is decoded again."""
+        self._context = 0
+        """Characters that the window begins with and that are settled."""
+        self._whole = 0
+        """So many ids ended with a whole character: the next window may begin there."""
 
     def add(self, token: int, last: bool = False) -> str:
         """The text that is certain now and was not sent yet."""
         self.ids.append(token)
-        self._tail.append(token)
-        tail = self.tokenizer.decode(self._tail, skip_special_tokens=True)
-        text = self._settled + tail
-        whole = not tail.endswith("�")
-        if whole and len(self._tail) > 32:  # decode again only what is new, from a point where characters are whole
-            self._settled, self._tail = text, []
+        decoded = self._decode(self._window)
+        text = self._settled + decoded[self._context :]
+        whole = not decoded.endswith("�")
+        if whole:
+            self._settle(text)
         cut = min((at for stop in self.stops if (at := text.find(stop)) >= 0), default=-1)
         if cut >= 0:
             text = text[:cut]
@@ -36,6 +46,19 @@ class GrowingText:
         new = text[len(self.sent) :]
         self.sent += new
         return new
+
+    def _decode(self, start: int) -> str:
+        return self.tokenizer.decode(self.ids[start:], skip_special_tokens=True)
+
+    def _settle(self, text: str) -> None:
+        """Where characters are whole: perhaps begin the window at an earlier such place."""
+        if len(self.ids) - self._whole < CONTEXT:
+            return
+        if len(self.ids) - self._window > WINDOW:
+            context = self._decode(self._whole)
+            if context.strip() and text.endswith(context.lstrip()):  # else it reads differently without what is before
+                self._settled, self._window, self._context = text, self._whole, len(context)
+        self._whole = len(self.ids)
 
     def _held_back(self, text: str) -> int:
         """Length of the longest end of the text that could begin a stop string."""

@@ -19,7 +19,8 @@ from upshot.engine.exact.mode import ExactMode
 from upshot.engine.exact.step import ExactStep
 from upshot.engine.sampling import RowRules, apply_grammars, sample
 from upshot.engine.scheduler import Chunk, Plan
-from upshot.engine.sequence import Sequence
+from upshot.engine.scoring import by_sequence, given_logprobs, wanted_of
+from upshot.engine.sequence import Scored, Sequence, Top, possible
 from upshot.engine.store import Store, attention
 from upshot.engine.window import Window, with_prefixes
 
@@ -191,9 +192,6 @@ class PrefillStep:
         return out
 
 
-Tops = list[tuple[tuple[int, float], ...]]
-
-
 class TorchRunner:
     """Runs plans on the CPU, one after another."""
 
@@ -214,16 +212,20 @@ class TorchRunner:
         if isinstance(self.driver, BlockDriver):
             self.driver.refresh()
 
-    def run(self, plan: Plan) -> tuple[list[Sequence], list[int], list[float], list[Tops] | None]:
-        """Compute a step: the sequences that sampled, their ids, log-probabilities and top log-probabilities."""
+    def run(self, plan: Plan) -> tuple[list[Sequence], list[int], list[float], list[Top] | None, list[Scored]]:
+        """Compute a step: who sampled, their ids, log-probabilities and likeliest ids; what was scored."""
         with torch.inference_mode():
             self.store.copy_pages(plan.copies)
-            rows, logits, positions = self._prefill(plan.chunks) if plan.chunks else self._decode(plan.rows)
+            scored: list[Scored] = []
+            if plan.chunks:
+                rows, logits, positions, scored = self._prefill(plan.chunks)
+            else:
+                rows, logits, positions = self._decode(plan.rows)
             if not rows:
-                return [], [], [], None
-            return self._sample(rows, logits, positions)
+                return [], [], [], None, scored
+            return *self._sample(rows, logits, positions), scored
 
-    def _prefill(self, chunks: list[Chunk]) -> tuple[list[Sequence], torch.Tensor, np.ndarray]:
+    def _prefill(self, chunks: list[Chunk]) -> tuple[list[Sequence], torch.Tensor, np.ndarray, list[Scored]]:
         step: Any = (
             PrefillStep(self.store, chunks)
             if self.exact is None
@@ -233,8 +235,13 @@ class TorchRunner:
         ends = np.cumsum([c.stop - c.start for c in chunks]) - 1
         last = [int(end) for end, c in zip(ends, chunks, strict=True) for _ in c.samplers]
         rows = [s for c in chunks for s in c.samplers]
-        logits = self.driver.logits(ids, step.positions, step, torch.tensor(last, dtype=torch.int64))
-        return rows, logits, np.array([len(s.ids) for s in rows])
+        wanted = wanted_of(chunks)
+        places = [*last, *wanted.places] if wanted else last
+        logits = self.driver.logits(ids, step.positions, step, torch.tensor(places, dtype=torch.int64))
+        scored: list[Scored] = []
+        if wanted:
+            scored = by_sequence(wanted, given_logprobs(logits[len(last) :], torch.tensor(wanted.ids), wanted.tops))
+        return rows, logits[: len(last)], np.array([len(s.ids) for s in rows]), scored
 
     def _decode(self, wanted: list[Sequence]) -> tuple[list[Sequence], torch.Tensor, np.ndarray]:
         if self.exact is not None:
@@ -260,11 +267,9 @@ class TorchRunner:
             with self.exact:
                 ids, _, everything = sample(logits, rules, positions)
             logprobs = picked(logits, ids, torch.from_numpy(rules.temperature))
-        tops: list[Tops] | None = None
+        tops: list[Top] | None = None
         if rules.tops:
             values, order = everything.topk(min(rules.tops, everything.shape[-1]), dim=-1)
-            tops = [
-                tuple(zip(o, v, strict=True))[: s.rules.top_logprobs]  # type: ignore[misc]
-                for s, o, v in zip(rows, order.tolist(), values.tolist(), strict=True)
-            ]
+            found = zip(rows, order.tolist(), values.tolist(), strict=True)
+            tops = [possible(o, v, s.rules.top_logprobs) for s, o, v in found]
         return rows, ids.tolist(), logprobs.tolist(), tops

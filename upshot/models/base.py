@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from upshot.chat import Message
+from upshot.errors import UserError
 
 
 class ModelCallError(Exception):
@@ -56,6 +57,9 @@ class Request:
     role: str = ""
     """Who speaks (policy, user, judge …): calls, cost and latency are counted by it."""
     top_logprobs: int = 0
+    given: int = 0
+    """The last so many ids of the prompt are given: nothing is sampled, the one completion holds their
+    log-probabilities (`Model.logprobs`)."""
 
     @property
     def by_ids(self) -> bool:
@@ -103,6 +107,8 @@ class Abilities:
     tools: bool = False
     seed: bool = False
     """Same request, same seed: same completion."""
+    scores: bool = False
+    """Tells the log-probabilities of given ids."""
 
 
 class Model(ABC):
@@ -120,6 +126,20 @@ class Model(ABC):
     async def follow(self, step: int) -> bool:
         """The policy has taken so many steps; whether this model, which may be a copy of it, is another one now."""
         return False
+
+    async def logprobs(self, prompt: Sequence[int], given: Sequence[int], role: str = "") -> tuple[float, ...]:
+        """log p of each `given` id after `prompt` and those before it, at temperature 1; `UserError` if it cannot."""
+        if not self.abilities.scores:
+            raise UserError(
+                f"model '{self.name}' does not tell the log-probabilities of given ids; a model in this process does, "
+                "and a server that answers `echo` with `logprobs` (vLLM, upshot serve; say so with token_ids: true)"
+            )
+        if not prompt or not given:
+            raise UserError(f"log-probabilities need a prompt and given ids, got {len(prompt)} and {len(given)}")
+        sampling = Sampling(max_tokens=0, temperature=0.0)
+        [scored] = await self.generate(Request([*prompt, *given], sampling, role=role, given=len(given)))
+        assert scored.logprobs is not None
+        return scored.logprobs
 
     async def start(self) -> None:
         """Check keys and files, load what must be loaded; raises `UserError` before any work is lost."""

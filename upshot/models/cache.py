@@ -49,6 +49,8 @@ def request_key(identity: str, request: Request, extra: Mapping[str, Any] | None
         "top_logprobs": request.top_logprobs,
         "extra": extra or {},
     }
+    if request.given:
+        content["given"] = request.given
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=dict)
     return hashlib.blake2b(text.encode(), digest_size=20).digest()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,17 @@ from upshot.models.budget import Budget
 from upshot.models.guarded import AttemptFailed, GuardedModel
 from upshot.models.limits import Limits, backoff, retry_after
 from upshot.models.spec import ModelSpec
-from upshot.models.wire import Answer, BadResponse, Refused, chat_body, completion_body, read_answer
+from upshot.models.wire import (
+    Answer,
+    BadResponse,
+    NotScored,
+    Refused,
+    chat_body,
+    completion_body,
+    read_answer,
+    read_scores,
+    score_body,
+)
 
 if TYPE_CHECKING:
     import aiohttp
@@ -45,7 +56,11 @@ class EndpointModel(GuardedModel):
         super().__init__(spec, role=role, budget=budget, limits=limits)
         self.served = spec.model
         self.abilities = Abilities(
-            ids_in=True, ids_out=bool(spec.token_ids), schema=spec.structured is not False, tools=True, seed=False
+            ids_in=True,
+            ids_out=bool(spec.token_ids),
+            schema=spec.structured is not False,
+            tools=True,
+            scores=bool(spec.token_ids),
         )
         self._length_field = "max_tokens"
         self._session: aiohttp.ClientSession | None = None
@@ -116,9 +131,11 @@ class EndpointModel(GuardedModel):
                 )
             self.served = next(iter(owners))
         if self.spec.token_ids is None and owners.get(self.served) in ID_SERVERS:
-            self.abilities = replace(self.abilities, ids_out=True, seed=True)
+            self.abilities = replace(self.abilities, ids_out=True, seed=True, scores=True)
 
     async def _attempt(self, request: Request, n: int, seed: int | None) -> Answer:
+        if request.given:
+            return await self._score(request)
         if request.by_ids:
             path, body = "/completions", completion_body(request, n, seed, self.abilities.ids_out)
         else:
@@ -139,14 +156,33 @@ class EndpointModel(GuardedModel):
         self.abilities = replace(self.abilities, schema=False)
         return answer
 
-    async def _send(self, path: str, body: dict[str, Any]) -> Answer:
+    async def _score(self, request: Request) -> Answer:
+        """Ask once for the log-probabilities of given ids."""
+        price = self.spec.price_in or 0.0
+        try:
+            return await self._send("/completions", score_body(request), lambda data: read_scores(data, request, price))
+        except _BadRequest as refusal:
+            if refusal.too_long or not any(word in refusal.detail for word in ("echo", "logprobs", "max_tokens")):
+                raise refusal.failure from None
+            trouble = refusal.detail
+        except NotScored as error:
+            trouble = str(error)
+        raise UserError(
+            f"'{self.name}' does not tell the log-probabilities of given ids ({trouble}); it must answer `echo` with "
+            "`logprobs` and `max_tokens: 0`, as vLLM and upshot serve do"
+        )
+
+    def _read(self, data: Any) -> Answer:
+        return read_answer(data, self.spec.price_in or 0.0, self.spec.price_out or 0.0)
+
+    async def _send(self, path: str, body: dict[str, Any], read: Callable[[Any], Answer] | None = None) -> Answer:
         status, headers, raw = await self._exchange("POST", path, self._finished(body), self.spec.timeout_s)
         if status in (400, 413, 422):
             raise _BadRequest(status, error_detail(raw))
         if status != 200:
             raise self._failure(status, error_detail(raw), headers.get("Retry-After"))
         try:
-            return read_answer(json.loads(raw), self.spec.price_in or 0.0, self.spec.price_out or 0.0)
+            return (read or self._read)(json.loads(raw))
         except (BadResponse, ValueError) as error:
             raise AttemptFailed("bad_response", f"unreadable answer of {len(raw)} bytes ({error})") from error
         except Refused as error:

@@ -124,7 +124,7 @@ class GuardedModel(Model):
     async def _through_cache(self, cache: ResponseCache, request: Request, count: RoleCount) -> list[Completion]:
         base = request_key(self.identity, request, self.spec.extra_body)
         first = 0
-        repeatable = request.sampling.seed is not None or request.sampling.temperature == 0
+        repeatable = request.sampling.seed is not None or request.sampling.temperature == 0 or request.given > 0
         if not repeatable:
             # The same question asked again in this run wants another sample, not the first one once more.
             first = self._asked.get(base, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -133,9 +134,7 @@ class BorrowedModel(GuardedModel):
     async def _attempt(self, request: Request, n: int, seed: int | None) -> Answer:
         if self.inner is None:
             raise UserError(f"model '{self.name}' is not started")
-        asked = Request(
-            request.prompt, request.sampling, n, request.schema, request.tools, request.role, request.top_logprobs
-        )
+        asked = replace(request, n=n)
         completions = await self.inner.generate(asked if seed is None else asked.with_seed(seed))
         prompt_tokens = completions[0].prompt_tokens if completions else 0
         return Answer(completions, prompt_tokens, sum(c.completion_tokens for c in completions))
@@ -151,7 +150,7 @@ class LocalModel(BorrowedModel):
 
         GuardedModel.__init__(self, spec, role=role, budget=budget, limits=Limits(1_000_000))
         self.inner = None
-        self.abilities = Abilities(ids_in=True, ids_out=True, seed=True, schema=available())
+        self.abilities = Abilities(ids_in=True, ids_out=True, seed=True, schema=available(), scores=True)
         self._weights = ""
 
     @property

@@ -13,6 +13,10 @@ class BadResponse(Exception):
     """An answer that is not what the API promises: worth another try."""
 
 
+class NotScored(Exception):
+    """An answer without the log-probabilities of the prompt."""
+
+
 class Refused(Exception):
     """The model or its filter declined to answer: the same request would be declined again."""
 
@@ -71,6 +75,12 @@ def completion_body(request: Request, n: int, seed: int | None, ids: bool) -> di
     return body | (_id_fields(request) if ids else {})
 
 
+def score_body(request: Request) -> dict[str, Any]:
+    """The body that asks for the log-probabilities of a prompt's ids: it is echoed and nothing is added."""
+    logprobs = max(1, request.top_logprobs)  # some servers take 0 for "none"
+    return {"prompt": list(request.prompt), "max_tokens": 0, "temperature": 0, "echo": True, "logprobs": logprobs}
+
+
 def _id_fields(request: Request) -> dict[str, Any]:
     fields = {"return_token_ids": True}
     if request.top_logprobs:
@@ -115,6 +125,23 @@ def read_answer(data: Any, price_in: float = 0.0, price_out: float = 0.0) -> Ans
         raise BadResponse(f"{type(error).__name__}: {error}") from error
     cost = (prompt_tokens * price_in + completion_tokens * price_out) / 1e6
     return Answer(completions, prompt_tokens, completion_tokens, cost)
+
+
+def read_scores(data: Any, request: Request, price_in: float = 0.0) -> Answer:
+    """The log-probabilities of a request's given ids; raises `BadResponse` or `NotScored`."""
+    ids, given = list(request.prompt), request.given
+    try:
+        found = (data["choices"][0].get("logprobs") or {}).get("token_logprobs") or []
+        tokens = int((data.get("usage") or {}).get("prompt_tokens") or len(ids))
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        raise BadResponse(f"{type(error).__name__}: {error}") from error
+    numbers = all(isinstance(value, int | float) for value in found[-given:])
+    if len(found) != len(ids) or found[0] is not None or not numbers:  # of a prompt's first id there is none
+        raise NotScored(f"{len(found)} log-probabilities came back for the prompt's {len(ids)} ids, not one for each")
+    cost = tokens * price_in / 1e6
+    logprobs = tuple(float(value) for value in found[-given:])
+    scored = Completion("", "length", tuple(ids[-given:]), logprobs, prompt_tokens=tokens, cost=cost)  # type: ignore[arg-type]
+    return Answer([scored], tokens, 0, cost)
 
 
 def _lengths(choices: Sequence[Mapping[str, Any]], total: int) -> list[int]:

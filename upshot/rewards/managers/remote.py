@@ -10,8 +10,8 @@ from typing import Any
 
 from upshot.errors import UserError
 from upshot.rewards.managers.base import Manager, managers
-from upshot.score import Reason, Score
 from upshot.rewards.managers.scorer import KEY_VARIABLE
+from upshot.score import Reason, Score
 from upshot.time_limit import uncounted
 from upshot.verifiers.base import Claim
 

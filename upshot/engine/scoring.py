@@ -1,0 +1,76 @@
+"""Log-probabilities of given ids: which places of a step they need, and how they come out of its logits.
+
+A chunk of a prompt gives the log-probability of the id after each one it reads, so scoring is reading: no id is
+sampled, pages are shared as ever, and the scheduler bounds how many places have logits in one step.
+Log-probabilities are log softmax(logits) in float32, at temperature 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from upshot.engine.scheduler import Chunk
+from upshot.engine.sequence import Scored, Sequence, Top, possible
+
+NUMBERS = 1 << 25
+"""Logits that are float32 at one time."""
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What a step scores."""
+
+    places: list[int]
+    """Where among the step's tokens."""
+    ids: list[int]
+    """The id given after each place."""
+    shares: list[tuple[Sequence, int]]
+    """Whose places they are, in order, and how many."""
+    tops: int
+    """The most likeliest ids that any of the sequences asks for."""
+
+
+def wanted_of(chunks: list[Chunk]) -> Wanted | None:
+    """What these chunks, packed one after another, score; None: nothing."""
+    if not any(chunk.seq.given for chunk in chunks):
+        return None
+    wanted = Wanted([], [], [], 0)
+    offset = 0
+    for chunk in chunks:
+        after = chunk.scored
+        if after:
+            wanted.places += range(offset + after.start - 1 - chunk.start, offset + after.stop - 1 - chunk.start)
+            wanted.ids += chunk.seq.ids[after.start : after.stop]
+            wanted.shares.append((chunk.seq, len(after)))
+            wanted.tops = max(wanted.tops, chunk.seq.rules.top_logprobs)
+        offset += chunk.stop - chunk.start
+    return wanted if wanted.shares else None
+
+
+def given_logprobs(logits: torch.Tensor, ids: torch.Tensor, tops: int) -> tuple[torch.Tensor, ...]:
+    """log softmax of each row at its id; with `tops`, also the values and ids of the likeliest ones, [rows, tops]."""
+    rows = max(1, NUMBERS // logits.shape[1])
+    parts = []
+    for some, chosen in zip(logits.split(rows), ids.split(rows), strict=True):
+        every = some.float().log_softmax(-1)
+        own = every.gather(-1, chosen[:, None])[:, 0]
+        parts.append((own, *every.topk(min(tops, every.shape[1]), dim=-1)) if tops else (own,))
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+
+def by_sequence(wanted: Wanted, found: tuple[torch.Tensor, ...]) -> list[Scored]:
+    """What `given_logprobs` found, for each sequence."""
+    own = found[0].tolist()
+    values, order = (x.tolist() for x in found[1:]) if wanted.tops else ([], [])
+    out: list[Scored] = []
+    at = 0
+    for seq, count in wanted.shares:
+        tops: list[Top] = []
+        if seq.rules.top_logprobs:
+            pairs = zip(order[at : at + count], values[at : at + count], strict=True)
+            tops = [possible(o, v, seq.rules.top_logprobs) for o, v in pairs]
+        out.append((seq, own[at : at + count], tops))
+        at += count
+    return out
