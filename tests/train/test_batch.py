@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tiny import tiny_policy
-from upshot.chat import Conversation
-from upshot.rewards.credit import credit_sampled
+from upshot.chat import Conversation, Message, Row, Sample, Turn
+from upshot.rewards.credit import Credit, Span, credit_sampled, credit_turns
 from upshot.rollout.episode import play_episode
 from upshot.rollout.reply import Reply
 from upshot.score import Score
-from upshot.train.batch import Datum, collate, datum_of, micro_batches
+from upshot.train.batch import Datum, collate, data_of, micro_batches
 
 lengths = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=2), min_size=1, max_size=20)
 
@@ -49,12 +49,31 @@ def test_a_datum_holds_the_sampled_ids_and_advantages_of_its_spans() -> None:
     asyncio.run(play_episode(conversation, policy, None, 1))
     reply = Reply(conversation, credit=credit_sampled(Score(1.0), conversation.mask))
     reply.advantages = [0.25]
-    datum = datum_of(reply)
+    (datum,) = data_of(reply)
     (sample,) = conversation.samples()
-    assert datum is not None
     assert datum.ids == [*sample.context, *sample.ids]
     assert [i for i, bit in zip(datum.ids, datum.mask, strict=True) if bit] == list(sample.ids)
     assert datum.advantages == [0.25 * bit for bit in datum.mask]
     assert datum.old[len(sample.context) :] == list(sample.logprobs)
     reply.advantages = [None]
-    assert datum_of(reply) is None, "a reply that left the statistics leaves the loss"
+    assert data_of(reply) == [], "a reply that left the statistics leaves the loss"
+
+
+def test_a_span_without_an_advantage_is_masked_and_the_rest_of_its_reply_is_trained() -> None:
+    sample = Sample((1, 2), (3, 4, 5, 6), (-1.0,) * 4, "stop")
+    conversation = Conversation(Row("r", ()), turns=(Turn(Message("assistant", ""), sample),))
+    spans = (Span(2, 4, ("main", "classmate")), Span(4, 6))
+    credit = Credit({"main": Score(1.0), "classmate": Score.missing("timeout")}, spans)
+    (datum,) = data_of(Reply(conversation, credit=credit, advantages=[None, 0.5]))
+    assert datum.mask == [0, 0, 0, 0, 1, 1] and datum.advantages == [0, 0, 0, 0, 0.5, 0.5]
+
+
+def test_every_turn_may_be_a_sample_of_its_own() -> None:
+    samples = [Sample((1,), (2, 3), (-1.0,) * 2, "stop"), Sample((4,), (5,), (-2.0,), "stop")]
+    turns = tuple(Turn(Message("assistant", ""), sample) for sample in samples)
+    conversation = Conversation(Row("r", ()), turns=turns)
+    credit = credit_turns([Score(1.0), Score(0.0)], conversation, 1.0, split=True)
+    first, second = data_of(Reply(conversation, credit=credit, advantages=[0.5, -0.5]))
+    assert (first.ids, first.mask, first.advantages) == ([1, 2, 3], [0, 1, 1], [0, 0.5, 0.5])
+    assert (second.ids, second.mask) == ([1, 2, 3, 4, 5], [0, 0, 0, 0, 1])
+    assert second.old[-1] == -2.0 and second.advantages[-1] == -0.5

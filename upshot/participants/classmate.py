@@ -137,7 +137,7 @@ class Classmate:
         text = self._renderer.prompt_text(self._messages(handed))
         if not text.rstrip().endswith(opening):  # some templates open the thought themselves
             text += opening
-        text = f"{text.rstrip(' ')}\n{handed.thought}" if handed.thought else f"{text}\n"
+        text = f"{text.rstrip()}\n{handed.thought}"
         return text if handed.mode == "continue" and handed.thought else f"{text.rstrip()}\n{closing}\n\n"
 
     def prompt_ids(self, handed: Handed) -> list[int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from upshot.chat import Conversation, Message
 from upshot.participants.base import Observation, Participant
+from upshot.score import Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,11 @@ class Feedback(Participant):
     matter: the easy ones vanish first, so the overall share can fall while each kind is heeded more.
     """
 
-    def __init__(self, review: Review, role: str = "user") -> None:
+    def __init__(self, review: Review, role: str = "user", cost: float = 0.0) -> None:
         self.review = review
         self.role = role
+        self.cost = cost
+        """What a fault costs its turn, where credit is given by turns."""
 
     async def observe(self, conversation: Conversation) -> Observation:
         """The next thing that is wrong, if any."""
@@ -46,4 +49,5 @@ class Feedback(Participant):
         if fault is None:
             return Observation(done=True, reason="answered", metrics=metrics)
         metrics[f"{fault.kind}_errors"] = 1.0
-        return Observation((Message(self.role, fault.text),), note={"fault": fault.kind}, metrics=metrics)
+        score = Score(-self.cost) if self.cost else None
+        return Observation((Message(self.role, fault.text),), note={"fault": fault.kind}, metrics=metrics, score=score)

@@ -109,12 +109,10 @@ def credit_turns(rewards: Sequence[Score], conversation: Conversation, gamma: fl
     running = Score(0.0)
     for turn in reversed(range(len(rewards))):
         own = rewards[turn]
-        if own.value is not None and running.value is not None:
-            running = Score(own.value + gamma * running.value)
-        elif own.value is None or gamma:
-            running = own if own.value is None else running
-        else:
+        if own.value is None or gamma == 0:
             running = own
+        elif running.value is not None:
+            running = Score(own.value + gamma * running.value)
         parts[turn_part(turn)] = running
     spans = tuple(Span(at, at + len(s.ids), (turn_part(turn),)) for turn, (at, s) in enumerate(places) if s.ids)
     return Credit(dict(reversed(parts.items())), spans, split)

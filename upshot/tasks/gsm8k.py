@@ -47,6 +47,7 @@ class Gsm8k(VerifiedTask):
         hint: bool = False,
         flawed: float = 0.7,
         heedless: float = 0.6,
+        fault_cost: float = 0.0,
         **rows: Any,
     ) -> None:
         """Make the task.
@@ -54,6 +55,7 @@ class Gsm8k(VerifiedTask):
         mode: strict takes the number after `####`, flexible the last number where there is none.
         feedback: which faults the environment speaks of. tell: it also says when the answer is wrong.
         hint: of a step that does not hold it says what the left side comes to.
+        fault_cost: what a fault costs the turn that has it, where credit is given by turns.
         flawed, heedless: shares of faulty demonstrations and of ignored feedback (`file: arithmetic` only).
         """
         super().__init__(**rows)
@@ -63,6 +65,7 @@ class Gsm8k(VerifiedTask):
         self.hint = hint
         self.flawed = flawed
         self.heedless = heedless
+        self.fault_cost = fault_cost
         self._verdict = Verdict(mode)
 
     @property
@@ -82,7 +85,7 @@ class Gsm8k(VerifiedTask):
 
     def environment(self) -> Participant:
         """Feedback on form, arithmetic and, if told so, the answer."""
-        return Feedback(self.review)
+        return Feedback(self.review, cost=self.fault_cost)
 
     def review(self, conversation: Conversation) -> Fault | None:
         """What is wrong with the last reply."""

@@ -1,0 +1,78 @@
+"""Credit by turn: what a turn earned itself, and what came after it, discounted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.rollout.test_play import By, Chatty
+from tests.tiny import tiny_policy
+from upshot.chat import Conversation, Message, Row, Sample, Turn
+from upshot.participants.base import Observation
+from upshot.rewards.credit import check, credit_turns
+from upshot.rewards.reward import Weighted
+from upshot.rollout.futures.base import CreditRule
+from upshot.rollout.futures.talk import Talk
+from upshot.rollout.play import play_step
+from upshot.rollout.reply import Reply
+from upshot.rollout.stage import Stage
+from upshot.score import Score
+
+
+def talk(turns: int) -> Conversation:
+    """A conversation of so many policy turns of two tokens each."""
+    sample = Sample((1,), (2, 3), (-1.0, -1.0), "stop")
+    return Conversation(Row("r", ()), turns=tuple(Turn(Message("assistant", ""), sample) for _ in range(turns)))
+
+
+@given(st.lists(st.floats(-2, 2), min_size=1, max_size=6), st.floats(0, 1))
+def test_a_turn_earns_the_discounted_sum_from_itself_on(rewards: list[float], gamma: float) -> None:
+    credit = credit_turns([Score(r) for r in rewards], talk(len(rewards)), gamma)
+    check(credit, talk(len(rewards)).mask)
+    for turn, span in enumerate(credit.spans):
+        expected = sum(gamma**k * reward for k, reward in enumerate(rewards[turn:]))
+        assert credit.total(span.parts).value == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_missing_turn_costs_itself_and_those_before_it_but_not_those_after() -> None:
+    rewards = [Score(1.0), Score.missing("timeout"), Score(2.0)]
+    credit = credit_turns(rewards, talk(3), 0.5)
+    assert [credit.parts[f"turn {n}"].value for n in (1, 2, 3)] == [None, None, 2.0]
+    credit = credit_turns(rewards, talk(3), 0.0)
+    assert [credit.parts[f"turn {n}"].value for n in (1, 2, 3)] == [1.0, None, 2.0], "without discount only itself"
+
+
+def played(futures: Talk, environment: Chatty, turns: int = 3) -> Reply:
+    policy, task = tiny_policy()
+    stage = Stage(policy, futures, environment, max_turns=turns)
+    return asyncio.run(play_step(stage, task.rows("train")[:1], 1, 0))[0][0]
+
+
+def test_the_environments_score_of_each_turn_and_the_verdict_at_the_end_add_up() -> None:
+    class Strict(Chatty):
+        async def observe(self, conversation: Conversation) -> Observation:
+            spoken = sum(1 for _ in conversation.samples())
+            return Observation((Message("user", "not sure yet"),), score=Score(-0.1 * spoken))
+
+    futures = Talk({"m": By(lambda talk: 1.0)}, {"m": Weighted()}, credit=CreditRule("turns", gamma=0.5))
+    reply = played(futures, Strict())
+    assert reply.credit is not None and reply.reward.total.value == 1.0
+    last = -0.3 + 1.0
+    second = -0.2 + 0.5 * last
+    found = [reply.credit.parts[f"turn {n}"].value for n in (1, 2, 3)]
+    assert found == pytest.approx([-0.1 + 0.5 * second, second, last])
+
+
+def test_every_turn_may_have_futures_of_its_own() -> None:
+    said = By(lambda talk: float(sum(1 for _ in talk.samples())))
+    rule = CreditRule("turns", gamma=0.0)
+    futures = Talk({"m": said}, {"m": Weighted()}, Chatty(), samples=2, window=1, credit=rule)
+    reply = played(futures, Chatty())
+    assert [future.turn for future in reply.futures] == [0, 0, 1, 1, 2, 2]
+    assert reply.credit is not None
+    assert [reply.credit.parts[f"turn {n}"].value for n in (1, 2, 3)] == [2.0, 3.0, 4.0], "one turn more, each"
+    shared = [future.shared for future in reply.futures]
+    assert shared == [2, 2, 4, 4, 6, 6]
