@@ -123,6 +123,10 @@ class Model(ABC):
     async def generate(self, request: Request) -> list[Completion]:
         """`request.n` completions, or `ModelCallError`."""
 
+    def frozen(self, when: str) -> Model:
+        """A copy of this model that is trained no further ('start', or renewed every so many steps)."""
+        raise UserError(f"'policy@{when}': only a policy in training in this process can be copied")
+
     async def follow(self, step: int) -> bool:
         """The policy has taken so many steps; whether this model, which may be a copy of it, is another one now."""
         return False

@@ -46,7 +46,8 @@ def connect(
             raise UserError(f"{where or role or 'model'}: 'policy' means the model in training, and there is none here")
         from upshot.models.local import BorrowedModel
 
-        return BorrowedModel(spec, policy, **shared)
+        when = spec.model.partition("@")[2]
+        return BorrowedModel(spec, policy.frozen(when) if when else policy, **shared)
     return _backend(spec)(spec, **shared)
 
 

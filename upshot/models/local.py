@@ -131,6 +131,10 @@ class BorrowedModel(GuardedModel):
         """The tokenizer of the model behind this one."""
         return None if self.inner is None else self.inner.tokenizer
 
+    async def follow(self, step: int) -> bool:
+        """Whether the model behind this one is another one now."""
+        return self.inner is not None and await self.inner.follow(step)
+
     async def _attempt(self, request: Request, n: int, seed: int | None) -> Answer:
         if self.inner is None:
             raise UserError(f"model '{self.name}' is not started")

@@ -6,6 +6,7 @@ path/to/hf-folder, local:NAME           in process
 smollm2-135m                            in process, offline
 scripted:echo, scripted:pkg.mod:function
 policy                                  the model in training
+policy@start, policy@20                 a copy of it: as it was when training began, or renewed every 20 steps
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class ModelSpec(BaseModel):
         """Which backend the spec means."""
         if self.url:
             return "endpoint"
-        if self.model == "policy":
+        if self.model == "policy" or self.model.startswith("policy@"):
             return "policy"
         if self.model.startswith("scripted:"):
             return "scripted"

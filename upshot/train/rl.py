@@ -58,6 +58,7 @@ async def play_and_learn(
         run.begin(learner, config)
         for step in range(run.step, config.steps):
             started = time.perf_counter()
+            await stage.futures.learned(step)
             groups = await play(recipe, stage, rows, step, run.reporter.within)
             rolled = time.perf_counter()
             logs = summarise(groups) | measure(groups, stage) | await held_out(run, stage, step)

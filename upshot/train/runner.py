@@ -13,7 +13,6 @@ from typing import Any
 
 from upshot.chat import derive_seed
 from upshot.engine.engine import Engine, EngineSettings
-from upshot.engine.model import EngineModel
 from upshot.models.rendering import Renderer
 from upshot.recipe import Recipe, TrainConfig
 from upshot.rewards.task_metrics import task_metrics
@@ -26,6 +25,7 @@ from upshot.time_limit import call_seconds
 from upshot.train import dpo, online_dpo, ppo, rl, sft
 from upshot.train.adapters import add_lora, find_start
 from upshot.train.folder import RunFolder
+from upshot.train.frozen import PolicyModel
 from upshot.train.learner import Learner
 from upshot.train.phases import WARM_START, phase_config, phases_of
 from upshot.train.plain import plain, write_json
@@ -138,9 +138,9 @@ class Run:
         return Engine(self.module, self.renderer.end_ids, EngineSettings(exact=self.recipe.model.exact))
 
     @cached_property
-    def sampler(self) -> EngineModel:
+    def sampler(self) -> PolicyModel:
         """The policy as a model."""
-        return EngineModel(self.engine, self.tokenizer, "policy", self.renderer)
+        return PolicyModel(self.engine, self.tokenizer, "policy", self.renderer, self.module)
 
     def _weights_changed(self) -> None:
         if "engine" in self.__dict__:
@@ -207,6 +207,8 @@ class Run:
         if spent := self.folder.spent():
             company.budget.restore(spent)
         company.restore(self.counters)
+        if self.start_from is not None and self.step:
+            self.sampler.load_copies(self.start_from)
         try:
             await company.start()
             yield company, stage_of(recipe, company, policy)
@@ -255,6 +257,8 @@ class Run:
         def write(folder: Path) -> None:
             learner.save(folder)
             write_json(folder / COUNTERS, self.counters)
+            if "sampler" in self.__dict__:
+                self.sampler.save_copies(folder)
 
         self.start_from = self.folder.checkpoints.save(self.phase, self.step, config.keep, write)
 

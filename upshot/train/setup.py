@@ -73,6 +73,10 @@ class _Unheard(Model):
 
     name = "policy"
 
+    def frozen(self, when: str) -> Model:
+        """Nobody's copy."""
+        return self
+
     async def generate(self, request: Request) -> list[Completion]:
         """Never called."""
         raise NotImplementedError

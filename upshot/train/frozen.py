@@ -1,0 +1,100 @@
+"""The policy as its own classmate: as it was when its training began, or as it was every N steps ago.
+
+What is not trained is shared with the policy, so with adapters a copy costs the adapters only.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from upshot.engine.engine import Engine
+from upshot.engine.model import EngineModel
+from upshot.errors import UserError
+from upshot.models.base import Completion, Model, Request
+from upshot.models.rendering import Renderer
+from upshot.train.weights import load_weights, save_weights
+
+
+class FrozenPolicy(Model):
+    """A copy of the policy that is trained no further; `every` 0: never renewed."""
+
+    def __init__(self, sampler: EngineModel, module: Any, every: int) -> None:
+        self.name = f"policy@{every or 'start'}"
+        self.every = every
+        self.policy = module
+        shared = {id(p): p for p in module.parameters() if not p.requires_grad}
+        shared |= {id(b): b for b in module.buffers()}
+        self.module = copy.deepcopy(module, dict(shared)).eval().requires_grad_(False)
+        self.sampler = EngineModel(
+            Engine(self.module, set(sampler.end_ids)), sampler.tokenizer, self.name, Renderer(sampler.tokenizer)
+        )
+        self.tokenizer = sampler.tokenizer
+        self.abilities = self.sampler.abilities
+
+    async def generate(self, request: Request) -> list[Completion]:
+        """What the copy says."""
+        return await self.sampler.generate(request)
+
+    async def follow(self, step: int) -> bool:
+        """Take over the policy's weights when it is time."""
+        if not self.every or not step or step % self.every:
+            return False
+        trained = dict(self.policy.named_parameters())
+        self._set({name: trained[name].detach() for name in self.own})
+        return True
+
+    @property
+    def own(self) -> dict[str, Tensor]:
+        """The weights that are not the policy's."""
+        shared = {id(p) for p in self.policy.parameters()}
+        return {name: p for name, p in self.module.named_parameters() if id(p) not in shared}
+
+    def _set(self, weights: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, own in self.own.items():
+                own.copy_(weights[name])
+        self.sampler.engine.weights_changed()
+
+    def save(self, folder: Path) -> None:
+        """Keep the copy with a checkpoint."""
+        save_weights(folder, self.own)
+
+    def load(self, folder: Path) -> None:
+        """The copy that a checkpoint kept."""
+        self._set(load_weights(folder))
+
+    async def aclose(self) -> None:
+        """Release the copy."""
+        await self.sampler.aclose()
+
+
+class PolicyModel(EngineModel):
+    """The model in training, which lends copies of itself."""
+
+    def __init__(self, engine: Engine, tokenizer: Any, name: str, renderer: Renderer, module: Any) -> None:
+        super().__init__(engine, tokenizer, name, renderer)
+        self.module = module
+        self.copies: dict[str, FrozenPolicy] = {}
+
+    def frozen(self, when: str) -> Model:
+        """A copy that is trained no further: 'start', or renewed every so many steps."""
+        if when not in self.copies:
+            if when != "start" and not (when.isdigit() and int(when)):
+                raise UserError(f"'policy@{when}' should read 'policy@start' or 'policy@N' with N steps")
+            self.copies[when] = FrozenPolicy(self, self.module, 0 if when == "start" else int(when))
+        return self.copies[when]
+
+    def save_copies(self, folder: Path) -> None:
+        """Keep all copies with a checkpoint."""
+        for when, twin in self.copies.items():
+            twin.save(folder / f"policy-{when}")
+
+    def load_copies(self, folder: Path) -> None:
+        """The copies that a checkpoint kept."""
+        for when, twin in self.copies.items():
+            twin.load(folder / f"policy-{when}")
