@@ -216,7 +216,7 @@ class CudaRunner:
         return self._sampled(rows, logits)
 
     def _score(self, chunks: list[Chunk], rows: list[Sequence], last: list[int], wanted: Wanted) -> Flight:
-        """Read prompts some of which are scored: by no graph, as each would keep as many rows of logits."""
+        """Read prompts some of which are scored: by no graph, as graphs have room for few rows of logits."""
         tokens, blocks = packed_chunks(chunks, self.page_size)
         places, ids = (self._upload(np.array(x, dtype=np.int64)) for x in ([*last, *wanted.places], wanted.ids))
         logits = self._read(self.driver, self._upload(tokens), self._upload(blocks), places)
