@@ -154,12 +154,23 @@ class Score:
         """What is known beyond the reason; empty when nothing is."""
         return str(self.detail.get("why", ""))
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Score:
+        """What `to_dict` wrote."""
+        return cls(data.get("value"), data.get("missing"), data.get("detail") or {})
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON: the value, or the reason it is missing."""
         out: dict[str, Any] = {"value": self.value} if self.value is not None else {"missing": self.reason}
         if self.detail:
             out["detail"] = dict(self.detail)
         return out
+
+
+LASTING = frozenset(
+    {Reason.BAD_ROW, Reason.TOO_LONG, Reason.NOTHING_SAID, Reason.OVERLONG, Reason.MALFORMED, Reason.NOT_SCORED}
+)
+"""Reasons that another attempt would meet again."""
 
 
 def mean_score(scores: Iterable[Score], nothing: str = "no scores") -> Score:

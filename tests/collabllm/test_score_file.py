@@ -11,7 +11,7 @@ import pytest
 from upshot.cli.score import add_parser
 from upshot.errors import BudgetExceeded, UserError
 from upshot.evaluate.judge import add_judge_arguments, agreement, kappa, run_judge, wilson
-from upshot.models.base import Request
+from upshot.models.base import ModelCallError, Request
 from upshot.rewards.records import read_records
 from upshot.score import Score
 
@@ -96,7 +96,7 @@ def test_missing_scores_are_counted_with_their_reason(tmp_path: Path, capsys) ->
     del row["reference"]
     file = write(tmp_path / "c.jsonl", [row])
     assert score(file, "--judge", MODEL, "--metric", "accuracy") == 1
-    assert "missing 1 x accuracy: no reference" in capsys.readouterr().out
+    assert "missing 1 x bad_row: accuracy: no reference" in capsys.readouterr().out
 
 
 def test_wrong_input_is_one_clear_line(tmp_path: Path) -> None:
@@ -149,3 +149,70 @@ def test_kappa_and_interval() -> None:
     assert kappa([(True, True), (True, False), (False, True), (False, False)]) == 0.0
     low, high = wilson(0.9, 100)
     assert (low, high) == pytest.approx((0.8256, 0.9448), abs=1e-3)
+
+
+asked: list[str] = []
+down = False
+
+
+def unsteady(request: Request) -> str:
+    """The judge, which is down at times."""
+    asked.append(request.prompt[0].content)
+    if down and "second" in asked[-1]:
+        raise ModelCallError("refused")
+    return say(request)
+
+
+UNSTEADY = "scripted:tests.collabllm.test_score_file:unsteady"
+
+
+def test_rows_that_failed_are_scored_again_and_what_was_spent_counts_on(tmp_path: Path) -> None:
+    global down
+    lacking = whole("right", id="c")
+    del lacking["reference"]
+    file = write(tmp_path / "c.jsonl", [whole("right first", id="a"), whole("right second", id="b"), lacking])
+    arguments = [file, "--judge", UNSTEADY, "--metric", "accuracy"]
+    out = tmp_path / "c.jsonl.scores.jsonl"
+    down = True
+    assert score(*arguments) == 1
+    assert {line["row"]: line["reward"]["total"].get("missing") for line in lines_of(out)} == {
+        "a": None,
+        "b": "refused",
+        "c": "bad_row",
+    }
+    down = False
+    asked.clear()
+    with pytest.raises(BudgetExceeded, match="2 calls is spent"):
+        score(*arguments, "--max-calls", "2")
+    assert asked == []
+    assert score(*arguments, "--max-calls", "3") == 1
+    assert len(asked) == 1 and "second" in asked[0]
+    assert {line["row"]: line["reward"]["total"].get("value") for line in lines_of(out)} == {
+        "a": 1.0,
+        "b": 1.0,
+        "c": None,
+    }
+
+
+def test_results_of_other_settings_or_other_words_are_not_taken_for_these(tmp_path: Path) -> None:
+    file = write(tmp_path / "c.jsonl", [whole("right"), whole("right")])
+    with pytest.raises(UserError, match="needs a judge"):
+        score(file, "--metric", "accuracy")
+    assert score(file, "--judge", MODEL, "--metric", "accuracy") == 0
+    with pytest.raises(UserError, match=r"begun with other settings \(metrics: .*another --out"):
+        score(file, "--judge", MODEL, "--metric", "interactivity")
+    write(tmp_path / "c.jsonl", [whole("right"), whole("wrong now")])
+    assert score(file, "--judge", MODEL, "--metric", "accuracy") == 0
+    lines = sorted(lines_of(tmp_path / "c.jsonl.scores.jsonl"), key=lambda line: line["row"])
+    assert [line["reward"]["total"]["value"] for line in lines] == [1.0, 0.0]
+    (tmp_path / "mine.jsonl").write_text('{"precious": 1}\n')
+    with pytest.raises(UserError, match="choose another --out"):
+        score(file, "--judge", MODEL, "--metric", "accuracy", "--out", str(tmp_path / "mine.jsonl"))
+    assert (tmp_path / "mine.jsonl").read_text() == '{"precious": 1}\n'
+
+
+def test_a_line_separator_inside_a_text_loses_no_row(tmp_path: Path) -> None:
+    file = write(tmp_path / "c.jsonl", [whole("right\u2028so"), whole("wrong")])
+    for _ in range(2):
+        assert score(file, "--judge", MODEL, "--metric", "accuracy") == 0
+    assert sum(b"reward" in line for line in (tmp_path / "c.jsonl.scores.jsonl").read_bytes().split(b"\n")) == 2

@@ -128,7 +128,7 @@ def test_missing_scores_are_shown_and_leave_the_statistics(tmp_path: Path, actor
              models="base={0}:policy,flaky={0}:failing_policy")  # fmt: skip
     table = table_of(tmp_path / "out")
     flaky = table["cells"]["flaky"]["accuracy"]
-    assert flaky["missing"]["conversation: http_500"] == 1 and flaky["missing"]["conversation: timeout"] > 0
+    assert flaky["missing"]["http_error"] == 1 and flaky["missing"]["timeout"] > 0
     assert flaky["n"] == 20 - sum(flaky["missing"].values()) == flaky["difference"]["n"]
     assert "missing)" in table["rows"][1][1]
     failed = [line for line in lines_of(tmp_path / "out") if line["missing"]]

@@ -93,7 +93,8 @@ class Journal:
         if settings is None:
             return lines
         wanted = json.loads(jsonl.dumps({"settings": dict(settings)}))
-        if not lines:
+        if not lines or (len(lines) == 1 and lines[0] != wanted):  # nothing was done with the other settings
+            os.ftruncate(self._file, 0)
             self.append(wanted)
             _sync_folder(self.path.parent)
             return []

@@ -1,20 +1,26 @@
-"""Score a file of conversations: concurrent, resumable, with a summary that counts what is missing and why."""
+"""Score a file of conversations: concurrent, resumable, with a summary that counts what is missing and why.
+
+Results go to OUT, one line a reply. Beside it OUT.log says with which settings they were made, which rows are finished
+and what was spent: the same command goes on behind it and tries again what failed; other settings are refused.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from upshot import jsonl
 from upshot.api import METRICS, Rater, first_of, open_rater
+from upshot.data.journal import Journal
 from upshot.errors import UserError
 from upshot.models.budget import Budget
 from upshot.rewards.records import Record, read_records
 from upshot.rollout.reply import Reply
+from upshot.score import LASTING, Score, tell_missing
 from upshot.tasks.tables import read_table
 
 
@@ -23,35 +29,35 @@ def score_file(args: argparse.Namespace) -> int:
     path = Path(args.file)
     if not path.is_file():
         raise UserError(f"no file '{args.file}' to score")
-    records = read_records(read_table(path)[: args.limit], futures=args.window > 0)
+    given = read_table(path)[: args.limit]
+    records = read_records(given, futures=args.window > 0)
+    work = {name_of(record, row): record for record, row in zip(records, given, strict=True)}
     out = Path(args.out or f"{path}.scores.jsonl")
-    done = finished_rows(out)
-    todo = [record for record in records if record.row.id not in done]
-    if done:
-        print(f"{len(records) - len(todo)} of {len(records)} rows are in {out} already")
-    asyncio.run(_score(args, todo, out))
-    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.is_file() else []
+    log = out.with_name(f"{out.name}.log")
+    if out.is_file() and out.stat().st_size and not log.is_file():
+        raise UserError(f"'{out}' is there, but not '{log}' with the settings it was made with; choose another --out")
+    settings = _settings(args)
+    with Journal(log, {**settings, "seed": args.seed}) as journal:
+        done = {line["record"] for line in journal.lines if not line["failed"]} & work.keys()
+        with Journal(out, None, keep=lambda line: line["record"] in done) as results:
+            if done:
+                print(f"{len(done)} of {len(work)} rows are in {out} already")
+            todo = {name: record for name, record in work.items() if name not in done}
+            asyncio.run(_score(args, settings, todo, journal, results))
+    lines = jsonl.read(out)
     print(summary(lines))
     print(f"written to {out}")
     return 1 if any(line["reward"]["total"].get("missing") for line in lines) else 0
 
 
-def finished_rows(out: Path) -> set[str]:
-    """Ids of the rows that an earlier run wrote; a line cut by a crash is taken away."""
-    if not out.is_file():
-        return set()
-    kept = []
-    for line in out.read_text(encoding="utf-8").splitlines():
-        try:
-            kept.append((json.loads(line)["row"], line))
-        except (ValueError, KeyError, TypeError):
-            continue
-    out.write_text("".join(f"{line}\n" for _, line in kept), encoding="utf-8")
-    return {row for row, _ in kept}
+def name_of(record: Record, row: Mapping[str, Any]) -> str:
+    """By what a row is known again: its id, and all that it says."""
+    return f"{record.row.id} {hashlib.blake2b(jsonl.dumps(row), digest_size=12).hexdigest()}"
 
 
-async def _score(args: argparse.Namespace, records: Sequence[Record], out: Path) -> None:
-    settings = {
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What the results depend on, as `open_rater` takes it."""
+    return {
         "metrics": parse_metrics(args.metric) or METRICS,
         "window": args.window,
         "samples": args.samples,
@@ -59,34 +65,56 @@ async def _score(args: argparse.Namespace, records: Sequence[Record], out: Path)
         "max_reply_tokens": args.max_reply_tokens,
         "overlong": args.overlong,
         "task": args.task,
-        "sandbox": args.sandbox,
-        "budget": Budget(max_calls=args.max_calls, max_dollars=args.max_dollars),
         "user_options": {"persona": args.persona, "vagueness": args.vagueness},
+        **{role: parse_model(getattr(args, role)) for role in ("policy", "user", "judge")},
     }
-    settings |= {role: parse_model(getattr(args, role)) for role in ("policy", "user", "judge")}
-    if not records:
+
+
+async def _score(
+    args: argparse.Namespace, settings: Mapping[str, Any], work: Mapping[str, Record], log: Journal, results: Journal
+) -> None:
+    if not work:
         return
-    async with open_rater(**settings) as rater:
-        with out.open("a", encoding="utf-8") as lines:
-            await score_records(rater, records, lines, args.at_once, args.seed)
+    budget = Budget(max_calls=args.max_calls, max_dollars=args.max_dollars)
+    if log.lines:
+        budget.restore(max((line["spent"] for line in log.lines), key=lambda spent: spent["calls"]))
+
+    def finished(name: str, replies: Sequence[Reply]) -> None:
+        results.extend({**reply.to_dict(0), "record": name} for reply in replies)
+        log.append({"record": name, "failed": any(map(may_pass, replies)), "spent": budget.state()})
+
+    try:
+        async with open_rater(**settings, sandbox=args.sandbox, budget=budget) as rater:
+            await score_records(rater, work, finished, args.at_once, args.seed)
+    finally:
+        if budget.calls:  # rows that were under way have cost something, too
+            log.append({"record": "", "failed": True, "spent": budget.state()})
+
+
+def may_pass(reply: Reply) -> bool:
+    """Whether a reply has no reward for a reason that another attempt may not meet."""
+    total = reply.reward.total
+    return total.is_missing and total.reason not in LASTING
 
 
 async def score_records(
-    rater: Rater, records: Sequence[Record], lines: TextIO, at_once: int = 64, seed: int = 0
+    rater: Rater,
+    records: Mapping[str, Record],
+    finished: Callable[[str, Sequence[Reply]], None],
+    at_once: int = 64,
+    seed: int = 0,
 ) -> None:
-    """Score all records, at most `at_once` under way; a record's lines are written together when it is done."""
+    """Score all records, at most `at_once` under way; `finished` is told of each when all its replies are scored."""
     gate = asyncio.Semaphore(at_once)
 
-    async def one(record: Record) -> None:
+    async def one(name: str, record: Record) -> None:
         async with gate:
-            replies = await rater.rate_all(record.conversations(seed))
-        lines.write("".join(json.dumps(reply.to_dict(0), ensure_ascii=False) + "\n" for reply in replies))
-        lines.flush()
+            finished(name, await rater.rate_all(record.conversations(seed)))
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            for record in records:
-                tasks.create_task(one(record))
+            for name, record in records.items():
+                tasks.create_task(one(name, record))
     except ExceptionGroup as group:
         raise first_of(group) from group
 
@@ -122,11 +150,6 @@ def summary(lines: Sequence[Mapping[str, Any]]) -> str:
         values = [score["value"] for score in scores if "value" in score]
         mean = f"{sum(values) / len(values):10.4f}" if values else f"{'-':>10}"
         out.append(f"{name:<24}{mean}{len(values):>8}{len(scores) - len(values):>9}")
-    reasons = Counter(line["reward"]["total"].get("missing") for line in lines)
-    out += [f"  missing {count} x {reason}" for reason, count in reasons.most_common() if reason]
+    totals = [line["reward"]["total"] for line in lines]
+    out += [f"  missing {told}" for told in tell_missing(map(Score.from_dict, totals))]
     return "\n".join(out)
-
-
-def replies_summary(replies: Sequence[Reply]) -> str:
-    """The same table for replies in memory."""
-    return summary([reply.to_dict(0) for reply in replies])
