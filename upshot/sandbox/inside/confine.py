@@ -77,8 +77,9 @@ def _plan(walls: Walls, limits: dict[str, Any]) -> list[kernel.Step]:
     native = bool(limits.get("native"))
     drop = walls.uid if walls.namespaces != "user" else None  # with a user namespace the zygote has dropped already
     uid, gid = (drop, drop) if drop is not None else (os.getuid(), os.getgid())
-    # A process group of its own: signals to the group must not reach the zygote and its other runs.
-    steps: list[kernel.Step] = [kernel.step("setsid"), kernel.step("prctl", kernel.PR_SET_PDEATHSIG, 9, 0, 0, 0)]
+    # A process group of its own: signals to the group must not reach the zygote and its other runs. Not a session:
+    # the kernel schedules sessions against each other, whatever the niceness of what is in them.
+    steps: list[kernel.Step] = [kernel.step("setpgid", 0, 0), kernel.step("prctl", kernel.PR_SET_PDEATHSIG, 9, 0, 0, 0)]
     if walls.namespaces:
         steps += namespaces.private_tmp(limits["disk_mb"], limits["files"], uid, gid)
         if native:
