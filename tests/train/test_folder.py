@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from upshot.errors import UserError
+from upshot.jsonl import dumps, plain
 from upshot.train.folder import RunFolder
-from upshot.train.plain import plain, to_line
 
 
 class Stranger:
@@ -39,7 +39,7 @@ def save(folder: RunFolder, phase: str, step: int, content: str = "", keep: int 
 
 
 def test_a_run_folder_is_written_without_torch() -> None:
-    rooms = "folder", "checkpoints", "lock", "phases", "plain", "resume", "trackers"
+    rooms = "folder", "checkpoints", "lock", "phases", "resume", "trackers"
     program = (
         "import sys\n"
         + "".join(f"import upshot.train.{room}\n" for room in rooms)
@@ -87,7 +87,7 @@ def test_lines_with_unicode_line_ends_survive_a_rewind(tmp_path: Path) -> None:
 
 def test_plain_values_are_left_as_they_are() -> None:
     value = {"a": [1, 2.5, "x", None, True], "b": {"c": "d"}}
-    assert plain(value) == value and json.loads(to_line(value)) == value
+    assert plain(value) == value and json.loads(dumps(value)) == value
 
 
 def test_the_newest_checkpoint_is_that_of_the_last_phase_and_step_whatever_the_clock_said(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from upshot.errors import UserError
 from upshot.train.phases import order
-from upshot.train.plain import sync, write_json
+from upshot.whole_files import sync, write_json
 
 STATE = "state.json"
 """Phase and step; the last file to be written."""

@@ -14,19 +14,19 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from upshot import __version__, config
+from upshot import __version__, config, jsonl
 from upshot.errors import UserError
 from upshot.recipe import Recipe
 from upshot.train.checkpoints import Checkpoint, Checkpoints
 from upshot.train.lock import locked
 from upshot.train.phases import order
-from upshot.train.plain import to_line, write_json, write_whole
+from upshot.whole_files import write_json, write_whole
 
 PACKAGES = ("torch", "transformers", "numpy", "tokenizers", "pydantic", "peft")
 METRICS, ROLLOUTS, SPENT = "metrics.jsonl", "rollouts.jsonl", "spent.json"
@@ -86,12 +86,12 @@ class RunFolder:
 
     def lines(self, phase: str, step: int) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl of a step."""
-        return [row for _, row in _rows(self.path / METRICS) if (row.get("phase"), row.get("step")) == (phase, step)]
+        return [row for row in jsonl.read(self.path / METRICS) if (row.get("phase"), row.get("step")) == (phase, step)]
 
     def status(self, state: str, **more: Any) -> None:
         """Say how the run stands, since when, and how many seconds it has run in all."""
         path = self.path / "status.json"
-        before = (_parse(path.read_bytes()) if path.is_file() else None) or {}
+        before = (jsonl.parse(path.read_bytes()) if path.is_file() else None) or {}
         now = time.time()
         seconds = before.get("seconds", 0.0)
         if before.get("state") == "running" and state != "running":
@@ -121,14 +121,11 @@ class RunFolder:
             return where in phases and order(where, row["step"]) <= order(phase, step)
 
         for name in (METRICS, ROLLOUTS):
-            path = self.path / name
-            if path.is_file():
-                write_whole(path, b"".join(line + b"\n" for line, row in _rows(path) if earlier(row)))
+            jsonl.keep(self.path / name, earlier)
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         try:
-            with (self.path / name).open("ab") as file:
-                file.writelines(to_line(row) for row in rows)
+            jsonl.append(self.path / name, rows)
         except OSError as error:
             raise UserError(
                 f"cannot write '{self.path / name}': {error.strerror or error}; "
@@ -145,19 +142,3 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Lines and what they say; the torn last line of a killed run is left out."""
-    for line in path.read_bytes().split(b"\n") if path.is_file() else ():
-        row = _parse(line)
-        if row is not None:
-            yield line, row
-
-
-def _parse(text: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(text)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None

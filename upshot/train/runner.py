@@ -13,6 +13,7 @@ from typing import Any
 
 from upshot.chat import derive_seed
 from upshot.engine.engine import Engine, EngineSettings
+from upshot.jsonl import plain
 from upshot.models.rendering import Renderer
 from upshot.recipe import Recipe, TrainConfig
 from upshot.rewards.task_metrics import task_metrics
@@ -28,7 +29,6 @@ from upshot.train.folder import RunFolder
 from upshot.train.frozen import PolicyModel
 from upshot.train.learner import Learner
 from upshot.train.phases import WARM_START, phase_config, phases_of
-from upshot.train.plain import plain, write_json
 from upshot.train.plan import SAMPLED, count_examples
 from upshot.train.reporter import Reporter
 from upshot.train.setup import (
@@ -41,6 +41,7 @@ from upshot.train.setup import (
 from upshot.train.summary import by_group
 from upshot.train.trackers import Tracker, make_trackers
 from upshot.train.weights import load_weights, save_weights
+from upshot.whole_files import write_json
 
 COUNTERS = "counters.json"
 """In a checkpoint: what the helpers' counters were."""
