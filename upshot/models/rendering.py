@@ -115,7 +115,7 @@ class Renderer:
         if turn == self._apply([*asked, replace(message, tool_calls=())], tools, generation=False):
             raise UserError("this chat template shows nothing of tool calls; set model.chat_template to one that does")
         plain = self._apply([*asked, Message("assistant", STAND_IN)], tools, generation=False)
-        # Where the generation prompt says more than the template's own turns do (opens a thought), their beginning counts.
+        # Where the generation prompt says more than the template's turns do (opens a thought), their beginning counts.
         openings = [self._apply(asked, tools, generation=True), plain.partition(STAND_IN)[0]]
         before = next((text for text in openings if turn.startswith(text)), None)
         if before is None:
