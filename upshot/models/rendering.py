@@ -126,16 +126,17 @@ class Renderer:
     def _called(self, message: Message, tools: Sequence[Mapping[str, Any]]) -> str:
         """An assistant turn with tool calls in the template's own words, without what closes it."""
         asked = [Message("user", "?")]
-        opening, prompt = (self._apply(asked, tools, generation) for generation in (False, True))
         turn = self._apply([*asked, message], tools, generation=False)
         if turn == self._apply([*asked, replace(message, tool_calls=())], tools, generation=False):
             raise UserError("this chat template shows nothing of tool calls; set model.chat_template to one that does")
-        # A generation prompt may say more than the template's own turns do (open a thought): what both say counts.
-        shared = next((i for i, (a, b) in enumerate(zip(turn, prompt, strict=False)) if a != b), len(prompt))
-        if not turn[:shared].startswith(opening):
-            raise UserError("this chat template cannot show a tool call right after a user's message")
+        plain = self._apply([*asked, Message("assistant", STAND_IN)], tools, generation=False)
+        # Where the generation prompt says more than the template's turns do (opens a thought), their beginning counts.
+        openings = [self._apply(asked, tools, generation=True), plain.partition(STAND_IN)[0]]
+        before = next((text for text in openings if turn.startswith(text)), None)
+        if before is None:
+            raise UserError("this chat template opens a turn with tool calls unlike any other; they cannot be imitated")
         end = self.tokenizer.decode([self.end_id], skip_special_tokens=False)
-        said, closed, after = turn[shared:].rpartition(end)
+        said, closed, after = turn[len(before) :].rpartition(end)
         return said if closed else after
 
     def decode(self, ids: Sequence[int]) -> str:
