@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -62,6 +62,8 @@ class EngineSettings:
     """Capture decode steps as CUDA graphs (GPU only)."""
     check: bool = True
     """Compare the first forward with the model's own before anything runs."""
+    own_stream: bool = False
+    """Steps run beside those of other engines of the process (GPU only); for models that the learner does not train."""
     exact: bool = False
     """Log-probabilities are bitwise those of a learner's exact forward, whatever the batch; slower (exact/)."""
 
@@ -94,11 +96,13 @@ class Engine:
         self.on_gpu = self.shape.device.type == "cuda"
         self.ahead = self.on_gpu or self.settings.kernels
         """Results come back one step late."""
+        self._stream = torch.cuda.Stream(self.shape.device) if self.on_gpu and self.settings.own_stream else None
         n_pages = self._n_pages()
         if self.ahead:
             from upshot.engine.cuda_runner import CudaRunner
             from upshot.engine.exact.cuda_runner import ExactCudaRunner
 
+            self._await_weights()
             with self._own_device():
                 self.runner = (ExactCudaRunner if self.settings.exact else CudaRunner)(
                     model, self.shape, n_pages, self.settings.page_size, self._max_running, self.settings
@@ -118,9 +122,19 @@ class Engine:
             score_rows=max(64, (SCORE_LOGITS_GPU if self.on_gpu else SCORE_LOGITS) // self.shape.vocab),
         )
 
-    def _own_device(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def _own_device(self) -> Iterator[None]:
         """Inside: the model's GPU is the current one, on which kernels, streams and graphs run."""
-        return torch.cuda.device(self.shape.device) if self.shape.device.type == "cuda" else nullcontext()
+        if not self.on_gpu:
+            yield
+            return
+        with torch.cuda.device(self.shape.device), torch.cuda.stream(self._stream):
+            yield
+
+    def _await_weights(self) -> None:
+        """Steps on a stream of their own begin behind what wrote the weights."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.default_stream(self.shape.device))
 
     @property
     def _max_running(self) -> int:
@@ -263,10 +277,12 @@ class Engine:
     def weights_changed(self) -> int:
         """Call after every change of the weights; the new version."""
         self._drain()
+        self._await_weights()
         self.version += 1
         self.scheduler.restart()
         self.pool.forget()
-        self.runner.forget()
+        with self._own_device():
+            self.runner.forget()
         return self.version
 
     # --- steps

@@ -166,7 +166,7 @@ class LocalModel(BorrowedModel):
         """Load weights and tokenizer (once)."""
         await super().start()
         if self.inner is None:
-            from upshot.engine.engine import Engine
+            from upshot.engine.engine import Engine, EngineSettings
             from upshot.engine.model import EngineModel
             from upshot.models.rendering import Renderer
 
@@ -176,7 +176,8 @@ class LocalModel(BorrowedModel):
             )
             module, tokenizer = load_local(self.spec.model, self.spec.dtype, self.spec.device)
             renderer = Renderer(tokenizer)
-            self.inner = EngineModel(Engine(module, renderer.end_ids), tokenizer, self.name, renderer)
+            beside = EngineSettings(own_stream=True)  # samples at the same time as the policy
+            self.inner = EngineModel(Engine(module, renderer.end_ids, beside), tokenizer, self.name, renderer)
 
     async def aclose(self) -> None:
         """Release the weights."""

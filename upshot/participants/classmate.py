@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -109,7 +110,9 @@ class Classmate:
 
             from upshot.models.local import local_path
 
-            tokenizer = AutoTokenizer.from_pretrained(local_path(self.config.tokenizer))
+            named = self.config.tokenizer
+            path = named if (Path(named) / "tokenizer_config.json").is_file() else local_path(named)
+            tokenizer = AutoTokenizer.from_pretrained(path)
         self._renderer = Renderer(tokenizer) if tokenizer is not None else None
 
     async def answer(self, handed: Handed, n: int, seed: int) -> list[Said]:

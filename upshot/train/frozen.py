@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from upshot.engine.engine import Engine
+from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.model import EngineModel
 from upshot.errors import UserError
 from upshot.models.base import Completion, Model, Request
@@ -31,7 +31,10 @@ class FrozenPolicy(Model):
         shared |= {id(b): b for b in module.buffers()}
         self.module = copy.deepcopy(module, dict(shared)).eval().requires_grad_(False)
         self.sampler = EngineModel(
-            Engine(self.module, set(sampler.end_ids)), sampler.tokenizer, self.name, Renderer(sampler.tokenizer)
+            Engine(self.module, set(sampler.end_ids), EngineSettings(own_stream=True)),
+            sampler.tokenizer,
+            self.name,
+            Renderer(sampler.tokenizer),
         )
         self.tokenizer = sampler.tokenizer
         self.abilities = self.sampler.abilities
