@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from upshot.sandbox import Busy, Sandbox, StdioTest, run_result
+from upshot.sandbox import Busy, Sandbox, StdioTest, run_result, verdict
 from upshot.sandbox.sessions import LocalSession
 from upshot.sandbox.verdict import Remains
 
@@ -67,3 +70,27 @@ def test_lines_about_files_nobody_asked_for_cost_a_look_each(name: Any) -> None:
     lines = [{"file": [name, "YQ=="]}] * 200 + [{"file": ["a1", "YQ=="]}]
     result = run_result.of_script(Remains(lines=lines), wanted)
     assert result.files == {"a1": b"a"} and Counted.looks < 1000
+
+
+def _by_lines(text: str) -> list[str]:
+    """What counts of an output, said plainly: its lines without blanks at their ends, from the first filled one on."""
+    lines = [line.rstrip() for line in text.split("\n")]
+    filled = [index for index, line in enumerate(lines) if line]
+    return lines[filled[0] : filled[-1] + 1] if filled else []
+
+
+_OUTPUTS = st.text(" \n\t\rab", max_size=8)
+
+
+@given(_OUTPUTS, _OUTPUTS)
+def test_outputs_are_the_same_where_their_lines_are(actual: str, expected: str) -> None:
+    assert verdict.same_output(actual.encode(), expected) == (_by_lines(actual) == _by_lines(expected))
+
+
+def test_millions_of_lines_are_not_split_to_be_told_from_one() -> None:
+    tracemalloc.start()
+    assert not verdict.same_output(b"x\n" * 1_000_000, "x")
+    assert verdict.same_output(b"\n" * 1_000_000 + b"x", "x")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 10 << 20  # a list of a million lines would take more than 50 MB
