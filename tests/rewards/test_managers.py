@@ -225,6 +225,26 @@ def test_a_scorer_with_a_key_answers_those_who_send_it(monkeypatch: pytest.Monke
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"\xff", 400),
+        (b"9" * 5000, 400),
+        (b"[]", 400),
+        (b'{"source": "judged", "response": "x", "options": {"rubric": "rate it", "judge": "provider/model"}}', 422),
+        (b'{"source": "code", "response": "x", "options": {"sandbox": "subprocess"}}', 422),
+    ],
+)
+def test_a_scorer_refuses_what_is_no_claim_or_names_its_own_judge_or_sandbox(body: bytes, status: int) -> None:
+    async def ask() -> int:
+        async with scorer(scorer_app(Inline())) as url, ClientSession() as client:
+            headers = {"Content-Type": "application/json"}
+            async with client.post(f"{url}/verify", data=body, headers=headers) as answer:
+                return answer.status
+
+    assert asyncio.run(ask()) == status
+
+
 def test_a_scorer_without_a_key_answers_programs_of_this_machine_only() -> None:
     async def run() -> None:
         claim = json.dumps({"source": "gsm8k", "response": "#### 1", "reference": "1"})

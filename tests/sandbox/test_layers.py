@@ -359,10 +359,14 @@ def test_the_filter_decides_every_call_as_its_lists_say(machine: str, table: dic
     assert _decide(program, arch, table["clone"], 0x10000000) == seccomp.RET_KILL
     assert _decide(program, arch, table["clone"], 17) == seccomp.RET_ALLOW
     assert _decide(program, arch, table["socketpair"], 2) != seccomp.RET_ALLOW
+    groups = {(0, 0): True, (5, 5): True, (5, 6): True, (0, 5): False, (1, 5): False, (1, 0): False}
+    assert all((_decide(program, arch, table["setpgid"], *g) == seccomp.RET_ALLOW) is ok for g, ok in groups.items())
     alone = seccomp.build(seccomp.Policy(processes=False, alone=True), machine)
     assert _decide(alone, arch, table["clone"], 17) != seccomp.RET_ALLOW
     assert _decide(alone, arch, table["clone"], 0x00010000) == seccomp.RET_ALLOW
     assert _decide(alone, arch, table["kill"], 1) != seccomp.RET_ALLOW
+    assert _decide(alone, arch, table["setpgid"], 5, 6) != seccomp.RET_ALLOW
+    assert _decide(alone, arch, table["setpgid"], 0, 0) == seccomp.RET_ALLOW
     for flags, allowed in ((0, True), (1, True), (0x241, True), (0x242, True), (0x200, False), (0x240, False)):
         assert (_decide(alone, arch, table["openat"], 0, 0, flags) == seccomp.RET_ALLOW) is allowed
     assert not any(

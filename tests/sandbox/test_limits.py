@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.sandbox.conftest import make_box
 from upshot.sandbox import Limits, Outcome, StdioTest
 from upshot.sandbox.cgroup import SlotGroup
 from upshot.sandbox.inside.confine import Walls, _plan
@@ -103,3 +104,36 @@ def test_output_is_compared_with_the_blanks_before_its_first_line(
 ) -> None:
     program = f"import sys\nsys.stdout.write({printed!r})"
     assert box(box.sandbox.test_stdio(program, [StdioTest("", expected)]))[0].passed is same
+
+
+JOINS = """
+import os, time
+child = os.fork()
+if child == 0:
+    os.setpgid(0, 0)
+    time.sleep(30)
+while os.getpgid(child) != child:
+    time.sleep(0.01)
+for own in (0, os.getpid()):
+    try:
+        os.setpgid(own, child)
+    except PermissionError:
+        print("refused")
+os.setpgid(child, os.getpgid(0))
+print(os.getpgid(child) == os.getpgid(0))
+"""
+
+
+def test_the_first_process_of_a_run_cannot_join_a_group_that_would_keep_it_from_ending(box: Any) -> None:
+    needs_processes(box)
+    result = box(box.sandbox.run(JOINS))
+    assert (result.outcome, result.stdout) == (Outcome.PASSED, "refused\nrefused\nTrue\n"), result
+
+
+def test_without_namespaces_a_program_cannot_join_the_zygotes_group() -> None:
+    box = make_box(disable={"namespaces", "cgroup"})
+    program = "import os\nfor own in (0, os.getpid()):\n    try: os.setpgid(own, os.getpgid(os.getppid()))\n    except PermissionError: print('refused')"
+    try:
+        assert box(box.sandbox.run(program)).stdout == "refused\nrefused\n"
+    finally:
+        box.close()

@@ -33,6 +33,8 @@ from upshot.time_limit import uncounted
 log = logging.getLogger("upshot.sandbox")
 FORGOTTEN_SECONDS = 30.0
 WORKDIR_PREFIX = "upshot-sandbox-"
+ANY_TEXT = "surrogatepass"
+"""How an input is encoded: JSON may hold half a surrogate pair, which is the program's to deal with."""
 _IMPORT = re.compile(r"^\s*(?:import|from)\s+([\w., \t]+)", re.MULTILINE)
 _NUMPY_USE = re.compile(r"^[^#\n]*\bnp\.", re.MULTILINE)  # tests often leave the import to the program
 _SCIENTIFIC = {"pandas", "scipy", "sympy", "sklearn", "matplotlib"}
@@ -75,6 +77,7 @@ class Sandbox(CodeRunner):
         self._workdir: Path | None = None
         self._sessions: set[LocalSession] = set()
         self._session_count = 0
+        self._opening = 0
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -183,13 +186,15 @@ class Sandbox(CodeRunner):
             if limits.stop_at_timeout and done and done[-1].outcome is Outcome.TIMEOUT:
                 done.append(TestResult(Outcome.TIMEOUT, None, "not run: an earlier test ran out of time"))
                 continue
-            remains = await self._execute(tier_of(program), "script", {"program": program}, test.input.encode(), limits)
+            remains = await self._execute(
+                tier_of(program), "script", {"program": program}, test.input.encode(errors=ANY_TEXT), limits
+            )
             done.append(run_result.of_stdio(remains, test.output))
         self.metrics.count_tests(done)
         return done
 
     async def _run(self, job: Job) -> RunResult:
-        limits, stdin = job.limits, job.stdin.encode()
+        limits, stdin = job.limits, job.stdin.encode(errors=ANY_TEXT)
         encoded = {name: base64.b64encode(data).decode() for name, data in job.files.items()}
         payload: dict[str, Any] = {"program": job.code, "files": encoded, "fetch": list(job.fetch)}
         if languages.canonical(job.language) == "python":
@@ -221,18 +226,21 @@ class Sandbox(CodeRunner):
         }
 
     async def session(self, limits: Limits | None = None) -> Session:
-        if len(self._sessions) >= self.max_sessions:
+        slots = await self._ready()
+        while len(self._sessions) + self._opening >= self.max_sessions:
             await self._evict_idle()
-        return await LocalSession.open(self, await self._ready(), limits or self.limits)
+        self._opening += 1  # counted from now on: others may ask while this one starts
+        try:
+            session = await LocalSession.open(self, slots, limits or self.limits)
+            self._sessions.add(session)
+        finally:
+            self._opening -= 1
+        return session
 
     def next_session_index(self) -> int:
         """A number for a session's zygote, beyond the slots'."""
         self._session_count += 1
         return self.count + self._session_count
-
-    def track_session(self, session: LocalSession) -> None:
-        """Count a session that has been opened."""
-        self._sessions.add(session)
 
     def forget_session(self, session: LocalSession) -> None:
         """Forget a session that has ended."""
@@ -240,9 +248,9 @@ class Sandbox(CodeRunner):
 
     async def _evict_idle(self) -> None:
         """Make room: end the session idle longest, if it has been idle long enough to have been forgotten."""
-        oldest = min(self._sessions, key=lambda session: (session.busy, session.last_used))
-        if oldest.busy or time.monotonic() - oldest.last_used < FORGOTTEN_SECONDS:
-            raise Busy(len(self._sessions), FORGOTTEN_SECONDS)
+        oldest = min(self._sessions, key=lambda session: (session.busy, session.last_used), default=None)
+        if oldest is None or oldest.busy or time.monotonic() - oldest.last_used < FORGOTTEN_SECONDS:
+            raise Busy(len(self._sessions) + self._opening, FORGOTTEN_SECONDS)
         await oldest.aclose()
 
     @uncounted

@@ -50,13 +50,14 @@ def of_script(remains: Remains, fetch: Sequence[str] = ()) -> RunResult:
 
 def _files(lines: list[dict[str, Any]], wanted: Sequence[str]) -> dict[str, bytes]:
     """The files among the lines; the program can write lines too, so nothing unasked for and nothing unreadable."""
-    found = {}
+    found, names = {}, set(wanted)
     for line in lines:
         pair = line.get("file")
-        if not isinstance(pair, list) or len(pair) != 2 or pair[0] not in wanted or not isinstance(pair[1], str):
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
             continue
         try:
-            found[pair[0]] = base64.b64decode(pair[1], validate=True)
+            if pair[0] in names:
+                found[pair[0]] = base64.b64decode(pair[1], validate=True)
         except ValueError:
             continue
     return found

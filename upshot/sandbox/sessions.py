@@ -78,7 +78,6 @@ class LocalSession(Session):
         ours.setblocking(False)
         self = cls(sandbox, zygote, limits, files, ours)
         self.group = group
-        sandbox.track_session(self)
         try:
             await self._start()
         except BaseException:

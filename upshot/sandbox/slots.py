@@ -114,6 +114,8 @@ class Slots:
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
                 self.release(future.result(), 0.0)
+            elif future in self.waiting:  # one that waits no more must not fill the queue
+                self.waiting.remove(future)
             raise
 
     def release(self, slot: Slot, held_seconds: float) -> None:

@@ -118,6 +118,7 @@ def _guarded(policy: Policy) -> dict[str, list[Instruction]]:
     blocks["clone"] = clone
     blocks["socketpair"] = [arg0, (JEQ, 1, 0, AF_UNIX), _ret(RET_ERRNO | EACCES), allow]
     blocks["prctl"] = _one_of(OFFSET_ARG0, PRCTL_OPTIONS)
+    blocks["setpgid"] = _no_joining(others=policy.processes)
     signal_block: list[Instruction] = [allow]
     if policy.alone:
         signal_block = [arg0, (JEQ, 1, 0, OWN_PID), deny, allow]
@@ -136,6 +137,17 @@ def _one_of(argument: int, values: tuple[int, ...]) -> list[Instruction]:
     """Allow a call where an argument is one of these."""
     tests = [(JEQ, len(values) - index, 0, value) for index, value in enumerate(values)]
     return [(LOAD, 0, 0, argument), *tests, _ret(RET_ERRNO | EPERM), _ret(RET_ALLOW)]
+
+
+def _no_joining(others: bool) -> list[Instruction]:
+    """Allow a group of one's own, and to put `others` into groups, but no process into another's by itself.
+
+    The first process of a PID namespace (number 1) in a group its child has led could never be ended: the kernel waits
+    until the child's number is free, and the group keeps it.
+    """
+    deny, allow = _ret(RET_ERRNO | EPERM), _ret(RET_ALLOW)
+    whom = [(LOAD, 0, 0, OFFSET_ARG0), (JEQ, 2, 0, 0), (JEQ, 3, 0, 1), allow if others else deny]
+    return [*whom, (LOAD, 0, 0, OFFSET_ARG1), (JEQ, 1, 0, 0), deny, allow]
 
 
 def _no_emptying(flags: int) -> list[Instruction]:

@@ -20,7 +20,7 @@ ALLOWED: frozenset[str] = words(
     dup dup2 pause nanosleep getitimer alarm setitimer getpid sendfile sendto recvfrom sendmsg recvmsg shutdown
     getsockname getpeername setsockopt getsockopt exit wait4 uname fcntl flock fsync fdatasync truncate
     ftruncate getdents getcwd chdir fchdir rename mkdir rmdir creat link unlink symlink readlink chmod fchmod
-    umask gettimeofday getrlimit getrusage sysinfo times getuid getgid geteuid getegid setpgid getppid getpgrp
+    umask gettimeofday getrlimit getrusage sysinfo times getuid getgid geteuid getegid getppid getpgrp
     setsid getgroups getresuid getresgid getpgid getsid capget rt_sigpending rt_sigtimedwait rt_sigqueueinfo
     rt_sigsuspend sigaltstack utime statfs fstatfs getpriority setpriority sched_getparam sched_getscheduler
     sched_get_priority_max sched_get_priority_min sched_rr_get_interval mlock munlock arch_prctl setrlimit
@@ -39,7 +39,7 @@ ALLOWED: frozenset[str] = words(
 
 GUARDED: frozenset[str] = words(
     """
-    clone fork vfork execve execveat kill tkill tgkill socketpair prctl
+    clone fork vfork execve execveat kill tkill tgkill socketpair prctl setpgid
     """
 )
 """Calls allowed for some arguments only, or only inside a PID namespace."""

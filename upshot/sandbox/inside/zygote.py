@@ -6,6 +6,7 @@ an earlier run is in the memory a later one inherits. Standard library only, one
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import json
@@ -176,7 +177,9 @@ class Watched:
             return 1.0
         if not self.nice and self.cpu >= RENICE_AFTER:
             self.nice = True
-            os.setpriority(os.PRIO_PGRP, self.pid, 10)
+            for kind in (os.PRIO_PGRP, os.PRIO_PROCESS):  # a program may have left its group
+                with contextlib.suppress(ProcessLookupError):
+                    os.setpriority(kind, self.pid, 10)
         left = cpu_limit - self.cpu
         # Several threads or processes use up what is left faster than the clock on the wall goes.
         soon = min(left, max(left / self.zygote.cores, cpu_limit / LOOKS))

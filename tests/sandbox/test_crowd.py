@@ -1,0 +1,96 @@
+"""Many at once, and many bytes: what one asks for or writes leaves the others their place and their time."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from upshot.sandbox import Busy, Sandbox, StdioTest, run_result, verdict
+from upshot.sandbox.sessions import LocalSession
+from upshot.sandbox.verdict import Remains
+
+
+def test_a_cancelled_wait_leaves_the_queue() -> None:
+    async def scenario() -> None:
+        async with Sandbox(slots=1, queue=1) as sandbox:
+            running = asyncio.create_task(sandbox.run("import time; time.sleep(0.4)"))
+            await asyncio.sleep(0.1)
+            for _ in range(3):
+                waiting = asyncio.create_task(sandbox.run("print(1)"))
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                assert sandbox.waiting == 1
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+                assert sandbox.waiting == 0
+            assert (await sandbox.run("print(2)")).stdout == "2\n"
+            await running
+
+    asyncio.run(scenario())
+
+
+def test_sessions_opened_at_once_do_not_pass_the_ceiling() -> None:
+    async def scenario() -> None:
+        async with Sandbox(slots=1, max_sessions=2) as sandbox:
+            opened = await asyncio.gather(*(sandbox.session() for _ in range(5)), return_exceptions=True)
+            assert sum(isinstance(one, LocalSession) for one in opened) == 2
+            assert sum(isinstance(one, Busy) for one in opened) == 3
+            for one in opened:
+                if isinstance(one, LocalSession):
+                    await one.aclose()
+            async with await sandbox.session() as again:
+                assert (await again.turn("1 + 1")).stdout == "2\n"
+
+    asyncio.run(scenario())
+
+
+def test_half_a_surrogate_pair_in_an_input_is_the_programs_to_deal_with(box: Any) -> None:
+    program = "import sys\nprint(len(sys.stdin.buffer.read()))"
+    assert box(box.sandbox.run(program, stdin="\ud800")).stdout == "3\n"
+    assert box(box.sandbox.test_stdio(program, [StdioTest("\ud800", "3")]))[0].passed
+
+
+@pytest.mark.parametrize("name", ["zz", ["a"], 1, None])
+def test_lines_about_files_nobody_asked_for_cost_a_look_each(name: Any) -> None:
+    class Counted(str):
+        looks = 0
+
+        def __eq__(self, other: object) -> bool:
+            Counted.looks += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    wanted = [Counted(f"a{index}") for index in range(200)]
+    lines = [{"file": [name, "YQ=="]}] * 200 + [{"file": ["a1", "YQ=="]}]
+    result = run_result.of_script(Remains(lines=lines), wanted)
+    assert result.files == {"a1": b"a"} and Counted.looks < 1000
+
+
+def _by_lines(text: str) -> list[str]:
+    """What counts of an output, said plainly: its lines without blanks at their ends, from the first filled one on."""
+    lines = [line.rstrip() for line in text.split("\n")]
+    filled = [index for index, line in enumerate(lines) if line]
+    return lines[filled[0] : filled[-1] + 1] if filled else []
+
+
+_OUTPUTS = st.text(" \n\t\rab", max_size=8)
+
+
+@given(_OUTPUTS, _OUTPUTS)
+def test_outputs_are_the_same_where_their_lines_are(actual: str, expected: str) -> None:
+    assert verdict.same_output(actual.encode(), expected) == (_by_lines(actual) == _by_lines(expected))
+
+
+def test_millions_of_lines_are_not_split_to_be_told_from_one() -> None:
+    tracemalloc.start()
+    assert not verdict.same_output(b"x\n" * 1_000_000, "x")
+    assert verdict.same_output(b"\n" * 1_000_000 + b"x", "x")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 10 << 20  # a list of a million lines would take more than 50 MB
