@@ -4,8 +4,8 @@
     python benchmarks/classmates.py --shapes mini mini mini --prompts 2 --replies 2 --new 16   # CPU
 
 Random weights. The policy's replies are thoughts all through; every classmate samples R answers to each. Printed: the
-whole step with its split of time, tokens a second of the classmates in process (all at once), and of the same calls sent
-to one `upshot` server a classmate over HTTP, one server after the other.
+whole step with its split of time, tokens a second of the classmates in process (all at once), and of the same calls
+sent to one `upshot` server a classmate over HTTP, one server after the other.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ async def main(options: argparse.Namespace) -> dict[str, Any]:
     names = [f"c{n}" for n in range(1, len(options.shapes) + 1)]
     memory = (16 << 30) if device == "cuda" else 0
     peers: dict[str, Model] = {
-        name: engine_model(shape, n, device, name, own_stream=True, kv_bytes=memory)
+        name: engine_model(shape, n, device, name, own_stream=options.streams, kv_bytes=memory)
         for n, (name, shape) in enumerate(zip(names, options.shapes, strict=True), 1)
     }
     renderer = Renderer(policy_model.tokenizer)
@@ -259,6 +259,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--new", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--token-budget", type=int, default=16384)
+    parser.add_argument("--streams", action="store_true", help="each classmate on a CUDA stream of its own")
     parser.add_argument("--port", type=int, default=8701)
     return parser.parse_args()
 
