@@ -203,6 +203,7 @@ async def main(options: argparse.Namespace) -> dict[str, Any]:
     if device == "cuda":
         torch.cuda.empty_cache()
 
+    print(json.dumps(out, indent=1), flush=True)
     context = multiprocessing.get_context("spawn")
     ports = [options.port + n for n in range(len(names))]
     servers = [

@@ -277,8 +277,14 @@ class Shared:
     splits: int = 4
 
 
-@cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream beside the current one. Each has its own: what one engine's kernels leave there for the current
+    stream to read would else be given to another engine's before it is read."""
+    return _beside_stream(device, torch.cuda.current_stream(device).cuda_stream)
+
+
+@cache
+def _beside_stream(device: torch.device, current: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
