@@ -33,7 +33,7 @@ from upshot.time_limit import uncounted
 log = logging.getLogger("upshot.sandbox")
 FORGOTTEN_SECONDS = 30.0
 WORKDIR_PREFIX = "upshot-sandbox-"
-_IMPORT = re.compile(r"^\s*(?:import|from)\s+([\w., \t]+)", re.MULTILINE)
+_IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+([\w., \t]+)", re.MULTILINE)
 _NUMPY_USE = re.compile(r"^[^#\n]*\bnp\.", re.MULTILINE)  # tests often leave the import to the program
 _SCIENTIFIC = {"pandas", "scipy", "sympy", "sklearn", "matplotlib"}
 
