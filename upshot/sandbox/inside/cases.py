@@ -38,7 +38,7 @@ def parse(test: str) -> ast.Module | str:
     try:
         return ast.parse(test)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return f"not valid Python: {error}"
+        return f"it cannot be read as Python ({type(error).__name__}: {error})"
 
 
 def faults(trees: Sequence[ast.Module | str], judged: bool = True) -> dict[int, str]:
