@@ -88,7 +88,7 @@ def failure(described: Any, remains: Remains, seconds: float | None = None) -> T
         outcome = Outcome.OUT_OF_MEMORY
     elif remains.stdout_cut or remains.stderr_cut:
         outcome = Outcome.OUTPUT_LIMIT
-    return TestResult(outcome, seconds, tail)
+    return TestResult(outcome, seconds, tail[-2000:])
 
 
 def of_calls(checks: list[list[Check]], remains: Remains) -> list[TestResult]:
@@ -98,7 +98,7 @@ def of_calls(checks: list[list[Check]], remains: Remains) -> list[TestResult]:
 
 def of_judged(count: int, remains: Remains) -> list[TestResult]:
     """One result per test from what the judge wrote: which tests can tell nothing, then a line for each."""
-    invalid = remains.lines[0]["invalid"] if remains.lines else {}
+    invalid = remains.lines[0].get("invalid", {}) if remains.lines else {}
     return [
         TestResult(Outcome.INVALID_TEST, None, invalid[str(index)])
         if str(index) in invalid
@@ -128,7 +128,7 @@ def _of_line(line: dict[str, Any] | None, remains: Remains, checks: list[Check] 
 def _judge_line(line: dict[str, Any], remains: Remains, checks: list[Check] | None) -> TestResult:
     if "big" in line:
         return TestResult(Outcome.OUTPUT_LIMIT, None, "the returned value is larger than the result limit")
-    seconds = min(max(float(line["t"]), 0.0), remains.wall) if "t" in line else None
+    seconds = min(max(0.0, float(line["t"])), remains.wall) if "t" in line else None
     if "load" in line or "e" in line:
         return failure(line.get("load") or line.get("e"), remains, seconds)
     if checks is None:

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-PROCESS = frozenset(("patch", "mock", "monkeypatch", "open", "tempfile", "shutil", "redirect_stdout", "capsys"))
+PROCESS = frozenset(
+    ("patch", "mock", "monkeypatch", "open", "tempfile", "shutil", "redirect_stdout", "stdout", "capsys")
+)
 """Names by which a test reaches into the program's process or its files, where a judge does not."""
 COUNTER = "_upshot_checked"
+
+
+LONG = 1000
+"""Items of a literal that is data and nothing else: looking through it would take longer than running it."""
 
 
 class CaseError(Exception):
@@ -41,6 +47,20 @@ def parse(test: str) -> ast.Module | str:
         return f"it cannot be read as Python ({type(error).__name__}: {error})"
 
 
+def walk(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node, but for what is in long literals."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not _long(node):
+            waiting += ast.iter_child_nodes(node)
+
+
+def _long(node: ast.AST) -> bool:
+    return len(getattr(node, "elts", None) or getattr(node, "keys", None) or ()) > LONG
+
+
 def faults(trees: Sequence[ast.Module | str], judged: bool = True) -> dict[int, str]:
     """By index, the tests that can tell nothing of any program, and why."""
     checkers = {name for tree in trees if not isinstance(tree, str) for name in _checkers(tree)}
@@ -50,13 +70,13 @@ def faults(trees: Sequence[ast.Module | str], judged: bool = True) -> dict[int, 
 
 def _checkers(tree: ast.Module) -> list[str]:
     defined = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef))
-    return [node.name for node in defined if any(_checks(part) for part in ast.walk(node))]
+    return [node.name for node in defined if any(_checks(part) for part in walk(node))]
 
 
 def _fault(tree: ast.Module | str, checkers: set[str], judged: bool) -> str:
     if isinstance(tree, str):
         return tree
-    nodes = list(ast.walk(tree))
+    nodes = list(walk(tree))
     names = {node.id if isinstance(node, ast.Name) else getattr(node, "attr", "") for node in nodes}
     if judged and (reached := PROCESS & names & _reaching(nodes)):
         return f"it reaches into the program's process or files ({min(reached)}), which a judge does not share"
@@ -73,7 +93,8 @@ def _reaching(nodes: list[ast.AST]) -> set[str]:
     """What a test did not get from the program: its imports, its fixtures, and the builtin `open`."""
     imports = (name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in node.names)
     bound = {(name.asname or name.name).split(".")[0] for name in imports}
-    attributes = {"mock"} if "unittest" in bound else set()
+    dotted = [node for node in nodes if isinstance(node, ast.Attribute) and _last_name(node.value) in bound]
+    attributes = {node.attr for node in dotted if node.attr != "stdout" or isinstance(node.ctx, ast.Store)}
     named = {node.id for node in nodes if isinstance(node, ast.Name)} & {"open"}
     return bound | attributes | named | {node.arg for node in nodes if isinstance(node, ast.arg)}
 
@@ -100,6 +121,8 @@ class _Counting(ast.NodeTransformer):
     """Puts the counter in front of every check."""
 
     def generic_visit(self, node: ast.AST) -> Any:
+        if _long(node):
+            return node
         super().generic_visit(node)
         if isinstance(node, ast.Call) and _checking_call(node):
             node.func = ast.Call(ast.Name(COUNTER, ast.Load()), [node.func], [])
@@ -180,7 +203,7 @@ class _Only(ast.NodeTransformer):
 
 
 def _uncalled(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    used = {node.id for node in walk(tree) if isinstance(node, ast.Name)}
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return [node for node in functions if node.name.startswith("test") and node.name not in used]
 

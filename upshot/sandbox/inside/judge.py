@@ -30,8 +30,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from upshot.sandbox.inside import cases, program
-from upshot.sandbox.inside.handle import Handle, NotEvidence, in_role
+from upshot.sandbox.inside.handle import Handle, NotEvidence, View, in_role
 from upshot.sandbox.inside.peer import Peer, PeerGone
+from upshot.sandbox.inside.proxy import take_over
 
 MODULES = (math, itertools, collections, functools, re, string, json, random, copy, operator, datetime)
 HELPERS: dict[str, Any] = {
@@ -64,11 +65,17 @@ class Judge(Peer):
         """What the running test asked of a handle that is no evidence."""
         self.asked = 0
         """How often the program has been asked for something."""
+        self.pending: dict[int, collections.deque[Any]] = {}
+        self.views: dict[int, View] = {}
 
-    def proxy(self, number: int, kind: str) -> Handle:
+    def proxy(self, number: int, kind: str) -> Any:
         if number not in self.proxies:
             self.proxies[number] = Handle(self, number, kind)
-        return self.proxies[number]
+        return _coroutine(self.proxies[number]) if kind == "coroutine" else self.proxies[number]
+
+    def view(self, number: int) -> View:
+        """What one of the program's objects has said it holds since the program was last called."""
+        return self.views.setdefault(number, View())
 
     def permit(self, op: str, target: Any, name: str) -> None:
         """The program may call what a test gave it and use objects of the test's own classes, by public names."""
@@ -79,7 +86,7 @@ class Judge(Peer):
             or (op == "call" and callable(target))
             or (op == "get" and name == "__name__" and callable(target))
             or (op == "observe" and name in ("iter", "next") and isinstance(target, Iterator))
-            or (owned and not name.startswith("_") and not method)
+            or (owned and not name.startswith("__") and not method and not hasattr(target, "failureException"))
         )
         if not allowed or (isinstance(target, type | types.ModuleType) and op != "call"):
             raise AttributeError(f"a {type(target).__name__} of the test's has no {name or op} for the program")
@@ -87,22 +94,36 @@ class Judge(Peer):
     def described(self, error: BaseException) -> dict[str, Any]:
         """A failure inside the test, without its lines; what it asserts is not the program's to know."""
         told = super().described(error)
+        if isinstance(error, AssertionError) and "remote_tail" not in error.__dict__:
+            self.refused = self.refused or f"an assert failed in a function the program called: {error}"[:300]
         hidden = isinstance(error, AssertionError | NotEvidence)
         return {**told, "tail": "", **({"text": "", "args": {"t": []}, "state": {"d": []}} if hidden else {})}
 
     def ask(self, op: str, **fields: Any) -> dict[str, Any]:
         """Ask the program, and count it."""
         self.asked += 1
+        if op in ("call", "set") or fields.get("name") in ("setitem", "delitem", "enter", "exit"):
+            for view in self.views.values():
+                view.stale = True
+            self.views.clear()
         return super().ask(op, **fields)
 
+    def received(self, reply: dict[str, Any]) -> None:
+        """Take over what the program changed in place inside the test's objects."""
+        for number, name, after in reply.get("lent", ()):
+            target = self.exports[number]
+            self.permit("set", target, name)
+            take_over(getattr(target, name), self.decode(after))
+
     def bind(self, wanted: set[str], namespace: dict[str, Any]) -> set[str]:
-        """Bind those of the wanted names the program has; returns those that are plain data."""
+        """Bind those of the wanted names the program has; returns those that work without asking it."""
         reply = self.ask("names", names=sorted(wanted))
         data = set()
         for name, encoded, bases in self.guarded(lambda: [(n, v, b) for n, v, b in reply["names"] if n in wanted]):
             if bases is not None:
                 known = self.guarded(lambda bases=bases: type(self.rebuilt({**_ERROR, "bases": bases})))
                 namespace[name] = self.classes[name] = type(name, (known,), {})
+                data.add(name)
                 continue
             namespace[name] = value = self.guarded(self.decode, encoded)
             if type(value) is not Handle:
@@ -110,6 +131,11 @@ class Judge(Peer):
             elif name[:1].isupper():
                 namespace[name] = in_role(value, "class")
         return data
+
+
+async def _coroutine(handle: Handle) -> Any:
+    """A coroutine of the program's: awaiting it runs it there."""
+    return handle._observe("await")
 
 
 _ERROR: dict[str, Any] = {"text": "", "args": {"t": []}, "state": {"d": []}, "tail": ""}
@@ -203,7 +229,7 @@ def _names(trees: Sequence[ast.Module]) -> tuple[set[str], set[str]]:
     names: set[str] = set()
     called: set[str] = set()
     dotted: set[str] = set()
-    for node in (node for tree in trees for node in ast.walk(tree)):
+    for node in (node for tree in trees for node in cases.walk(tree)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             names.add(node.id)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):

@@ -7,22 +7,30 @@ few observations (`len`, `iter`, `next`, an item, the text, the truth): each giv
 from __future__ import annotations
 
 import builtins
+import itertools
 import json
 import operator
 import socket
 import struct
+import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from upshot.sandbox.inside import plain, program
+from upshot.sandbox.inside import frames, plain, program
 from upshot.sandbox.inside.proxy import Proxy
 
 MAX_MESSAGE = 16 << 20
 OBSERVATIONS: dict[str, Callable[..., Any]] = {
     "len": len, "iter": iter, "next": next, "str": str, "repr": repr, "bool": bool, "isinstance": isinstance,
     "getitem": operator.getitem, "setitem": operator.setitem, "delitem": operator.delitem,
+    "enter": lambda target: type(target).__enter__(target), "await": lambda target: _awaited(target),
+    "exit": lambda target: type(target).__exit__(target, None, None, None),
+    **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "contains")},
 }  # fmt: skip
+TAKE_SECONDS = 0.002
+"""How long an iterator is asked for more than the one item that is wanted now."""
 CONTROL = (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt)
 """Exceptions that steer loops and generators: one of the other side's must not steer ours."""
 
@@ -72,6 +80,10 @@ class Peer:
         self.numbers: dict[int, int] = {}
         self.proxies: dict[Any, Any] = {}
         self.classes: dict[str, Any] = {}
+        self.late: dict[int, BaseException] = {}
+        """What an iterator raised behind items that were still handed over."""
+        self.turn = threading.RLock()
+        """One question at a time, whatever threads a test or the program has."""
         self.gone = ""
         """Why the other end cannot be talked to any more."""
 
@@ -96,12 +108,17 @@ class Peer:
 
     def ask(self, op: str, **fields: Any) -> dict[str, Any]:
         """Ask the other end; its failure is raised here as the exception it was there."""
-        self.guarded(self.wire.send, {"op": op, **fields})
-        while "op" in (reply := self.guarded(self.wire.receive)):
-            self.guarded(self.wire.send, self.answer(reply))
+        with self.turn:
+            self.guarded(self.wire.send, {"op": op, **fields})
+            while "op" in (reply := self.guarded(self.wire.receive)):
+                self.guarded(self.wire.send, self.answer(reply))
+        self.guarded(self.received, reply)
         if "error" in reply:
             raise self.guarded(self.rebuilt, reply["error"])
         return reply
+
+    def received(self, reply: dict[str, Any]) -> None:
+        """Look at a reply before it is used."""
 
     def value(self, reply: dict[str, Any]) -> Any:
         """The value of a reply."""
@@ -127,6 +144,8 @@ class Peer:
         if op == "get":
             return {"ok": self.encode(getattr(target, name))}
         args = [self.decode(item) for item in message["args"]]
+        if name == "take":
+            return {"ok": self._taken(message["target"], target, *args)}
         if op == "set":
             setattr(target, name, *args)
             return {"ok": None}
@@ -139,8 +158,25 @@ class Peer:
         value = self.encode(target(*positional, **named))
         given: list[tuple[int | str, Any, Any]] = [(index, args[index], item) for index, item in enumerate(positional)]
         given += [(name, kwargs[name], item) for name, item in named.items()]
-        after = ((key, before, self.encode(item)) for key, before, item in given if _mutable(item))
+        after = ((key, before, self.encode(item)) for key, before, item in given if mutable(item))
         return {"ok": value, "changed": [[key, now] for key, before, now in after if now != before]}
+
+    def _taken(self, number: int, iterator: Any, most: int) -> list[Any]:
+        """The next items of an iterator, fewer where they take long, none at its end."""
+        if number in self.late:
+            raise self.late.pop(number)
+        items: list[Any] = []
+        enough = time.perf_counter() + TAKE_SECONDS
+        try:
+            for item in itertools.islice(iterator, most):
+                items.append(self.encode(item))
+                if time.perf_counter() > enough:
+                    break
+        except BaseException as error:
+            if not items:
+                raise
+            self.late[number] = error
+        return items
 
     def encode(self, value: Any) -> Any:
         """A value for the other end: data as data, objects as handles."""
@@ -155,6 +191,9 @@ class Peer:
     def _export(self, value: Any) -> dict[str, Any]:
         if isinstance(value, Proxy):
             return {"o": [-object.__getattribute__(value, "_number"), ""]}
+        table = frames.encode(value, self.encode)
+        if table is not None:
+            return table
         number = self.numbers.setdefault(id(value), len(self.numbers) + 1)
         self.exports[number] = value
         return {"o": [number, str(type.__getattribute__(type(value), "__name__"))[:100]]}
@@ -190,5 +229,12 @@ def _exception(name: str) -> Any:
     return found if known else None
 
 
-def _mutable(value: Any) -> bool:
+def _awaited(coroutine: Any) -> Any:
+    import asyncio
+
+    return asyncio.run(coroutine)
+
+
+def mutable(value: Any) -> bool:
+    """Whether a call may change a value in place."""
     return type(value) in (list, dict, set, bytearray, deque) or type(value).__name__ == "ndarray"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import keyword
 import math
 import re
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
@@ -21,6 +22,8 @@ from typing import Any
 MAX_DEPTH = 200
 BIG_INT = 1 << 63
 KEYS_VIEW: type = type({}.keys())
+TYPES = {kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)}
+"""Types that cross by name: a function may return `int`."""
 _VALUES = (str, bytes, int, float, complex, tuple, frozenset, range, Decimal, Fraction, datetime, date, time, timedelta)
 VALUE_METHODS = frozenset(
     name for kind in _VALUES for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))
@@ -45,6 +48,9 @@ def encode(value: Any, opaque: Callable[[Any], Any] | None = None, depth: int = 
     for base, encoder in _ENCODERS:
         if issubclass(kind, base):
             return encoder(value, opaque, depth + 1)
+    named = [name for name, known in TYPES.items() if known is value] if kind is type else []
+    if named:
+        return {"p": named[0]}
     if kind.__module__ == "numpy":
         return _encode_numpy(value, opaque, depth + 1)
     return opaque(value) if opaque else {"o": [0, str(type.__getattribute__(kind, "__name__"))[:100]]}
@@ -167,7 +173,7 @@ def decode(data: Any, opaque: Callable[[int, str], Any], depth: int = 0) -> Any:
     ((tag, body),) = data.items()
     if tag == "o":
         return opaque(int(body[0]), str(body[1])[:100])
-    return _DECODERS[tag](body, inner)
+    return DECODERS[tag](body, inner)
 
 
 def _decode_time(body: Any, _: Any) -> Any:
@@ -197,7 +203,7 @@ def _decode_array(body: Any, inner: Any) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _tuple_class(name: str, fields: tuple[str, ...]) -> Any:
-    return namedtuple(name, fields)
+    return namedtuple(name if name.isidentifier() and not keyword.iskeyword(name) else "Record", fields, rename=True)
 
 
 def _decode_fields(body: Any, inner: Any) -> Any:
@@ -211,7 +217,7 @@ def _pairs(body: Any, inner: Any) -> dict[Any, Any]:
     return {inner(key): inner(value) for key, value in body}
 
 
-_DECODERS: dict[str, Callable[[Any, Any], Any]] = {
+DECODERS: dict[str, Callable[[Any, Any], Any]] = {
     "i": lambda body, _: int(body, 16),
     "t": lambda body, inner: tuple(map(inner, body)),
     "N": _decode_fields,
@@ -232,5 +238,6 @@ _DECODERS: dict[str, Callable[[Any, Any], Any]] = {
     "S": lambda body, inner: slice(*map(inner, body)),
     "T": _decode_time,
     "n": lambda body, inner: _dtype(body[0]).type(inner(body[1])),
+    "p": lambda body, _: TYPES[body],
     "a": _decode_array,
 }

@@ -5,7 +5,39 @@ from __future__ import annotations
 from typing import Any
 
 from upshot.sandbox.inside import program
-from upshot.sandbox.inside.peer import Peer, PeerGone
+from upshot.sandbox.inside.peer import Peer, PeerGone, mutable
+from upshot.sandbox.inside.proxy import Proxy
+
+
+class Given(Proxy):
+    """An object of the test's in the program's hands: with operators, and attributes that are changed in place."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        peer, key = self._peer, (self._number, name)
+        if key not in peer.lent:
+            reply = peer.ask("get", target=self._number, name=name)
+            value = peer.value(reply)
+            if not mutable(value):
+                return value
+            peer.lent[key] = (reply["ok"], value)
+        return peer.lent[key][1]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._peer.lent.pop((self._number, name), None)
+        super().__setattr__(name, value)
+
+    def __hash__(self) -> int:
+        return hash(self._number)
+
+
+def _operation(name: str) -> Any:
+    return lambda self, *args: self._observe(name, *args)
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "contains"):
+    setattr(Given, f"__{_name}__", _operation(_name))
 
 
 class Program(Peer):
@@ -14,6 +46,20 @@ class Program(Peer):
     def __init__(self, descriptor: int, namespace: dict[str, Any]) -> None:
         super().__init__(descriptor)
         self.namespace = namespace
+        self.lent: dict[tuple[int, str], tuple[Any, Any]] = {}
+        """Mutable attributes of the test's objects the program has read: as they came, and as they are."""
+
+    def proxy(self, number: int, kind: str) -> Any:
+        if number not in self.proxies:
+            self.proxies[number] = Given(self, number, kind)
+        return self.proxies[number]
+
+    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Do what the judge asks; what the program changed inside the test's objects goes back with the answer."""
+        reply = super().answer(message)
+        now = [(number, name, before, self.encode(value)) for (number, name), (before, value) in self.lent.items()]
+        self.lent.clear()
+        return {**reply, "lent": [[number, name, after] for number, name, before, after in now if after != before]}
 
     def perform(self, message: dict[str, Any]) -> dict[str, Any]:
         """Say what some names are here, or what any peer can."""
