@@ -11,6 +11,7 @@ import pytest
 from tests.participants.speakers import chat
 from upshot.errors import UserError
 from upshot.rewards.build import build_metric
+from upshot.sandbox.inside.cases import standalone
 
 UNIT = """
 import unittest
@@ -46,7 +47,7 @@ class InProcess:
             return [SimpleNamespace(value=0.0, outcome="error") for _ in tests]
         for test in tests:
             try:
-                exec(test, names)
+                exec(standalone(test), names)
                 results.append(SimpleNamespace(value=1.0, outcome="passed"))
             except Exception:
                 results.append(SimpleNamespace(value=0.0, outcome="wrong"))
@@ -93,6 +94,23 @@ def test_code_arrow_pass_rate_takes_the_last_fence_of_the_whole_chat() -> None:
     assert asyncio.run(metric.score(conversation)).value == 1.0
     empty = asyncio.run(metric.score(chat("hi", "What should it do?", tests=["assert add(1, 2) == 3"])))
     assert empty.value == 0.0 and empty.detail["absent"] is True
+
+
+CHEAT = "```python\nimport unittest\nunittest.TestResult.wasSuccessful = lambda self: True\nunittest.TestCase.assertEqual = lambda *a: None\ndef add(a, b):\n    return 0\n```"  # fmt: skip  # noqa: E501
+
+
+def test_a_program_that_patches_unittest_patches_only_itself() -> None:
+    from upshot import sandbox
+
+    async def main() -> list[Any]:
+        async with sandbox.connect("local:slots=1") as runner:
+            metric = build_metric("pass_rate", {}, sandbox=runner)
+            empty = "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        add(1, 2)"
+            return [await metric.score(chat("hi", CHEAT, test=test)) for test in (UNIT, empty)]
+
+    cheat, empty = asyncio.run(main())
+    assert cheat.value == 0.0, cheat
+    assert empty.reason == "pass_rate: no valid test", empty
 
 
 def test_in_the_real_sandbox() -> None:

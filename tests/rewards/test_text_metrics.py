@@ -82,6 +82,8 @@ def test_extraction_without_a_judge_needs_another_way() -> None:
         ("````md\n```\ninner\n```\n````", "```\ninner\n```"),
         ("no code", None),
         ("```python\nnever closed", None),
+        ("```python\nnever closed\n~~~\nx\n~~~", "x"),
+        ("```a\n" * 50_000, None),  # must not take minutes
     ],
 )
 def test_the_last_fence_is_found(text: str, block: str | None) -> None:

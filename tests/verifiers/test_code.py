@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from upshot.errors import UserError
+from upshot.sandbox.inside.cases import standalone
 from upshot.score import Score
 from upshot.verifiers.base import verifiers
 from upshot.verifiers.code import program_in, stdio_pairs
@@ -36,7 +38,7 @@ class Trusting:
             names: dict[str, Any] = {}
             try:
                 exec(program, names)
-                exec(test, names)
+                exec(standalone(test), names)
                 results.append(self._result(True))
             except Exception:
                 results.append(self._result(False))
@@ -105,6 +107,26 @@ def test_no_program_is_wrong_no_tests_is_missing_a_fault_is_missing() -> None:
     assert check("code", "I cannot do that.", tests).value == 0
     assert check("code", ADD, None).why == "code: no tests in the row"
     assert check("code", ADD, tests, sandbox=Trusting(fault=True)).reason == "sandbox_fault"
+
+
+def test_tests_that_can_tell_nothing_do_not_count() -> None:
+    class Telling(Trusting):
+        async def test_program(self, program: str, tests: list[str], limits: Any = None) -> list[Any]:
+            invalid = SimpleNamespace(value=None, outcome="invalid_test", detail="it checks nothing")
+            return [self._result(True) if "assert" in test else invalid for test in tests]
+
+    assert check("code", ADD, ["x = 1", "assert add(1, 2) == 3"], sandbox=Telling()).value == 1
+    assert check("code", ADD, ["x = 1"], sandbox=Telling()).reason == "code: no valid test"
+
+
+def test_a_reply_of_fences_is_read_in_its_length() -> None:
+    started = time.process_time()
+    for text in ("```" * 60_000, "```" + "a" * 190_000, "```\n" * 50_000, "\n" * 190_000):
+        program_in(text)
+        check(
+            "humaneval", f"```python\n{text}\n```", None, {"test": "x", "entry_point": "add", "stub": "def add(): ..."}
+        )
+    assert time.process_time() - started < 5  # CPU seconds; what is quadratic takes minutes
 
 
 def test_the_number_of_tests_is_bounded() -> None:

@@ -13,10 +13,11 @@ from typing import Any
 import aiohttp
 
 from upshot.errors import UserError
+from upshot.sandbox.inside.cases import standalone
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.outcome import CompileResult, Outcome, RunResult, StdioTest, TestResult
 from upshot.sandbox.runner import CodeRunner, Job, Session
-from upshot.sandbox.script_runner import ScriptRunner
+from upshot.sandbox.script_runner import ScriptRunner, without_invalid
 from upshot.time_limit import uncounted
 
 ATTEMPTS = 6
@@ -91,10 +92,11 @@ class CompatibleRunner(CodeRunner):
         self.limits = limits or Limits()
 
     def _body(self, program: str, tests: list[Any], limits: Limits) -> dict[str, Any]:
-        return {"program": program, "tests": tests, "max_execution_time": limits.cpu_seconds}
+        texts = [standalone(test) if isinstance(test, str) else test for test in tests]
+        return {"program": program, "tests": texts, "max_execution_time": limits.cpu_seconds}
 
     async def test_program(self, program: str, tests: Sequence[str], limits: Limits | None = None) -> list[TestResult]:
-        return await self._test("/test_program", program, list(tests), limits or self.limits)
+        return without_invalid(tests, await self._test("/test_program", program, list(tests), limits or self.limits))
 
     async def test_stdio(
         self, program: str, tests: Sequence[StdioTest], limits: Limits | None = None

@@ -16,6 +16,7 @@ class Outcome(enum.StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     OUTPUT_LIMIT = "output_limit"
     KILLED_BY_POLICY = "killed_by_policy"
+    INVALID_TEST = "invalid_test"
     SANDBOX_FAULT = "sandbox_fault"
 
 
@@ -33,8 +34,8 @@ class TestResult:
 
     @property
     def value(self) -> float | None:
-        """1 for a pass, 0 for a failure, None (missing) where the sandbox itself failed."""
-        if self.outcome is Outcome.SANDBOX_FAULT:
+        """1 for a pass, 0 for a failure, None (missing) where the sandbox failed or the test can tell nothing."""
+        if self.outcome in (Outcome.SANDBOX_FAULT, Outcome.INVALID_TEST):
             return None
         return 1.0 if self.outcome is Outcome.PASSED else 0.0
 

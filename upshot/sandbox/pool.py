@@ -35,7 +35,7 @@ FORGOTTEN_SECONDS = 30.0
 WORKDIR_PREFIX = "upshot-sandbox-"
 ANY_TEXT = "surrogatepass"
 """How an input is encoded: JSON may hold half a surrogate pair, which is the program's to deal with."""
-_IMPORT = re.compile(r"^\s*(?:import|from)\s+([\w., \t]+)", re.MULTILINE)
+_IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+([\w., \t]+)", re.MULTILINE)
 _NUMPY_USE = re.compile(r"^[^#\n]*\bnp\.", re.MULTILINE)  # tests often leave the import to the program
 _SCIENTIFIC = {"pandas", "scipy", "sympy", "sklearn", "matplotlib"}
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from upshot.sandbox import verdict
-from upshot.sandbox.inside import plain
+from upshot.sandbox.inside import cases, plain
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.outcome import Outcome, RunResult, StdioTest, TestResult
 from upshot.sandbox.runner import CodeRunner
@@ -44,6 +44,16 @@ def _upshot_main():
     sys.stdout.flush()
 _upshot_main()
 """
+_JUDGED = """
+def _upshot_main():
+    import ast
+    space = {{"__name__": "upshot_cases"}}
+    exec({cases!r}, space)
+    checked = space["Checked"]()
+    space["run"](ast.parse({test!r}), globals(), checked)
+    print("\\n{nonce}" + str(checked.count))
+_upshot_main()
+"""
 
 
 class ScriptRunner(CodeRunner):
@@ -55,15 +65,17 @@ class ScriptRunner(CodeRunner):
         if all(check is not None for check in checks):
             return await self._values(program, [check for check in checks if check is not None], limits)
         done: list[TestResult] = []
+        text = Path(cases.__file__).read_text()
         for test in tests:
             if limits.stop_at_timeout and done and done[-1].outcome is Outcome.TIMEOUT:
                 done.append(TestResult(Outcome.TIMEOUT, None, "not run: an earlier test ran out of time"))
                 continue
             nonce = secrets.token_hex(16)
-            source = f"{program}\n{test}\nprint(); print('{nonce}')\n"
+            source = f"{program}\n{_JUDGED.format(cases=text, test=test, nonce=nonce)}"
             result = await self.run(source, limits=limits)
-            done.append(_ended(result, passed=nonce in result.stdout.splitlines()))
-        return done
+            counts = [line.removeprefix(nonce) for line in result.stdout.splitlines() if line.startswith(nonce)]
+            done.append(_ended(result, passed=bool(counts) and counts[-1] != "0"))
+        return without_invalid(tests, done)
 
     async def _values(self, program: str, checks: list[list[Check]], limits: Limits) -> list[TestResult]:
         nonce = secrets.token_hex(16)
@@ -96,6 +108,15 @@ class ScriptRunner(CodeRunner):
             result = await self.run(program, stdin=test.input, limits=limits)
             done.append(_ended(result, passed=verdict.same_output(result.stdout.encode(), test.output)))
         return done
+
+
+def without_invalid(tests: Sequence[str], results: list[TestResult]) -> list[TestResult]:
+    """The results, with `invalid_test` for those whose test can tell nothing of any program."""
+    faults = cases.faults([cases.parse(test) for test in tests], judged=False)
+    return [
+        TestResult(Outcome.INVALID_TEST, None, faults[index]) if index in faults else result
+        for index, result in enumerate(results)
+    ]
 
 
 def _ended(result: RunResult, passed: bool) -> TestResult:

@@ -89,8 +89,9 @@ class Service:
             results = await self.sandbox.test_stdio(code, stdio, limits)
         else:
             results = await self.sandbox.test_program(code, _list_of(data, "tests", str), limits)
-        if any(result.value is None for result in results):
-            raise SandboxFault(next(result.detail for result in results if result.value is None))
+        faults = [result.detail for result in results if result.outcome is Outcome.SANDBOX_FAULT]
+        if faults:
+            raise SandboxFault(faults[0])
         tests = [
             {"passed": result.passed, "exec_info": {"status": result.outcome, "message": result.detail}}
             for result in results
@@ -251,7 +252,7 @@ def _decode_files(files: dict[str, Any]) -> dict[str, bytes]:
 
 
 def _test_answer(results: list[TestResult], allow_missing: bool) -> dict[str, Any]:
-    fault = next((result for result in results if result.value is None), None)
+    fault = next((result for result in results if result.outcome is Outcome.SANDBOX_FAULT), None)
     if fault is not None and not allow_missing:
         raise SandboxFault(fault.detail)
     return {

@@ -11,10 +11,13 @@ import ast
 import builtins
 import functools
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 CACHED_LENGTH = 4096
+LONGEST = 32_768
+"""Characters of a test that is read here; the judge reads a longer one, on the run's own time."""
 OURS = (
     frozenset(dir(builtins))
     | sys.stdlib_module_names
@@ -37,6 +40,8 @@ class Check:
 
 def split(test: str) -> list[Check] | None:
     """The checks a test consists of, or None where a judge must run it."""
+    if len(test) > LONGEST:
+        return None
     return _split_again(test) if len(test) <= CACHED_LENGTH else _split(test)
 
 
@@ -45,7 +50,9 @@ def _split(test: str) -> list[Check] | None:
         body = ast.parse(test).body
         imports = _leading_imports(body)
         bound = {(name.asname or name.name).split(".")[0] for node in imports for name in node.names}
-        checks = [_check(statement, test, OURS | bound) for statement in body[len(imports) :]]
+        ours = OURS | bound
+        lines = test.encode().split(b"\n") if "\r" not in test and "\f" not in test else None
+        checks = [_check(statement, lines, ours) for statement in body[len(imports) :]]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     if not checks or any(check is None for check in checks):
@@ -67,33 +74,34 @@ def _leading_imports(body: list[ast.stmt]) -> list[ast.Import | ast.ImportFrom]:
 _split_again = functools.lru_cache(maxsize=8192)(_split)
 
 
-def _source(node: ast.expr, test: str) -> str:
+def _source(node: ast.expr, lines: list[bytes] | None) -> str:
     """The expression's own text, in one piece whatever its lines."""
-    text = ast.get_source_segment(test, node) or ast.unparse(node)
-    return f"({text})" if "\n" in text else text
+    if lines is None or node.end_lineno != node.lineno:
+        return ast.unparse(node)
+    return lines[node.lineno - 1][node.col_offset : node.end_col_offset].decode()
 
 
-def _check(statement: ast.stmt, source: str, ours: frozenset[str]) -> Check | None:
+def _check(statement: ast.stmt, lines: list[bytes] | None, ours: frozenset[str]) -> Check | None:
     if not isinstance(statement, ast.Assert):
         return None
     test = statement.test
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return _check_truth(test.operand, "falsy", source, ours)
+        return _check_truth(test.operand, "falsy", lines, ours)
     if not isinstance(test, ast.Compare):
-        return _check_truth(test, "truthy", source, ours)
+        return _check_truth(test, "truthy", lines, ours)
     if len(test.ops) != 1:
         return None
-    return _check_comparison((test.left, test.comparators[0]), test.ops[0], source, ours)
+    return _check_comparison((test.left, test.comparators[0]), test.ops[0], lines, ours)
 
 
-def _check_truth(node: ast.expr, relation: str, source: str, ours: frozenset[str]) -> Check | None:
-    if not isinstance(node, ast.Call) or _root(node) in ours or not _harmless(node):
+def _check_truth(node: ast.expr, relation: str, lines: list[bytes] | None, ours: frozenset[str]) -> Check | None:
+    if not isinstance(node, ast.Call) or _root(node) in ours or _asks_a_value(node) or not _harmless(node):
         return None
-    return Check(_source(node, source), relation)
+    return Check(_source(node, lines), relation)
 
 
 def _check_comparison(
-    sides: tuple[ast.expr, ast.expr], operation: ast.cmpop, source: str, ours: frozenset[str]
+    sides: tuple[ast.expr, ast.expr], operation: ast.cmpop, lines: list[bytes] | None, ours: frozenset[str]
 ) -> Check | None:
     left, right = sides
     relations = {ast.Eq: "eq", ast.NotEq: "ne", ast.Is: "is"}
@@ -105,13 +113,13 @@ def _check_comparison(
     if not found:
         found, expected = _literal(left)
         call = right
-    if not found or not _is_call(call) or not _harmless(call):
+    if not found or not _is_call(call) or _asks_a_value(call) or not _harmless(call):
         return None
     if relation == "is" and not (expected is None or isinstance(expected, bool)):
         return None
     if _root(call) in ours and (isinstance(expected, bool) or relation != "eq"):
         return None
-    return Check(_source(call, source), relation, expected)
+    return Check(_source(call, lines), relation, expected)
 
 
 def _literal(node: ast.expr) -> tuple[bool, Any]:
@@ -139,16 +147,40 @@ def _root(node: ast.expr) -> str:
             return node.id if isinstance(node, ast.Name) else ""
 
 
+def _asks_a_value(node: ast.expr) -> bool:
+    """Whether a method is called on what a call returned, `f(x).startswith("a")`: only the judge knows it is a value.
+
+    `Solution().f(x)` is not that: the test makes the object itself, from a class it names.
+    """
+    while isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = node.func.value
+            made = isinstance(owner, ast.Call) and isinstance(owner.func, ast.Name) and owner.func.id[:1].isupper()
+            if not made and any(isinstance(part, ast.Call) for part in _chain(owner)):
+                return True
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return False
+
+
+def _chain(node: ast.expr) -> Iterator[ast.expr]:
+    while isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)):
+        yield node
+        node = node.func if isinstance(node, ast.Call) else node.value
+
+
+_COMPUTES = (ast.Compare, ast.BoolOp, ast.BinOp, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
+
+
 def _harmless(node: ast.expr) -> bool:
-    """Whether the child may see this expression: nothing in it compares a call with anything."""
-    for part in ast.walk(node):
-        if isinstance(part, (ast.Compare, ast.BoolOp, ast.BinOp, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)):
-            holds_call = any(isinstance(inner, ast.Call) for inner in ast.walk(part))
-            if holds_call and not _inside_lambda(node, part):
+    """Whether the child may see this expression: nothing in it, but for lambdas, computes with what a call gives."""
+    suspects = [node]
+    while suspects:
+        part: ast.AST = suspects.pop()
+        if isinstance(part, ast.Lambda):
+            continue
+        if isinstance(part, _COMPUTES):
+            if any(isinstance(inner, ast.Call) for inner in ast.walk(part)):
                 return False
+            continue
+        suspects += ast.iter_child_nodes(part)  # type: ignore[arg-type]
     return True
-
-
-def _inside_lambda(tree: ast.expr, part: ast.AST) -> bool:
-    lambdas = (node for node in ast.walk(tree) if isinstance(node, ast.Lambda))
-    return any(inner is part for node in lambdas for inner in ast.walk(node))

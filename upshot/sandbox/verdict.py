@@ -12,8 +12,6 @@ from upshot.sandbox.compare import holds
 from upshot.sandbox.outcome import Outcome, TestResult
 from upshot.sandbox.split import Check
 
-MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError, MemoryError)
-
 
 @dataclass(frozen=True)
 class Remains:
@@ -44,7 +42,7 @@ def parse_lines(data: bytes, most: int = 64) -> list[dict[str, Any]]:
             continue
         try:
             line = json.loads(raw)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError, MemoryError):
             break
         if not isinstance(line, dict):
             break
@@ -90,21 +88,26 @@ def failure(described: Any, remains: Remains, seconds: float | None = None) -> T
         outcome = Outcome.OUT_OF_MEMORY
     elif remains.stdout_cut or remains.stderr_cut:
         outcome = Outcome.OUTPUT_LIMIT
-    return TestResult(outcome, seconds, tail)
+    return TestResult(outcome, seconds, tail[-2000:])
 
 
 def of_calls(checks: list[list[Check]], remains: Remains) -> list[TestResult]:
     """One result per test from the values the child returned."""
-    return [_of_line(_line(remains, index), remains, checks[index]) for index in range(len(checks))]
+    return [_of_line(_line(remains.lines, index), remains, checks[index]) for index in range(len(checks))]
 
 
 def of_judged(count: int, remains: Remains) -> list[TestResult]:
-    """One result per test from what the judge wrote."""
-    return [_of_line(_line(remains, index), remains, None) for index in range(count)]
+    """One result per test from what the judge wrote: which tests can tell nothing, then a line for each."""
+    invalid = remains.lines[0].get("invalid", {}) if remains.lines else {}
+    return [
+        TestResult(Outcome.INVALID_TEST, None, invalid[str(index)])
+        if str(index) in invalid
+        else _of_line(_line(remains.lines[1:], index), remains, None)
+        for index in range(count)
+    ]
 
 
-def _line(remains: Remains, index: int) -> dict[str, Any] | None:
-    lines = remains.lines
+def _line(lines: list[dict[str, Any]], index: int) -> dict[str, Any] | None:
     if lines and "load" in lines[0]:
         return lines[0]
     return lines[index] if index < len(lines) else None
@@ -118,17 +121,19 @@ def _of_line(line: dict[str, Any] | None, remains: Remains, checks: list[Check] 
         return TestResult(outcome, None, detail)
     try:
         return _judge_line(line, remains, checks)
-    except MALFORMED as error:
+    except Exception as error:  # whatever a program sends is at worst its own failure
         return TestResult(Outcome.ERROR, None, f"unreadable result: {error!r}"[:300])
 
 
 def _judge_line(line: dict[str, Any], remains: Remains, checks: list[Check] | None) -> TestResult:
     if "big" in line:
         return TestResult(Outcome.OUTPUT_LIMIT, None, "the returned value is larger than the result limit")
-    seconds = min(max(float(line["t"]), 0.0), remains.wall) if "t" in line else None
+    seconds = min(max(0.0, float(line["t"])), remains.wall) if "t" in line else None
     if "load" in line or "e" in line:
         return failure(line.get("load") or line.get("e"), remains, seconds)
     if checks is None:
+        if "x" in line:
+            return TestResult(Outcome.INVALID_TEST, seconds, str(line["x"]))
         if line.get("p") is True:
             return TestResult(Outcome.PASSED, seconds)
         return TestResult(Outcome.WRONG, seconds, str(line["w"]))
@@ -137,7 +142,7 @@ def _judge_line(line: dict[str, Any], remains: Remains, checks: list[Check] | No
         return TestResult(Outcome.ERROR, seconds, "unreadable result: not one value per call")
     for check, value in zip(checks, values, strict=True):
         if not holds(check, value):
-            return TestResult(Outcome.WRONG, seconds, f"{check.call} returned {json.dumps(value)[:200]}")
+            return TestResult(Outcome.WRONG, seconds, f"{check.call[:300]} returned {json.dumps(value)[:200]}")
     return TestResult(Outcome.PASSED, seconds)
 
 

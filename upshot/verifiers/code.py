@@ -1,13 +1,14 @@
 """Programs against tests, through the sandbox: asserts, stdin/stdout, and the shapes of the public sets.
 
-A test that the sandbox itself failed to run is missing, not failed. Without any valid test the score is missing.
+A test that the sandbox itself failed to run is missing, not failed. A test that can tell nothing of any program does
+not count; without a valid one the score is missing.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from upshot.errors import UserError
@@ -15,15 +16,14 @@ from upshot.score import Reason, Score
 from upshot.verifiers.base import Extra, Verifier, verifiers
 
 MAX_TESTS = 200
-_FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
-
+_LANGUAGE = re.compile(r"[ \t]*([\w+-]*)")
 _CODE = re.compile(r"^(?:def |class |import |from \w+ import |print\(|for .*:|while .*:|\w+ ?= ?)", re.MULTILINE)
 
 
 def program_in(text: str) -> str | None:
     """The program of a response: its last Python (or unnamed) block, else the whole when it looks like code."""
     text = text[-200_000:]
-    blocks = _FENCE.findall(text)
+    blocks = list(_blocks(text))
     for wanted in (("python", "py", "python3"), ("",)):
         named = [body for language, body in blocks if language.lower() in wanted and body.strip()]
         if named:
@@ -31,6 +31,19 @@ def program_in(text: str) -> str | None:
     if not blocks and _CODE.search(text):
         return text
     return None
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """(language, body) of every fenced block; the last one may be unclosed."""
+    start = text.find("```")
+    while start >= 0:
+        line = text.find("\n", start)
+        if line < 0:
+            return
+        end = text.find("```", line)
+        language = _LANGUAGE.match(text, start + 3, line)
+        yield language[1] if language else "", text[line + 1 :] if end < 0 else text[line + 1 : end]
+        start = text.find("```", end + 3) if end >= 0 else -1
 
 
 class CodeVerifier(Verifier):
@@ -79,10 +92,12 @@ class CodeVerifier(Verifier):
         return Limits(cpu_seconds=self.cpu_seconds)
 
     def _verdict(self, results: Sequence[Any]) -> Score:
-        values = [result.value for result in results if result.value is not None]
         outcomes = [str(result.outcome) for result in results]
-        if len(values) < len(results):
+        if "sandbox_fault" in outcomes:
             return Score.missing(Reason.SANDBOX_FAULT, outcomes=outcomes[:50])
+        values = [result.value for result in results if result.value is not None]
+        if not values:
+            return Score.missing(Reason.BAD_ROW, f"no valid test: {results[0].detail[:300]}", outcomes=outcomes[:50])
         share = sum(values) / len(values)
         failed = next((r.detail for r in results if r.value == 0), "")
         detail = {
@@ -144,7 +159,7 @@ class HumanEval(CodeVerifier):
         """The completion behind its prompt, or the program alone where it defines the function itself."""
         entry = str(extra.get("entry_point", ""))
         stub = str(extra.get("stub") or extra.get("prompt_code") or extra.get("code_prompt") or "")
-        if re.search(rf"^\s*(?:async\s+)?def {re.escape(entry)}\b", program, re.MULTILINE) or not stub:
+        if re.search(rf"^[ \t]*(?:async[ \t]+)?def {re.escape(entry)}\b", program, re.MULTILINE) or not stub:
             helpers = stub.split(f"def {entry}")[0] if entry and stub else ""
             return f"{helpers}\n{program}"
         return stub + program
@@ -166,17 +181,11 @@ class BigCode(CodeVerifier):
         return f"{stub.split('def ')[0]}\n{program}" if stub else program
 
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
-        """One test: the whole test case must succeed."""
+        """A test for each method."""
+        from upshot.sandbox.inside.cases import each_method
+
         test = str(extra.get("test") or reference or "")
-        if "TestCases" not in test:
-            return []
-        run = (
-            "import unittest as _unittest\n"
-            "_result = _unittest.TestResult()\n"
-            "_unittest.defaultTestLoader.loadTestsFromTestCase(TestCases).run(_result)\n"
-            "assert _result.wasSuccessful() and _result.testsRun > 0, str(_result.errors + _result.failures)[:500]"
-        )
-        return [f"{test}\n\n{run}"]
+        return list(each_method(test)) if "TestCase" in test else []
 
 
 def decoded(value: Any) -> Any:

@@ -19,7 +19,7 @@ from upshot.time_limit import limited
 
 ARTEFACTS = ("answer", "code", "document")
 WAYS = ("fence", "judge", "last")
-_FENCE = re.compile(r"^[ \t]*(```+|~~~+)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})(.*)")
 
 
 class Extractor(ABC):
@@ -104,8 +104,16 @@ def ending_with(conversation: Conversation, artefact: str) -> Conversation:
 
 def last_fence(text: str) -> str | None:
     """The content of the last fenced block of a text."""
-    blocks = _FENCE.findall(text)
-    return blocks[-1][1].rstrip("\n") if blocks else None
+    lines = text.split("\n")  # by lines: one pattern for all of this is quadratic in fences that nobody closes
+    fences = [(number, fence[1], fence[2]) for number, line in enumerate(lines) if (fence := _FENCE.fullmatch(line))]
+    closed = {mark: number for number, mark, rest in fences if not rest.strip()}
+    found, opened, start = None, "", 0
+    for number, mark, rest in fences:
+        if opened == mark and not rest.strip():
+            found, opened = "\n".join(lines[start:number]), ""
+        elif not opened and closed.get(mark, -1) > number:
+            opened, start = mark, number + 1
+    return found.rstrip("\n") if found is not None else None
 
 
 def check_extraction(artefact: str, how: str, where: str = "") -> None:

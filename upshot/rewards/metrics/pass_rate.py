@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from typing import TYPE_CHECKING
 
 from upshot.chat import Conversation, Row
@@ -14,20 +13,13 @@ from upshot.score import Reason, Score
 if TYPE_CHECKING:
     from upshot.sandbox.runner import CodeRunner
 
-_UNIT = """
-def _upshot_unit(case, name):
-    import io, unittest
-    result = unittest.TextTestRunner(stream=io.StringIO()).run(unittest.TestSuite([globals()[case](name)]))
-    return result.testsRun == 1 and result.wasSuccessful()
-"""
-
 
 @metrics.register("pass_rate")
 class PassRate(Metric):
     """Passed tests / all tests of the program in the last assistant message (`code->pass_rate`: of the whole chat).
 
     The tests are the row's `meta['tests']`, a list of asserts, or `meta['test']`, the source of unittest classes
-    (BigCodeBench). A fault of the sandbox is missing; a program that fails is 0.
+    (BigCodeBench). They stay outside the program's process. A sandbox's fault is missing; a program that fails is 0.
     """
 
     def __init__(self, sandbox: CodeRunner | None = None, cpu_seconds: float = 10.0, memory_mb: int = 1024) -> None:
@@ -43,7 +35,7 @@ class PassRate(Metric):
         last = conversation.last("assistant")
         if last is None:
             return Score.missing(Reason.NOTHING_SAID)
-        setup, tests = tests_of(conversation.row)
+        tests = tests_of(conversation.row)
         if not tests:
             return Score.missing(Reason.BAD_ROW, "pass_rate: no tests")
         fenced = last_fence(last.content)
@@ -53,40 +45,23 @@ class PassRate(Metric):
         from upshot.sandbox.limits import Limits
 
         limits = Limits(cpu_seconds=self.cpu_seconds, memory_mb=self.memory_mb)
-        results = await self.sandbox.test_program(program + "\n" + setup, tests, limits)
-        values = [result.value for result in results]
+        results = await self.sandbox.test_program(program, tests, limits)
         outcomes = {"outcomes": [str(result.outcome) for result in results]}
-        if not values or any(value is None for value in values):
+        if "sandbox_fault" in outcomes["outcomes"]:
             return Score.missing(Reason.SANDBOX_FAULT, "pass_rate: sandbox_fault", **outcomes)
-        passed = sum(value or 0.0 for value in values)
+        values = [result.value for result in results if result.value is not None]
+        if not values:
+            return Score.missing(Reason.BAD_ROW, "pass_rate: no valid test", **outcomes)
+        passed = sum(values)
         return Score(passed / len(values), detail={"passed": int(passed), "tests": len(values), **outcomes})
 
 
-def tests_of(row: Row) -> tuple[str, list[str]]:
-    """What is put after the program, and the asserts to run: given as such, or one per unittest method."""
+def tests_of(row: Row) -> list[str]:
+    """The row's tests: asserts given as such, or the source of unittest classes, once for every method."""
+    from upshot.sandbox.inside.cases import each_method
+
     asserts = row.meta.get("tests")
     if asserts:
-        return "", [str(test) for test in asserts]
+        return [str(test) for test in asserts]
     source = row.meta.get("test")
-    if not isinstance(source, str) or not source.strip():
-        return "", []
-    methods = unittest_methods(source)
-    return source + "\n" + _UNIT, [f"assert _upshot_unit({case!r}, {name!r})" for case, name in methods]
-
-
-def unittest_methods(source: str) -> list[tuple[str, str]]:
-    """(class, method) of every test in the source of unittest classes."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        raise ValueError(f"the row's unit tests are not valid Python: {error}") from error
-    found: list[tuple[str, str]] = []
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and any("TestCase" in _name(base) for base in node.bases):
-            functions = [item.name for item in node.body if isinstance(item, ast.FunctionDef)]
-            found += [(node.name, name) for name in functions if name.startswith("test")]
-    return found
-
-
-def _name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return each_method(source) if isinstance(source, str) and source.strip() else []

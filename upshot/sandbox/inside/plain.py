@@ -2,14 +2,17 @@
 
 A list is a JSON list, scalars are themselves, everything else is an object with one key, its tag. Subclasses are
 read through their base class's own methods, so an object that claims to equal everything arrives as what it holds.
-Anything that is not data becomes opaque.
+Anything that is not data becomes opaque. `decode` runs in the judge and in the program, never in the supervisor.
 """
 
 from __future__ import annotations
 
 import base64
+import functools
+import keyword
 import math
-from collections import deque
+import re
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -18,6 +21,15 @@ from typing import Any
 
 MAX_DEPTH = 200
 BIG_INT = 1 << 63
+KEYS_VIEW: type = type({}.keys())
+TYPES = {kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)}
+"""Types that cross by name: a function may return `int`."""
+_VALUES = (str, bytes, int, float, complex, tuple, frozenset, range, Decimal, Fraction, datetime, date, time, timedelta)
+VALUE_METHODS = frozenset(
+    name for kind in _VALUES for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))
+) | {"equals", "all", "any"}
+"""Methods of values: who calls one of these expects data, not an object or a field that answers for it."""
+_DTYPE = re.compile(r"[<>|=][biufcSU]\d{1,5}")
 
 
 class TooDeep(ValueError):
@@ -36,8 +48,10 @@ def encode(value: Any, opaque: Callable[[Any], Any] | None = None, depth: int = 
     for base, encoder in _ENCODERS:
         if issubclass(kind, base):
             return encoder(value, opaque, depth + 1)
-    module = kind.__module__
-    if module == "numpy":
+    named = [name for name, known in TYPES.items() if known is value] if kind is type else []
+    if named:
+        return {"p": named[0]}
+    if kind.__module__ == "numpy":
         return _encode_numpy(value, opaque, depth + 1)
     return opaque(value) if opaque else {"o": [0, str(type.__getattribute__(kind, "__name__"))[:100]]}
 
@@ -52,8 +66,18 @@ def _tagged(tag: str, base: type) -> Callable[[Any, Any, int], Any]:
     return lambda value, opaque, depth: {tag: items(value, opaque, depth)}
 
 
-def _encode_dict(value: Any, opaque: Any, depth: int) -> Any:
-    return {"d": [[encode(k, opaque, depth), encode(v, opaque, depth)] for k, v in dict.items(value)]}
+def _mapping(tag: str) -> Callable[[Any, Any, int], Any]:
+    return lambda value, opaque, depth: {
+        tag: [[encode(k, opaque, depth), encode(v, opaque, depth)] for k, v in dict.items(value)]
+    }
+
+
+def _encode_tuple(value: Any, opaque: Any, depth: int) -> Any:
+    items = [encode(item, opaque, depth) for item in tuple.__iter__(value)]
+    names = getattr(type(value), "_fields", None)
+    if type(names) is tuple and len(names) == len(items) and all(type(name) is str for name in names):
+        return {"N": [str(type(value).__name__), list(names), items]}
+    return {"t": items}
 
 
 def _encode_text(value: Any, *_: Any) -> str:
@@ -82,8 +106,10 @@ def _encode_fraction(value: Any, opaque: Any, depth: int) -> Any:
     return {"F": [encode(int(value.numerator), opaque, depth), encode(int(value.denominator), opaque, depth)]}
 
 
-def _encode_range(value: Any, opaque: Any, depth: int) -> Any:
-    return {"r": [encode(part, opaque, depth) for part in (value.start, value.stop, value.step)]}
+def _bounds(tag: str) -> Callable[[Any, Any, int], Any]:
+    return lambda value, opaque, depth: {
+        tag: [encode(part, opaque, depth) for part in (value.start, value.stop, value.step)]
+    }
 
 
 def _encode_time(value: Any, *_: Any) -> Any:
@@ -95,20 +121,25 @@ def _encode_time(value: Any, *_: Any) -> Any:
 
 _ENCODERS: list[tuple[type, Callable[[Any, Any, int], Any]]] = [
     (list, _items(list)),
-    (tuple, _tagged("t", tuple)),
-    (dict, _encode_dict),
+    (tuple, _encode_tuple),
+    (Counter, _mapping("C")),
+    (OrderedDict, _mapping("M")),
+    (defaultdict, _mapping("E")),
+    (dict, _mapping("d")),
     (str, _encode_text),
     (int, _encode_int),
     (float, _encode_float),
     (set, _tagged("s", set)),
     (frozenset, _tagged("f", frozenset)),
+    (KEYS_VIEW, _tagged("k", KEYS_VIEW)),
     (bytes, _encode_bytes),
     (bytearray, _encode_bytes),
     (complex, _encode_complex),
     (deque, _tagged("q", deque)),
     (Decimal, lambda value, *_: {"D": Decimal.__str__(value)}),
     (Fraction, _encode_fraction),
-    (range, _encode_range),
+    (range, _bounds("r")),
+    (slice, _bounds("S")),
     (datetime, _encode_time),
     (date, _encode_time),
     (time, _encode_time),
@@ -127,33 +158,22 @@ def _encode_numpy(value: Any, opaque: Any, depth: int) -> Any:
     return opaque(value) if opaque else {"o": [0, type(value).__name__]}
 
 
-class Opaque:
-    """Something that was not data; equal to nothing."""
+def decode(data: Any, opaque: Callable[[int, str], Any], depth: int = 0) -> Any:
+    """The value behind a JSON form, opaque ones through `opaque`; raises some exception on anything malformed."""
+    if depth > 2 * MAX_DEPTH:
+        raise TooDeep(f"a value nested deeper than {MAX_DEPTH} levels")
 
-    def __init__(self, handle: int, kind: str) -> None:
-        self.handle = handle
-        self.kind = kind
+    def inner(item: Any) -> Any:
+        return decode(item, opaque, depth + 1)
 
-    def __repr__(self) -> str:
-        return f"<{self.kind} object>"
-
-
-def decode(data: Any, opaque: Callable[[int, str], Any] = Opaque) -> Any:
-    """The value behind a JSON form; raises ValueError, TypeError or KeyError on anything malformed."""
     if isinstance(data, list):
-        return [decode(item, opaque) for item in data]
+        return [inner(item) for item in data]
     if not isinstance(data, dict):
         return data
-    if len(data) != 1:
-        raise ValueError("malformed value: an object must have one tag")
     ((tag, body),) = data.items()
     if tag == "o":
-        return opaque(int(body[0]), str(body[1]))
-    return _DECODERS[tag](body, opaque)
-
-
-def _decode_dict(body: Any, opaque: Any) -> dict[Any, Any]:
-    return {decode(key, opaque): decode(value, opaque) for key, value in body}
+        return opaque(int(body[0]), str(body[1])[:100])
+    return DECODERS[tag](body, inner)
 
 
 def _decode_time(body: Any, _: Any) -> Any:
@@ -164,36 +184,60 @@ def _decode_time(body: Any, _: Any) -> Any:
     return kinds[name].fromisoformat(text)
 
 
-def _decode_scalar(body: Any, opaque: Any) -> Any:
+def _dtype(text: str) -> Any:
     import numpy as np
 
-    dtype, value = body
-    return np.dtype(dtype).type(decode(value, opaque))
+    if not _DTYPE.fullmatch(text):
+        raise ValueError("malformed dtype")
+    return np.dtype(text)
 
 
-def _decode_array(body: Any, opaque: Any) -> Any:
+def _decode_array(body: Any, inner: Any) -> Any:
     import numpy as np
 
     dtype, shape, flat = body
     if math.prod(shape) != len(flat):
         raise ValueError("malformed array")
-    return np.array([decode(item, opaque) for item in flat], dtype=np.dtype(dtype)).reshape(shape)
+    return np.array([inner(item) for item in flat], dtype=_dtype(dtype)).reshape(shape)
 
 
-_DECODERS: dict[str, Callable[[Any, Any], Any]] = {
+@functools.lru_cache(maxsize=64)
+def _tuple_class(name: str, fields: tuple[str, ...]) -> Any:
+    return namedtuple(name if name.isidentifier() and not keyword.iskeyword(name) else "Record", fields, rename=True)
+
+
+def _decode_fields(body: Any, inner: Any) -> Any:
+    name, fields, items = body
+    if not VALUE_METHODS.isdisjoint(fields):
+        return tuple(map(inner, items))
+    return _tuple_class(name, tuple(fields))(*map(inner, items))
+
+
+def _pairs(body: Any, inner: Any) -> dict[Any, Any]:
+    return {inner(key): inner(value) for key, value in body}
+
+
+DECODERS: dict[str, Callable[[Any, Any], Any]] = {
     "i": lambda body, _: int(body, 16),
-    "t": lambda body, opaque: tuple(decode(item, opaque) for item in body),
-    "s": lambda body, opaque: {decode(item, opaque) for item in body},
-    "f": lambda body, opaque: frozenset(decode(item, opaque) for item in body),
-    "q": lambda body, opaque: deque(decode(item, opaque) for item in body),
-    "d": _decode_dict,
+    "t": lambda body, inner: tuple(map(inner, body)),
+    "N": _decode_fields,
+    "s": lambda body, inner: set(map(inner, body)),
+    "f": lambda body, inner: frozenset(map(inner, body)),
+    "k": lambda body, inner: dict.fromkeys(map(inner, body)).keys(),
+    "q": lambda body, inner: deque(map(inner, body)),
+    "d": _pairs,
+    "C": lambda body, inner: Counter(_pairs(body, inner)),
+    "M": lambda body, inner: OrderedDict(_pairs(body, inner)),
+    "E": lambda body, inner: defaultdict(None, _pairs(body, inner)),
     "b": lambda body, _: base64.b64decode(body),
     "B": lambda body, _: bytearray(base64.b64decode(body)),
     "c": lambda body, _: complex(*body),
     "D": lambda body, _: Decimal(body),
-    "F": lambda body, opaque: Fraction(decode(body[0], opaque), decode(body[1], opaque)),
-    "r": lambda body, opaque: range(*(decode(item, opaque) for item in body)),
+    "F": lambda body, inner: Fraction(inner(body[0]), inner(body[1])),
+    "r": lambda body, inner: range(*map(inner, body)),
+    "S": lambda body, inner: slice(*map(inner, body)),
     "T": _decode_time,
-    "n": _decode_scalar,
+    "n": lambda body, inner: _dtype(body[0]).type(inner(body[1])),
+    "p": lambda body, _: TYPES[body],
     "a": _decode_array,
 }

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 from upshot.sandbox.inside import program
-from upshot.sandbox.inside.peer import Peer, PeerGone
+from upshot.sandbox.inside.peer import Peer, PeerGone, mutable
+from upshot.sandbox.inside.proxy import Proxy
 
-MAX_ITEMS = 1_000_000
+
+class Given(Proxy):
+    """An object of the test's in the program's hands: with operators, and attributes that are changed in place."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        peer, key = self._peer, (self._number, name)
+        if key not in peer.lent:
+            reply = peer.ask("get", target=self._number, name=name)
+            value = peer.value(reply)
+            if not mutable(value):
+                return value
+            peer.lent[key] = (reply["ok"], value)
+        return peer.lent[key][1]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._peer.lent.pop((self._number, name), None)
+        super().__setattr__(name, value)
+
+    def __hash__(self) -> int:
+        return hash(self._number)
 
 
-class Callback:
-    """A function of the judge's, as the program sees it."""
+def _operation(name: str) -> Any:
+    return lambda self, *args: self._observe(name, *args)
 
-    def __init__(self, peer: Peer, handle: int) -> None:
-        self._peer = peer
-        self._handle = handle
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        message = {
-            "op": "call",
-            "target": self._handle,
-            "args": [self._peer.encode(item) for item in args],
-            "kwargs": {name: self._peer.encode(item) for name, item in kwargs.items()},
-        }
-        reply = self._peer.request(message)
-        if "error" in reply:
-            raise RuntimeError(str(reply["error"]))
-        return self._peer.decode(reply["ok"])
+for _name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "contains"):
+    setattr(Given, f"__{_name}__", _operation(_name))
 
 
 class Program(Peer):
@@ -37,79 +46,33 @@ class Program(Peer):
     def __init__(self, descriptor: int, namespace: dict[str, Any]) -> None:
         super().__init__(descriptor)
         self.namespace = namespace
+        self.lent: dict[tuple[int, str], tuple[Any, Any]] = {}
+        """Mutable attributes of the test's objects the program has read: as they came, and as they are."""
 
-    def proxy(self, handle: int, kind: str) -> Any:
-        return Callback(self, handle)
+    def proxy(self, number: int, kind: str) -> Any:
+        if number not in self.proxies:
+            self.proxies[number] = Given(self, number, kind)
+        return self.proxies[number]
 
-    def handle_of(self, value: Any) -> int | None:
-        return value._handle if type(value) is Callback else None
+    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Do what the judge asks; what the program changed inside the test's objects goes back with the answer."""
+        reply = super().answer(message)
+        now = [(number, name, before, self.encode(value)) for (number, name), (before, value) in self.lent.items()]
+        self.lent.clear()
+        return {**reply, "lent": [[number, name, after] for number, name, before, after in now if after != before]}
 
-    def handle(self, message: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return getattr(self, "do_" + message["op"])(message)
-        except PeerGone:
-            raise
-        except BaseException as error:
-            bases = [base.__name__ for base in type(error).__mro__]
-            name, tail = program.describe(error)
-            try:
-                text = str(error)[:500]
-            except BaseException:
-                text = ""
-            return {"error": [name, bases, text, tail]}
-
-    def do_names(self, message: dict[str, Any]) -> dict[str, Any]:
-        """What each of these names is in the program."""
-        found = {}
-        for name in message["names"]:
-            if name in self.namespace:
-                value = self.namespace[name]
-                raises = isinstance(value, type) and issubclass(value, BaseException)
-                bases = [base.__name__ for base in value.__mro__] if raises else None
-                found[name] = {"value": self.encode(value), "bases": bases}
-        return {"ok": found}
-
-    def do_call(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Call one of the program's objects."""
-        return self.call(self.exports[message["target"]], message["args"], message["kwargs"])
-
-    def do_get(self, message: dict[str, Any]) -> dict[str, Any]:
-        """An attribute of one of the program's objects."""
-        return {"ok": self.encode(getattr(self.exports[message["target"]], message["name"]))}
-
-    def do_set(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Set an attribute of one of the program's objects."""
-        setattr(self.exports[message["target"]], message["name"], self.decode(message["value"]))
-        return {"ok": None}
-
-    def do_list(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Everything an iterable of the program yields."""
-        items = []
-        for item in self.exports[message["target"]]:
-            items.append(self.encode(item))
-            if len(items) > MAX_ITEMS:
-                raise ValueError(f"an iterable of more than {MAX_ITEMS} items")
-        return {"ok": items}
-
-    def do_operate(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Apply an operator or a one-argument builtin to objects of the program."""
-        function = getattr(operator, message["name"], None) or _BUILTINS[message["name"]]
-        return {"ok": self.encode(function(*[self.decode(item) for item in message["args"]]))}
+    def perform(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Say what some names are here, or what any peer can."""
+        if message["op"] != "names":
+            return super().perform(message)
+        found = [(name, self.namespace[name]) for name in message["names"] if name in self.namespace]
+        return {"names": [[name, self.encode(value), _exception_bases(value)] for name, value in found]}
 
 
-_BUILTINS: dict[str, Any] = {
-    "len": len,
-    "str": str,
-    "repr": repr,
-    "bool": bool,
-    "next": next,
-    "isinstance": isinstance,
-    "issubclass": issubclass,
-    "type": lambda value: type(value).__name__,
-    "int": int,
-    "float": float,
-    "hash": hash,
-}
+def _exception_bases(value: Any) -> list[str] | None:
+    if not isinstance(value, type) or not issubclass(value, BaseException):
+        return None
+    return [base.__name__ for base in value.__mro__]
 
 
 def serve(payload: dict[str, Any], results: program.Results, descriptor: int) -> None:
@@ -122,9 +85,8 @@ def serve(payload: dict[str, Any], results: program.Results, descriptor: int) ->
         failure = program.describe(error)
     peer = Program(descriptor, namespace)
     try:
-        peer.wire.send({"loaded": failure})
+        peer.guarded(peer.wire.send, {"loaded": failure})
         while True:
-            message = peer.wire.receive()
-            peer.wire.send(peer.handle(message))
+            peer.guarded(peer.wire.send, peer.answer(peer.guarded(peer.wire.receive)))
     except PeerGone:
         return

@@ -1,0 +1,234 @@
+"""The text of a test: whether it can tell right from wrong at all, and running everything in it that checks.
+
+A statement checks if it is an assert, a call such as `assertEqual` or `raises`, an `except` that names what it expects,
+or an `if` that raises. `test_*` functions nobody calls and unittest cases are run like the rest. Standard library only,
+and nothing of this package: foreign runners get this file's own text.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+PROCESS = frozenset(
+    ("patch", "mock", "monkeypatch", "open", "tempfile", "shutil", "redirect_stdout", "stdout", "capsys")
+)
+"""Names by which a test reaches into the program's process or its files, where a judge does not."""
+COUNTER = "_upshot_checked"
+
+
+LONG = 1000
+"""Items of a literal that is data and nothing else: looking through it would take longer than running it."""
+
+
+class CaseError(Exception):
+    """A unittest case that raised something else than a failed assertion."""
+
+
+class Checked:
+    """Counts the checks that are executed; one that `foreign` says is the program's own does not count."""
+
+    def __init__(self, foreign: Callable[[Any], bool] = lambda function: False) -> None:
+        self.count = 0
+        self.foreign = foreign
+
+    def __call__(self, function: Any = None) -> Any:
+        self.count += not self.foreign(function)
+        return function
+
+
+def parse(test: str) -> ast.Module | str:
+    """The test's tree, or what is wrong with its text."""
+    try:
+        return ast.parse(test)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return f"it cannot be read as Python ({type(error).__name__}: {error})"
+
+
+def walk(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node, but for what is in long literals."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not _long(node):
+            waiting += ast.iter_child_nodes(node)
+
+
+def _long(node: ast.AST) -> bool:
+    return len(getattr(node, "elts", None) or getattr(node, "keys", None) or ()) > LONG
+
+
+def faults(trees: Sequence[ast.Module | str], judged: bool = True) -> dict[int, str]:
+    """By index, the tests that can tell nothing of any program, and why."""
+    checkers = {name for tree in trees if not isinstance(tree, str) for name in _checkers(tree)}
+    found = ((index, _fault(tree, checkers, judged)) for index, tree in enumerate(trees))
+    return {index: why for index, why in found if why}
+
+
+def _checkers(tree: ast.Module) -> list[str]:
+    defined = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef))
+    return [node.name for node in defined if any(_checks(part) for part in walk(node))]
+
+
+def _fault(tree: ast.Module | str, checkers: set[str], judged: bool) -> str:
+    if isinstance(tree, str):
+        return tree
+    nodes = list(walk(tree))
+    names = {node.id if isinstance(node, ast.Name) else getattr(node, "attr", "") for node in nodes}
+    if judged and (reached := PROCESS & names & _reaching(nodes)):
+        return f"it reaches into the program's process or files ({min(reached)}), which a judge does not share"
+    for function in _uncalled(tree):
+        given = function.args
+        if len(given.posonlyargs) + len(given.args) > len(given.defaults) or None in given.kw_defaults:
+            return f"{function.name} takes arguments that nobody gives"
+    if not any(_checks(node) for node in nodes) and not names & checkers:
+        return "it checks nothing"
+    return ""
+
+
+def _reaching(nodes: list[ast.AST]) -> set[str]:
+    """What a test did not get from the program: its imports, its fixtures, and the builtin `open`."""
+    imports = (name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in node.names)
+    bound = {(name.asname or name.name).split(".")[0] for name in imports}
+    dotted = [node for node in nodes if isinstance(node, ast.Attribute) and _last_name(node.value) in bound]
+    attributes = {node.attr for node in dotted if node.attr != "stdout" or isinstance(node.ctx, ast.Store)}
+    named = {node.id for node in nodes if isinstance(node, ast.Name)} & {"open"}
+    return bound | attributes | named | {node.arg for node in nodes if isinstance(node, ast.arg)}
+
+
+def _checks(node: ast.AST) -> bool:
+    if isinstance(node, ast.Assert):
+        return True
+    if isinstance(node, ast.Call):
+        return _checking_call(node)
+    if isinstance(node, ast.ExceptHandler):
+        return isinstance(node.type, ast.expr) and _last_name(node.type) not in ("Exception", "BaseException")
+    return isinstance(node, ast.If) and any(isinstance(part, ast.Raise) for part in node.body + node.orelse)
+
+
+def _checking_call(node: ast.Call) -> bool:
+    return _last_name(node.func).startswith(("assert", "fail")) or _last_name(node.func) == "raises"
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+class _Counting(ast.NodeTransformer):
+    """Puts the counter in front of every check."""
+
+    def generic_visit(self, node: ast.AST) -> Any:
+        if _long(node):
+            return node
+        super().generic_visit(node)
+        if isinstance(node, ast.Call) and _checking_call(node):
+            node.func = ast.Call(ast.Name(COUNTER, ast.Load()), [node.func], [])
+        elif isinstance(node, ast.ExceptHandler) and _checks(node):
+            node.body.insert(0, _count())
+        elif isinstance(node, ast.Assert | ast.If) and _checks(node):
+            return [_count(), node]
+        return node
+
+
+def _count() -> ast.Expr:
+    return ast.Expr(ast.Call(ast.Name(COUNTER, ast.Load()), [], []))
+
+
+def run(tree: ast.Module, namespace: dict[str, Any], checked: Checked) -> None:
+    """Run a test and all cases in it; raises what fails."""
+    functions, classes = _uncalled(tree), [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    namespace[COUNTER] = checked
+    code = compile(ast.fix_missing_locations(_Counting().visit(tree)), "test.py", "exec", dont_inherit=True)
+    try:
+        exec(code, namespace)
+    except SystemExit as error:  # how a script of tests ends; the program's own carries its traceback
+        if error.code or "remote_tail" in error.__dict__:
+            raise
+    for function in functions:
+        _call(namespace[function.name])
+    for name in classes:
+        kind = namespace.get(name)
+        if isinstance(kind, type) and "unittest" in sys.modules and issubclass(kind, sys.modules["unittest"].TestCase):
+            _run_case(kind)
+        elif isinstance(kind, type) and name.startswith("Test"):
+            _run_methods(kind)
+
+
+def standalone(test: str) -> str:
+    """The test's text with calls of the cases in it, for runners that only execute text."""
+    tree = parse(test)
+    if isinstance(tree, str):
+        return test
+    calls = [f"{function.name}()" for function in _uncalled(tree)]
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and any("TestCase" in _last_name(base) for base in node.bases):
+            calls += ["_result = __import__('unittest').TestResult()"]
+            calls += [f"__import__('unittest').defaultTestLoader.loadTestsFromTestCase({node.name}).run(_result)"]
+            calls += ["assert _result.wasSuccessful(), str(_result.errors + _result.failures)[:500]"]
+    return "\n".join([test, *calls])
+
+
+def each_method(source: str) -> list[str]:
+    """The source of unittest classes, once for every test method, without the others; itself if it has none."""
+    tree = parse(source)
+    if isinstance(tree, str):
+        return [source]
+    found = [
+        (index, item.name)
+        for index, node in enumerate(tree.body)
+        if isinstance(node, ast.ClassDef) and any("TestCase" in _last_name(base) for base in node.bases)
+        for item in node.body
+        if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) and item.name.startswith("test")
+    ]
+    return [ast.unparse(_Only(tree.body[index], name).visit(ast.parse(source))) for index, name in found] or [source]
+
+
+class _Only(ast.NodeTransformer):
+    """Leaves one test method of one class."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner, self.name = owner.name, name
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        """Drop all test methods but the one."""
+        node.body = [item for item in node.body if not self._other(node, item)] or [ast.Pass()]
+        return node
+
+    def _other(self, node: ast.ClassDef, item: ast.stmt) -> bool:
+        is_test = isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) and item.name.startswith("test")
+        return is_test and (node.name, getattr(item, "name", "")) != (self.owner, self.name)
+
+
+def _uncalled(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    used = {node.id for node in walk(tree) if isinstance(node, ast.Name)}
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [node for node in functions if node.name.startswith("test") and node.name not in used]
+
+
+def _call(function: Any) -> None:
+    found = function()
+    if type(found).__name__ == "coroutine":
+        import asyncio
+
+        asyncio.run(found)
+
+
+def _run_methods(kind: type) -> None:
+    for name in [name for name in vars(kind) if name.startswith("test")]:
+        one = kind()
+        getattr(one, "setup_method", lambda: None)()
+        _call(getattr(one, name))
+
+
+def _run_case(kind: Any) -> None:
+    import unittest  # the test has it; every fork would pay for it otherwise
+
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(kind).run(result)
+    if result.errors:
+        raise CaseError(result.errors[0][1])
+    if not result.wasSuccessful():
+        raise AssertionError(result.failures[0][1] if result.failures else "an expected failure succeeded")
