@@ -1,4 +1,4 @@
-"""A recipe's monitor: its numbers are in every evaluation's line, by task too, and what it cannot work with is refused."""
+"""A recipe's monitor: its numbers are in the line of every evaluation, by task too; a wrong one is refused."""
 
 from __future__ import annotations
 
@@ -56,5 +56,5 @@ def test_a_monitor_that_is_no_model_or_has_nothing_to_predict_is_refused(tmp_pat
     with pytest.raises(UserError, match=r"eval.monitor is 'watchr'.*did you mean 'watcher'"):
         check_names(recipe(tmp_path, more=THINKS | {"eval": {"every": 1, "monitor": "watchr"}}))
     unverified = THINKS | {"reward": {"metrics": ["token_amount"]}}
-    with pytest.raises(UserError, match="eval.monitor predicts the metric 'verifier'"):
+    with pytest.raises(UserError, match=r"eval\.monitor predicts the metric 'verifier'"):
         check_names(recipe(tmp_path, more=unverified))

@@ -129,12 +129,16 @@ def case_of(reply: Reply, task: Task, manager: Manager, label: str = "") -> Case
     """A played reply as a case: the row's opening, the thoughts of its episode, the verifier's score."""
     conversation = reply.conversation
     start = len(conversation.row.messages)
-    verdict = reply.reward.means.get(METRIC)
-    if verdict is None:  # a rule decided the reward, or the episode failed
-        total = reply.reward.total
-        verdict = total if total.is_missing else Score.missing(Reason.NOT_SCORED, "the verifier was not asked")
+    verdict = verdict_of(reply.reward.means, reply.reward.total)
     verifier = verifier_behind(claim_of(task, conversation), manager)
     return Case(conversation.row.messages, thoughts(conversation.turns[start:]), verdict, verifier, label)
+
+
+def verdict_of(means: Mapping[str, Score], total: Score) -> Score:
+    """The verifier's score in a reward; missing where a rule decided the reward, or the episode failed."""
+    if METRIC in means:
+        return means[METRIC]
+    return total if total.is_missing else Score.missing(Reason.NOT_SCORED, "the verifier was not asked")
 
 
 def claim_of(task: Task, conversation: Conversation) -> Claim | None:
