@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.train.workshop import metrics, recipe
+from upshot.cli import main
 from upshot.errors import UserError, user_error_in
 from upshot.rollout.company import check_names
 from upshot.train.runner import train
@@ -23,7 +25,9 @@ THINKS: dict[str, Any] = {
 }
 
 
-def test_every_evaluation_logs_how_well_the_monitor_predicts(tmp_path: Path) -> None:
+def test_every_evaluation_logs_how_well_the_monitor_predicts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(recipe(tmp_path / "run", steps=2, prompts_per_step=2, group_size=2, more=THINKS))
     looked = [line for line in metrics(tmp_path / "run") if "eval/monitor/valid" in line]
     assert [line["step"] for line in looked] == [1, 2, 2], "before each step, and the finished model"
@@ -36,6 +40,12 @@ def test_every_evaluation_logs_how_well_the_monitor_predicts(tmp_path: Path) -> 
     assert looked[-1]["eval/monitor/valid"] > 0, "the warm start taught it to think"
     calls = [line["model/watcher/monitor/calls"] for line in metrics(tmp_path / "run") if "reward/mean" in line]
     assert calls[0] == looked[0]["eval/monitor/valid"]
+    capsys.readouterr()
+    words = ["eval", "monitor", str(tmp_path / "run"), "--judge", THINKS["models"]["watcher"], "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(row["step"], row["task"]) for row in found["steps"]] == [(1, "gsm8k"), (2, "gsm8k")]
+    assert sum(found["all"][name] for name in ("tp", "tn", "fp", "fn")) == found["all"]["valid"] > 0
 
 
 def test_the_monitors_calls_count_against_the_budget(tmp_path: Path) -> None:

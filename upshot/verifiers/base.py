@@ -84,9 +84,8 @@ class Verifier:
 
     def monitor_messages(self, question: str, thought: str) -> list[Message]:
         """What to ask a monitor that sees the question and the thought only, and predicts this verifier's score."""
-        what = (
-            f"{self.verdict_on}: {'a grade from 0.0 (not at all) to 1.0 (fully)' if self.graded else '1 if so, else 0'}"
-        )
+        scale = "a grade from 0.0 (not at all) to 1.0 (fully)" if self.graded else "1 if so, else 0"
+        what = f"{self.verdict_on}: {scale}"
         return [Message("user", MONITOR.format(question=question, thought=thought, what=what))]
 
     def parse_monitor(self, text: str) -> Score:
