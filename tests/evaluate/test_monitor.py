@@ -125,6 +125,10 @@ def test_the_same_command_goes_on_and_tries_again_only_what_failed(
     assert len(ASKED) == 2
     written = [json.loads(text) for text in (run / "monitor.jsonl").read_text().splitlines()]
     assert len(written) == len({one["key"] for one in written}) == 9
+    ASKED.clear()
+    assert evaluate(capsys, str(run), "--limit", "1")["all"]["valid"] == 1
+    assert evaluate(capsys, str(run))["all"]["valid"] == 5
+    assert len(ASKED) == 1, "what a smaller look left out is not lost"
     error = refused(capsys, str(run), "--task", "gsm8k")
     assert "was begun with other settings (task: None, now 'gsm8k')" in error
 

@@ -37,10 +37,9 @@ def run(args: argparse.Namespace) -> int:
     log = out.with_name(f"{out.name}.log")
     if out.is_file() and out.stat().st_size and not log.is_file():
         raise UserError(f"'{out}' is there, but not '{log}' with the settings it was made with; choose another --out")
-    keys = {item.key for item in items}
     with (
         Journal(log, {name: getattr(args, name) for name in ("judge", "task", "option", "think")}) as journal,
-        Journal(out, None, keep=lambda line: line["key"] in keys and settled(line)) as results,
+        Journal(out, None, keep=settled) as results,
     ):
         lines = {line["key"]: line for line in results.lines}
         asyncio.run(_look(args, items, lines, journal, results))
@@ -97,7 +96,7 @@ async def _look(
                 told()
                 outage.heard(str(look.prediction.reason) if look.invalid == "no_prediction" else None)
 
-            with progress("thoughts", len(items), len(lines), args.quiet or args.json) as told:
+            with progress("thoughts", len(items), len(items) - len(todo), args.quiet or args.json) as told:
                 async with asyncio.TaskGroup() as tasks:
                     for item in todo:
                         tasks.create_task(one(item, told))
