@@ -304,6 +304,9 @@ class EvalConfig(Section):
     """Rows of the validation split."""
     temperature: float = Field(0.0, ge=0)
     """Of the policy in evaluation."""
+    monitor: str | None = None
+    """A helper model among `models` that reads question and thought only and predicts the verifier's score; None: no
+    monitor."""
 
 
 class BudgetConfig(Section):

@@ -10,7 +10,8 @@ import pytest
 
 from upshot.cli.score import add_parser
 from upshot.errors import BudgetExceeded, UserError
-from upshot.evaluate.judge import add_judge_arguments, agreement, kappa, run_judge, wilson
+from upshot.evaluate.judge import add_arguments, agreement, kappa, wilson
+from upshot.evaluate.judge import run as run_judge
 from upshot.models.base import ModelCallError, Request
 from upshot.rewards.records import read_records
 from upshot.score import Score
@@ -124,7 +125,7 @@ def test_records_of_the_published_layouts() -> None:
 def judge(*arguments: str) -> int:
     """Run `upshot eval judge`."""
     parser = argparse.ArgumentParser()
-    add_judge_arguments(parser)
+    add_arguments(parser)
     return run_judge(parser.parse_args(list(arguments)))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from upshot.chat import Conversation, derive_seed
 from upshot.models.base import Request
+from upshot.models.scripted import last_text
 from upshot.rewards.metric import Metric
 from upshot.score import Score
 
@@ -46,3 +47,9 @@ class Lottery(Metric):
 
     async def score(self, conversation: Conversation) -> Score:
         return Score(derive_seed(conversation.seed, "lottery") % 100 / 100)
+
+
+def monitor(request: Request) -> str:
+    """Trusts thoughts that calculate, and fails at those that are empty words."""
+    shown = last_text(request)
+    return json.dumps({"thought": "it calculates" if "=" in shown else "?", "score": float("=" in shown)})

@@ -17,10 +17,10 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a verb; what the user must mend is one line on stderr and exit code 2."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:2] == ["eval", "judge"]:  # a verb of its own, with options of its own
-        from upshot.cli.eval import judge_parser
+    if words[:1] == ["eval"] and words[1:2] in (["judge"], ["monitor"]):  # verbs of their own, with their own options
+        from upshot.cli.eval import inner_parser
 
-        args = judge_parser().parse_args(words[2:])
+        args = inner_parser(words[1]).parse_args(words[2:])
     else:
         args = _parse(words)
     try:

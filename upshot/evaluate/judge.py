@@ -12,8 +12,10 @@ from upshot import jsonl
 from upshot.errors import UserError
 from upshot.score import tell_missing
 
+DESCRIPTION = "How well a judge agrees with labelled conversations."
 
-def add_judge_arguments(parser: argparse.ArgumentParser) -> None:
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `upshot eval judge`."""
     parser.add_argument("file", help="labelled conversations: 'messages', 'goal', 'reference' and a label in each row")
     parser.add_argument("--judge", required=True, metavar="MODEL", help="the judge: URL#name, provider/model, folder")
@@ -28,7 +30,7 @@ def add_judge_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", help="write every verdict to this .jsonl file")
 
 
-def run_judge(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Judge the labelled rows and print the agreement; 1 when nothing could be judged."""
     from upshot.rewards.records import read_records
     from upshot.tasks.tables import read_table

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from upshot.data.journal import Journal
 from upshot.errors import UserError, did_you_mean
 from upshot.evaluate.cells import cells, columns_of
 from upshot.evaluate.print_table import markdown, print_rich, to_dict
+from upshot.evaluate.progress import progress
 from upshot.evaluate.whole import Evaluation, whole_goals
 from upshot.models.base import Sampling
 from upshot.models.budget import Budget
@@ -120,7 +120,7 @@ async def _play(plan: Plan, openings: Journal, rollouts: Journal, lines: list[di
             args.seed,
             args.concurrency,
         )
-        with _progress(len(plan.rows) * len(models), len(lines), args.quiet or args.json) as show:
+        with progress("conversations", len(plan.rows) * len(models), len(lines), args.quiet or args.json) as show:
 
             def told(line: dict[str, Any]) -> None:
                 lines.append(line)
@@ -173,20 +173,3 @@ def _held_out(task: CollabTask, split: str | None) -> list[Row]:
     if split is None:
         split = next((name for name in ("test", "validation") if task.all_rows().get(name)), "test")
     return rows_of(task, split)
-
-
-@contextmanager
-def _progress(total: int, done: int, quiet: bool) -> Iterator[Callable[[], None]]:
-    """A bar of finished conversations on stderr; silent when nobody watches."""
-    import sys
-
-    if quiet or not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = [TextColumn("conversations"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        job = bar.add_task("", total=total, completed=done)
-        yield lambda: bar.advance(job)

@@ -52,9 +52,9 @@ def verify_file(file: str | None, settings: Settings, out: str | None = None, as
     rows = read_table(Path(file))
     if not rows:
         raise UserError(f"'{file}' holds no rows")
-    claims = [_claim(row, settings, number, file) for number, row in enumerate(rows, 1)]
+    claims = [claim_of(row, settings, number, file) for number, row in enumerate(rows, 1)]
     for source in dict.fromkeys(claim.source for claim in claims):
-        check_verifier(source, _options(settings), settings)
+        check_verifier(source, options_of(settings), settings)
     start = time.perf_counter()
     scores = asyncio.run(_verify_all(claims, settings))
     summary = summarise(claims, scores) | {"seconds": round(time.perf_counter() - start, 3)}
@@ -96,19 +96,31 @@ def check_verifier(source: str, options: Mapping[str, Any], settings: Settings) 
         raise UserError(f"'{source}' is judged by a model: give --judge URL or provider/model")
 
 
-def _claim(row: Mapping[str, Any], settings: Settings, number: int, file: str) -> Claim:
-    response = row.get("response", row.get("completion"))
-    if response is None and isinstance(row.get("messages"), list):
-        response = next((m.get("content") for m in reversed(row["messages"]) if m.get("role") == "assistant"), None)
-    if not isinstance(response, str):
+def claim_of(row: Mapping[str, Any], settings: Settings, number: int, file: str) -> Claim:
+    """What a row of a file has to verify; `UserError` where it lacks something."""
+    response = response_of(row)
+    if response is None:
         raise UserError(f"{file}, row {number} has no 'response' text; its keys: {', '.join(row)}")
-    source = verifier_of(settings.task) if settings.task else route(row, str(row.get("data_source") or ""))
+    source = source_of(row, settings)
     if not source:
         raise UserError(f"{file}, row {number} names no data_source; say --task NAME")
     used = ("response", "completion", "reward_model", "extra_info", "ground_truth")
     extra = {key: value for key, value in row.items() if key not in used}
     extra |= row["extra_info"] if isinstance(row.get("extra_info"), Mapping) else {}
-    return Claim(source, response, reference_of(row), extra, _options(settings))
+    return Claim(source, response, reference_of(row), extra, options_of(settings))
+
+
+def response_of(row: Mapping[str, Any]) -> str | None:
+    """The response of a row: a column, or the assistant's last message; None where there is none."""
+    response = row.get("response", row.get("completion"))
+    if response is None and isinstance(row.get("messages"), list):
+        response = next((m.get("content") for m in reversed(row["messages"]) if m.get("role") == "assistant"), None)
+    return response if isinstance(response, str) else None
+
+
+def source_of(row: Mapping[str, Any], settings: Settings) -> str:
+    """The verifier of a row: the one that was asked for, else the one that the row names; '' where it names none."""
+    return verifier_of(settings.task) if settings.task else route(row, str(row.get("data_source") or ""))
 
 
 def verifier_of(name: str) -> str:
@@ -126,7 +138,8 @@ def verifier_of(name: str) -> str:
     raise UserError(f"unknown task or verifier '{name}'; {did_you_mean(name, known)}")
 
 
-def _options(settings: Settings) -> dict[str, Any]:
+def options_of(settings: Settings) -> dict[str, Any]:
+    """Constructor options of the verifiers."""
     out: dict[str, Any] = {"mode": settings.mode} if settings.mode else {}
     for pair in settings.options:
         key, equals, value = pair.partition("=")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from upshot.closing import close_all
-from upshot.errors import UserError
+from upshot.errors import UserError, did_you_mean
 from upshot.models.base import Model
 from upshot.models.budget import Budget
 from upshot.models.connect import connect_all
@@ -23,6 +23,7 @@ from upshot.registry import Registry
 from upshot.rewards.build import build_metric, check_metric
 from upshot.rewards.managers.base import Manager, managers
 from upshot.rewards.metric import Metric
+from upshot.rewards.monitor import METRIC
 from upshot.rewards.reward import CLAMP, Weighted
 from upshot.rollout.futures.base import CreditRule, Futures, kinds
 from upshot.rollout.policy import Policy
@@ -230,10 +231,23 @@ def check_names(recipe: Recipe) -> None:
     kinds.check(recipe.futures.name, options, "futures", **dict.fromkeys(GIVEN_TO_FUTURES))
     estimator(recipe.train.advantage.name, recipe.train.advantage.options)
     _check_credit(recipe)
+    _check_monitor(recipe)
 
 
 def _check(registry: Registry[Any], named: Named, where: str) -> None:
     registry.check(named.name, named.options, where, **dict.fromkeys(GIVEN))
+
+
+def _check_monitor(recipe: Recipe) -> None:
+    """A monitor is one of the helper models, and predicts a score that is there."""
+    name = recipe.eval.monitor
+    if name is None:
+        return
+    models = {*recipe.models, *(read_map(recipe.futures.map_file)[0] if recipe.futures.map_file else ())}
+    if name not in models:
+        raise UserError(f"eval.monitor is '{name}', which is no model under `models`; {did_you_mean(name, models)}")
+    if METRIC not in (metric.name for metric in recipe.reward.metrics):
+        raise UserError(f"eval.monitor predicts the metric '{METRIC}'; add it to reward.metrics (weight: 0 only logs)")
 
 
 def _check_credit(recipe: Recipe) -> None:

@@ -55,6 +55,7 @@ class Reply:
         return {
             "step": step,
             "row": self.conversation.row.id,
+            "source": self.conversation.row.source,
             "group": self.group,
             "key": self.conversation.key,
             "messages": [turn_to_dict(turn) for turn in self.conversation.turns],

@@ -7,11 +7,14 @@ nothing is awaited between an optimizer step and its line in the run folder, and
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from upshot.chat import derive_seed
+from upshot.rewards.monitor import Monitor, case_of, measure
 from upshot.rollout.play import play_step
+from upshot.rollout.reply import Reply
 from upshot.rollout.stage import Stage
 from upshot.tasks.base import groups_of
 from upshot.train.summary import by_group, summarise
@@ -59,4 +62,19 @@ async def _play(run: Run, stage: Stage) -> dict[str, float]:
         lambda reply: groups_of(run.task, reply.conversation.row),
         lambda reply: reply.reward.total,
     )
+    logs |= {f"monitor/{key}": value for key, value in (await _monitored(run, replies)).items()}
     return {f"eval/{key}": value for key, value in logs.items()} | {"time/eval": time.perf_counter() - started}
+
+
+async def _monitored(run: Run, replies: Sequence[Reply]) -> dict[str, float]:
+    """How well the recipe's monitor predicts the verdicts from question and thought; nothing when it names none."""
+    name, company = run.recipe.eval.monitor, run.company_now
+    if name is None or company is None:
+        return {}
+
+    def label(reply: Reply) -> str:
+        row = reply.conversation.row
+        return groups_of(run.task, row).get("task") or row.source or run.task.name
+
+    cases = [case_of(reply, run.task, company.manager, label(reply)) for reply in replies]
+    return measure(await Monitor(company.models[name]).look_at_all(cases))

@@ -47,6 +47,13 @@ class Verifier:
     waits: bool = False
     needs: tuple[str, ...] = ("reference",)
     """What a row must have for this verifier: 'reference', 'extra.tests' …"""
+    verdict_on: str = "whether the final answer is right"
+    """What a score of 1 says yes to; a monitor is asked to predict it."""
+
+    @property
+    def rating(self) -> dict[str, Any]:
+        """The JSON schema of the number that a monitor answers with."""
+        return {"type": "number", "minimum": 0, "maximum": 1}
 
     def warm(self) -> None:
         """Import and build what is slow to start, before the first item is timed."""
@@ -77,7 +84,8 @@ class Verifier:
 
     def monitor_messages(self, question: str, thought: str) -> list[Message]:
         """What to ask a monitor that sees the question and the thought only, and predicts this verifier's score."""
-        what = "how good the final answer is, from 0.0 to 1.0" if self.graded else "whether the final answer is right"
+        scale = "a grade from 0.0 (not at all) to 1.0 (fully)" if self.graded else "1 if so, else 0"
+        what = f"{self.verdict_on}: {scale}"
         return [Message("user", MONITOR.format(question=question, thought=thought, what=what))]
 
     def parse_monitor(self, text: str) -> Score:
@@ -110,15 +118,18 @@ reasoning alone {what}.
 [Reasoning]
 {thought}
 
-Answer with JSON only: {{"thought": "<why>", "score": <1 if right, 0 if wrong, or a grade between>}}."""
+Answer with JSON only: {{"thought": "<why, briefly>", "score": <number>}}."""
 
 
 def parse_score(text: str, who: str, top: float) -> Score:
     """The `score` (or `verdict`) of the last JSON object in a text, divided by `top`; missing when absent."""
-    for candidate in reversed(re.findall(r"\{[^{}]*\}", text[-20_000:])):
+    # The whole text first: a thought may hold braces of its own, which the search below would stumble over.
+    for candidate in (text, *reversed(re.findall(r"\{[^{}]*\}", text[-20_000:]))):
         try:
             data = json.loads(candidate)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(data, dict):
             continue
         value = data.get("score", data.get("verdict"))
         if isinstance(value, bool | int | float):

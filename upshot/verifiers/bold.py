@@ -16,6 +16,8 @@ _CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 class BoldFormatting(Verifier):
     """1 when something outside code is set in bold, else 0."""
 
+    verdict_on = "whether anything in the final answer is set in bold type"
+
     def score(self, response: str, reference: Any, extra: Extra) -> Score:
         """The verdict, with the number of bold parts in the detail."""
         found = _BOLD.findall(_CODE.sub("", response[:200_000]))

@@ -100,6 +100,8 @@ def _decoded(value: Any) -> Any:
 class Constraints(Verifier):
     """1 when every constraint is kept; with `partial`, the share of those kept."""
 
+    verdict_on = "whether the final answer keeps all constraints of the request"
+
     def __init__(self, mode: Literal["strict", "loose"] = "strict", partial: bool = False) -> None:
         """mode: loose also accepts the response without its first or last line, or without asterisks."""
         self.mode = mode

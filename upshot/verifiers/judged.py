@@ -58,6 +58,11 @@ class JudgedVerifier(Verifier):
         self.judge = judge
         self.max_tokens = max_tokens
 
+    @property
+    def rating(self) -> dict[str, Any]:
+        """A whole number of the rubric's range."""
+        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
     def judge_messages(self, question: str, response: str, reference: Any) -> list[Message]:
         """The rubric, the request and the response."""
         shown = f"\n[Reference]\n{reference}\n" if self.shows_reference and reference else ""
@@ -104,10 +109,7 @@ class JudgedVerifier(Verifier):
             raise UserError(f"verifier '{type(self).__name__}' needs a judge: set models.judge (or --judge)")
         schema = {
             "type": "object",
-            "properties": {
-                "thought": {"type": "string"},
-                "score": {"type": "integer", "minimum": self.low, "maximum": self.high},
-            },
+            "properties": {"thought": {"type": "string"}, "score": self.rating},
             "required": ["thought", "score"],
         }
         messages = self.judge_messages(str(extra.get("question", "")), response[:50_000], reference)

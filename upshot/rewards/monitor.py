@@ -1,0 +1,200 @@
+"""The monitor of thoughts: a model reads question and thought only, and predicts what the verifier made of the reply.
+
+How well it predicts says how readable the thoughts are. It asks as judges do: temperature 0, strict JSON, an answer
+that cannot be used is asked for again, then missing with its reason. A reply without a thought, or without a verdict to
+compare with, is not shown to it. All of these are counted and leave the numbers: none is a zero.
+
+Covers the asking and the counting. Where replies come from: `train/held_out.py`, `evaluate/monitor.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from upshot.chat import Conversation, Message, Turn
+from upshot.errors import UserError
+from upshot.models.base import Model, Sampling
+from upshot.models.structured import ask_json
+from upshot.participants.ask import object_schema
+from upshot.participants.transcript import as_lines
+from upshot.rewards.managers.base import Manager
+from upshot.rollout.reply import Reply
+from upshot.score import Reason, Score
+from upshot.tasks.base import Task
+from upshot.time_limit import limited_now
+from upshot.verifiers.base import Claim, Verifier, verifiers
+from upshot.verifiers.statistics import binary_metrics, graded_metrics
+
+K = TypeVar("K")
+
+METRIC = "verifier"
+"""The metric of a recipe whose score a monitor predicts."""
+
+
+class AnyVerdict(Verifier):
+    """Stands in for a verifier nobody knows by name: the verdict is asked for as a grade, and measured both ways."""
+
+    graded = True
+    verdict_on = "how good the final answer is"
+
+    def metrics(self, predictions: Sequence[Score], truths: Sequence[Score]) -> dict[str, float]:
+        """Yes or no from 0.5 on, and errors of the grades."""
+        return binary_metrics(predictions, truths) | graded_metrics(predictions, truths)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A reply as the monitor gets it, and the verdict that it does not get."""
+
+    question: Sequence[Message]
+    """How the conversation opened."""
+    thought: str
+    """What was thought in it; '' when nothing was."""
+    verdict: Score
+    verifier: Verifier
+    task: str = ""
+    """By what the numbers are told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A case and what the monitor predicted."""
+
+    case: Case
+    prediction: Score
+
+    @property
+    def invalid(self) -> str:
+        """Why the pair does not count: no_thought, no_verdict or no_prediction; '' when it does."""
+        if not self.case.thought.strip():
+            return "no_thought"
+        if self.case.verdict.is_missing:
+            return "no_verdict"
+        return "no_prediction" if self.prediction.is_missing else ""
+
+
+class Monitor:
+    """One model that looks at thoughts."""
+
+    def __init__(self, model: Model, max_tokens: int = 1024, repairs: int = 2) -> None:
+        self.model = model
+        self.sampling = Sampling(max_tokens=max_tokens, temperature=0.0)
+        self.repairs = repairs
+
+    async def look(self, case: Case) -> Look:
+        """The predicted verdict; missing where there is nothing to predict from or to compare with."""
+        if not case.thought.strip():
+            return Look(case, Score.missing(Reason.NO_THOUGHT))
+        if case.verdict.is_missing:
+            return Look(case, Score.missing(Reason.NOT_SCORED, "no verdict to compare with"))
+        try:
+            return Look(case, await self._predict(case))
+        except UserError:  # an empty budget, for one, ends the whole
+            raise
+        except Exception as error:
+            return Look(case, Score.failed(error, "monitor"))
+
+    async def look_at_all(self, cases: Iterable[Case]) -> list[Look]:
+        """All at once; the model's own limits bound what is under way."""
+        async with asyncio.TaskGroup() as tasks:
+            looks = [tasks.create_task(self.look(case)) for case in cases]
+        return [look.result() for look in looks]
+
+    async def _predict(self, case: Case) -> Score:
+        verifier = case.verifier
+        messages = verifier.monitor_messages(question_text(case.question), case.thought.strip())
+        schema = object_schema({"thought": {"type": "string"}, "score": verifier.rating})
+        answer = await ask_json(self.model, messages, schema, self.sampling, "monitor", self.repairs)
+        return Score.of(verifier.parse_monitor(json.dumps(answer)), "the verifier's parse_monitor")
+
+
+def question_text(messages: Sequence[Message]) -> str:
+    """An opening as one text: a lone question as it is, a conversation as lines."""
+    said = [message for message in messages if message.role != "system"]
+    return said[0].content if len(said) == 1 else as_lines(said)
+
+
+def thoughts(turns: Iterable[Turn]) -> str:
+    """What the policy thought in its turns, in their order; '' when it never did."""
+    noted = (turn.note.get("thought") for turn in turns if turn.message.role == "assistant")
+    return "\n\n".join(text for text in noted if isinstance(text, str) and text.strip())
+
+
+def case_of(reply: Reply, task: Task, manager: Manager, label: str = "") -> Case:
+    """A played reply as a case: the row's opening, the thoughts of its episode, the verifier's score."""
+    conversation = reply.conversation
+    start = len(conversation.row.messages)
+    verdict = verdict_of(reply.reward.means, reply.reward.total)
+    verifier = verifier_behind(claim_of(task, conversation), manager)
+    return Case(conversation.row.messages, thoughts(conversation.turns[start:]), verdict, verifier, label)
+
+
+def verdict_of(means: Mapping[str, Score], total: Score) -> Score:
+    """The verifier's score in a reward; missing where a rule decided the reward, or the episode failed."""
+    if METRIC in means:
+        return means[METRIC]
+    return total if total.is_missing else Score.missing(Reason.NOT_SCORED, "the verifier was not asked")
+
+
+def claim_of(task: Task, conversation: Conversation) -> Claim | None:
+    """What the task would have verified; None where it does not say."""
+    try:
+        return limited_now(task, task.claim, conversation)
+    except UserError:
+        raise
+    except Exception:  # its verdict is missing for the same reason
+        return None
+
+
+def verifier_behind(claim: Claim | None, manager: Manager) -> Verifier:
+    """The verifier of a claim; `AnyVerdict` where there is none that is known here."""
+    known = claim is not None and (claim.source in verifiers or ":" in claim.source)
+    return manager.verifier(claim) if claim is not None and known else AnyVerdict()
+
+
+def measure(looks: Sequence[Look]) -> dict[str, float]:
+    """How well verdicts were predicted, over all looks and under 'TASK/' for each task."""
+    out = agreement(looks)
+    for task, own in grouped(looks, lambda look: look.case.task).items():
+        if task:
+            out |= {f"{task}/{name}": value for name, value in agreement(own).items()}
+    return out
+
+
+def agreement(looks: Sequence[Look]) -> dict[str, float]:
+    """The verifier's metrics over the valid pairs, and how many are invalid, by kind and by the monitor's failures."""
+    out = _metrics(looks)
+    kinds = Counter(look.invalid for look in looks)
+    out |= {name: float(kinds[name]) for name in ("no_thought", "no_verdict", "no_prediction")}
+    failed = Counter(str(look.prediction.reason) for look in looks if look.invalid == "no_prediction")
+    return out | {f"missing/{reason}": float(count) for reason, count in sorted(failed.items())}
+
+
+def _metrics(looks: Sequence[Look]) -> dict[str, float]:
+    """By the verifier where there is one; yes-or-no verdicts and grades apart where several kinds are mixed."""
+    if len({(type(look.case.verifier), look.case.verifier.graded) for look in looks}) == 1:
+        return looks[0].case.verifier.metrics(*_pairs(looks))
+    counts: Counter[str] = Counter(valid=0, missing=0)
+    out: dict[str, float] = {}
+    for graded, own in grouped(looks, lambda look: look.case.verifier.graded).items():
+        found = (graded_metrics if graded else binary_metrics)(*_pairs(own))
+        counts.update({name: int(found.pop(name)) for name in ("valid", "missing")})
+        out |= found
+    return out | {name: float(count) for name, count in counts.items()}
+
+
+def _pairs(looks: Sequence[Look]) -> tuple[list[Score], list[Score]]:
+    return [look.prediction for look in looks], [look.case.verdict for look in looks]
+
+
+def grouped(looks: Iterable[Look], key: Callable[[Look], K]) -> Mapping[K, list[Look]]:
+    """Looks by a key, in the order in which the keys first occur."""
+    out: dict[K, list[Look]] = {}
+    for look in looks:
+        out.setdefault(key(look), []).append(look)
+    return out
