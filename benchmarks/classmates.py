@@ -133,7 +133,7 @@ async def main(options: argparse.Namespace) -> dict[str, Any]:
     names = [f"c{n}" for n in range(1, len(options.shapes) + 1)]
     memory = (16 << 30) if device == "cuda" else 0
     peers: dict[str, Model] = {
-        name: engine_model(shape, n, device, name, own_stream=options.streams, kv_bytes=memory)
+        name: engine_model(shape, n, device, name, own_stream=not options.one_stream, kv_bytes=memory)
         for n, (name, shape) in enumerate(zip(names, options.shapes, strict=True), 1)
     }
     renderer = Renderer(policy_model.tokenizer)
@@ -260,7 +260,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--new", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--token-budget", type=int, default=16384)
-    parser.add_argument("--streams", action="store_true", help="each classmate on a CUDA stream of its own")
+    parser.add_argument("--one-stream", action="store_true", help="all classmates on one CUDA stream, in turn")
     parser.add_argument("--port", type=int, default=8701)
     return parser.parse_args()
 

@@ -23,10 +23,10 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.model import EngineModel
-from upshot.engine.pieces import Pieces
 from upshot.engine.server import Server
 from upshot.engine.streaming import GrowingText
 from upshot.models.connect import connect
+from upshot.models.pieces import Pieces
 
 KEY = "test-key"
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from upshot.api import first_of
 from upshot.chat import Conversation, Message, Row, Turn, derive_seed
-from upshot.data.arguments import POLICY
+from upshot.data.gather import POLICY
 from upshot.data.journal import Journal
 from upshot.data.outage import Outage
 from upshot.errors import UserError

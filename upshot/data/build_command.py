@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from upshot.data.arguments import gather, open_task, parse_metrics, rows_of
 from upshot.data.build import Builder, BuildSettings
+from upshot.data.gather import gather, open_task, parse_metrics, rows_of
 from upshot.data.journal import Journal
 from upshot.data.published import published_rows, push, summarise, write_published
 from upshot.models.base import Sampling

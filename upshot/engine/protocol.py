@@ -15,9 +15,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from upshot.chat import Message
-from upshot.engine.pieces import Pieces
 from upshot.errors import UserError, did_you_mean
 from upshot.models.base import Completion, Request, Sampling
+from upshot.models.pieces import Pieces
 
 BOOKKEEPING = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 """Fields that change nothing about an answer."""

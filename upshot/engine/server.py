@@ -17,7 +17,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
 from upshot.engine.model import EngineModel
-from upshot.engine.pieces import Pieces
 from upshot.engine.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -32,6 +31,7 @@ from upshot.engine.sequence import DONE, Sequence
 from upshot.engine.streaming import GrowingText
 from upshot.errors import UserError
 from upshot.models.base import Completion, ModelCallError, Request
+from upshot.models.pieces import Pieces
 from upshot.serving import refusal
 
 STATUS = {"too_long": 400, "rate_limited": 429, "aborted": 499}

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from upshot.data.arguments import read_spec
+from upshot.data.gather import read_spec
 from upshot.data.journal import Journal
 from upshot.data.outage import Outage
 from upshot.errors import UserError

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from upshot.chat import Row
-from upshot.data.arguments import POLICY, gather, open_task, parse_metrics, read_mapping, read_spec, rows_of
+from upshot.data.gather import POLICY, gather, open_task, parse_metrics, read_mapping, read_spec, rows_of
 from upshot.data.journal import Journal
 from upshot.errors import UserError, did_you_mean
 from upshot.evaluate.cells import cells, columns_of

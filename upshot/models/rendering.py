@@ -11,6 +11,7 @@ always do.
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from typing import Any
 
 from upshot.chat import Conversation, Message
 from upshot.errors import UserError
+from upshot.models.pieces import Pieces
 
 STAND_IN = "⟦upshot-reply⟧"
 """Content of the stand-in policy turn; found again in the rendered text to know where the turn ended."""
@@ -145,17 +147,12 @@ class Renderer:
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """What each id spells, special tokens included; the ids of one character spell it with their last."""
-        out: list[str] = []
-        begin = settled = 0  # ids[begin:settled] have been spelled: what comes next is decoded behind them
-        for end in range(1, len(ids) + 1):
-            before = self.tokenizer.decode(list(ids[begin:settled]), skip_special_tokens=False)
-            text = self.tokenizer.decode(list(ids[begin:end]), skip_special_tokens=False)
-            if text.endswith("\ufffd") and end < len(ids):
-                out.append("")
-                continue
-            out.append(text[len(before) :])
-            begin, settled = settled, end
-        return out
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return [decoder.decode(self._single.raw(token), final=at == len(ids) - 1) for at, token in enumerate(ids)]
+
+    @cached_property
+    def _single(self) -> Pieces:
+        return Pieces(self.tokenizer)
 
     def check(self) -> TemplateCheck:
         """Whether the template itself only appends, over a probe of three turns with a system prompt and a thought."""
