@@ -10,6 +10,7 @@ import pytest
 from upshot import config
 from upshot.errors import UserError
 from upshot.recipe import Recipe
+from upshot.rollout.company import check_names
 
 
 def write(folder: Path, text: str, name: str = "mine.yaml") -> str:
@@ -83,8 +84,29 @@ def test_unknown_and_unreadable_recipes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", config.names())
 def test_every_shipped_recipe_is_valid_and_describes_itself(name: str) -> None:
-    assert config.load(name).recipe.task.name
+    recipe = config.load(name).recipe
+    check_names(recipe)
+    assert recipe.task.name and recipe.name == name
     assert config.describe(config.find(name))
+
+
+CLASSMATES = ["gsm8k", "math", "code", "dolci", "sycophancy", "mmlu-hint"]
+
+
+@pytest.mark.parametrize("name", [f"classmate-{source}" for source in CLASSMATES])
+def test_classmate_recipes_hold_the_published_settings_and_have_a_baseline_twin(name: str) -> None:
+    recipe = config.load(name).recipe
+    train = recipe.train
+    assert (train.advantage.name, train.length_norm, train.kl) == ("dr-grpo", "constant", 0.0)
+    assert (train.group_size, train.lr, recipe.episode.max_tokens, recipe.model.max_context) == (8, 1e-5, 3072, 4096)
+    assert recipe.futures.name == "classmates" and recipe.episode.think == ("<think>", "</think>")
+    twin = config.load(name, ["futures=none"]).recipe
+    check_names(twin)
+    assert twin.futures.name == "none" and twin.futures.options == {}
+    changed = {"futures": recipe.futures}
+    assert twin.model_copy(update=changed) == recipe
+    header = config.find(name).read_text()
+    assert f"upshot train {name} " in header and f"upshot train {name} futures=none" in header
 
 
 def test_the_schema_for_editors_is_current() -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from upshot.data.arguments import add_call_seconds
+
+if TYPE_CHECKING:
+    from upshot.data.prepare import Summary
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -35,7 +39,9 @@ def _add_prepare(halves: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add(
         "--task",
         metavar="NAME",
-        help="whose description rl rows carry (math-hard, medium …); default: read off the dataset's name",
+        help="rl: whose rows they are: gsm8k, math, code, code-stdio, code-contests, dolci, mmlu-sycophancy or another "
+        "task with a verifier, a behaviour (sycophancy, confidence …), or math-hard, medium … with a hidden goal; default: "
+        "read off the dataset's name",
     )
     add("--validation", type=float, default=0.1, metavar="SHARE", help="share of the goals held out (default 0.1)")
     add(
@@ -125,13 +131,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare(args: argparse.Namespace) -> int:
-    import json
     from pathlib import Path
 
     from upshot.data.parquet import AGENT_NAME
     from upshot.data.prepare import Settings, prepare
     from upshot.tasks.collabllm_prompts import PLAIN, system_prompt
 
+    if args.purpose == "rl" and args.task:
+        summary = _prepare_verified(args)
+        if summary is not None:
+            return _tell(summary, args.json)
     name, description = _task_of(args.task, args.dataset)
     settings = Settings(
         purpose=args.purpose,
@@ -145,8 +154,30 @@ def _prepare(args: argparse.Namespace) -> int:
         agent_name=args.agent_name or AGENT_NAME,
         seed=args.seed,
     )
-    summary = prepare(args.dataset, Path(args.out), settings)
-    if args.json:
+    return _tell(prepare(args.dataset, Path(args.out), settings), args.json)
+
+
+def _prepare_verified(args: argparse.Namespace) -> Summary | None:
+    """Rows of a task with a verifier; None where the task named is none."""
+    from pathlib import Path
+
+    from upshot.data.verified import prepare_verified, verified_task
+    from upshot.errors import UserError
+    from upshot.tasks.collabllm_prompts import system_prompt
+
+    system = "" if args.system is None else system_prompt(args.system)
+    task = verified_task(args.task, args.seed, system)
+    if task is None:
+        return None
+    if args.agent_name:
+        raise UserError(f"--agent-name is for rows with a hidden goal; those of '{args.task}' need no agent loop")
+    return prepare_verified(args.dataset, Path(args.out), task, args.validation, args.seed)
+
+
+def _tell(summary: Summary, as_json: bool) -> int:
+    import json
+
+    if as_json:
         print(json.dumps(summary.to_dict(), ensure_ascii=False))
         return 0
     from rich.console import Console

@@ -70,20 +70,30 @@ def prepare(dataset: str, out: Path, settings: Settings) -> Summary:
     """Write `{purpose}_train.parquet` and `{purpose}_validation.parquet` under `out`, and say what was dropped."""
     if settings.purpose not in PURPOSES:
         raise UserError(f"unknown purpose '{settings.purpose}'; data can be prepared for {', '.join(PURPOSES)}")
-    if not 0 <= settings.validation < 1:
-        raise UserError(f"validation is {settings.validation}; it is a share of the goals, from 0 to below 1")
+    check_share(settings.validation)
     tables = read_tables(dataset, without=UNUSED)
     summary = Summary(settings.purpose, read=sum(map(len, tables.values())))
     splits = split_tables(tables, settings, summary.dropped)
     rows = {split: _rows(candidates, split, settings, summary) for split, candidates in splits.items()}
-    if not any(rows.values()):
-        reasons = "; ".join(f"{why}: {count}" for why, count in summary.dropped.most_common()) or "it holds no records"
-        raise UserError(f"no row for {settings.purpose} in '{dataset}' ({reasons})")
+    check_rows(rows, dataset, summary)
     for split, content in rows.items():
         path = out / f"{settings.purpose}_{split}.parquet"
         write_parquet(path, content, schema_for(settings.purpose))
         summary.files.append(str(path))
     return summary
+
+
+def check_share(validation: float) -> None:
+    """Refuse a share of held-out goals that is none."""
+    if not 0 <= validation < 1:
+        raise UserError(f"validation is {validation}; it is a share of the goals, from 0 to below 1")
+
+
+def check_rows(rows: Mapping[str, Sequence[Any]], dataset: str, summary: Summary) -> None:
+    """Refuse a source of which nothing is left, with the reasons."""
+    if not any(rows.values()):
+        reasons = "; ".join(f"{why}: {count}" for why, count in summary.dropped.most_common()) or "it holds no records"
+        raise UserError(f"no row for {summary.purpose} in '{dataset}' ({reasons})")
 
 
 def split_tables(

@@ -1,14 +1,17 @@
-"""Replies rated by a judge model: with your rubric file, or by one of the built-in behaviours."""
+"""Replies rated by a judge model with your rubric file, or for one of the built-in behaviours."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from upshot.chat import Row
 from upshot.errors import UserError
 from upshot.tasks.base import tasks
 from upshot.tasks.verified import VerifiedTask
-from upshot.verifiers.base import verifiers
-from upshot.verifiers.judged import JudgedVerifier, with_rubric_read
+from upshot.verifiers.base import Verifier, verifiers
+from upshot.verifiers.judged import with_rubric_read
 
 
 @tasks.register("judged")
@@ -29,15 +32,14 @@ class Judged(VerifiedTask):
         """Make the task.
 
         rubric: a text or the path of a .txt or .md file, with ratings from low to high.
-        behaviour: sycophancy, confidence, longer-response, unsafe-compliance or general-quality instead.
+        behaviour: sycophancy, confidence, longer-response, bold-formatting, unsafe-compliance or general-quality
+        instead. It wins over what the rows say of themselves: one file of prompts serves them all.
         """
         super().__init__(**rows)
         if bool(rubric) == bool(behaviour):
             raise UserError("task 'judged' needs one of 'rubric' (a text or file) and 'behaviour'")
-        if behaviour:
-            kind = verifiers.get(behaviour, "task.behaviour")
-            if not (isinstance(kind, type) and issubclass(kind, JudgedVerifier)):
-                raise UserError(f"task.behaviour '{behaviour}' is not judged by a model; use its own task")
+        if behaviour and not is_behaviour(behaviour):
+            raise UserError(f"task.behaviour '{behaviour}' compares with a reference; use its own task")
         self.verifier = behaviour or "judged"
         options = {} if behaviour else with_rubric_read({"rubric": rubric, "low": low, "high": high})
         self._options: dict[str, Any] = options
@@ -46,3 +48,13 @@ class Judged(VerifiedTask):
     def verifier_options(self) -> dict[str, Any]:
         """The rubric."""
         return dict(self._options)
+
+    def parse(self, record: Mapping[str, Any]) -> Row:
+        """A record as a row that is scored for this behaviour or by this rubric."""
+        return replace(super().parse(record), source=self.verifier)
+
+
+def is_behaviour(name: str) -> bool:
+    """Whether a verifier looks at the reply alone, so that any prompts will do."""
+    kind = verifiers.get(name, "task.behaviour")
+    return isinstance(kind, type) and issubclass(kind, Verifier) and "reference" not in kind.needs

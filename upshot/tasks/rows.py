@@ -1,7 +1,8 @@
 """Records of any layout as rows: verl, TRL columns, question/answer and problem/solution sets.
 
 A record is recognised by its columns, never by its file name:
-- verl: `data_source`, `prompt` (messages), `reward_model.ground_truth`, `extra_info`
+- verl: `data_source`, `prompt` (messages), `reward_model.ground_truth`, `extra_info` (prepared by this project:
+  with the row's other columns as JSON text under `metadata`)
 - TRL and open-instruct: `prompt` or `messages` (text or messages), `ground_truth`/`answer`/`solution`, `dataset`
 - plain: `question`/`problem`/`query`/`input` and `answer`/`solution`/`target`
 """
@@ -19,6 +20,8 @@ from upshot.verifiers.routes import route
 
 QUESTIONS = ("question", "problem", "query", "input", "instruction", "text")
 ANSWERS = ("ground_truth", "answer", "solution", "target", "label", "reference", "completion", "answers", "output")
+METADATA = "metadata"
+"""Where in `extra_info` prepared rows keep what else they know, as JSON text."""
 
 
 def row_of(record: Mapping[str, Any], source: str, instructions: str = "", system: str = "") -> Row:
@@ -27,6 +30,7 @@ def row_of(record: Mapping[str, Any], source: str, instructions: str = "", syste
     `source` is the verifier when the record names none.
     """
     extra = dict(_mapping(record.get("extra_info")) or {})
+    extra |= _mapping(extra.pop(METADATA, None)) or {}
     messages, bare = _opening(record)
     if bare and instructions:
         last = messages[-1]
@@ -37,7 +41,7 @@ def row_of(record: Mapping[str, Any], source: str, instructions: str = "", syste
     extra |= {key: value for key, value in record.items() if key not in used and value is not None}
     question = next((m.content for m in reversed(messages) if m.role == "user"), "")
     extra.setdefault("question", question)
-    named = next((str(record[key]) for key in ("id", "row_id", "task_id", "unique_id") if record.get(key)), None)
+    named = next((str(extra[key]) for key in ("id", "row_id", "task_id", "unique_id") if extra.get(key)), None)
     return Row(named or fingerprint(messages), messages, None, reference_of(record), route(record, source), extra)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from upshot.errors import UserError
 from upshot.models.local import local_path
-from upshot.recipe import Recipe
+from upshot.participants.classmate_map import read_map
+from upshot.recipe import FuturesConfig, Recipe
 from upshot.rollout.company import check_names
 from upshot.tasks.base import Task, tasks
 from upshot.train.examples import read_dialogues, read_preferences
@@ -47,16 +50,28 @@ def count_examples(recipe: Recipe, task: Task) -> int:
     return len(read_dialogues(config.data) if config.data else task.dialogues("train"))
 
 
+def classmate_names(futures: FuturesConfig) -> list[str]:
+    """The classmates that a recipe names, in it or in a map; none where there are no such futures."""
+    if futures.map_file is not None:
+        return [classmate.name for classmate in read_map(futures.map_file)[1]]
+    named = futures.options.get("classmates") or []
+    return [str(entry["name"] if isinstance(entry, Mapping) else entry) for entry in named]
+
+
 def _rollouts(recipe: Recipe, rows: int) -> list[str]:
     config, futures = recipe.train, recipe.futures
     replies = config.prompts_per_step * config.group_size
     played = futures.samples if futures.window else 1
     metrics = ", ".join(f"{m.name} x {m.weight:g}" for m in recipe.reward.metrics)
+    classmates = classmate_names(futures)
+    answers = replies * futures.samples * len(classmates)
+    asked = [f"classmates {', '.join(classmates)}: {futures.samples} answers each to a thought = {answers} a step"]
     return [
         f"task       {recipe.task.name}: {rows} training rows",
         f"a step     {config.prompts_per_step} prompts x {config.group_size} replies of up to "
         f"{recipe.episode.max_turns} turn(s) = {replies} replies",
         f"futures    {played} per reply, window {futures.window}: up to {replies * played * futures.window} user turns "
         f"and as many policy turns a step",
+        *(asked if classmates else []),
         f"reward     {metrics}: {replies * played * len(recipe.reward.metrics)} scores a step",
     ]

@@ -16,6 +16,7 @@ _CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 class BoldFormatting(Verifier):
     """1 when something outside code is set in bold, else 0."""
 
+    needs = ()
     verdict_on = "whether anything in the final answer is set in bold type"
 
     def score(self, response: str, reference: Any, extra: Extra) -> Score:
