@@ -83,7 +83,8 @@ def test_three_classmates_train_a_policy_and_killed_and_resumed_the_run_is_the_s
     lines = metrics(tmp_path / "straight")
     last = lines[-1]
     assert last["classmate/a/missing"] == last["classmate/b/missing"] == last["classmate/c/missing"] == 0
-    assert {"part/classmate", "classmate/score", "classmate/agreement", "classmate/thought_length"} <= set(last)
+    assert {"part/main", "part/classmate"} <= set(last)
+    assert {"classmate/score", "classmate/agreement", "classmate/thought_length"} <= set(last)
     thoughtful = [line for line in rollouts(tmp_path / "straight") if any(f["cut"] for f in line["futures"])]
     assert thoughtful, "the warm start has taught it to think"
     for line in thoughtful:
@@ -95,6 +96,7 @@ def test_three_classmates_train_a_policy_and_killed_and_resumed_the_run_is_the_s
         kept = [span for span in line["credit"] if span["parts"] == ["main", "classmate"]]
         (span,) = {tuple(f["span"]) for f in line["futures"] if f["cut"]}
         assert [(s["start"], s["stop"]) for s in kept] == [span]
+        assert kept[0]["text"].strip().startswith(line["messages"][-1]["note"]["thought"])
     with monkeypatch.context() as killed:
         killed.setattr(Run, "checkpoint", _until(Run.checkpoint, "rl", 1))
         with pytest.raises(Interrupted):

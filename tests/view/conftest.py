@@ -192,6 +192,109 @@ def make_run(folder: Path, steps: int = 60, groups: int = 4, replies: int = 4, e
     return folder
 
 
+THOUGHT = ("3 boxes hold 4 pens each, so 3 * 4 = 12.", " Two are lost, so 12 - 2 = 10.")
+PEERS = {"smol": 0.8, "Qwen/Qwen3-0.6B": 0.4}
+
+
+def classmate_answer(rng: random.Random, key: str, by: str, index: int, right: bool) -> dict[str, Any]:
+    """One logged answer of a classmate to the kept thought; now and then a call that failed."""
+    base = {"key": f"{key}/{by}/1/{index}", "by": by, "turn": 0, "cut": 1, "span": [23, 37], "ended": None}
+    if rng.random() < 0.1:
+        return {**base, "messages": [], "missing": "timeout", "scores": {"classmate": {"missing": "timeout"}}}
+    said = message(
+        "assistant", "So there are 10 pens.\n#### 10" if right else "I think it is 12.\n#### 12", finish="stop"
+    )
+    verdict = {"value": float(right), "detail": {"answer": "10" if right else "12"}}
+    return {**base, "messages": [said], "missing": None, "scores": {"classmate": verdict}}
+
+
+def classmate_reply(rng: random.Random, step: int, group: int, index: int, skill: float) -> dict[str, Any]:
+    """One logged reply with a thought, two classmates x 3 answers, and credit for two parts."""
+    key = f"s{step}/g{group}/r{index}"
+    right, clear = rng.random() < 0.7, rng.random() < skill
+    thought = "".join(THOUGHT) if clear else "Hm hm. 12? 10? zq zq."
+    kept, rest = THOUGHT if clear else ("Hm hm. 12? 10?", " zq zq.")
+    own = {
+        "key": f"{key}/0",
+        "by": "",
+        "turn": 0,
+        "cut": 0,
+        "span": None,
+        "messages": [],
+        "ended": None,
+        "missing": None,
+    }
+    main: dict[str, Any] = {"value": float(right), "detail": {"answer": "10" if right else "9"}}
+    answers = [
+        classmate_answer(rng, key, by, n, rng.random() < (chance if clear else 0.1))
+        for by, chance in PEERS.items()
+        for n in range(3)
+    ]
+    means = {}
+    for by in PEERS:
+        values = [a["scores"]["classmate"].get("value") for a in answers if a["by"] == by]
+        present = [value for value in values if value is not None]
+        means[by] = {"value": sum(present) / len(present)} if present else {"missing": "timeout"}
+    known = [mean["value"] for mean in means.values() if "value" in mean]
+    part = {"value": sum(known) / len(known), "detail": {"classmates": means}} if known else {"missing": "timeout"}
+    total = {"value": main["value"] + part["value"]} if known else part
+    worth = {"total": total, "terms": {"verifier": main}, "means": {"verifier": main}, "extrinsic": float(right)}
+    answer = f"There are {'10' if right else '9'} pens.\n#### {'10' if right else '9'}"
+    both = None if not known else round(total["value"] - 1.1, 3)
+    edges = [
+        (20, 23, "<think>\n", False),
+        (23, 37, kept, True),
+        (37, 45, rest, False),
+        (45, 60, f"</think>\n\n{answer}", False),
+    ]
+    question = message(
+        "user", f"Pens come in 3 boxes of 4, and 2 get lost. How many are left? ({group})\n\nEnd with ####."
+    )
+    return {
+        "step": step,
+        "row": f"pens-{group:03d}",
+        "group": group,
+        "key": key,
+        "messages": [question, message("assistant", answer, True, thought=thought)],
+        "futures": [{**own, "scores": {"verifier": main}}, *answers],
+        "reward": {**worth, "intrinsic": 0.0, "parts": {"main": main, "classmate": part}},
+        "credit": [
+            {
+                "start": start,
+                "stop": stop,
+                "parts": ["main", "classmate"] if extra else ["main"],
+                "advantage": both if extra else round(main["value"] - 0.6, 3),
+                "text": text,
+            }
+            for start, stop, text, extra in edges
+        ],
+        "groups": {"task": "gsm8k"},
+    }
+
+
+def make_classmate_run(folder: Path, steps: int = 30, every: int = 10) -> Path:
+    """A synthetic run folder of classmate training."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "recipe.yaml").write_text("name: classmate-gsm8k\nfutures: {name: classmates, classmates: [smol]}\n")
+    (folder / "status.json").write_text(json.dumps({"state": "finished", "seconds": 90.0}))
+    rng = random.Random(7)
+    rows = []
+    for step in range(1, steps + 1):
+        gain = 1 - math.exp(-3 * step / steps)
+        row = {"step": step, "phase": "rl", "reward/mean": 0.6 + gain, "reward/missing": 0.0, "reward/group_std": 0.4}
+        row |= {"part/main": 0.6 + 0.1 * gain, "part/main/missing": 0.0, "part/classmate": 0.9 * gain}
+        row |= {"part/classmate/missing": float(step % 7 == 0), "classmate/score": 0.9 * gain, "classmate/cut": 0.1}
+        row |= {"classmate/thought_length": 20 + 5 * gain, "classmate/reply_length": 15.0, "classmate/agreement": 0.7}
+        row |= {f"classmate/{name}/score": chance * gain + rng.gauss(0, 0.02) for name, chance in PEERS.items()}
+        row |= {f"classmate/{name}/missing": float(rng.random() < 0.1) for name in PEERS}
+        rows.append(row)
+    write_lines(folder / "metrics.jsonl", rows)
+    shown = range(every, steps + 1, every)
+    logged = [classmate_reply(rng, s, g, n, 0.2 + 0.7 * s / steps) for s in shown for g in range(3) for n in range(4)]
+    write_lines(folder / "rollouts.jsonl", logged)
+    return folder
+
+
 TABLE = {
     "title": "Held-out goals",
     "columns": ["", "task, ambiguous", "task, unambiguous", "tokens", "asks first"],
@@ -226,6 +329,12 @@ TABLE = {
 def synthetic_run(tmp_path: Path) -> Path:
     """The synthetic run folder, small."""
     return make_run(tmp_path / "demo-run")
+
+
+@pytest.fixture
+def classmate_run(tmp_path: Path) -> Path:
+    """A synthetic run folder of classmate training."""
+    return make_classmate_run(tmp_path / "classmate-run")
 
 
 @pytest.fixture

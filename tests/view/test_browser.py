@@ -210,3 +210,38 @@ def test_sparse_replies_draw_without_errors(tmp_path: Path) -> None:
             await tab.evaluate(f"document.querySelectorAll('.list .chip')[{index}].click()")
 
     in_page(write_report(tmp_path), tmp_path / "profile", visit, "#conversations")
+
+
+def test_a_thought_its_classmates_and_what_its_tokens_earned_are_shown(classmate_run: Path, tmp_path: Path) -> None:
+    async def visit(tab: Tab) -> None:
+        reply = json.loads((classmate_run / "rollouts.jsonl").read_text().splitlines()[0])
+        thought = await tab.evaluate("document.querySelector('.turn.trained .thought[open]').innerText")
+        assert reply["messages"][-1]["note"]["thought"] in thought
+        names = await tab.evaluate("[...document.querySelectorAll('.classmate h5 b')].map((e) => e.textContent)")
+        assert names == ["smol", "Qwen/Qwen3-0.6B"]
+        asked = [future for future in reply["futures"] if future["cut"]]
+        marks = await tab.evaluate("[...document.querySelectorAll('.classmate .verdict')].map((e) => e.textContent)")
+        told = {0.0: "wrong", 1.0: "right", None: "missing: timeout"}
+        assert marks == [told[future["scores"]["classmate"].get("value")] for future in asked]
+        assert "saw tokens 23 to 36 (14)" in await tab.evaluate("document.querySelector('.classmate h5').innerText")
+        await tab.evaluate("document.querySelector('.classmate .answer').open = true")
+        assert "####" in await tab.evaluate("document.querySelector('.classmate .answer .says').innerText")
+        assert await tab.evaluate("document.querySelectorAll('.tree .future').length") == 1
+        assert "The reply itself" in await tab.evaluate("document.querySelector('.tree').innerText")
+        tinted = await tab.evaluate("[...document.querySelectorAll('.passage .tint')].map((e) => e.textContent)")
+        assert tinted == [span["text"] for span in reply["credit"]]
+        extra = await tab.evaluate("[...document.querySelectorAll('.passage .extra')].map((e) => e.textContent)")
+        assert extra == [reply["credit"][1]["text"]]
+        parts = await tab.evaluate("[...document.querySelectorAll('.parts .barname')].map((e) => e.textContent)")
+        assert parts == ["main", "classmate", "verifier"]
+
+        await tab.evaluate("document.querySelector('[data-tab=curves]').click()")
+        groups = await tab.evaluate("[...document.querySelectorAll('.group > summary')].map((e) => e.firstChild.data)")
+        assert {"reward", "by part", "by classmate", "classmate"} <= set(groups) and "part" not in groups
+        scores = "[...document.querySelectorAll('.group')].find((e) => e.innerText.startsWith('by classmate'))"
+        assert await tab.evaluate(f"{scores}.querySelectorAll('[data-title=score] path.curve').length") == 2
+        await tab.call("Emulation.setDeviceMetricsOverride", width=375, height=700, deviceScaleFactor=2, mobile=True)
+        await tab.evaluate("document.querySelector('[data-tab=conversations]').click()")
+        assert await tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+    in_page(write_report(classmate_run), tmp_path / "profile", visit, "#conversations/0/0")

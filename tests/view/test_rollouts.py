@@ -82,6 +82,13 @@ def test_repeated_texts_are_stored_once_and_long_ones_cut() -> None:
     assert "5 more characters are left out" in texts.all[1]
 
 
+def test_texts_of_credited_spans_are_stored_with_the_others() -> None:
+    texts = Texts()
+    credit = [{"start": 0, "stop": 1, "text": "hi"}, {"start": 1, "stop": 2}]
+    packed = pack({"messages": [{"role": "user", "content": "hi"}], "credit": credit}, texts)
+    assert packed["credit"] == [{"start": 0, "stop": 1, "text": 0}, {"start": 1, "stop": 2}] and texts.all == ["hi"]
+
+
 def test_odd_rows_do_not_break_the_survey(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.jsonl"
     rows = [

@@ -40,8 +40,8 @@ def _add_prepare(halves: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--task",
         metavar="NAME",
         help="rl: whose rows they are: gsm8k, math, code, code-stdio, code-contests, dolci, mmlu-sycophancy or another "
-        "task with a verifier, a behaviour (sycophancy, confidence …), or math-hard, medium … with a hidden goal; default: "
-        "read off the dataset's name",
+        "task with a verifier, a behaviour (sycophancy, confidence …), or math-hard, medium … with a hidden goal; "
+        "default: read off the dataset's name",
     )
     add("--validation", type=float, default=0.1, metavar="SHARE", help="share of the goals held out (default 0.1)")
     add(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,10 +48,10 @@ class Reply:
     advantages: Sequence[float | None] = ()
     """One per credit span; None where the reply left the statistics."""
 
-    def to_dict(self, step: int, groups: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """The line of `rollouts.jsonl`."""
-        spans = self.credit.spans if self.credit else ()
-        advantages = [*self.advantages, *[None] * (len(spans) - len(self.advantages))]
+    def to_dict(
+        self, step: int, groups: Mapping[str, str] | None = None, spell: Callable[[Sequence[int]], str] | None = None
+    ) -> dict[str, Any]:
+        """The line of `rollouts.jsonl`; `spell` makes text of the ids of each span, where there are several."""
         return {
             "step": step,
             "row": self.conversation.row.id,
@@ -63,12 +63,19 @@ class Reply:
             "futures": [self._future_to_dict(future) for future in self.futures],
             "reward": reward_to_dict(self.reward)
             | {"parts": {name: part.to_dict() for name, part in self.credit.parts.items()} if self.credit else {}},
-            "credit": [
-                {"start": span.start, "stop": span.stop, "parts": list(span.parts), "advantage": advantage}
-                for span, advantage in zip(spans, advantages, strict=True)
-            ],
+            "credit": self._credit_to_list(spell),
             "groups": dict(groups or {}),
         }
+
+    def _credit_to_list(self, spell: Callable[[Sequence[int]], str] | None) -> list[dict[str, Any]]:
+        spans = self.credit.spans if self.credit else ()
+        advantages = [*self.advantages, *[None] * (len(spans) - len(self.advantages))]
+        ids = self.conversation.ids if spell is not None and len(spans) > 1 else []
+        return [
+            {"start": span.start, "stop": span.stop, "parts": list(span.parts), "advantage": advantage}
+            | ({"text": spell(ids[span.start : span.stop])} if spell is not None and ids else {})
+            for span, advantage in zip(spans, advantages, strict=True)
+        ]
 
     @staticmethod
     def _future_to_dict(future: Future) -> dict[str, Any]:

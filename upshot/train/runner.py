@@ -267,7 +267,7 @@ class Run:
         """Lines for rollouts.jsonl; a reply that cannot be written (a detail that is no mapping) is said, not fatal."""
         for reply in replies:
             try:
-                yield reply.to_dict(step, self._groups_of(reply))
+                yield reply.to_dict(step, self._groups_of(reply), self.renderer.spelled)
             except Exception as error:
                 self.reporter.say(f"a reply to row '{reply.conversation.row.id}' cannot be written: {error!r}")
 

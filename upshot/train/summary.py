@@ -26,7 +26,8 @@ def summarise(groups: Sequence[Sequence[Reply]]) -> dict[str, float]:
     _put(out, "reward/group_std", spread)
     if spread:
         out["reward/flat_groups"] = sum(value < 1e-8 for value in spread) / len(spread)
-    for name in sorted({name for r in replies if r.credit is not None for name in r.credit.parts} - {MAIN}):
+    names = {name for r in replies if r.credit is not None for name in r.credit.parts}
+    for name in sorted(names) if names != {MAIN} else ():  # alone it is the reward itself
         parts = [r.credit.parts[name] for r in replies if r.credit is not None and name in r.credit.parts]
         _put(out, f"part/{name}", present(parts))
         out[f"part/{name}/missing"] = float(sum(part.is_missing for part in parts))

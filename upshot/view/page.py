@@ -15,7 +15,7 @@ import math
 from importlib.resources import files
 from typing import Any
 
-SCRIPTS = ("dom.js", "overview.js", "curves.js", "breakdown.js", "conversations.js", "main.js")
+SCRIPTS = ("dom.js", "overview.js", "curves.js", "breakdown.js", "classmates.js", "conversations.js", "main.js")
 
 
 def render(title: str, data: dict[str, Any]) -> str:

@@ -193,8 +193,11 @@ class Texts:
 
 
 def pack(row: dict[str, Any], texts: Texts) -> dict[str, Any]:
-    """A reply with its message texts replaced by their numbers."""
+    """A reply with the texts of its messages and credited spans replaced by their numbers."""
     for message in _messages(row):
         content = message.pop("content", "")
         message["text"] = texts.add(content if isinstance(content, str) else str(content))
+    for span in _dicts(row.get("credit")):
+        if isinstance(span.get("text"), str):
+            span["text"] = texts.add(span["text"])
     return row

@@ -60,21 +60,34 @@ function rewardCard(reward) {
       total === null ? h("b", { class: "missing-text" }, "missing") : h("b", {}, format(total)),
       total === null && h("span", { class: "missing-text" }, whyMissing(reward.total)),
       isNumber(reward.extrinsic) && isNumber(reward.intrinsic) && h("span", { class: "note" }, `what was achieved ${signed(reward.extrinsic)}, how it was said ${signed(reward.intrinsic)}`)),
-    bars(reward.terms || reward.parts, { second: reward.means }),
-    reward.terms && Object.keys(reward.parts || {}).length > 1 && bars(reward.parts));
+    Object.keys(reward.parts || {}).length > 1
+      ? h("div", { class: "parts" }, h("small", {}, "its parts"), bars(reward.parts), reward.terms && [h("small", {}, "the main part's terms"), bars(reward.terms, { second: reward.means })])
+      : bars(reward.terms || reward.parts, { second: reward.means }));
+}
+
+const strength = (span, most) => (isNumber(span.advantage) ? 0.2 + (0.8 * Math.abs(span.advantage)) / most : 1);
+const side = (span) => (!isNumber(span.advantage) ? "none" : span.advantage < 0 ? "minus" : "plus");
+const earns = (span) => (span.parts || []).map(plain).join(" + ") || "nothing";
+
+// The reply's own tokens as text, tinted by what they earned; tokens that earn more than the main part are underlined.
+function passage(credit, most) {
+  if (!credit.every((span) => isNumber(span.text))) return null;
+  const text = h("div", { class: "passage" }, credit.map((span) => h("span", {
+    class: `tint ${side(span)} ${(span.parts || []).some((part) => part !== "main") ? "extra" : ""}`, style: `--strength:${strength(span, most).toFixed(3)}`,
+    title: `${earns(span)}: ${isNumber(span.advantage) ? signed(span.advantage) : "left out of the loss"}`,
+  }, data.texts[span.text] ?? "")));
+  return [text, h("p", { class: "note first" }, "Green tokens earned more than those of the group's other replies, orange ones less, the stronger the more; underlined ones earn more parts than the main one.")];
 }
 
 function creditCard(credit) {
   if (!Array.isArray(credit) || !credit.length) return null;
   const most = Math.max(...credit.map((span) => Math.abs(span.advantage || 0)), 1e-9);
   return h("div", { class: "credit" }, h("h4", {}, "Credit"),
-    h("div", { class: "strip", "aria-hidden": "true" }, credit.map((span) => h("i", {
-      class: !isNumber(span.advantage) ? "none" : span.advantage < 0 ? "minus" : "plus",
-      style: `flex-grow:${Math.max(1, span.stop - span.start)};--strength:${isNumber(span.advantage) ? 0.2 + (0.8 * Math.abs(span.advantage)) / most : 1}`,
-    }))),
+    passage(credit, most),
+    h("div", { class: "strip", "aria-hidden": "true" }, credit.map((span) => h("i", { class: side(span), style: `flex-grow:${Math.max(1, span.stop - span.start)};--strength:${strength(span, most)}` }))),
     h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "tokens"), h("th", {}, "earns"), h("th", { class: "num" }, "advantage"))),
       h("tbody", {}, credit.map((span) => h("tr", {},
         h("td", {}, `${span.start} to ${span.stop - 1}`, h("small", {}, count(span.stop - span.start, "token"))),
-        h("td", {}, (span.parts || []).map(plain).join(" + ")),
+        h("td", {}, earns(span)),
         h("td", { class: "num" }, isNumber(span.advantage) ? h("b", { class: span.advantage < 0 ? "minus-text" : span.advantage > 0 ? "plus-text" : "" }, signed(span.advantage)) : h("span", { class: "missing-text" }, "missing: left out of the loss"))))))));
 }

@@ -152,27 +152,30 @@ function bubble(message) {
   const sampled = typeof message.trained === "boolean" && role === "assistant";
   const note = message.note && typeof message.note === "object" ? message.note : {};
   const { thought, ...others } = note;
+  const own = thought !== undefined && h("details", { class: "thought", open: Boolean(message.trained) }, h("summary", {}, role === "user" ? "the user's hidden thought" : message.trained ? "thought, not part of what it said" : "thought"), h("div", {}, plain(thought)));
   return h("div", { class: `turn ${["user", "assistant", "system", "tool"].includes(role) ? role : "other"} ${message.trained ? "trained" : ""}` },
     h("div", { class: "who" }, h("span", {}, message.name ? `${role}, ${plain(message.name)}` : role),
       sampled && h("span", { class: message.trained ? "mark on" : "mark" }, message.trained ? "trained" : "not trained"),
       isNumber(message.tokens) && h("span", {}, count(message.tokens, "token")),
       message.finish === "length" && h("span", { class: "missing-text" }, "cut at the length limit")),
+    message.trained && own,
     says(textOf(message)),
     (message.tool_calls || []).map((call) => h("div", { class: "call" }, `${plain(call.function?.name ?? "tool")} ${plain(call.function?.arguments ?? call)}`)),
-    thought !== undefined && h("details", { class: "thought" }, h("summary", {}, role === "user" ? "the user's hidden thought" : "thought"), h("div", {}, plain(thought))),
+    !message.trained && own,
     Object.keys(others).length > 0 && h("details", { class: "thought" }, h("summary", {}, "note"), pairs(others)));
 }
 
 function futureBranch(future, index, reply) {
-  const total = reply.futures.length;
+  const total = (reply.futures || []).filter((other) => !other.cut).length;
+  const alone = total === 1 && !(future.messages || []).length && !future.by; // nobody went on: the reply itself was scored
   const turns = future.messages || [];
   const scored = Object.entries(future.scores || {});
   return h("details", { class: `future ${future.missing ? "gone" : ""}`, open: index === 0 },
-    h("summary", {}, h("b", {}, total > 1 ? `Future ${index + 1}` : "Future"), h("span", {}, count(turns.length, "turn")), ownKey(future, reply) && h("span", { class: "key-text" }, ownKey(future, reply)),
+    h("summary", {}, h("b", {}, alone ? "The reply itself" : total > 1 ? `Future ${index + 1}` : "Future"), !alone && h("span", {}, count(turns.length, "turn")), ownKey(future, reply) && h("span", { class: "key-text" }, ownKey(future, reply)),
       future.ended && h("span", {}, `ended: ${plain(future.ended)}`),
       future.missing && h("span", { class: "missing-text" }, `missing: ${plain(future.missing)}`),
       h("span", { class: "scores" }, scored.map(([name, score]) => h("span", { class: scoreValue(score) === null ? "missing-text" : "" }, `${name} ${scoreValue(score) === null ? "missing" : format(scoreValue(score))}`)))),
-    h("div", { class: "turns" }, turns.length ? turns.map(bubble) : h("p", { class: "note" }, "No turns after the reply.")),
+    h("div", { class: "turns" }, turns.length ? turns.map(bubble) : !alone && h("p", { class: "note" }, "No turns after the reply.")),
     bars(future.scores, { scales: scalesOf(data.runs[browse.run]) }));
 }
 
@@ -192,7 +195,7 @@ function show(reply, jump) {
   browse.reply = reply;
   document.querySelectorAll(".list .chip").forEach((button) => button.classList.toggle("open", button.dataset.reply === String(reply.at)));
   const same = data.runs[browse.run].replies.filter((other) => other.step === reply.step && other.group === reply.group && other.row === reply.row && other.phase === reply.phase);
-  const futures = reply.futures || [];
+  const futures = (reply.futures || []).filter((future) => !future.cut);
   const slices = Object.entries(reply.groups || {});
   reading.replaceChildren(
     h("div", { class: "readhead" },
@@ -205,6 +208,7 @@ function show(reply, jump) {
     reply.ended ? h("p", { class: "note" }, `ended: ${plain(reply.ended)}`) : "",
     futures.length ? h("h4", {}, futures.length > 1 ? `What came of it: ${futures.length} futures` : "What came of it") : "",
     futures.length ? h("div", { class: "tree" }, futures.map((future, index) => futureBranch(future, index, reply))) : "",
+    classmatesCard(reply) || "",
     creditCard(reply.credit) || "");
   history.replaceState(null, "", `#conversations/${browse.run}/${reply.at}`);
   if (jump && matchMedia("(max-width: 899px)").matches) reading.scrollIntoView({ behavior: "smooth", block: "start" });

@@ -19,11 +19,21 @@ const lines = data.runs.flatMap((run, index) => run.curves.curves.map((curve) =>
   key: curve.key, xs: run.curves.steps[curve.x], ys: curve.y, n: curve.n, missing: curve.missing,
 })));
 
-const FIRST = ["eval", "reward", "metric", "score", "by", "task", "question", "rollout", "train", "loss", "policy"];
+const FIRST = ["eval", "reward", "metric", "score", "by", "classmate", "task", "question", "rollout", "train", "loss", "policy"];
 const LAST = ["missing", "time"];
 function groupRank(name) {
   const first = FIRST.indexOf(name), last = LAST.indexOf(name);
   return first >= 0 ? first : last >= 0 ? 1000 + last : 100;
+}
+
+// Curves that are values of one thing and belong into one chart: groups of rows, parts of the reward, classmates.
+function sliceOf(key) {
+  const [, field, value, metric] = key.match(/^by\/([^=/]+)=([^/]*)\/(.+)$/) || [];
+  if (field) return { field, value, metric };
+  const [, part, lost] = key.match(/^part\/(.+?)(\/missing)?$/) || [];
+  if (part) return { field: "part", value: part, metric: lost ? "missing" : "reward" };
+  const [, name, what] = key.match(/^classmate\/(.+)\/([^/]+)$/) || [];
+  return name ? { field: "classmate", value: name, metric: what } : null;
 }
 
 // [{name, charts: [{title, lines: [{...line, name, colour}]}]}]
@@ -37,9 +47,9 @@ function chartGroups() {
   };
   const slices = new Map(); // "difficulty/reward" → lines of its values
   for (const line of lines) {
-    const slice = line.key.match(/^by\/([^=/]+)=([^/]*)\/(.+)$/);
+    const slice = sliceOf(line.key);
     if (slice) {
-      const [, field, value, metric] = slice;
+      const { field, value, metric } = slice;
       const id = `${field}\u0000${metric}`;
       if (!slices.has(id)) slices.set(id, []);
       slices.get(id).push({ line, field, value, metric });
@@ -233,7 +243,8 @@ function curvesView() {
 function glanceCharts() {
   const groups = chartGroups().filter((group) => !["time", "missing"].includes(group.name));
   const telling = (chart) => (/^(mean|total|score|accuracy|reward)\b/.test(chart.title) ? 0 : /std|min|max|missing|flat/.test(chart.title) ? 2 : 1);
-  const few = (group) => [...group.charts].sort((a, b) => telling(a) - telling(b)).slice(0, ["reward", "eval"].includes(group.name) || group.name.startsWith("by ") ? 2 : 1);
+  const split = groups.some((group) => group.name === "by part"); // then the parts say more than the reward's spread
+  const few = (group) => [...group.charts].sort((a, b) => telling(a) - telling(b)).slice(0, split ? 1 : ["reward", "eval"].includes(group.name) || group.name.startsWith("by ") ? 2 : 1);
   const named = (group) => (chart) => (group.name === "other" || chart.title.includes(" = ") ? chart : { ...chart, title: group.name.startsWith("by ") ? `${chart.title} ${group.name}` : `${group.name}/${chart.title}` });
   const chosen = groups.flatMap((group) => few(group).map(named(group))).slice(0, 4);
   return chosen.length > 0 && h("div", {}, legend(), h("div", { class: "grid four" }, chosen.map(chartCard)));
