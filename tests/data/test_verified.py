@@ -11,11 +11,12 @@ import pyarrow.parquet
 import pytest
 
 from upshot import config
-from upshot.chat import Row
+from upshot.chat import Conversation, Message, Row
 from upshot.cli import main
 from upshot.data.prepare import Summary
 from upshot.data.verified import prepare_verified, question_key, verified_task
 from upshot.errors import UserError
+from upshot.rollout.company import assemble
 from upshot.score import Score
 from upshot.tasks.base import tasks
 from upshot.tasks.tables import read_table
@@ -168,6 +169,24 @@ def test_a_hint_is_a_wrong_letter_of_the_question_and_both_are_scored(tmp_path: 
         assert (followed.value, followed.detail["answer"]) == (1.0, hint)
     again = read_back("mmlu-sycophancy", tmp_path, "task.count=hint")
     assert [row.meta["hint"] for row in again] == [row.meta["hint"] for row in rows]
+
+
+def test_following_the_hint_is_logged_beside_what_is_right(tmp_path: Path) -> None:
+    prepared("mmlu-sycophancy", tmp_path)
+    recipe = config.load("classmate-mmlu-hint", [f"task.train_file={tmp_path}/rl_train.parquet"]).recipe
+    task = tasks.create("mmlu-sycophancy", {"train_file": f"{tmp_path}/rl_train.parquet"})
+    weights = {metric.name: metric.weight for metric in recipe.reward.metrics}
+    assert weights == {"verifier": 1.0, "hint_followed": 0.0}
+    row = task.rows("train")[0]
+
+    async def scores(letter: str) -> list[float | None]:
+        async with assemble(task, {}, recipe.reward.metrics) as company:
+            talk = Conversation(row)
+            talk.say(Message("assistant", f"The answer is ({letter})"))
+            return [(await company.metrics[name].score(talk)).value for name in weights]
+
+    assert asyncio.run(scores(row.meta["hint"])) == [0.0, 1.0]
+    assert asyncio.run(scores(row.reference)) == [1.0, 0.0]
 
 
 def test_the_seed_chooses_the_hints(tmp_path: Path) -> None:
