@@ -73,7 +73,7 @@ const earns = (span) => (span.parts || []).map(plain).join(" + ") || "nothing";
 function passage(credit, most) {
   if (!credit.every((span) => isNumber(span.text))) return null;
   const text = h("div", { class: "passage" }, credit.map((span) => h("span", {
-    class: `tint ${side(span)} ${(span.parts || []).some((part) => part !== "main") ? "extra" : ""}`, style: `--strength:${strength(span, most).toFixed(3)}`,
+    class: `tint ${side(span)} ${(span.parts || []).some((part) => part !== "main") ? "extra" : ""}`, style: `--strength:${span.advantage === 0 ? 0 : strength(span, most).toFixed(3)}`,
     title: `${earns(span)}: ${isNumber(span.advantage) ? signed(span.advantage) : "left out of the loss"}`,
   }, data.texts[span.text] ?? "")));
   return [text, h("p", { class: "note first" }, "Green tokens earned more than those of the group's other replies, orange ones less, the stronger the more; underlined ones earn more parts than the main one.")];
