@@ -40,7 +40,7 @@ def alarm(seconds: float) -> Iterator[None]:
 def _by_signal(seconds: float) -> Iterator[None]:
     began = time.monotonic()
     handler = signal.signal(signal.SIGALRM, _ring)
-    theirs, interval = signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
+    theirs, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
@@ -51,6 +51,8 @@ def _by_signal(seconds: float) -> Iterator[None]:
 
 
 def _ring(_signal: int, _frame: types.FrameType | None) -> None:
+    # Set anew each time rather than by an interval: a slow, traced step would be interrupted by the next ring for ever.
+    signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
     if sys.gettrace() is None:  # a person at a breakpoint may take as long as they like
         raise Rung
 
