@@ -40,8 +40,10 @@ def compile_ahead(runner: Any, driver: Any) -> Callable[[], None]:
 
     def launch(task: Task) -> None:
         device = runner.shape.device
-        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)), torch.inference_mode():
+        stream = torch.cuda.Stream(device)
+        with torch.cuda.device(device), torch.cuda.stream(stream), torch.inference_mode():
             task()
+            stream.synchronize()  # what it reads and writes may be given to others as soon as nobody refers to it
 
     waiting = [pool.submit(launch, task) for task in first]
 
