@@ -16,6 +16,7 @@ from typing import Any
 from upshot import jsonl
 from upshot.errors import UserError, did_you_mean
 from upshot.rewards.managers.base import Manager, managers
+from upshot.sandbox.lazy import LazySandbox
 from upshot.score import Score, tell_missing
 from upshot.tasks.rows import reference_of
 from upshot.tasks.tables import read_table
@@ -161,7 +162,7 @@ async def _open(settings: Settings) -> AsyncIterator[Manager]:
             from upshot.models.connect import connect
 
             context["judge"] = await stack.enter_async_context(connect(settings.judge))
-        context["sandbox"] = _LazySandbox(settings.sandbox)
+        context["sandbox"] = LazySandbox(settings.sandbox)
         stack.push_async_callback(context["sandbox"].aclose)
         options: dict[str, Any] = {"seconds": settings.seconds}
         if settings.manager == "remote":
@@ -173,28 +174,6 @@ async def _open(settings: Settings) -> AsyncIterator[Manager]:
         manager = managers.create(settings.manager, options, **context)
         stack.push_async_callback(manager.aclose)
         yield manager
-
-
-class _LazySandbox:
-    """Connects when the first program is to be run."""
-
-    def __init__(self, spec: str) -> None:
-        self._spec = spec
-        self._runner: Any = None
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        if self._runner is None:
-            from upshot.sandbox import connect
-
-            self._runner = connect(self._spec)
-        return getattr(self._runner, name)
-
-    async def aclose(self) -> None:
-        """Stop the sandbox if it was started."""
-        if self._runner is not None:
-            await self._runner.aclose()
 
 
 async def _verify_all(claims: Sequence[Claim], settings: Settings) -> list[Score]:
