@@ -423,5 +423,5 @@ def test_all_of_humaneval(box: Any) -> None:
 def test_a_humaneval_row_without_tests_is_named(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"task_id": "a", "prompt": ""}\n')
-    with pytest.raises(UserError, match=r"rows.jsonl:1 has no 'canonical_solution'"):
+    with pytest.raises(UserError, match=r"rows.jsonl, row 1 has no 'canonical_solution'"):
         humaneval.load(file)

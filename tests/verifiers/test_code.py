@@ -116,7 +116,7 @@ def test_tests_that_can_tell_nothing_do_not_count() -> None:
             return [self._result(True) if "assert" in test else invalid for test in tests]
 
     assert check("code", ADD, ["x = 1", "assert add(1, 2) == 3"], sandbox=Telling()).value == 1
-    assert check("code", ADD, ["x = 1"], sandbox=Telling()).reason == "code: no valid test"
+    assert check("code", ADD, ["x = 1"], sandbox=Telling()).reason == "bad_row"
 
 
 def test_a_reply_of_fences_is_read_in_its_length() -> None:

@@ -19,6 +19,7 @@ from upshot.closing import close_all
 from upshot.errors import UserError, did_you_mean
 from upshot.participants.base import Observation, Participant
 from upshot.participants.search import Corpus, load_corpus
+from upshot.sandbox.lazy import LazySandbox
 from upshot.verifiers.arithmetic import evaluate
 from upshot.verifiers.numbers import show_number
 
@@ -107,18 +108,14 @@ class Python(Tool):
 
     def __init__(self, sandbox: Any = "local", cpu_seconds: float = 5.0) -> None:
         """sandbox: a CodeRunner, or where to connect to when the first program comes."""
-        self._sandbox = sandbox
         self._owned = isinstance(sandbox, str)
+        self._sandbox = LazySandbox(sandbox) if isinstance(sandbox, str) else sandbox
         self.cpu_seconds = cpu_seconds
 
     async def call(self, arguments: Mapping[str, Any], conversation: Conversation) -> str:
         """Standard output, then the end of the error output."""
         from upshot.sandbox.limits import Limits
 
-        if isinstance(self._sandbox, str):
-            from upshot.sandbox import connect
-
-            self._sandbox = connect(self._sandbox)
         result = await self._sandbox.run(str(arguments["code"]), limits=Limits(cpu_seconds=self.cpu_seconds))
         if str(result.outcome) == "sandbox_fault":
             raise RuntimeError(f"sandbox_fault: {result.detail}")  # the episode is missing, the policy is not to blame
@@ -128,7 +125,7 @@ class Python(Tool):
 
     async def aclose(self) -> None:
         """Stop the sandbox if it was started here."""
-        if self._owned and not isinstance(self._sandbox, str):
+        if self._owned:
             await self._sandbox.aclose()
 
 
