@@ -11,7 +11,7 @@ import asyncio
 import math
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -125,10 +125,10 @@ class Engine:
     @contextmanager
     def _own_device(self) -> Iterator[None]:
         """Inside: the model's GPU is the current one, on which kernels, streams and graphs run."""
-        if not self.on_gpu:
+        if self.shape.device.type != "cuda":
             yield
             return
-        with torch.cuda.device(self.shape.device), torch.cuda.stream(self._stream):
+        with torch.cuda.device(self.shape.device), torch.cuda.stream(self._stream) if self._stream else nullcontext():
             yield
 
     def _await_weights(self) -> None:
