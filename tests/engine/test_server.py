@@ -31,11 +31,15 @@ from upshot.models.pieces import Pieces
 KEY = "test-key"
 
 
-@contextmanager
-def serving(server: Server) -> Iterator[str]:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def serving(server: Server, port: int = 0) -> Iterator[str]:
+    port = port or free_port()
     inner = uvicorn.Server(uvicorn.Config(server.app, host="127.0.0.1", port=port, log_level="error"))
     thread = threading.Thread(target=inner.run, daemon=True)
     thread.start()

@@ -382,3 +382,22 @@ def test_handing_over_nothing_closes_the_thought_at_once() -> None:
     asyncio.run(classmate.start())
     for mode in ("answer", "continue"):
         assert classmate.prompt_text(Handed(ROWS[0].messages, "", mode)).endswith("<think>\n</think>\n\n")
+
+
+def test_breakpoint_works_inside_the_classmate_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+    import threading
+
+    seen: list[threading.Thread] = []
+    monkeypatch.setattr(sys, "breakpointhook", lambda: seen.append(threading.current_thread()))
+
+    class Looks(Metric):
+        async def score(self, conversation: Conversation) -> Score:
+            breakpoint()
+            return Score(1.0)
+
+    made, _ = stage(thinks("hm"), {"peer": Recites("peer", lambda text, seed: "1")})
+    assert isinstance(made.futures, Classmates)
+    made.futures.metric = Looks()
+    play(made)
+    assert seen == [threading.main_thread()], "in this process, in the thread that a debugger stops"

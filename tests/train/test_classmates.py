@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engine.test_server import serving
+from tests.engine.test_server import free_port, serving
+from tests.rollout.test_classmates import ROWS, Recites, stage, thinks
 from tests.train.test_run import Interrupted, Stops, _until, resume
 from tests.train.workshop import metrics
 from upshot.config import validate
 from upshot.engine.engine import Engine
 from upshot.engine.model import EngineModel
 from upshot.engine.server import Server
+from upshot.models.connect import connect
 from upshot.models.tiny import tiny_model, tiny_tokenizer
 from upshot.recipe import Recipe, TinyConfig
+from upshot.rollout.play import play_step
 from upshot.tasks.ciphers import Ciphers
 from upshot.train.runner import Run, train
 
@@ -153,3 +158,31 @@ def test_with_adapters_a_frozen_copy_shares_every_weight_that_is_not_trained() -
     shared = {p.data_ptr() for p in module.parameters()}
     own = [name for name, p in twin.module.named_parameters() if p.data_ptr() not in shared]  # type: ignore[attr-defined]
     assert own and all("lora_" in name for name in own)
+
+
+def test_a_classmate_server_killed_and_started_again_costs_the_samples_in_between_only() -> None:
+    """Two classmates; the one behind HTTP is away for one of three steps."""
+    tokenizer = tiny_tokenizer(Ciphers().vocabulary())
+    port = free_port()
+
+    def server() -> Server:
+        return Server(EngineModel(Engine(tiny_model(SHAPE, tokenizer, 1), {tokenizer.eos_token_id}), tokenizer, "c"))
+
+    far = connect({"url": f"http://127.0.0.1:{port}/v1", "model": "c", "retries": 0, "backoff_s": 0.01})
+    near = Recites("near", lambda text, seed: "1")
+
+    async def three_steps() -> list[list[str | None]]:
+        made, _ = stage(thinks("hm"), {"near": near, "far": far}, samples=2)
+        away: list[list[str | None]] = []
+        for step in range(3):
+            with serving(server(), port) if step != 1 else nullcontext():
+                if step == 0:
+                    await far.start()
+                    await made.futures.start()
+                reply = (await play_step(made, ROWS[1:2], 1, step))[0][0]
+                assert reply.credit is not None and reply.credit.parts["classmate"].value is not None
+                away.append([future.missing for future in reply.futures if future.by == "far"])
+        await far.aclose()
+        return away
+
+    assert asyncio.run(three_steps()) == [[None] * 2, ["connection"] * 2, [None] * 2]
