@@ -1,20 +1,28 @@
-"""`upshot demo`: the idea of the multiturn-aware reward, shown in minutes on two CPU cores."""
+"""`upshot demo`: the ideas, each shown in minutes on two CPU cores."""
 
 from __future__ import annotations
 
 import argparse
+
+from upshot.errors import UserError, did_you_mean
+
+DEMOS = {
+    "quickstart": "a tiny model learns to ask before it answers (about three minutes)",
+    "classmates": "a tiny model learns to think so that others can follow (about six minutes)",
+}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
         "demo",
-        help="the quickstart: a tiny model learns to ask before it answers (about three minutes)",
-        description="Train a tiny model three ways (demonstrations, single-reply reward, multiturn-aware reward) and "
-        "compare them on held-out goals.",
+        help="the quickstart: a tiny model learns to ask before it answers (about three minutes); or: demo classmates",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Train tiny models in a few ways and compare them on what they have not seen.\n\n"
+        + "\n".join(f"  upshot demo {name}  {what}" for name, what in DEMOS.items()),
     )
     parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="overrides of the quickstart, such as seed=1"
+        "overrides", nargs="*", default=[], metavar="[NAME] key=value", help="which one, and overrides such as seed=1"
     )
     parser.add_argument("--quiet", action="store_true", help="print only the table")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
@@ -24,6 +32,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Play the demo."""
     from upshot.cli.console import make_reporter
-    from upshot.evaluate.quickstart import quickstart
 
-    return quickstart(args.overrides, lambda: make_reporter(args.quiet or args.json), args.quiet, args.json)
+    name, overrides = "quickstart", list(args.overrides)
+    if overrides and "=" not in overrides[0]:
+        name = overrides.pop(0)
+    if name == "quickstart":
+        from upshot.evaluate.quickstart import quickstart as demo
+    elif name == "classmates":
+        from upshot.evaluate.classmates import demo
+    else:
+        raise UserError(f"unknown demo '{name}'; {did_you_mean(name, DEMOS)}")
+    return demo(overrides, lambda: make_reporter(args.quiet or args.json), args.quiet, args.json)

@@ -12,6 +12,7 @@ from typing import Any
 
 from upshot import config
 from upshot.evaluate.openings import Outcome, play_openings
+from upshot.evaluate.stages import train_stage
 from upshot.evaluate.statistics import Estimate, estimate
 from upshot.recipe import Recipe
 from upshot.train.reporter import Reporter
@@ -54,31 +55,17 @@ def quickstart(
 def _train_stages(
     recipe: Recipe, root: Path, make_reporter: Callable[[], Reporter], tell: Callable[[str], None]
 ) -> dict[str, Path]:
-    from upshot.train.runner import train
-
-    warm = recipe.warm_start
+    warm: dict[str, Any] = {"warm_start": recipe.warm_start or {}, "train.steps": 0}
     stages: list[tuple[str, str, dict[str, Any]]] = [
-        (STAGES[0], "demonstrations that mostly guess what was left unsaid", {"train.steps": 0}),
+        (STAGES[0], "demonstrations that mostly guess what was left unsaid", warm),
         (STAGES[1], "reinforcement, each reply scored as it stands (window 0)", {"futures.window": 0}),
         (STAGES[2], f"reinforcement, each reply scored by its futures (window {recipe.futures.window})", {}),
     ]
     found: dict[str, Path] = {}
     for number, (name, what, changes) in enumerate(stages, 1):
         tell(f"\n{number}. {name}: {what}")
-        data = recipe.model_dump()
-        data["run_dir"] = str(root / name.replace(" ", "-"))
-        data["name"] = name
-        if number > 1:
-            data["warm_start"], data["model"]["path"] = None, str(found[STAGES[0]])
-        elif warm is None:
-            data["warm_start"] = {}
-        for key, value in changes.items():
-            section, _, field = key.partition(".")
-            data[section][field] = value
-        folder = train(config.validate(data), None, make_reporter())
-        latest = folder.latest()
-        assert latest is not None
-        found[name] = latest[0]
+        folder = root / name.replace(" ", "-")
+        found[name] = train_stage(recipe, name, folder, make_reporter(), changes, found.get(STAGES[0]))
     return found
 
 
@@ -141,8 +128,8 @@ def _cell(found: Estimate | None) -> Any:
     return "–" if found is None else {"value": found.mean, "low": found.low, "high": found.high}
 
 
-def print_table(table: dict[str, Any]) -> None:
-    """The table on the console."""
+def print_table(table: dict[str, Any], strong: str = STAGES[2]) -> None:
+    """The table on the console, with one row in bold."""
     from rich.console import Console
     from rich.table import Table
 
@@ -150,5 +137,5 @@ def print_table(table: dict[str, Any]) -> None:
     shown = Table(*headings, title=table["title"], caption=table["note"], padding=(0, 1), collapse_padding=True)
     for name, *cells in table["rows"]:
         texts = [c if isinstance(c, str) else f"{c['value']:.2f}\n[dim]{c['low']:.2f}–{c['high']:.2f}" for c in cells]
-        shown.add_row(f"[bold]{name}" if name == STAGES[2] else name, *texts)
+        shown.add_row(f"[bold]{name}" if name == strong else name, *texts)
     Console().print(shown)

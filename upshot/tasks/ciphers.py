@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 
 from upshot.chat import Message, Row, derive_seed
 from upshot.tasks import arithmetic
@@ -17,7 +17,7 @@ from upshot.tasks.base import tasks
 from upshot.tasks.verified import VerifiedTask
 from upshot.thought import MARKERS
 
-SIZES = {"train": 4000, "validation": 400, "test": 400}
+SIZES = {"train": 12000, "validation": 400, "test": 400}
 SIGNS = ("+", "-", "*", "=")
 CODE_WORDS = 48
 
@@ -39,9 +39,10 @@ class Ciphers(VerifiedTask):
 
     @cached_property
     def _splits(self) -> dict[str, list[Row]]:
-        return {split: [_row(split, n, p) for n, p in enumerate(self._problems(split))] for split in SIZES}
+        return {split: [_row(split, n, p) for n, p in enumerate(self.problems(split))] for split in SIZES}
 
-    def _problems(self, split: str) -> list[arithmetic.Problem]:
+    def problems(self, split: str) -> list[arithmetic.Problem]:
+        """The problems behind the rows of a split."""
         return arithmetic.problems(split, min(SIZES[split], self.limit or SIZES[split]), self.split_seed)
 
     def answer_text(self, row: Row) -> str:
@@ -51,21 +52,27 @@ class Ciphers(VerifiedTask):
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
         """Every problem with a thought, plain or coded, and the right answer."""
         out = []
-        for number, problem in enumerate(self._problems(split)):
+        for number, problem in enumerate(self.problems(split)):
             rng = random.Random(derive_seed(self.split_seed, "thought", split, number))
             reply = thoughtful(problem, coded=rng.random() < self.coded)
             out.append((Message("user", problem.question), Message("assistant", reply)))
         return out
 
     def vocabulary(self) -> Sequence[str]:
-        """The words of the problems, the markers, and the words of the code."""
-        return sorted({*arithmetic.vocabulary([]), *MARKERS, *(f"q{n}" for n in range(CODE_WORDS))})
+        """The words of the problems, the markers, and the words of the code; those only where it is ever used."""
+        code = [f"q{n}" for n in range(CODE_WORDS)] if self.coded else []
+        return sorted({*arithmetic.vocabulary([]), *MARKERS, *code})
 
 
 def thoughtful(problem: arithmetic.Problem, coded: bool = False) -> str:
     """A reply that thinks in steps, plain or coded, and answers."""
+    return f"{MARKERS[0]} {thought(problem, coded)} {MARKERS[1]} #### {problem.answer}"
+
+
+def thought(problem: arithmetic.Problem, coded: bool = False) -> str:
+    """The steps to the answer, plain or coded."""
     steps = " . ".join(f"{left} {sign} {right} = {result}" for left, sign, right, result in problem.steps) + " ."
-    return f"{MARKERS[0]} {encode(steps) if coded else steps} {MARKERS[1]} #### {problem.answer}"
+    return encode(steps) if coded else steps
 
 
 def encode(steps: str) -> str:
@@ -73,6 +80,7 @@ def encode(steps: str) -> str:
     return " ".join(_code().get(word, word) for word in steps.split())
 
 
+@cache
 def _code() -> dict[str, str]:
     plain = [*(str(number) for number in range(2 * arithmetic.LARGEST + 2)), *SIGNS]
     secret = [f"q{n}" for n in range(CODE_WORDS)]

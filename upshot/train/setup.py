@@ -8,7 +8,15 @@ from typing import Any
 from upshot.chat import derive_seed
 from upshot.errors import UserError
 from upshot.models.base import Completion, Model, Request, Sampling
-from upshot.models.local import BorrowedModel, load_whole, own_tokenizer, pick_device, pick_dtype
+from upshot.models.local import (
+    BorrowedModel,
+    LocalModel,
+    load_whole,
+    local_path,
+    own_tokenizer,
+    pick_device,
+    pick_dtype,
+)
 from upshot.recipe import PolicyConfig, Recipe
 from upshot.rollout.company import of_recipe
 from upshot.tasks.base import Task
@@ -59,10 +67,12 @@ def context_limit(config: PolicyConfig, module: Any) -> int:
 async def check_helpers(recipe: Recipe, task: Task, tokenizer: Any) -> None:
     """Refuse what would fail only after the warm start: helpers without key or endpoint, a user without model.
 
-    Models in this process are left alone: loading them takes long.
+    Models in this process are not loaded, which takes long; only their folders are looked for.
     """
     company = of_recipe(recipe, task, _Unheard(), tokenizer)
     for model in dict.fromkeys(company.models.values()):
+        if isinstance(model, LocalModel) and model.spec.model.startswith((".", "/", "~")):
+            local_path(model.spec.model)
         if not isinstance(model, BorrowedModel):
             async with model:
                 pass
