@@ -384,6 +384,14 @@ def test_handing_over_nothing_closes_the_thought_at_once() -> None:
         assert classmate.prompt_text(Handed(ROWS[0].messages, "", mode)).endswith("<think>\n</think>\n\n")
 
 
+def test_the_end_of_the_turn_is_no_part_of_a_thought_that_was_not_closed() -> None:
+    peer = Recites("peer", lambda text, seed: "1")
+    (reply,) = play(stage(lambda text, seed: "<think>hm", {"peer": peer})[0])[0]
+    (sample,) = reply.conversation.samples()
+    assert sample.thought == (len(sample.ids) - 3, len(sample.ids) - 1) and sample.answer == len(sample.ids) - 1
+    assert reply.conversation.turns[-1].message.content == ""
+
+
 def test_breakpoint_works_inside_the_classmate_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
     import threading

@@ -77,7 +77,9 @@ class Policy:
         opened = before.rstrip().endswith(self.think[0])
         if not opened and not any(marker in text for marker in self.think):
             return sample
-        found = find_thought(self.renderer.pieces(sample.ids), self.think, opened)
+        ended = sample.finish == "stop" and sample.ids[-1:] and sample.ids[-1] in self.renderer.end_ids
+        said = sample.ids[:-1] if ended else sample.ids  # the end of the turn is nobody's thought
+        found = find_thought(self.renderer.pieces(said), self.think, opened)
         if found is None:
             return sample
         return replace(sample, thought=(found.start, found.stop), answer=found.answer)
