@@ -52,3 +52,12 @@ def test_a_range_is_drawn_for_each_reply() -> None:
 def test_a_wrong_spec_is_named_with_the_way_out(spec: object) -> None:
     with pytest.raises(UserError, match="give a share above 0"):
         Keep.parse(spec)
+
+
+def test_a_wrong_spec_in_a_recipe_is_refused_before_any_work() -> None:
+    from upshot import config
+    from upshot.rollout.company import check_names
+
+    check_names(config.load("classmate-mini", ["futures.keep=last-8-tokens"]).recipe)
+    with pytest.raises(UserError, match=r"futures\.keep is 2"):
+        check_names(config.load("classmate-mini", ["futures.keep=2"]).recipe)

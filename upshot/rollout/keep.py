@@ -29,8 +29,17 @@ class Keep:
     """When set: so many tokens from the end."""
 
     @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
+        """A recipe's spec is read where the options of futures are checked."""
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_plain_validator_function(lambda spec: cls.parse(spec, "futures.keep"))
+
+    @classmethod
     def parse(cls, spec: Any, where: str = "keep") -> Keep:
         """A keep spec of a recipe."""
+        if isinstance(spec, Keep):
+            return spec
         if isinstance(spec, int | float) and not isinstance(spec, bool) and 0 < spec <= 1:
             return cls(float(spec), float(spec))
         if isinstance(spec, list | tuple) and len(spec) == 2 and 0 < spec[0] <= spec[1] <= 1:

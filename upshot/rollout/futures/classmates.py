@@ -41,6 +41,7 @@ from upshot.score import Score, mean_score
 from upshot.tasks.base import Task
 
 CLASSMATE = "classmate"
+ALL = Keep()
 Kind = Literal["vanilla", "without-thought", "steps", "other-question", "similar-question"]
 Gate = Literal["always", "no_classmate", "no_classmate_when_main_incorrect", "neg_classmate_when_main_incorrect"]
 
@@ -78,7 +79,7 @@ class Classmates(Futures):
         seed: int = 0,
         samples: int = 1,
         window: int = 0,
-        keep: Any = 1,
+        keep: Keep = ALL,
         mode: Literal["answer", "continue"] = "answer",
         reward: Kind = "vanilla",
         measure: Literal["sampled", "likelihood", "mixed"] = "sampled",
