@@ -8,7 +8,7 @@ from upshot.errors import UserError, did_you_mean
 
 DEMOS = {
     "quickstart": "a tiny model learns to ask before it answers (about three minutes)",
-    "classmates": "a tiny model learns to think so that others can follow (about six minutes)",
+    "classmates": "a tiny model learns to think so that others can follow, three seeds (about ten minutes on one core)",
 }
 
 
