@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -307,3 +308,29 @@ def test_what_is_ours_has_no_clock() -> None:
         return await limited(Inline(), work)
 
     assert asyncio.run(play())
+
+
+def test_after_an_alarm_in_a_thread_a_debugger_still_steps() -> None:
+    """In a process of its own: where it fails, the traced call never returns."""
+    program = """
+import sys, threading, time
+from upshot.alarm import Rung, alarm
+
+def late():
+    try:
+        with alarm(0.05):
+            while True:
+                pass
+    except Rung:
+        pass
+
+thread = threading.Thread(target=late)
+thread.start()
+thread.join()
+sys.settrace(lambda *_: None)
+(lambda: None)()
+sys.settrace(None)
+print("stepped")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "stepped\n"

@@ -90,7 +90,7 @@ class _Watchdog:
             self._end(me, outer)
 
     def _end(self, thread: int, outer: float | None) -> None:
-        """Back to the outer alarm; one that is on its way to this thread is taken back, or caught here."""
+        """Back to the outer alarm; one that is on its way to this thread is caught here."""
         while True:
             try:
                 self._set(thread, outer)
@@ -104,9 +104,10 @@ class _Watchdog:
                 self._due.pop(thread, None)
             else:
                 self._due[thread] = due
-            if thread in self._deaf:  # it rang: perhaps the alarm is still on its way
-                self._deaf.discard(thread)
-                _raise_in(thread, None)
+            rang = thread in self._deaf
+            self._deaf.discard(thread)
+        if rang:
+            _let_in()
         if due is not None and due < self._wakes:
             self._sooner.put(None)
 
@@ -133,9 +134,20 @@ class _Watchdog:
         _raise_in(thread, Rung)
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Have an exception raised in a thread at its next step of Python code; None takes back what is on its way."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error) if error else None)
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    """Have an exception raised in a thread at its next step of Python code."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+
+
+def _let_in() -> None:
+    """Take an alarm that may be on its way to this thread.
+
+    It is not called back (SetAsyncExc with NULL): CPython 3.11 would then look for it for ever, and a traced step of a
+    debugger would never end.
+    """
+    with suppress(Rung):
+        for _ in range(100):  # it comes at the next jump back
+            pass
 
 
 def _at_breakpoint(thread: int) -> bool:
