@@ -33,7 +33,7 @@ from upshot.engine.exact.forward import ExactForward, picked
 from upshot.engine.exact.mode import ExactMode
 from upshot.engine.sequence import Sequence
 from upshot.recipe import TrainConfig
-from upshot.train.batch import Batch, Datum
+from upshot.train.batch import Batch, Datum, Found
 from upshot.train.learner import Learner
 from upshot.train.objectives import PolicyGradient
 
@@ -135,12 +135,11 @@ class Compare(PolicyGradient):
 
     wrong = count = 0
 
-    def loss(self, batch: Batch, logprobs: Tensor, values: Tensor | None) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, dict[str, float]]:
         """The policy loss, after a look."""
-        trained = batch.mask > 0
-        self.wrong += int((logprobs != batch.columns["old"])[trained].sum())
-        self.count += int(trained.sum())
-        return super().loss(batch, logprobs, values)
+        self.wrong += int((found.logprobs != batch.columns["old"]).sum())
+        self.count += len(found.logprobs)
+        return super().loss(batch, found)
 
 
 def learner_of(model: Any, budget: int, exact: bool) -> Learner:

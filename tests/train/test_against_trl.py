@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from tests.tiny import tiny_parts
 from tests.train.workshop import datum
 from upshot.recipe import TrainConfig
-from upshot.train.batch import Datum, collate
+from upshot.train.batch import Datum
 from upshot.train.learner import Learner
 from upshot.train.objectives import Dpo, PolicyGradient
 
@@ -48,19 +49,28 @@ def grpo_trainer(module: Any, tokenizer: Any, folder: Path, loss_type: str) -> A
     )  # fmt: skip
 
 
+def padded(data: list[Datum], name: str, fill: float = 0) -> torch.Tensor:
+    """A column of the data as TRL takes it: padded on the right."""
+    return pad_sequence([torch.tensor(getattr(own, name)) for own in data], batch_first=True, padding_value=fill)
+
+
+def attended(data: list[Datum]) -> torch.Tensor:
+    return pad_sequence([torch.ones(len(own.ids), dtype=torch.long) for own in data], batch_first=True)
+
+
 def reply_part(data: list[Datum], pad: int) -> dict[str, torch.Tensor]:
     """Our data as TRL takes it: prompts and completions apart, sampled log-probabilities beside the completions."""
     prompt = sum(1 - bit for bit in data[0].mask)
-    batch = collate(data, pad, "cpu")
+    ids, mask = padded(data, "ids", pad), padded(data, "mask")
     return {
-        "prompt_ids": batch.ids[:, :prompt],
-        "prompt_mask": batch.attention[:, :prompt],
-        "completion_ids": batch.ids[:, prompt:],
-        "completion_mask": batch.mask[:, prompt:].long(),
-        "old_per_token_logps": batch.columns["old"][:, prompt:],
-        "ref_per_token_logps": batch.columns["reference"][:, prompt:],
-        "advantages": batch.columns["advantages"][:, prompt],
-        "num_items_in_batch": batch.mask.sum(),
+        "prompt_ids": ids[:, :prompt],
+        "prompt_mask": attended(data)[:, :prompt],
+        "completion_ids": ids[:, prompt:],
+        "completion_mask": mask[:, prompt:],
+        "old_per_token_logps": padded(data, "old")[:, prompt:],
+        "ref_per_token_logps": padded(data, "reference")[:, prompt:],
+        "advantages": padded(data, "advantages")[:, prompt],
+        "num_items_in_batch": mask.sum(),
     }
 
 
@@ -105,10 +115,12 @@ def test_dpo_equals_trl(tmp_path: Path) -> None:
     )
     data = [datum(length, seed, prompt=2) for seed, length in enumerate(LENGTHS)]
     pairs = [(data[0], data[1]), (data[2], data[3])]
-    batch = collate(
-        [data[0], data[2], data[1], data[3]], tokenizer.pad_token_id, "cpu"
-    )  # all chosen, then all rejected
-    inputs = {"input_ids": batch.ids, "attention_mask": batch.attention, "completion_mask": batch.mask.long()}
+    ordered = [data[0], data[2], data[1], data[3]]  # all chosen, then all rejected
+    inputs = {
+        "input_ids": padded(ordered, "ids", tokenizer.pad_token_id),
+        "attention_mask": attended(ordered),
+        "completion_mask": padded(ordered, "mask"),
+    }
     trainer.model.train()
     expected = trainer._compute_loss(trainer.model, inputs, return_outputs=False)
     expected.backward()

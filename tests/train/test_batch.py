@@ -1,10 +1,9 @@
-"""What the learner is given: padding, units that stay together, the budget, the sampled ids."""
+"""What the learner is given: flat tokens, units that stay together, the budget, the sampled ids."""
 
 from __future__ import annotations
 
 import asyncio
 
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +13,7 @@ from upshot.rewards.credit import Credit, Span, credit_sampled, credit_turns
 from upshot.rollout.episode import play_episode
 from upshot.rollout.reply import Reply
 from upshot.score import Score
-from upshot.train.batch import Datum, collate, data_of, micro_batches
+from upshot.train.batch import Datum, data_of, micro_batches, pack, unpack
 
 lengths = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=2), min_size=1, max_size=20)
 
@@ -29,18 +28,20 @@ def test_micro_batches_hold_all_units_whole_within_the_budget(sizes: list[list[i
         first = places[id(unit[0])]
         assert [places[id(d)] for d in unit] == [(first[0], first[1] + i) for i in range(len(unit))]
     for own in bins:
-        padded = len(own) * max(len(d.ids) for d in own)
+        tokens = sum(len(d.ids) for d in own)
         alone = len(own) == 1 or any(len(own) == len(unit) and unit[0] is own[0] for unit in units)
-        assert padded <= budget or alone
+        assert tokens <= budget or alone
 
 
-def test_padding_is_never_seen_trained_or_attended() -> None:
-    data = [Datum([5, 6, 7], [0, 1, 1], [0.0, -1.0, -2.0]), Datum([8], [1], [-3.0])]
-    batch = collate(data, pad=99, device="cpu")
-    assert batch.ids.tolist() == [[5, 6, 7], [8, 99, 99]]
-    assert batch.attention.tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert batch.mask.tolist() == [[0, 1, 1], [1, 0, 0]]
-    assert set(batch.columns) == {"old"} and batch.columns["old"].dtype == torch.float32
+def test_sequences_lie_end_to_end_and_every_trained_token_knows_where_it_is_predicted() -> None:
+    data = [Datum([5, 6, 7], [0, 1, 1], [0.0, -1.0, -2.0]), Datum([8, 9], [1, 1], [-3.0, -4.0])]
+    batch = pack(data, "cpu")
+    assert batch.ids.tolist() == [5, 6, 7, 8, 9] and batch.positions.tolist() == [0, 1, 2, 0, 1]
+    assert batch.rows.tolist() == [0, 1, 3] and batch.targets.tolist() == [6, 7, 9], "nothing predicts a first token"
+    assert batch.owner.tolist() == [0, 0, 1] and batch.counts().tolist() == [2, 1]
+    assert set(batch.columns) == {"old"} and batch.columns["old"].tolist() == [-1, -2, -4]
+    assert batch.sums(batch.columns["old"]).tolist() == [-3, -4]
+    assert unpack(data, batch.columns["old"]) == [[0, -1, -2], [0, -4]]
 
 
 def test_a_datum_holds_the_sampled_ids_and_advantages_of_its_spans() -> None:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from tests.train.workshop import metrics
 from upshot import config
-from upshot.train.batch import Batch
+from upshot.train.batch import Batch, Found
 from upshot.train.objectives import PolicyGradient
 from upshot.train.runner import train
 
@@ -29,10 +28,10 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
     plain = PolicyGradient.loss
 
-    def loss(self: PolicyGradient, batch: Batch, logprobs: Tensor, values: Tensor | None) -> Any:
-        same = (logprobs == batch.columns["old"])[batch.mask > 0]
+    def loss(self: PolicyGradient, batch: Batch, found: Found) -> Any:
+        same = found.logprobs == batch.columns["old"]
         counts.update(same=int(same.sum()), other=int((~same).sum()))
-        return plain(self, batch, logprobs, values)
+        return plain(self, batch, found)
 
     monkeypatch.setattr(PolicyGradient, "loss", loss)
     return counts

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from upshot.train.batch import Datum, pack
 from upshot.train.losses import (
     Denominator,
     clipped_value,
@@ -44,21 +45,21 @@ def test_k2_and_k3_are_never_negative_and_zero_only_without_a_difference(own: fl
 
 @given(finite, finite, finite)
 def test_the_clipped_surrogate_is_the_pessimistic_one(own: float, old: float, advantage: float) -> None:
-    tensors = [torch.tensor([[x]], dtype=torch.float64) for x in (own, old, advantage)]
+    tensors = [torch.tensor([x], dtype=torch.float64) for x in (own, old, advantage)]
     found = policy_gradient(*tensors, clip_low=0.2, clip_high=0.3)
     ratio = math.exp(own - old)
     expected = -min(ratio * advantage, min(max(ratio, 0.8), 1.3) * advantage)
-    assert float(found.loss_B_T) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert float(found.loss_M) == pytest.approx(expected, rel=1e-9, abs=1e-12)
     binding = (ratio < 0.8 and advantage < 0) or (ratio > 1.3 and advantage > 0)
-    assert bool(found.clipped_B_T) == binding
+    assert bool(found.clipped_M) == binding
 
 
 def test_length_normalisations_by_hand() -> None:
-    loss = torch.tensor([[1.0, 2.0, 3.0, 9.0], [4.0, 9.0, 9.0, 9.0]])
-    mask = torch.tensor([[1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
+    batch = pack([Datum([7] * 4, [0, 1, 1, 1]), Datum([7] * 2, [0, 1])], "cpu")
+    loss = torch.tensor([1.0, 2.0, 3.0, 4.0])
 
     def by(mode: str) -> float:
-        return float(normalise(loss, mask, Denominator(mode, sequences=2, tokens=4, max_tokens=5)))
+        return float(normalise(loss, batch, Denominator(mode, sequences=2, tokens=4, max_tokens=5)))
 
     assert by("sequence") == pytest.approx((2 + 4) / 2)
     assert by("token") == pytest.approx(10 / 4)
@@ -80,7 +81,7 @@ def test_dpo_prefers_what_gained_on_the_reference(rows: list[tuple[float, ...]],
 
 
 def test_the_value_loss_takes_the_larger_error() -> None:
-    values, old, targets = (torch.tensor([[x]]) for x in (1.0, 0.0, 1.0))
+    values, old, targets = (torch.tensor([x]) for x in (1.0, 0.0, 1.0))
     assert float(clipped_value(values, old, targets, clip=0.2)) == pytest.approx(0.5 * 0.8**2)
     assert float(clipped_value(values, old, targets, clip=2.0)) == 0
 

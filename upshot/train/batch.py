@@ -1,4 +1,4 @@
-"""What the learner is given: sequences with a loss mask, packed into micro-batches by token budget."""
+"""What the learner is given: sequences with a loss mask, laid end to end in micro-batches by token budget."""
 
 from __future__ import annotations
 
@@ -17,64 +17,123 @@ class Datum:
 
     ids: list[int]
     mask: list[int]
-    """1 on the tokens that are trained: those the policy sampled, or a demonstration's assistant turns."""
+    """1 on the tokens that are trained: those the policy sampled, or a demonstration's assistant turns. The first token
+    of a sequence, which nothing predicts, never is."""
     old: list[float] = field(default_factory=list)
-    """Log-probabilities at sampling time."""
+    """Log-probabilities under the policy before the step's first update, to which the policy gradient's ratio is."""
     advantages: list[float] = field(default_factory=list)
     reference: list[float] = field(default_factory=list)
     """Log-probabilities under the frozen initial model."""
     values: list[float] = field(default_factory=list)
     """ppo: the value head's estimates at sampling time."""
-    targets: list[float] = field(default_factory=list)
+    returns: list[float] = field(default_factory=list)
     """ppo: what the value head should say."""
+
+    @property
+    def places(self) -> list[int]:
+        """The positions of the trained tokens."""
+        return [place for place, bit in enumerate(self.mask) if bit and place]
 
 
 @dataclass
 class Batch:
-    """Data padded on the right, as tensors B × T."""
+    """Sequences as flat tokens, N of them, and the M tokens among those that are trained."""
 
     ids: Tensor
-    attention: Tensor
-    mask: Tensor
+    """[N] One sequence after the other."""
+    positions: Tensor
+    """[N] Of each token in its sequence."""
+    lengths: tuple[int, ...]
+    """Of the sequences, in order."""
+    rows: Tensor
+    """[M] Where in N a trained token is predicted: at the token before it."""
+    targets: Tensor
+    """[M] The trained tokens' ids."""
+    owner: Tensor
+    """[M] Which sequence a trained token is of."""
     columns: dict[str, Tensor]
-    """old, advantages, reference, values, targets: those the data have."""
+    """[M] each: old, advantages, reference, values, returns, those the data have."""
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences there are."""
+        return len(self.lengths)
+
+    def sums(self, per_token: Tensor) -> Tensor:
+        """[M] → [sequences]: sums over the trained tokens of each sequence."""
+        return per_token.new_zeros(self.sequences).index_add(0, self.owner, per_token)
+
+    def counts(self) -> Tensor:
+        """[sequences] How many trained tokens each sequence has."""
+        return self.sums(torch.ones_like(self.owner, dtype=torch.float32))
 
 
-COLUMNS = ("old", "advantages", "reference", "values", "targets")
+@dataclass
+class Found:
+    """What a forward says of the trained tokens, [M] each."""
+
+    logprobs: Tensor
+    entropy: Tensor | None = None
+    """Of the distribution that each token was drawn from."""
+    values: Tensor | None = None
+    """The value head's estimate before each token."""
 
 
-def collate(data: Sequence[Datum], pad: int, device: torch.device | str) -> Batch:
-    """Pad data to the longest of them."""
-    width = max(len(datum.ids) for datum in data)
+COLUMNS = ("old", "advantages", "reference", "values", "returns")
 
-    def stack(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:
-        padded = [[*row, *[fill] * (width - len(row))] for row in rows]
-        return torch.tensor(padded, dtype=dtype, device=device)
 
+def pack(data: Sequence[Datum], device: torch.device | str) -> Batch:
+    """Lay sequences end to end."""
+    lengths = tuple(len(datum.ids) for datum in data)
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    places = [datum.places for datum in data]
     present = [name for name in COLUMNS if all(len(getattr(d, name)) == len(d.ids) for d in data)]
+
+    def whole(rows: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor([x for row in rows for x in row], dtype=torch.long).to(device)
+
+    def column(name: str) -> Tensor:
+        kept = [getattr(d, name)[place] for d, own in zip(data, places, strict=True) for place in own]
+        return torch.tensor(kept, dtype=torch.float32).to(device)
+
     return Batch(
-        ids=stack([d.ids for d in data], pad, torch.long),
-        attention=stack([[1] * len(d.ids) for d in data], 0, torch.long),
-        mask=stack([d.mask for d in data], 0, torch.float32),
-        columns={name: stack([getattr(d, name) for d in data], 0.0, torch.float32) for name in present},
+        ids=whole([d.ids for d in data]),
+        positions=whole([range(length) for length in lengths]),
+        lengths=lengths,
+        rows=whole([[start + place - 1 for place in own] for start, own in zip(starts, places, strict=True)]),
+        targets=whole([[d.ids[place] for place in own] for d, own in zip(data, places, strict=True)]),
+        owner=whole([[i] * len(own) for i, own in enumerate(places)]),
+        columns={name: column(name) for name in present},
     )
 
 
-def micro_batches(units: Sequence[Sequence[Datum]], token_budget: int) -> list[list[Datum]]:
-    """Units (one datum, or a pair that must stay together) in bins of at most `token_budget` padded tokens.
+def unpack(data: Sequence[Datum], found: Tensor) -> list[list[float]]:
+    """Values of the trained tokens [M] as lists beside the ids of each datum, 0 where a token is not trained."""
+    left = iter(found.tolist())
+    out = []
+    for datum in data:
+        row = [0.0] * len(datum.ids)
+        for place in datum.places:
+            row[place] = next(left)
+        out.append(row)
+    return out
 
-    Sorted by length so that little is padded; a unit larger than the budget gets a bin of its own.
+
+def micro_batches(units: Sequence[Sequence[Datum]], token_budget: int) -> list[list[Datum]]:
+    """Units (one datum, or a pair that must stay together) in bins of at most `token_budget` tokens.
+
+    Long ones first, neighbours of like length; a unit larger than the budget gets a bin of its own.
     """
-    order = sorted(range(len(units)), key=lambda i: (-max(len(d.ids) for d in units[i]), i))
+    sizes = [sum(len(datum.ids) for datum in unit) for unit in units]
     bins: list[list[Datum]] = []
-    width = 0
-    for i in order:
-        longest = max(len(d.ids) for d in units[i])
-        if bins and (len(bins[-1]) + len(units[i])) * width <= token_budget:
+    room = 0
+    for i in sorted(range(len(units)), key=lambda i: (-sizes[i], i)):
+        if bins and sizes[i] <= room:
             bins[-1].extend(units[i])
         else:
             bins.append(list(units[i]))
-            width = longest
+            room = token_budget
+        room -= sizes[i]
     return bins
 
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from upshot.engine.exact.forward import ExactForward
 from upshot.recipe import TrainConfig
-from upshot.train import losses
-from upshot.train.batch import Batch, Datum, collate, micro_batches
+from upshot.train.batch import Datum, Found, micro_batches, pack, unpack
 from upshot.train.dropout import without_dropout
+from upshot.train.forward import Forward, PaddedForward
 from upshot.train.master import MasterAdamW
 from upshot.train.objectives import Objective
 
@@ -45,6 +45,7 @@ class Learner:
         """Called after every optimizer step: the weights are new."""
         self.exact = ExactForward(kernels=module.device.type == "cuda") if exact else None
         """Compute log-probabilities bit for bit as an exact engine does."""
+        self.forward: Forward = PaddedForward(module, self.exact)
         self.steps = 0
         self.value_head = (
             nn.Linear(module.config.get_text_config().hidden_size, 1).to(module.device) if value_head else None
@@ -69,29 +70,13 @@ class Learner:
         self.reference = {name: found[name].detach().to(p.device, p.dtype) for name, p in self.trained.items()}
 
     def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
-        """Log-probabilities of every token of the data, under the policy or the remembered reference."""
-        found: dict[int, list[float]] = {}
-        with (
-            self._still(),
-            self._as_reference() if reference else nullcontext(),
-            self._attention(self.module),
-        ):
-            for chunk in micro_batches([[d] for d in data], self.config.token_budget):
-                batch = collate(chunk, self._pad, self.module.device)
-                out = self._output(batch)
-                picked = self._token_logprobs(out.logits, batch.ids).tolist()
-                found |= {id(d): row[: len(d.ids)] for d, row in zip(chunk, picked, strict=True)}
-        return [found[id(datum)] for datum in data]
+        """Log-probabilities of the trained tokens beside the data's ids, 0 elsewhere: the policy's or the reference's."""
+        with self._as_reference() if reference else nullcontext():
+            return self._read(data, lambda found: found.logprobs)
 
     def values(self, data: Sequence[Datum]) -> list[list[float]]:
-        """The value head's estimate before each token of the data."""
-        found: dict[int, list[float]] = {}
-        with self._still(), self._attention(self.module):
-            for chunk in micro_batches([[d] for d in data], self.config.token_budget):
-                _, values = self._forward(collate(chunk, self._pad, self.module.device), with_values=True)
-                assert values is not None
-                found |= {id(d): row[: len(d.ids)] for d, row in zip(chunk, values.tolist(), strict=True)}
-        return [found[id(datum)] for datum in data]
+        """The value head's estimate before each trained token of the data."""
+        return self._read(data, lambda found: found.values, self.value_head)
 
     def forward_backward(self, units: Sequence[Sequence[Datum]], objective: Objective) -> dict[str, float]:
         """Accumulate the gradient of the objective over all units; what to log."""
@@ -102,9 +87,10 @@ class Learner:
         self.module.train()
         with nullcontext() if objective.dropout else without_dropout(self.module), self._attention(self.module):
             for chunk in micro_batches(units, self.config.token_budget):
-                batch = collate(chunk, self._pad, self.module.device)
-                logprobs, values = self._forward(batch, objective.needs_values)
-                loss, more = objective.loss(batch, logprobs, values)
+                batch = pack(chunk, self.module.device)
+                head = self.value_head if objective.needs_values else None
+                found = self.forward.read(batch, self.temperature, objective.needs_entropy, head)
+                loss, more = objective.loss(batch, found)
                 loss.backward()  # type: ignore[no-untyped-call]
                 self.optimizer.gather()
                 for name, value in more.items():
@@ -149,32 +135,18 @@ class Learner:
         if self.value_head is not None and state["value_head"] is not None:
             self.value_head.load_state_dict(state["value_head"])
 
-    @property
-    def _pad(self) -> int:
-        pad = self.tokenizer.pad_token_id
-        return int(pad if pad is not None else self.tokenizer.eos_token_id or 0)
-
-    def _forward(self, batch: Batch, with_values: bool) -> tuple[Tensor, Tensor | None]:
-        out = self._output(batch, hidden=with_values)
-        logprobs = self._token_logprobs(out.logits, batch.ids)
-        if not with_values or self.value_head is None:
-            return logprobs, None
-        hidden = out.hidden_states[-1].to(self.value_head.weight.dtype)
-        # The value before token t is read where token t is predicted: one position earlier.
-        values = self.value_head(hidden).squeeze(-1)
-        return logprobs, torch.nn.functional.pad(values[:, :-1], (1, 0))
-
-    def _output(self, batch: Batch, hidden: bool = False) -> Any:
-        """The model's forward, in exact operations where they are asked for."""
-        with self.exact.operations() if self.exact else nullcontext():
-            return self.module(
-                input_ids=batch.ids, attention_mask=batch.attention, output_hidden_states=hidden, use_cache=False
-            )
-
-    def _token_logprobs(self, logits: Tensor, ids: Tensor) -> Tensor:
-        if self.exact:
-            return self.exact.token_logprobs(logits, ids, self.temperature)
-        return losses.token_logprobs(logits, ids, self.temperature)
+    def _read(
+        self, data: Sequence[Datum], column: Callable[[Found], Tensor | None], head: nn.Linear | None = None
+    ) -> list[list[float]]:
+        """A column of what the model says of the data, beside each datum's ids."""
+        rows: dict[int, list[float]] = {}
+        with self._still(), self._attention(self.module):
+            for chunk in micro_batches([[d] for d in data], self.config.token_budget):
+                batch = pack(chunk, self.module.device)
+                found = column(self.forward.read(batch, self.temperature, value_head=head))
+                assert found is not None
+                rows |= {id(d): row for d, row in zip(chunk, unpack(chunk, found), strict=True)}
+        return [rows[id(datum)] for datum in data]
 
     def _attention(self, module: Any) -> AbstractContextManager[None]:
         return self.exact.attention(module) if self.exact else nullcontext()

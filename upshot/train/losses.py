@@ -1,8 +1,8 @@
 """Losses as pure functions of log-probabilities.
 
-Shapes: B sequences, T positions. `mask_B_T` is 1 on the tokens that are trained. Every token loss is reduced by
-`normalise`, whose modes are named in the recipe (`train.length_norm`). Denominators are passed in, so that a step split
-into micro-batches gives exactly the gradient of the whole.
+Shapes: M trained tokens of S sequences, one after the other. Every token loss is reduced by `normalise`, whose modes are
+named in the recipe (`train.length_norm`). Denominators are passed in, so that a step split into micro-batches gives
+exactly the gradient of the whole.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from upshot.train.batch import Batch
+
 
 def token_logprobs(logits_B_T_V: Tensor, ids_B_T: Tensor, temperature: float = 1.0) -> Tensor:
     """Log-probability of every token given those before it; position 0, which nothing precedes, gets 0."""
@@ -21,6 +23,15 @@ def token_logprobs(logits_B_T_V: Tensor, ids_B_T: Tensor, temperature: float = 1
         logits = logits / temperature
     picked = -F.cross_entropy(logits.flatten(0, 1), ids_B_T[:, 1:].flatten(), reduction="none")
     return F.pad(picked.view(ids_B_T.shape[0], -1), (1, 0))
+
+
+def entropies(logits_M_V: Tensor, temperature: float = 1.0) -> Tensor:
+    """Entropy of softmax(logits / temperature), one a row."""
+    logits = logits_M_V.float()
+    if temperature not in (0.0, 1.0):
+        logits = logits / temperature
+    logprobs = logits.log_softmax(-1)
+    return -(logprobs.exp() * logprobs).sum(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +44,14 @@ class Denominator:
     max_tokens: int
 
 
-def normalise(loss_B_T: Tensor, mask_B_T: Tensor, by: Denominator) -> Tensor:
-    """Masked token losses → a scalar: 'sequence', 'token' or 'constant' (see the recipe's train.length_norm)."""
-    masked = loss_B_T * mask_B_T
+def normalise(loss_M: Tensor, batch: Batch, by: Denominator) -> Tensor:
+    """Token losses → a scalar: 'sequence', 'token' or 'constant' (see the recipe's train.length_norm)."""
     if by.mode == "sequence":
-        return (masked.sum(1) / mask_B_T.sum(1).clamp(min=1)).sum() / max(by.sequences, 1)
+        return (batch.sums(loss_M) / batch.counts().clamp(min=1)).sum() / max(by.sequences, 1)
     if by.mode == "token":
-        return masked.sum() / max(by.tokens, 1)
+        return loss_M.sum() / max(by.tokens, 1)
     if by.mode == "constant":
-        return masked.sum() / max(by.sequences * by.max_tokens, 1)
+        return loss_M.sum() / max(by.sequences * by.max_tokens, 1)
     raise ValueError(f"unknown length normalisation '{by.mode}'")
 
 
@@ -59,31 +69,31 @@ def kl_divergence(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor
 class PolicyLoss:
     """Token losses of the clipped policy gradient, and what to log."""
 
-    loss_B_T: Tensor
-    ratio_B_T: Tensor
-    clipped_B_T: Tensor
+    loss_M: Tensor
+    ratio_M: Tensor
+    clipped_M: Tensor
 
 
 def policy_gradient(
-    logprobs_B_T: Tensor, old_B_T: Tensor, advantages_B_T: Tensor, clip_low: float = 0.2, clip_high: float = 0.2
+    logprobs_M: Tensor, old_M: Tensor, advantages_M: Tensor, clip_low: float = 0.2, clip_high: float = 0.2
 ) -> PolicyLoss:
     """The clipped surrogate of PPO and GRPO, per token."""
-    ratio = (logprobs_B_T - old_B_T).exp()
+    ratio = (logprobs_M - old_M).exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = -torch.minimum(ratio * advantages_B_T, clipped * advantages_B_T)
-    binding = ((ratio < 1 - clip_low) & (advantages_B_T < 0)) | ((ratio > 1 + clip_high) & (advantages_B_T > 0))
+    loss = -torch.minimum(ratio * advantages_M, clipped * advantages_M)
+    binding = ((ratio < 1 - clip_low) & (advantages_M < 0)) | ((ratio > 1 + clip_high) & (advantages_M > 0))
     return PolicyLoss(loss, ratio, binding.float())
 
 
 def dpo(
-    chosen_B: Tensor, rejected_B: Tensor, reference_chosen_B: Tensor, reference_rejected_B: Tensor, beta: float
+    chosen_S: Tensor, rejected_S: Tensor, reference_chosen_S: Tensor, reference_rejected_S: Tensor, beta: float
 ) -> tuple[Tensor, Tensor]:
     """Direct preference loss per pair (sigmoid form) from summed log-probabilities, and the implicit reward margin."""
-    margin = (chosen_B - reference_chosen_B) - (rejected_B - reference_rejected_B)
+    margin = (chosen_S - reference_chosen_S) - (rejected_S - reference_rejected_S)
     return -F.logsigmoid(beta * margin), beta * margin
 
 
-def clipped_value(values_B_T: Tensor, old_B_T: Tensor, targets_B_T: Tensor, clip: float) -> Tensor:
+def clipped_value(values_M: Tensor, old_M: Tensor, targets_M: Tensor, clip: float) -> Tensor:
     """PPO's value loss per token: half the squared error, the larger of the plain and the clipped one."""
-    near = old_B_T + (values_B_T - old_B_T).clamp(-clip, clip)
-    return 0.5 * torch.maximum((values_B_T - targets_B_T).square(), (near - targets_B_T).square())
+    near = old_M + (values_M - old_M).clamp(-clip, clip)
+    return 0.5 * torch.maximum((values_M - targets_M).square(), (near - targets_M).square())

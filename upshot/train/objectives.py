@@ -10,7 +10,7 @@ from torch import Tensor
 
 from upshot.recipe import TrainConfig
 from upshot.train import losses
-from upshot.train.batch import Batch, Datum
+from upshot.train.batch import Batch, Datum, Found
 
 
 class Objective(ABC):
@@ -22,22 +22,24 @@ class Objective(ABC):
 
     needs_values = False
     """Whether the learner should pass the value head's output."""
+    needs_entropy = False
+    """Whether it should pass the entropy of each token's distribution."""
     dropout = False
     """Whether dropout is on. Off wherever log-probabilities are compared with those of the sampler or the reference:
     its noise would look like a change of the policy."""
 
     def begin(self, data: Sequence[Datum], max_tokens: int, mode: str) -> None:
         """Count the step's sequences and tokens."""
-        tokens = sum(sum(datum.mask) for datum in data)
+        tokens = sum(len(datum.places) for datum in data)
         self.by = losses.Denominator(mode, len(data), tokens, max_tokens)
 
     @abstractmethod
-    def loss(self, batch: Batch, logprobs: Tensor, values: Tensor | None) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, dict[str, float]]:
         """This micro-batch's share of the loss and of the logged values."""
 
-    def share(self, per_token: Tensor, batch: Batch) -> float:
+    def share(self, per_token: Tensor) -> float:
         """This micro-batch's share of a mean over the step's trained tokens."""
-        return float((per_token.detach() * batch.mask).sum()) / max(self.by.tokens, 1)
+        return float(per_token.detach().sum()) / max(self.by.tokens, 1)
 
 
 class Sft(Objective):
@@ -45,9 +47,9 @@ class Sft(Objective):
 
     dropout = True
 
-    def loss(self, batch: Batch, logprobs: Tensor, values: Tensor | None) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, dict[str, float]]:
         """Mean negative log-likelihood."""
-        loss = losses.normalise(-logprobs, batch.mask, self.by)
+        loss = losses.normalise(-found.logprobs, batch, self.by)
         return loss, {"loss/nll": float(loss.detach())}
 
 
@@ -57,22 +59,22 @@ class PolicyGradient(Objective):
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
 
-    def loss(self, batch: Batch, logprobs: Tensor, values: Tensor | None) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, dict[str, float]]:
         """Surrogate + kl × divergence."""
-        config, columns = self.config, batch.columns
+        config, columns, logprobs = self.config, batch.columns, found.logprobs
         pg = losses.policy_gradient(logprobs, columns["old"], columns["advantages"], config.clip_low, config.clip_high)
-        per_token = pg.loss_B_T
+        per_token = pg.loss_M
         logs = {
-            "policy/ratio": self.share(pg.ratio_B_T, batch),
-            "policy/clipped": self.share(pg.clipped_B_T, batch),
-            "policy/kl_to_sampler": self.share(losses.kl_divergence(columns["old"], logprobs, "k3"), batch),
-            "policy/entropy": self.share(-logprobs, batch),
+            "policy/ratio": self.share(pg.ratio_M),
+            "policy/clipped": self.share(pg.clipped_M),
+            "policy/kl_to_sampler": self.share(losses.kl_divergence(columns["old"], logprobs, "k3")),
+            "policy/entropy": self.share(-logprobs),
         }
         if config.kl and "reference" in columns:
             divergence = losses.kl_divergence(logprobs, columns["reference"], config.kl_estimator)
             per_token = per_token + config.kl * divergence
-            logs["policy/kl_to_reference"] = self.share(divergence, batch)
-        loss = losses.normalise(per_token, batch.mask, self.by)
+            logs["policy/kl_to_reference"] = self.share(divergence)
+        loss = losses.normalise(per_token, batch, self.by)
         logs["loss/policy"] = float(loss.detach())
         return loss, logs
 
@@ -82,14 +84,14 @@ class Ppo(PolicyGradient):
 
     needs_values = True
 
-    def loss(self, batch: Batch, logprobs: Tensor, values: Tensor | None) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, dict[str, float]]:
         """Policy loss + value_weight × value loss."""
-        loss, logs = super().loss(batch, logprobs, values)
-        if values is None:
+        loss, logs = super().loss(batch, found)
+        if found.values is None:
             raise ValueError("ppo needs the value head's output")
         columns = batch.columns
-        errors = losses.clipped_value(values, columns["values"], columns["targets"], self.config.clip_high)
-        value_loss = losses.normalise(errors, batch.mask, self.by)
+        errors = losses.clipped_value(found.values, columns["values"], columns["returns"], self.config.clip_high)
+        value_loss = losses.normalise(errors, batch, self.by)
         logs["loss/value"] = float(value_loss.detach())
         return loss + self.config.value_weight * value_loss, logs
 
@@ -100,10 +102,10 @@ class Dpo(Objective):
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
 
-    def loss(self, batch: Batch, logprobs: Tensor, values: Tensor | None) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, dict[str, float]]:
         """Mean over pairs of −log σ(β × margin)."""
-        own = (logprobs * batch.mask).sum(1)
-        reference = (batch.columns["reference"] * batch.mask).sum(1)
+        own = batch.sums(found.logprobs)
+        reference = batch.sums(batch.columns["reference"])
         per_pair, margin = losses.dpo(own[::2], own[1::2], reference[::2], reference[1::2], self.config.beta)
         pairs = max(self.by.sequences // 2, 1)
         loss = per_pair.sum() / pairs

@@ -62,7 +62,7 @@ def estimate(learner: Learner, data: Sequence[Datum], rewards: Sequence[float]) 
         advantages, targets = gae(paid, [values[i] for i in places], config.gamma, config.gae_lambda)
         datum.values = values
         datum.advantages = _spread(advantages, places, len(datum.ids))
-        datum.targets = _spread(targets, places, len(datum.ids))
+        datum.returns = _spread(targets, places, len(datum.ids))
     logs = explained(data)
     if config.whiten:
         whiten(data)
@@ -93,7 +93,7 @@ def explained(data: Sequence[Datum]) -> dict[str, float]:
     pairs = [
         (value, target)
         for datum in data
-        for value, target, bit in zip(datum.values, datum.targets, datum.mask, strict=True)
+        for value, target, bit in zip(datum.values, datum.returns, datum.mask, strict=True)
         if bit
     ]
     mean = math.fsum(target for _, target in pairs) / len(pairs)
