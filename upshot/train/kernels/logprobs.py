@@ -1,0 +1,153 @@
+"""Rows of logits → log-probability of a token, log-sum-exp and entropy in one pass; and back in place.
+
+Everything is float32 inside, whatever the logits are. A row's logits are read once on the way there; on the way back
+they become their own gradients.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 4096
+
+
+@triton.jit
+def _tanh(x):
+    # tl has none that every backend and the interpreter know.
+    return 2 * tl.sigmoid(2 * x) - 1
+
+
+@triton.jit
+def _read(
+    logits_ptr,
+    stride,
+    targets_ptr,
+    logprobs_ptr,
+    sums_ptr,
+    entropy_ptr,
+    V,
+    inverse,
+    cap,
+    CAPPED: tl.constexpr,
+    ENTROPY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    base = logits_ptr + row.to(tl.int64) * stride
+    top = tl.full((), -float("inf"), dtype=tl.float32)
+    total = tl.zeros((), dtype=tl.float32)
+    weighted = tl.zeros((), dtype=tl.float32)
+    for start in range(0, V, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        live = cols < V
+        z = tl.load(base + cols, mask=live, other=0.0).to(tl.float32)
+        if CAPPED:
+            z = cap * _tanh(z / cap)
+        z = tl.where(live, z * inverse, -float("inf"))
+        higher = tl.maximum(top, tl.max(z, 0))
+        shrink = tl.exp(top - higher)
+        p = tl.exp(z - higher)
+        total = total * shrink + tl.sum(p, 0)
+        if ENTROPY:
+            weighted = weighted * shrink + tl.sum(tl.where(live, p * z, 0.0), 0)
+        top = higher
+    lse = top + tl.log(total)
+    own = tl.load(base + tl.load(targets_ptr + row)).to(tl.float32)
+    if CAPPED:
+        own = cap * _tanh(own / cap)
+    tl.store(logprobs_ptr + row, own * inverse - lse)
+    tl.store(sums_ptr + row, lse)
+    if ENTROPY:
+        tl.store(entropy_ptr + row, lse - weighted / total)
+
+
+@triton.jit
+def _turn(
+    logits_ptr,
+    stride,
+    targets_ptr,
+    sums_ptr,
+    entropy_ptr,
+    grads_ptr,
+    entropy_grads_ptr,
+    V,
+    inverse,
+    cap,
+    CAPPED: tl.constexpr,
+    ENTROPY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = cols < V
+    places = logits_ptr + row.to(tl.int64) * stride + cols
+    raw = tl.load(places, mask=live, other=0.0).to(tl.float32)
+    slope = tl.full((BLOCK,), 1.0, dtype=tl.float32)
+    if CAPPED:
+        bent = _tanh(raw / cap)
+        slope = 1.0 - bent * bent
+        raw = cap * bent
+    logp = raw * inverse - tl.load(sums_ptr + row)
+    p = tl.exp(logp)
+    hit = cols == tl.load(targets_ptr + row)
+    grad = tl.load(grads_ptr + row) * (tl.where(hit, 1.0, 0.0) - p)
+    if ENTROPY:
+        grad -= tl.load(entropy_grads_ptr + row) * p * (logp + tl.load(entropy_ptr + row))
+    tl.store(places, (grad * slope * inverse).to(logits_ptr.dtype.element_ty), mask=live)
+
+
+def read(
+    logits: torch.Tensor, targets: torch.Tensor, inverse: float, cap: float, entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probabilities of the targets, log-sum-exps and entropies (zeros unless asked for) of rows of logits."""
+    rows, vocab = logits.shape
+    found = torch.zeros(3, rows, dtype=torch.float32, device=logits.device)
+    _read[(rows,)](
+        logits,
+        logits.stride(0),
+        targets,
+        found[0],
+        found[1],
+        found[2],
+        vocab,
+        inverse,
+        cap,
+        CAPPED=cap > 0,
+        ENTROPY=entropy,
+        BLOCK=min(BLOCK, triton.next_power_of_2(vocab)),
+        num_warps=8,
+    )
+    return found[0], found[1], found[2]
+
+
+def turn(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    sums: torch.Tensor,
+    entropy: torch.Tensor,
+    grads: torch.Tensor,
+    entropy_grads: torch.Tensor | None,
+    inverse: float,
+    cap: float,
+) -> None:
+    """Logits become the gradients of their rows' log-probabilities and entropies times `grads` and `entropy_grads`."""
+    rows, vocab = logits.shape
+    block = min(BLOCK, triton.next_power_of_2(vocab))
+    _turn[(rows, triton.cdiv(vocab, block))](
+        logits,
+        logits.stride(0),
+        targets,
+        sums,
+        entropy,
+        grads,
+        grads if entropy_grads is None else entropy_grads,
+        vocab,
+        inverse,
+        cap,
+        CAPPED=cap > 0,
+        ENTROPY=entropy_grads is not None,
+        BLOCK=block,
+        num_warps=8,
+    )

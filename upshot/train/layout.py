@@ -1,0 +1,122 @@
+"""How sequences lie as flat tokens: end to end, or as a tree in which what several begin with is there once.
+
+A token's hidden state depends on the tokens before it alone. So sequences that begin alike (the replies to one prompt,
+the turns of one conversation) may share the segment they begin with, trained or not: each reads its rows from it, and
+their gradients add up there. Sharing is by whole blocks of tokens, so that no segment is a crumb.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+BLOCK = 16
+"""Tokens that are shared together."""
+COPY = 1 / 16
+"""What a key costs to be laid beside others for a reply, in costs of a token: some ten thousand bytes against millions
+of multiplications per layer."""
+
+Ids = np.ndarray
+"""Token ids of a sequence, int32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of flat tokens; it attends to itself and to the segments it continues."""
+
+    start: int
+    """Its first flat token."""
+    length: int
+    parent: int = -1
+    """The segment that it continues; -1: it begins a sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the tokens of sequences are."""
+
+    segments: tuple[Segment, ...]
+    """Parents stand before their children; together they are all flat tokens, in order."""
+    paths: tuple[tuple[int, ...], ...]
+    """The segments of each sequence."""
+
+    @property
+    def tokens(self) -> int:
+        """How many flat tokens there are."""
+        return sum(segment.length for segment in self.segments)
+
+    @property
+    def shares(self) -> bool:
+        """Whether any segment continues another."""
+        return any(segment.parent >= 0 for segment in self.segments)
+
+    def lines(self) -> list[tuple[int, ...]]:
+        """For each segment: itself and those it continues, the first of them first."""
+        found: list[tuple[int, ...]] = []
+        for index, segment in enumerate(self.segments):
+            found.append((*(found[segment.parent] if segment.parent >= 0 else ()), index))
+        return found
+
+    def places(self, line: Sequence[int]) -> np.ndarray:
+        """The flat tokens of some segments, in order."""
+        runs = [np.arange(s.start, s.start + s.length) for s in (self.segments[i] for i in line)]
+        return np.concatenate(runs) if runs else np.zeros(0, dtype=np.int64)
+
+
+def end_to_end(lengths: Sequence[int]) -> Layout:
+    """One segment a sequence."""
+    starts = np.cumsum([0, *lengths]).tolist()
+    segments = tuple(Segment(start, length) for start, length in zip(starts, lengths, strict=False))
+    return Layout(segments, tuple((i,) for i in range(len(segments))))
+
+
+def tree(sequences: Sequence[Ids], block: int = BLOCK) -> Layout:
+    """What sequences begin with in common is one segment."""
+    order = sorted(range(len(sequences)), key=lambda i: key_of(sequences[i]))
+    common = [0, *(shared(sequences[a], sequences[b], block) for a, b in zip(order, order[1:], strict=False))]
+    segments: list[Segment] = []
+    paths: list[tuple[int, ...]] = [()] * len(sequences)
+
+    def add(length: int, parent: int) -> int:
+        start = segments[-1].start + segments[-1].length if segments else 0
+        segments.append(Segment(start, length, parent))
+        return len(segments) - 1
+
+    def grow(first: int, stop: int, depth: int, path: tuple[int, ...]) -> None:
+        """Sequences order[first:stop], which begin with the `depth` tokens of `path`."""
+        only = stop - first == 1
+        until = len(sequences[order[first]]) if only else min(common[first + 1 : stop])
+        if until > depth:
+            path = (*path, add(until - depth, path[-1] if path else -1))
+        if only:
+            paths[order[first]] = path
+            return
+        cuts = [first, *(i for i in range(first + 1, stop) if common[i] == until), stop]
+        for a, b in zip(cuts, cuts[1:], strict=False):
+            grow(a, b, until, path)
+
+    if sequences:
+        grow(0, len(sequences), 0, ())
+    return Layout(tuple(segments), tuple(paths))
+
+
+def shared(a: Ids, b: Ids, block: int = BLOCK) -> int:
+    """How many tokens two sequences begin with in common, in whole blocks."""
+    size = min(len(a), len(b))
+    different = np.flatnonzero(a[:size] != b[:size])
+    return (int(different[0]) if len(different) else size) // block * block
+
+
+def key_of(ids: Ids) -> bytes:
+    """Sorted by this, sequences that begin alike are neighbours."""
+    return ids.astype(">i4").tobytes()
+
+
+def worth_sharing(sequences: Sequence[Ids]) -> bool:
+    """Whether a tree saves more tokens than it costs in keys that must be laid side by side for attention."""
+    found = tree(sequences)
+    saved = sum(map(len, sequences)) - found.tokens
+    keys = sum(sum(found.segments[i].length for i in line) for line in found.lines())
+    return saved > COPY * keys
