@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from upshot.train.batch import on_device
 from upshot.train.layout import Layout
 
 LIKE = 0.75
@@ -37,6 +38,17 @@ class Padded:
     begin both, so that the plain causal mask holds."""
     own: Tensor
     """[S, Q] Which are queries and no padding."""
+
+
+class Parts(NamedTuple):
+    """All segments, padded with those of like length."""
+
+    each: list[Padded]
+    queries: Tensor
+    """Those of all parts, one part after the other."""
+    keys: Tensor
+    places: Tensor
+    """[N] Where each flat token is among the queries."""
 
 
 class PackedAttention:
@@ -78,33 +90,31 @@ class PackedAttention:
     def _padded_attention(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float, dropout: float
     ) -> Tensor:
-        parts, places = self._parts
-        sizes = [[part.queries.numel() for part in parts], [part.keys.numel() for part in parts]]
-        queries = q.index_select(0, torch.cat([part.queries.flatten() for part in parts])).split(sizes[0])
-        index = torch.cat([part.keys.flatten() for part in parts])
-        keys, values = (x.index_select(0, index).split(sizes[1]) for x in (k, v))
+        parts = self._parts
+        queries = q.index_select(0, parts.queries).split([part.queries.numel() for part in parts.each])
+        sizes = [part.keys.numel() for part in parts.each]
+        keys, values = (x.index_select(0, parts.keys).split(sizes) for x in (k, v))
         found = []
-        for part, *own in zip(parts, queries, keys, values, strict=True):
-            some = [x.view(len(part.queries), -1, *x.shape[1:]).transpose(1, 2) for x in own]
-            bite = window if window < some[1].shape[2] else 0
-            found.append(softly(*some, part.seen, scale, bite, softcap, dropout).transpose(1, 2).flatten(0, 1))
-        return torch.cat(found).index_select(0, places)
+        for part, *own in zip(parts.each, queries, keys, values, strict=True):
+            q, k, v = (x.view(len(part.queries), -1, *x.shape[1:]).transpose(1, 2) for x in own)
+            bite = window if window < k.shape[2] else 0
+            found.append(softly(q, k, v, part.seen, scale, bite, softcap, dropout).transpose(1, 2).flatten(0, 1))
+        return torch.cat(found).index_select(0, parts.places)
 
     @cached_property
-    def _parts(self) -> tuple[list[Padded], Tensor]:
-        """All segments, those of like length together, and where each flat token is among the padded queries."""
+    def _parts(self) -> Parts:
+        """All segments, those of like length together."""
         alike: list[list[int]] = []
         for i in sorted(range(len(self.lines)), key=lambda i: (-len(self.lines[i]), i)):
             if alike and len(self.lines[i]) >= LIKE * len(self.lines[alike[-1][0]]):
                 alike[-1].append(i)
             else:
                 alike.append([i])
-        parts = [self._part(some) for some in alike]
+        each = [self._part(some) for some in alike]
+        queries, keys, own = (torch.cat([getattr(p, x).flatten() for p in each]) for x in ("queries", "keys", "own"))
         places = torch.empty(self.layout.tokens, dtype=torch.long, device=self.device)
-        every = torch.cat([part.queries.flatten() for part in parts])
-        own = torch.cat([part.own.flatten() for part in parts])
-        places[every[own]] = own.nonzero()[:, 0]
-        return parts, places
+        places[queries[own]] = own.nonzero()[:, 0]
+        return Parts(each, queries, keys, places)
 
     def _part(self, some: Sequence[int]) -> Padded:
         segments, lines = [self.layout.segments[i] for i in some], [self.lines[i] for i in some]
@@ -212,9 +222,3 @@ def _laid(k: Tensor, v: Tensor, spans: PackedAttention) -> tuple[Tensor, Tensor]
     if spans.keys is None:
         return k, v
     return k.index_select(0, spans.keys), v.index_select(0, spans.keys)
-
-
-def on_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """An array as a tensor; to a GPU it goes without waiting for what that is doing."""
-    found = torch.from_numpy(np.ascontiguousarray(array))
-    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from upshot.rollout.reply import Reply
+from upshot.train.layout import Ids, Layout, end_to_end, key_of, shared, tree, worth_sharing
 
 
 @dataclass
@@ -40,7 +43,7 @@ class Batch:
     """Sequences as flat tokens, N of them, and the M tokens among those that are trained."""
 
     ids: Tensor
-    """[N] One sequence after the other."""
+    """[N] One sequence after the other, or what several begin with once."""
     positions: Tensor
     """[N] Of each token in its sequence."""
     lengths: tuple[int, ...]
@@ -51,6 +54,8 @@ class Batch:
     """[M] The trained tokens' ids."""
     owner: Tensor
     """[M] Which sequence a trained token is of."""
+    layout: Layout
+    """Where in N the sequences are."""
     columns: dict[str, Tensor]
     """[M] each: old, advantages, reference, values, returns, those the data have."""
 
@@ -82,29 +87,48 @@ class Found:
 COLUMNS = ("old", "advantages", "reference", "values", "returns")
 
 
-def pack(data: Sequence[Datum], device: torch.device | str) -> Batch:
-    """Lay sequences end to end."""
-    lengths = tuple(len(datum.ids) for datum in data)
-    starts = [sum(lengths[:i]) for i in range(len(lengths))]
-    places = [datum.places for datum in data]
-    present = [name for name in COLUMNS if all(len(getattr(d, name)) == len(d.ids) for d in data)]
+def pack(data: Sequence[Datum], device: torch.device | str, share: bool = False) -> Batch:
+    """Lay sequences end to end; `share`: what several of them begin with is there once."""
+    ids = _ids(data)
+    lengths = tuple(map(len, ids))
+    layout = tree(ids) if share else end_to_end(lengths)
+    flat, positions = np.empty((2, layout.tokens), dtype=np.int64)
+    rows, trained = [], []
+    for own, path, datum in zip(ids, layout.paths, data, strict=True):
+        at = layout.places(path)
+        flat[at], positions[at] = own, np.arange(len(own))
+        trained.append(np.array(datum.places, dtype=np.int64))
+        rows.append(at[trained[-1] - 1])
 
-    def whole(rows: Sequence[Sequence[int]]) -> Tensor:
-        return torch.tensor([x for row in rows for x in row], dtype=torch.long).to(device)
+    def whole(parts: Sequence[np.ndarray]) -> Tensor:
+        return on_device(np.concatenate([*parts, np.zeros(0, dtype=np.int64)]).astype(np.int64), device)
 
     def column(name: str) -> Tensor:
-        kept = [getattr(d, name)[place] for d, own in zip(data, places, strict=True) for place in own]
-        return torch.tensor(kept, dtype=torch.float32).to(device)
+        parts = [np.array(getattr(d, name), dtype=np.float32)[own] for d, own in zip(data, trained, strict=True)]
+        return on_device(np.concatenate(parts), device)
 
+    present = [name for name in COLUMNS if all(len(getattr(d, name)) == len(d.ids) for d in data)]
     return Batch(
-        ids=whole([d.ids for d in data]),
-        positions=whole([range(length) for length in lengths]),
+        ids=on_device(flat, device),
+        positions=on_device(positions, device),
         lengths=lengths,
-        rows=whole([[start + place - 1 for place in own] for start, own in zip(starts, places, strict=True)]),
-        targets=whole([[d.ids[place] for place in own] for d, own in zip(data, places, strict=True)]),
-        owner=whole([[i] * len(own) for i, own in enumerate(places)]),
+        rows=whole(rows),
+        targets=whole([own[places] for own, places in zip(ids, trained, strict=True)]),
+        owner=on_device(np.repeat(np.arange(len(data)), [len(places) for places in trained]), device),
+        layout=layout,
         columns={name: column(name) for name in present},
     )
+
+
+def on_device(array: np.ndarray, device: torch.device | str) -> Tensor:
+    """An array as a tensor; to a GPU it goes without waiting for what that is doing."""
+    found = torch.from_numpy(np.ascontiguousarray(array))
+    cuda = torch.device(device).type == "cuda"
+    return found.pin_memory().to(device, non_blocking=True) if cuda else found.to(device)
+
+
+def _ids(data: Sequence[Datum]) -> list[Ids]:
+    return [np.array(datum.ids, dtype=np.int32) for datum in data]
 
 
 def unpack(data: Sequence[Datum], found: Tensor) -> list[list[float]]:
@@ -119,22 +143,43 @@ def unpack(data: Sequence[Datum], found: Tensor) -> list[list[float]]:
     return out
 
 
-def micro_batches(units: Sequence[Sequence[Datum]], token_budget: int) -> list[list[Datum]]:
-    """Units (one datum, or a pair that must stay together) in bins of at most `token_budget` tokens.
+def micro_batches(units: Sequence[Sequence[Datum]], token_budget: int, share: bool = False) -> list[list[Datum]]:
+    """Units (one datum, or a pair that must stay together) in bins of at most `token_budget` flat tokens.
 
-    Long ones first, neighbours of like length; a unit larger than the budget gets a bin of its own.
+    Long ones first; with `share` those that begin alike together, and what they begin with counts once. A unit larger
+    than the budget gets a bin of its own.
     """
-    sizes = [sum(len(datum.ids) for datum in unit) for unit in units]
+    ids = [_ids(unit) for unit in units]
+    sizes = [_added(own, []) if share else sum(map(len, own)) for own in ids]
+    by: Callable[[int], Any] = (lambda i: (key_of(ids[i][0]), i)) if share else (lambda i: (-sizes[i], i))
     bins: list[list[Datum]] = []
     room = 0
-    for i in sorted(range(len(units)), key=lambda i: (-sizes[i], i)):
-        if bins and sizes[i] <= room:
+    last: list[Ids] = []
+    for i in sorted(range(len(units)), key=by):
+        size = _added(ids[i], last) if share else sizes[i]
+        if bins and size <= room:
             bins[-1].extend(units[i])
+            room -= size
         else:
             bins.append(list(units[i]))
-            room = token_budget
-        room -= sizes[i]
+            room = token_budget - sizes[i]
+        last = ids[i]
     return bins
+
+
+def _added(own: Sequence[Ids], last: Sequence[Ids]) -> int:
+    """How many tokens sequences add at most to a tree that holds `last`."""
+    seen = list(last)
+    total = 0
+    for ids in own:
+        total += len(ids) - max((shared(ids, other) for other in seen), default=0)
+        seen.append(ids)
+    return total
+
+
+def shareable(units: Sequence[Sequence[Datum]]) -> bool:
+    """Whether it pays that what the data begin with in common is computed once."""
+    return worth_sharing([ids for unit in units for ids in _ids(unit)])
 
 
 def data_of(reply: Reply) -> list[Datum]:

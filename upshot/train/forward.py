@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +17,13 @@ from upshot.train.batch import Batch, Found
 
 class Forward(ABC):
     """Reads batches with a model, for gradients or without."""
+
+    shares = False
+    """Whether it reads batches whose sequences share what they begin with."""
+
+    @abstractmethod
+    def open(self) -> AbstractContextManager[None]:
+        """Inside, batches may be read. Keep it open for the backward pass, which may compute again."""
 
     @abstractmethod
     def read(
@@ -42,8 +50,12 @@ class PaddedForward(Forward):
         return Found(
             self._logprobs(out.logits, ids, temperature).flatten()[places + 1],
             losses.entropies(out.logits.flatten(0, 1)[places], temperature) if entropy else None,
-            None if value_head is None else _values(out.hidden_states[-1].flatten(0, 1)[places], value_head),
+            None if value_head is None else values_of(out.hidden_states[-1].flatten(0, 1)[places], value_head),
         )
+
+    def open(self) -> AbstractContextManager[None]:
+        """See `Forward`."""
+        return self.exact.attention(self.module) if self.exact is not None else nullcontext()
 
     def _padded_rows(self, batch: Batch, width: int) -> Tensor:
         """Where the batch's rows are in the padded tensor."""
@@ -65,7 +77,7 @@ class PaddedForward(Forward):
         return losses.token_logprobs(logits, ids, temperature)
 
 
-def _values(hidden: Tensor, head: nn.Linear) -> Tensor:
+def values_of(hidden: Tensor, head: nn.Linear) -> Tensor:
     """What the value head says where each token is predicted."""
     out: Tensor = head(hidden.to(head.weight.dtype))
     return out.squeeze(-1)

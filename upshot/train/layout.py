@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -75,7 +76,7 @@ def end_to_end(lengths: Sequence[int]) -> Layout:
 def tree(sequences: Sequence[Ids], block: int = BLOCK) -> Layout:
     """What sequences begin with in common is one segment."""
     order = sorted(range(len(sequences)), key=lambda i: key_of(sequences[i]))
-    common = [0, *(shared(sequences[a], sequences[b], block) for a, b in zip(order, order[1:], strict=False))]
+    common = [0, *(shared(sequences[a], sequences[b], block) for a, b in pairwise(order))]
     segments: list[Segment] = []
     paths: list[tuple[int, ...]] = [()] * len(sequences)
 
@@ -94,7 +95,7 @@ def tree(sequences: Sequence[Ids], block: int = BLOCK) -> Layout:
             paths[order[first]] = path
             return
         cuts = [first, *(i for i in range(first + 1, stop) if common[i] == until), stop]
-        for a, b in zip(cuts, cuts[1:], strict=False):
+        for a, b in pairwise(cuts):
             grow(a, b, until, path)
 
     if sequences:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from upshot.engine.exact.forward import ExactForward
 from upshot.recipe import TrainConfig
-from upshot.train.batch import Datum, Found, micro_batches, pack, unpack
+from upshot.train.batch import Datum, Found, micro_batches, pack, shareable, unpack
 from upshot.train.dropout import without_dropout
-from upshot.train.forward import Forward, PaddedForward
+from upshot.train.forward import Forward
 from upshot.train.master import MasterAdamW
 from upshot.train.objectives import Objective
+from upshot.train.reading import forward_of
 
 
 class Learner:
@@ -43,9 +43,8 @@ class Learner:
         """Log-probabilities are those of softmax(logits / temperature), as the sampler reports them."""
         self.changed = changed
         """Called after every optimizer step: the weights are new."""
-        self.exact = ExactForward(kernels=module.device.type == "cuda") if exact else None
-        """Compute log-probabilities bit for bit as an exact engine does."""
-        self.forward: Forward = PaddedForward(module, self.exact)
+        self.forward: Forward = forward_of(module, exact)
+        """With `exact` it computes log-probabilities bit for bit as an exact engine does."""
         self.steps = 0
         self.value_head = (
             nn.Linear(module.config.get_text_config().hidden_size, 1).to(module.device) if value_head else None
@@ -70,7 +69,7 @@ class Learner:
         self.reference = {name: found[name].detach().to(p.device, p.dtype) for name, p in self.trained.items()}
 
     def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
-        """Log-probabilities of the trained tokens beside the data's ids, 0 elsewhere: the policy's or the reference's."""
+        """Log-probabilities of the trained tokens beside the data's ids, 0 elsewhere: of policy or reference."""
         with self._as_reference() if reference else nullcontext():
             return self._read(data, lambda found: found.logprobs)
 
@@ -85,9 +84,11 @@ class Learner:
         logs: dict[str, float] = {}
         self._rng = self._rng or random_states()
         self.module.train()
-        with nullcontext() if objective.dropout else without_dropout(self.module), self._attention(self.module):
-            for chunk in micro_batches(units, self.config.token_budget):
-                batch = pack(chunk, self.module.device)
+        # Replies that share a beginning would share its noise.
+        share = self.forward.shares and not objective.dropout and shareable(units)
+        with nullcontext() if objective.dropout else without_dropout(self.module), self.forward.open():
+            for chunk in micro_batches(units, self.config.token_budget, share):
+                batch = pack(chunk, self.module.device, share)
                 head = self.value_head if objective.needs_values else None
                 found = self.forward.read(batch, self.temperature, objective.needs_entropy, head)
                 loss, more = objective.loss(batch, found)
@@ -140,16 +141,15 @@ class Learner:
     ) -> list[list[float]]:
         """A column of what the model says of the data, beside each datum's ids."""
         rows: dict[int, list[float]] = {}
-        with self._still(), self._attention(self.module):
-            for chunk in micro_batches([[d] for d in data], self.config.token_budget):
-                batch = pack(chunk, self.module.device)
+        units = [[datum] for datum in data]
+        share = self.forward.shares and shareable(units)
+        with self._still(), self.forward.open():
+            for chunk in micro_batches(units, self.config.token_budget, share):
+                batch = pack(chunk, self.module.device, share)
                 found = column(self.forward.read(batch, self.temperature, value_head=head))
                 assert found is not None
                 rows |= {id(d): row for d, row in zip(chunk, unpack(chunk, found), strict=True)}
         return [rows[id(datum)] for datum in data]
-
-    def _attention(self, module: Any) -> AbstractContextManager[None]:
-        return self.exact.attention(module) if self.exact else nullcontext()
 
     @contextmanager
     def _still(self) -> Iterator[None]:

@@ -1,6 +1,6 @@
 """Losses as pure functions of log-probabilities.
 
-Shapes: M trained tokens of S sequences, one after the other. Every token loss is reduced by `normalise`, whose modes are
+Shapes: M trained tokens of S sequences, one after the other. Every token loss is reduced by `normalise`: its modes are
 named in the recipe (`train.length_norm`). Denominators are passed in, so that a step split into micro-batches gives
 exactly the gradient of the whole.
 """

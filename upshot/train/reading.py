@@ -1,0 +1,78 @@
+"""Which forward a learner reads batches with: the leanest one that computes what the model computes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from upshot.engine.driver import causal_lm
+from upshot.engine.exact.forward import ExactForward
+from upshot.engine.probe import busy_adapters, plain_logits
+from upshot.train.batch import Datum, pack
+from upshot.train.forward import Forward, PaddedForward
+from upshot.train.logprobs import bent
+from upshot.train.packed import Hidden, ModuleHidden, PackedForward
+
+IDS = 22
+
+
+def forward_of(module: Any, exact: bool = False) -> Forward:
+    """The forward that suits a model; in exact mode the padded one, in exact operations."""
+    if exact:
+        return PaddedForward(module, ExactForward(kernels=module.device.type == "cuda"))
+    for make in states_of(module):
+        try:
+            forward = PackedForward(module, make())
+            reason = disagreement(module, forward)
+        except (
+            NotImplementedError,
+            AttributeError,
+            TypeError,
+            ValueError,
+            KeyError,
+            RuntimeError,
+            IndexError,
+        ) as error:
+            reason = f"{type(error).__name__}: {error}"
+        if reason is None:
+            return forward
+        warnings.warn(f"the learner falls back to a slower forward: {make.__name__}: {reason}", stacklevel=2)
+    return PaddedForward(module)
+
+
+def states_of(module: Any) -> list[Callable[[], Hidden]]:
+    """What may compute a model's hidden states, the leanest first."""
+
+    def transformers() -> Hidden:
+        return ModuleHidden(module)
+
+    return [transformers]
+
+
+def disagreement(module: Any, forward: PackedForward) -> str | None:
+    """None if the logits of flat tokens with a shared beginning agree with the model's own; else what differs."""
+    lm = causal_lm(module)
+    head = lm.get_output_embeddings()
+    vocab = head.weight.shape[0]
+    ids = [(7 * i + 3) % vocab for i in range(IDS)]
+    other = [*ids[:18], *ids[5:8]]  # the first 16 ids are shared
+    data = [Datum(other, [0, *[1] * (len(other) - 1)]), Datum(ids, [0] * IDS)]
+    data[1].mask[-2:] = [1, 1]
+    training = {m: m.training for m in module.modules()}
+    try:
+        module.eval()
+        with torch.no_grad(), busy_adapters(module):
+            expected = plain_logits(module, torch.tensor(ids))
+            with forward.open():
+                rows = forward.rows(pack(data, module.device, share=True))[-2:]
+            got = bent(head(rows).float(), forward.cap).cpu()
+    finally:
+        for own, mode in training.items():
+            own.training = mode
+    gap = float((got - expected[-3:-1].float()).norm() / (expected[-3:-1].float().norm() + 1e-6))
+    # Random weights in bfloat16 are already 5 % from float32; a wrong layer is off by more than half.
+    limit = 1e-3 if lm.get_input_embeddings().weight.dtype == torch.float32 else 0.2
+    return None if gap <= limit else f"logits differ from the model's own forward by {gap:.2g} of their size"
