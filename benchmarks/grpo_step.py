@@ -1,0 +1,191 @@
+"""A whole GRPO step, play and learn, against TRL's `GRPOTrainer` with transformers' generation in the same run.
+
+    python benchmarks/grpo_step.py                  # GPU: SmolLM2-135M's shape, 16 prompts x 8 replies of 256 ids
+    python benchmarks/grpo_step.py --collabllm      # GPU: 8B with LoRA; 3 futures of 2 rounds with a scripted user
+    python benchmarks/grpo_step.py --shape tiny     # CPU, in seconds
+
+Random weights and no end ids, so that every reply has its full length. A step: replies are sampled, continued and
+scored, advantages set, one update made. Printed: the first step (kernels compiled, graphs captured), the best of the
+later ones and where its time goes. TRL: the same model shape, prompts, sizes and number of updates, its own sampling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.learn import SHAPES, build
+from upshot.chat import Conversation, Message, Row
+from upshot.engine.engine import Engine, EngineSettings
+from upshot.engine.model import EngineModel
+from upshot.models.base import Sampling
+from upshot.models.rendering import Renderer
+from upshot.models.tiny import tiny_tokenizer
+from upshot.participants.scripted_user import ScriptedUser
+from upshot.recipe import Named, TrainConfig
+from upshot.rewards.metric import Metric
+from upshot.rewards.reward import Weighted
+from upshot.rollout.futures.talk import Talk
+from upshot.rollout.play import play_step
+from upshot.rollout.policy import Policy
+from upshot.rollout.stage import Stage
+from upshot.score import Score
+from upshot.train.learner import Learner
+from upshot.train.rl import learn
+
+SPECIALS = 7
+"""Ids of the tokenizer that are no words."""
+
+
+class Parity(Metric):
+    """A verdict that costs nothing and differs from reply to reply."""
+
+    async def score(self, conversation: Conversation) -> Score:
+        """1 or 0."""
+        return Score(float(sum(map(ord, conversation.turns[-1].message.content)) % 2))
+
+
+def words(start: int, count: int, vocab: int) -> str:
+    """Some words that the tokenizer knows."""
+    return " ".join(f"w{(start * 37 + j * 11) % (vocab - SPECIALS)}" for j in range(count))
+
+
+def now(device: torch.device) -> float:
+    """Seconds, when the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+async def ours(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Steps of our loop."""
+    vocab = SHAPES[options.shape]["vocab"]
+    tokenizer = tiny_tokenizer([f"w{n}" for n in range(vocab - SPECIALS)])
+    module = build(options.shape, device)
+    settings = EngineSettings(kv_bytes=options.kv_gb << 30 if device.type == "cuda" else 1 << 28)
+    model = EngineModel(Engine(module, set(), settings), tokenizer, "policy", Renderer(tokenizer))
+    model.end_ids = set()
+    policy = Policy(model, Renderer(tokenizer), Sampling(options.new))
+    lines = [words(1000 + n, 32, vocab) for n in range(options.window)]
+    user = ScriptedUser(lines, leave_when_answered=False) if options.window else None
+    stage = Stage(policy, Talk({"m": Parity()}, {"m": Weighted()}, user, options.samples, options.window))
+    config = TrainConfig(advantage=Named(name="grpo"), token_budget=options.token_budget, lr=1e-6)
+    learner = Learner(module, tokenizer, config, options.new, changed=model.engine.weights_changed)
+    rows = [Row(f"r{i}", (Message("user", words(i, options.prompt, vocab)),)) for i in range(options.prompts)]
+    steps = []
+    for number in range(options.repeats + 1):
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        began = now(device)
+        groups = await play_step(stage, rows, options.replies, number)
+        played = now(device)
+        logs = learn(learner, groups, number)
+        ended = now(device)
+        memory = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else 0.0
+        steps.append({"sample": played - began, "learn": ended - played, "step": ended - began, "peak_gb": memory})
+    best = min(steps[1:], key=lambda step: step["step"])
+    drift = logs["policy/kl_to_sampler"]
+    return {"first step": steps[0], "step": best, "kl_to_sampler": drift, "trained tokens": logs["train/tokens"]}
+
+
+def trl(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Steps of TRL's trainer."""
+    import datasets
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    vocab = SHAPES[options.shape]["vocab"]
+    tokenizer = tiny_tokenizer([f"w{n}" for n in range(vocab - SPECIALS)])
+    module = build(options.shape, device)
+    module.generation_config.eos_token_id = None
+    tokenizer.eos_token = "<|unknown|>"  # next to never sampled: replies have their full length
+    times: list[float] = []
+
+    class Clock(TrainerCallback):
+        """Notes when a step ends."""
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            """One more step."""
+            times.append(now(device))
+
+    rows = [{"prompt": [{"role": "user", "content": words(i, options.prompt, vocab)}]} for i in range(options.prompts)]
+    with tempfile.TemporaryDirectory() as folder:
+        args = GRPOConfig(
+            output_dir=folder, use_cpu=device.type == "cpu", bf16=device.type == "cuda", report_to="none", beta=0.0,
+            per_device_train_batch_size=options.peer_batch, num_generations=options.replies, learning_rate=1e-6,
+            gradient_accumulation_steps=options.prompts * options.replies // options.peer_batch, save_strategy="no",
+            max_completion_length=options.new, max_steps=options.repeats + 1, gradient_checkpointing=False,
+            logging_strategy="no", disable_tqdm=True, temperature=1.0,
+        )  # fmt: skip
+        trainer = GRPOTrainer(
+            module, reward_funcs=lambda completions, **_: [float(len(str(c)) % 2) for c in completions], args=args,
+            train_dataset=datasets.Dataset.from_list(rows), processing_class=tokenizer, callbacks=[Clock()],
+        )  # fmt: skip
+        times.append(now(device))
+        trainer.train()
+    spent = [b - a for a, b in pairwise(times)]
+    return {"first step": spent[0], "step": min(spent[1:] or spent)}
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--collabllm", action="store_true", help="8B with LoRA, 3 futures of 2 rounds; no peer")
+    parser.add_argument("--shape", choices=SHAPES, default="")
+    parser.add_argument("--prompts", type=int, default=0)
+    parser.add_argument("--replies", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=0, help="words of a prompt")
+    parser.add_argument("--new", type=int, default=0, help="ids of a reply")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--token-budget", type=int, default=0)
+    parser.add_argument("--kv-gb", type=int, default=16)
+    parser.add_argument("--peer-batch", type=int, default=32, help="TRL's sequences a micro-batch")
+    parser.add_argument("--no-peer", action="store_true")
+    options = parser.parse_args()
+    small = options.shape in ("tiny", "quickstart")
+    options.shape = options.shape or ("8b" if options.collabllm else "135m")
+    options.samples, options.window = (3, 2) if options.collabllm else (1, 0)
+    options.prompts = options.prompts or (2 if small else 16)
+    options.prompt = options.prompt or (16 if small else 512 if options.collabllm else 128)
+    options.new = options.new or (16 if small else 256)
+    options.token_budget = options.token_budget or (8192 if options.shape == "8b" else 16384)
+    options.peer_batch = min(options.peer_batch, options.prompts * options.replies)
+    return options
+
+
+def main() -> int:
+    """Run and print."""
+    options = arguments()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    out: dict[str, Any] = {"shape": options.shape, "device": device.type, "ours": asyncio.run(ours(options, device))}
+    print(json.dumps(out, indent=1), flush=True)
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    if options.collabllm or options.no_peer:
+        return 0
+    try:
+        peer = trl(options, device)
+    except (ImportError, RuntimeError, TypeError, ValueError) as error:
+        print(f"TRL: {type(error).__name__}: {str(error)[:300]}")
+        return 0
+    print(json.dumps({"trl": peer, "ratio": peer["step"] / out["ours"]["step"]["step"]}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sys.exit(main())
