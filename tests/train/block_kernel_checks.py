@@ -37,8 +37,8 @@ def wide(*tensors: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype", KINDS)
-@settings(max_examples=6, deadline=None)
-@given(rows=st.integers(1, 40), n=st.sampled_from([8, 24, 64]), weight=st.booleans(), again=st.booleans())
+@settings(max_examples=4, deadline=None)
+@given(rows=st.integers(1, 12), n=st.sampled_from([8, 24]), weight=st.booleans(), again=st.booleans())
 def test_norm_backward(dtype: torch.dtype, rows: int, n: int, weight: bool, again: bool) -> None:
     h, delta, dy, dsum = (drawn(rows, n, dtype=dtype) for _ in range(4))
     w = drawn(n, dtype=dtype)
@@ -74,9 +74,9 @@ def test_gate_backward(dtype: torch.dtype, again: bool, n: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", KINDS)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
-    tokens=st.integers(1, 40),
+    tokens=st.integers(1, 6),
     heads=st.sampled_from([(4, 2), (9, 3), (3, 1), (17, 1)]),
     dim=st.sampled_from([8, 12]),
     normed=st.booleans(),
@@ -113,10 +113,10 @@ def test_turning_there_and_back(
             near(of_k, k32.grad)
 
 
-@pytest.mark.parametrize(("family", "lora"), [("Llama", False), ("Qwen3", False), ("Qwen2", True), ("SmolLM3", True)])
+@pytest.mark.parametrize(("family", "lora"), [("Qwen3", False), ("SmolLM3", True)])
 def test_the_whole_forward_with_kernels(family: str, lora: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE.type == "cpu":
         monkeypatch.setattr(halves, "kernels_for", lambda x: block)
-    model: Any = test_lean.build(family)
+    model: Any = test_lean.build(family, layers=2)
     model = test_lean.with_lora(model) if lora else model
-    test_lean.compare(model.to(DEVICE), [5, 3], checkpoint=2)
+    test_lean.compare(model.to(DEVICE), [3, 2], checkpoint=2)
