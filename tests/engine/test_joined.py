@@ -52,3 +52,12 @@ def test_a_parameter_given_other_storage_is_taken_back_in(make_llama: Callable[.
     n = model.model.layers[0].self_attn.q_proj.weight.shape[0]
     assert torch.equal(joined.weight[n : n + k_proj.weight.shape[0]], k_proj.weight)
     assert k_proj.weight.data_ptr() == joined.weight[n].data_ptr()
+
+
+def test_joined_a_second_time_the_parameters_stay_where_they_are(make_llama: Callable[..., LlamaForCausalLM]) -> None:
+    model = make_llama(attention_bias=True)
+    first, second = join_all(model), join_all(model)
+    for a, b in zip(first, second, strict=True):
+        assert a.weight.data_ptr() == b.weight.data_ptr() and a.weight.shape == b.weight.shape
+        assert (a.bias is None) == (b.bias is None)
+        assert a.bias is None or a.bias.data_ptr() == b.bias.data_ptr()

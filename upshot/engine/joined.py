@@ -6,6 +6,7 @@ updates them in place and the engine reads them at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,14 +44,36 @@ class Projections:
         return torch.cat([linear(module, x) for module in self.modules], -1)
 
 
+def side_by_side(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The tensor whose rows these are, one after the other, if they are views of one."""
+    first = tensors[0]
+    if len(tensors) == 1:
+        return first
+    home, end, rows = first.untyped_storage().data_ptr(), first.data_ptr(), 0
+    for tensor in tensors:
+        if tensor.data_ptr() != end or tensor.untyped_storage().data_ptr() != home or not tensor.is_contiguous():
+            return None
+        if tensor.dtype != first.dtype or tensor.shape[1:] != first.shape[1:]:
+            return None
+        end += tensor.numel() * tensor.element_size()
+        rows += tensor.shape[0]
+    return first.as_strided((rows, *first.shape[1:]), first.stride())
+
+
+def _join(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """One tensor of all rows: the one they are already views of, or a new one."""
+    found = side_by_side(tensors)
+    return torch.cat(tensors) if found is None else found
+
+
 class Joined:
-    """Parameters of several projections, made views of one tensor."""
+    """Parameters of several projections, made views of one tensor; joined a second time, they stay where they are."""
 
     def __init__(self, modules: list[Any]) -> None:
         self.modules = modules
         with torch.no_grad():
-            self.weight = torch.cat([m.weight.data for m in modules])
-            self.bias = None if modules[0].bias is None else torch.cat([m.bias.data for m in modules])
+            self.weight = _join([m.weight.data for m in modules])
+            self.bias = None if modules[0].bias is None else _join([m.bias.data for m in modules])
         self._point()
 
     def _point(self) -> None:
