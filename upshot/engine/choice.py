@@ -26,11 +26,11 @@ def drivers_of(model: torch.nn.Module, shape: Shape, settings: Any, kernels: boo
     makers: list[Callable[[], Driver]] = [lambda: ModuleDriver(model, shape)]
     if not settings.lean or not is_block_family(model):
         return makers
-    makers.insert(0, lambda: BlockDriver(model, shape))
+    makers.insert(0, lambda: BlockDriver(model, shape, settings.merge))
     if kernels and shape.head_dim.bit_count() == 1:
         from upshot.engine.fused import FusedDriver
 
-        makers.insert(0, lambda: FusedDriver(model, shape))
+        makers.insert(0, lambda: FusedDriver(model, shape, settings.merge))
     return makers
 
 

@@ -16,6 +16,7 @@ import torch
 from triton.errors import TritonError
 
 from upshot.engine.batch import Batch
+from upshot.engine.blocks import BlockDriver
 from upshot.engine.choice import checked_driver, drivers_of
 from upshot.engine.cuda_steps import (
     BUCKETS,
@@ -110,12 +111,13 @@ class CudaRunner:
         return disagreement(self.model, driver, driven)
 
     def _weight_pointers(self) -> list[int]:
-        return [p.data_ptr() for p in self.model.parameters()]
+        own = [p.data_ptr() for p in self.model.parameters()]
+        return own + self.driver.weights.pointers() if isinstance(self.driver, BlockDriver) else own
 
     def forget(self) -> None:
         """The weights changed: nothing computed so far may be read again."""
         self.batch.rows = []
-        if hasattr(self.driver, "refresh"):
+        if isinstance(self.driver, BlockDriver):
             self.driver.refresh()
         pointers = self._weight_pointers()
         if pointers != self._pointers:  # somebody gave the parameters other storage: captured steps read the old one

@@ -56,6 +56,8 @@ class EngineSettings:
     """Seed of requests that bring none."""
     lean: bool = True
     """Drive known families layer by layer (blocks.py) instead of through the model's forward."""
+    merge: bool = True
+    """Put LoRA adapters into a copy of the weights they sit on (merged.py); else they are called: no copy, slower."""
     kernels: bool = False
     """Run the GPU's kernels on the CPU too (Triton's interpreter; slow, for tests)."""
     graphs: bool = True

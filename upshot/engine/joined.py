@@ -6,7 +6,8 @@ updates them in place and the engine reads them at once.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional as F
@@ -29,12 +30,19 @@ def kept(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     return x if out is None or out.dtype != x.dtype else out.copy_(x)
 
 
-class Projections:
-    """Several projections of one input, side by side in one result; joined where all of them are plain."""
+class OneWeight(Protocol):
+    """Weights of several projections in one tensor."""
 
-    def __init__(self, modules: list[Any]) -> None:
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+class Projections:
+    """Several projections of one input, side by side in one result; in one product where there is one weight."""
+
+    def __init__(self, modules: Sequence[Any], joined: OneWeight | None) -> None:
         self.modules = modules
-        self.joined = Joined(modules) if all(type(m) is torch.nn.Linear for m in modules) else None
+        self.joined = joined
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """All results, one after the other in each row."""
@@ -46,7 +54,7 @@ class Projections:
 class Joined:
     """Parameters of several projections, made views of one tensor."""
 
-    def __init__(self, modules: list[Any]) -> None:
+    def __init__(self, modules: Sequence[Any]) -> None:
         self.modules = modules
         with torch.no_grad():
             self.weight = torch.cat([m.weight.data for m in modules])

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from upshot.engine.attention import Step
+from upshot.engine.blocks import BlockDriver
 from upshot.engine.driver import Driver, causal_lm
 from upshot.engine.exact.forward import ExactForward
 from upshot.engine.exact.step import ExactDriver, ExactStep
@@ -28,7 +29,7 @@ def disagreement(
     `driven` computes the logits of the last three of some ids, read in chunks and one by one; default: on the CPU.
     """
     ids = [(7 * i + 3) % driver.shape.vocab for i in range(IDS)]
-    with torch.inference_mode(), busy_adapters(model):
+    with torch.inference_mode(), busy_adapters(model, driver):
         try:
             expected = expected_logits(model, driver, ids)
             got = (driven or _driven)(driver, ids)
@@ -46,23 +47,28 @@ def disagreement(
 
 
 @contextmanager
-def busy_adapters(model: torch.nn.Module) -> Iterator[None]:
-    """Inside: adapters have values that change the logits.
+def busy_adapters(model: torch.nn.Module, driver: Driver | None = None) -> Iterator[None]:
+    """Inside: adapters have values that change the logits, and the driver has seen them.
 
     New ones add zeros or are copies of what they stand for, so a driver that leaves them out would seem to agree.
     """
     noise = torch.Generator().manual_seed(0)
-    wrapped = hasattr(model, "peft_config")
+    blocks = driver if isinstance(driver, BlockDriver) else None
+    wrapped = hasattr(model, "peft_config") and not (blocks is not None and blocks.weights.shares)
     weights = [w for w in model.parameters() if w.requires_grad or not w.any()] if wrapped else []
     before = [w.data.clone() for w in weights]
     try:
         for weight in weights:
             scale = float(weight.data.float().square().mean().sqrt()) or 0.3
             weight.data.add_((torch.randn(weight.shape, generator=noise) * scale).to(weight.device, weight.dtype))
+        if weights and blocks is not None:
+            blocks.refresh()
         yield
     finally:
         for weight, values in zip(weights, before, strict=True):
             weight.data.copy_(values)
+        if weights and blocks is not None:
+            blocks.refresh()
 
 
 def expected_logits(model: torch.nn.Module, driver: Driver, ids: list[int]) -> torch.Tensor:
