@@ -277,7 +277,9 @@ def run_engine(
     """All rows of one shape and one way to sample from it."""
     scale = args.scale
     began = time.perf_counter()
-    settings = EngineSettings(kv_bytes=args.kv_bytes, lean=not args.plain, merge=adapters != "called")
+    settings = EngineSettings(
+        kv_bytes=args.kv_bytes, lean=not args.plain, merge="never" if adapters == "called" else "copy"
+    )
     engine = Engine(model, eos_ids=set(), settings=settings)
     engine.submit([5, 6, 7], Rules(max_tokens=2))
     engine.run_until_done()

@@ -108,7 +108,7 @@ def test_neither_merging_nor_sampling_touches_the_model(make_llama: Make) -> Non
 def test_without_merging_adapters_are_called_and_nothing_is_copied(make_llama: Make) -> None:
     model = adapted(make_llama())
     update(model)
-    engine = made(model, merge=False)
+    engine = made(model, merge="never")
     driver = driver_of(engine)
     assert not any(isinstance(held, Merged) for held in driver.weights.held)
     assert driver.layers[0].o is model.get_base_model().model.layers[0].self_attn.o_proj

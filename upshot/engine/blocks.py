@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from upshot.engine.attention import Step
 from upshot.engine.driver import ModuleDriver, Shape, causal_lm
 from upshot.engine.joined import linear
-from upshot.engine.merged import Weights
+from upshot.engine.merged import Merging, Weights
 
 FAMILIES = {"Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3"}
 
@@ -96,19 +96,21 @@ def norm(module: Any, x: torch.Tensor) -> torch.Tensor:
 class BlockDriver:
     """Calls the model's layers one by one."""
 
-    def __init__(self, model: torch.nn.Module, shape: Shape, merge: bool = True) -> None:
+    def __init__(self, model: torch.nn.Module, shape: Shape, merge: Merging = "copy") -> None:
         self.shape = shape
         self.model, self.merge = model, merge
         inner = ModuleDriver(model, shape)
         self.lm, self.quiet = inner.lm, inner.quiet
         self.core = self.lm.model
-        self._look_up()
+        self._originals: dict[int, torch.Tensor] = {}
+        self.take()
 
-    def _look_up(self) -> None:
-        """Find every module's weight, merged where that is wanted."""
-        self.weights = Weights(self.model, self.shape.dtype, self.merge)
-        self.embed, self.head = self.weights.alone(self.core.embed_tokens), self.weights.alone(self.lm.lm_head)
-        self.layers = [Layer(layer, self.weights) for layer in self.core.layers]
+    def take(self) -> None:
+        """Look up every module's weight, merged as `merge` says."""
+        with torch.inference_mode(False), torch.no_grad():  # parameters may become views of what is made here
+            self.weights = Weights(self.model, self.shape.dtype, self.merge, self._originals)
+            self.embed, self.head = self.weights.alone(self.core.embed_tokens), self.weights.alone(self.lm.lm_head)
+            self.layers = [Layer(layer, self.weights) for layer in self.core.layers]
 
     def logits(
         self,
@@ -163,6 +165,11 @@ class BlockDriver:
     def refresh(self) -> None:
         """The weights changed: merge again, and make sure joined tensors are still the parameters' own."""
         if self.weights.outdated:
-            self._look_up()
+            self.take()
         else:
             self.weights.refresh()
+
+    def release(self) -> None:
+        """Merged weights go, until `take`: the model is as if there were no engine."""
+        self.layers, self.embed, self.head = [], None, None
+        self.weights.release()

@@ -1,19 +1,22 @@
 """Adapters in the weights: LoRA (rsLoRA, DoRA) samples as fast as a model without adapters.
 
-Merged weights are the engine's own. The model's stay as they are for the learner, the reference and whoever else reads
-them. W + scale × B × A is computed in float32 and rounded once to the model's dtype, after every change of the weights.
-What is no such adapter is called as a module.
+Merged weights are a copy of the engine's own; the model's stay as they are for the learner, the reference and whoever
+else reads them. Where there is no room for a copy they can take the model's place while nobody but the engine reads it,
+and give it back bit for bit, out of the host's memory. W + scale × B × A is computed in float32 and rounded once to the
+model's dtype, after every change of the weights. What is no such adapter is called as a module.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from upshot.engine.joined import Joined, Projections
 
+Merging = Literal["copy", "in place", "never"]
 CHUNK = 1 << 24
 """Weights computed at once: 64 MiB in float32, so that little is needed beside the result."""
 
@@ -151,24 +154,58 @@ def _shape(module: Any) -> tuple[int, int]:
     return module.out_features, module.in_features
 
 
+class Lent:
+    """The weight of one projection below its adapter: merged where it lies, until it is given back."""
+
+    def __init__(self, module: Any, originals: dict[int, torch.Tensor]) -> None:
+        self.module = module
+        self.weight: torch.Tensor = module.get_base_layer().weight.detach()
+        if id(module) not in originals:
+            kept = torch.empty_like(self.weight, device="cpu", pin_memory=self.weight.device.type == "cuda")
+            originals[id(module)] = kept.copy_(self.weight)
+        self._original = originals[id(module)]
+        self._merged = False
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Merge what the adapters are now."""
+        self.give_back()
+        write_merged(self.module, self.weight)
+        self._merged = True
+
+    def give_back(self) -> None:
+        """The weight as it was."""
+        if self._merged:
+            self.weight.copy_(self._original, non_blocking=True)
+        self._merged = False
+
+
 class Weights:
     """Where a driver reads projections, embedding and head: the model's own tensors, or merged ones.
 
-    `merge` False: adapters are called as modules. A model that nobody trains and whose adapters add nothing (a copy
-    of the policy as it was before its first step) shares its weights with whoever else has them.
+    A model that nobody trains and whose adapters add nothing (a copy of the policy as it was before its first step)
+    shares its weights with whoever else has them.
     """
 
-    def __init__(self, model: torch.nn.Module, dtype: torch.dtype, merge: bool) -> None:
+    def __init__(
+        self, model: torch.nn.Module, dtype: torch.dtype, merge: Merging, originals: dict[int, torch.Tensor]
+    ) -> None:
         self.dtype, self.merge = dtype, merge
-        self.model = model
-        self.held: list[Joined | Merged] = []
+        self.originals = originals
+        """On the host, of weights merged in place: below an adapter nothing is trained, so once is enough."""
+        self.layers = [m for m in model.modules() if hasattr(m, "lora_variant")]
+        """All adapters."""
+        counts = Counter(id(m.weight) for m in model.modules() if is_plain(m))
+        self._tied = {weight for weight, count in counts.items() if count > 1}
+        """Weights that two modules read (embedding and head): one's adapter must not reach the other."""
+        self.trained = any(p.requires_grad for p in model.parameters())
+        self.held: list[Joined | Merged | Lent] = []
         self.shares = self._may_share()
 
     def _may_share(self) -> bool:
-        layers = [m for m in self.model.modules() if hasattr(m, "lora_variant")]
-        if not layers or not self.merge or any(p.requires_grad for p in self.model.parameters()):
+        if not self.layers or self.merge != "copy" or self.trained:
             return False
-        return all(can_merge(m) and adds_nothing(m) for m in layers)
+        return all(can_merge(m) and adds_nothing(m) for m in self.layers)
 
     @property
     def outdated(self) -> bool:
@@ -181,31 +218,51 @@ class Weights:
         joined: Joined | Merged | None = None
         if all(is_plain(m) for m in own):
             joined = Joined(own)
-        elif self.merge and all(can_merge(m) for m in own):
+        elif self.merge == "copy" and all(can_merge(m) for m in own):
             joined = Merged(own, self.dtype)
         if joined is not None:
             self.held.append(joined)
+            self._lend(modules)
         return Projections(own, joined)
 
     def alone(self, module: Any) -> Any:
         """A projection, an embedding or the head: a plain module, or one to be called."""
         own = self._seen(module)
-        if is_plain(own) or not self.merge or not can_merge(own):
+        if is_plain(own):
+            self._lend([module])
+            return own
+        if self.merge != "copy" or not can_merge(own):
             return own
         merged = Merged([own], self.dtype)
         self.held.append(merged)
         return _module_of(own, merged)
 
     def _seen(self, module: Any) -> Any:
+        """What is read of a module: itself, or the plain one below its adapter where that is as good or will be."""
         own = own_module(module)
-        base = own.get_base_layer() if self.shares and not is_plain(own) and can_merge(own) else own
-        return base if is_plain(base) else own
+        if is_plain(own) or not (self.shares or self.merge == "in place") or not can_merge(own):
+            return own
+        below = own.get_base_layer()
+        if not is_plain(below) or (self.merge == "in place" and id(below.weight) in self._tied):
+            return own
+        return below
+
+    def _lend(self, modules: Sequence[Any]) -> None:
+        if self.merge == "in place":
+            self.held += [Lent(m, self.originals) for m in map(own_module, modules) if not is_plain(m)]
 
     def refresh(self) -> None:
         """The model's weights changed."""
         with torch.no_grad():
             for held in self.held:
                 held.refresh()
+
+    def release(self) -> None:
+        """Give back what is not the engine's own, and drop what is."""
+        for held in self.held:
+            if isinstance(held, Lent):
+                held.give_back()
+        self.held.clear()
 
     def pointers(self) -> list[int]:
         """Where merged weights lie: captured steps read them there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -29,10 +29,9 @@ def disagreement(
     `driven` computes the logits of the last three of some ids, read in chunks and one by one; default: on the CPU.
     """
     ids = [(7 * i + 3) % driver.shape.vocab for i in range(IDS)]
-    with torch.inference_mode(), busy_adapters(model, driver):
+    with torch.inference_mode():
         try:
-            expected = expected_logits(model, driver, ids)
-            got = (driven or _driven)(driver, ids)
+            expected, got = _both(model, driver, lambda: (driven or _driven)(driver, ids), ids)
         except (
             NotImplementedError,
             AttributeError,
@@ -46,29 +45,46 @@ def disagreement(
     return compare(got, expected, driver)
 
 
+def _both(
+    model: torch.nn.Module, driver: Driver, driven: Callable[[], torch.Tensor], ids: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits expected of a driver and those it gives; where it merges adapters, it has no hand in the former."""
+    if not isinstance(driver, BlockDriver) or not driver.weights.layers:
+        with busy_adapters(model):
+            return expected_logits(model, driver, ids), driven()
+    # One that shares another model's weights would need a copy of its own as soon as its adapters had values.
+    busy = nullcontext() if driver.weights.shares else busy_adapters(model)
+    driver.release()
+    try:
+        with busy:
+            expected = expected_logits(model, driver, ids)
+            driver.take()
+            try:
+                return expected, driven()
+            finally:
+                driver.release()
+    finally:
+        driver.take()
+
+
 @contextmanager
-def busy_adapters(model: torch.nn.Module, driver: Driver | None = None) -> Iterator[None]:
-    """Inside: adapters have values that change the logits, and the driver has seen them.
+def busy_adapters(model: torch.nn.Module) -> Iterator[None]:
+    """Inside: adapters have values that change the logits.
 
     New ones add zeros or are copies of what they stand for, so a driver that leaves them out would seem to agree.
     """
     noise = torch.Generator().manual_seed(0)
-    blocks = driver if isinstance(driver, BlockDriver) else None
-    wrapped = hasattr(model, "peft_config") and not (blocks is not None and blocks.weights.shares)
+    wrapped = hasattr(model, "peft_config")
     weights = [w for w in model.parameters() if w.requires_grad or not w.any()] if wrapped else []
     before = [w.data.clone() for w in weights]
     try:
         for weight in weights:
             scale = float(weight.data.float().square().mean().sqrt()) or 0.3
             weight.data.add_((torch.randn(weight.shape, generator=noise) * scale).to(weight.device, weight.dtype))
-        if weights and blocks is not None:
-            blocks.refresh()
         yield
     finally:
         for weight, values in zip(weights, before, strict=True):
             weight.data.copy_(values)
-        if weights and blocks is not None:
-            blocks.refresh()
 
 
 def expected_logits(model: torch.nn.Module, driver: Driver, ids: list[int]) -> torch.Tensor:
