@@ -8,15 +8,16 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM
 
-from upshot.engine.joined import Joined
+from upshot.engine.joined import Joined, Projections
 
 
 def join_all(model: LlamaForCausalLM) -> list[Joined]:
     joined = []
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
-        joined.append(Joined([attention.q_proj, attention.k_proj, attention.v_proj]))
-        joined.append(Joined([mlp.gate_proj, mlp.up_proj]))
+        joined.append(Projections([attention.q_proj, attention.k_proj, attention.v_proj]).joined)
+        joined.append(Projections([mlp.gate_proj, mlp.up_proj]).joined)
+    assert all(joined)
     return joined
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from upshot.engine.attention import Step
 from upshot.engine.driver import ModuleDriver, Shape, causal_lm
 from upshot.engine.joined import linear
-from upshot.engine.merged import Merging, Weights
+from upshot.engine.merged import Merging, Weights, unmerged
 
 FAMILIES = {"Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3"}
 
@@ -64,8 +64,9 @@ class Layer:
 
     __slots__ = ("down", "gate_up", "head_norms", "norm1", "norm2", "o", "qkv", "scale", "turns", "window")
 
-    def __init__(self, layer: Any, weights: Weights) -> None:
+    def __init__(self, layer: Any, weights: Weights | None = None) -> None:
         attention, mlp = layer.self_attn, layer.mlp
+        weights = weights or unmerged()
         self.qkv = weights.together([attention.q_proj, attention.k_proj, attention.v_proj])
         self.gate_up = weights.together([mlp.gate_proj, mlp.up_proj])
         self.o, self.down = weights.alone(attention.o_proj), weights.alone(mlp.down_proj)

@@ -6,7 +6,6 @@ updates them in place and the engine reads them at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -36,13 +35,19 @@ class OneWeight(Protocol):
     weight: torch.Tensor
     bias: torch.Tensor | None
 
+    def refresh(self) -> None:
+        """The projections' weights changed."""
+
 
 class Projections:
-    """Several projections of one input, side by side in one result; in one product where there is one weight."""
+    """Several projections of one input, side by side in one result; joined where all of them are plain."""
 
-    def __init__(self, modules: Sequence[Any], joined: OneWeight | None) -> None:
+    def __init__(self, modules: list[Any], joined: OneWeight | None = None) -> None:
         self.modules = modules
+        if joined is None and all(type(m) is torch.nn.Linear for m in modules):
+            joined = Joined(modules)
         self.joined = joined
+        """Their weights in one tensor, their own or (merged.py) the engine's."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """All results, one after the other in each row."""
@@ -54,7 +59,7 @@ class Projections:
 class Joined:
     """Parameters of several projections, made views of one tensor."""
 
-    def __init__(self, modules: Sequence[Any]) -> None:
+    def __init__(self, modules: list[Any]) -> None:
         self.modules = modules
         with torch.no_grad():
             self.weight = torch.cat([m.weight.data for m in modules])

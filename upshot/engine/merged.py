@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from upshot.engine.joined import Joined, Projections
+from upshot.engine.joined import OneWeight, Projections
 
 Merging = Literal["copy", "in place", "never"]
 CHUNK = 1 << 24
@@ -199,7 +199,7 @@ class Weights:
         self._tied = {weight for weight, count in counts.items() if count > 1}
         """Weights that two modules read (embedding and head): one's adapter must not reach the other."""
         self.trained = any(p.requires_grad for p in model.parameters())
-        self.held: list[Joined | Merged | Lent] = []
+        self.held: list[OneWeight | Lent] = []
         self.shares = self._may_share()
 
     def _may_share(self) -> bool:
@@ -215,15 +215,12 @@ class Weights:
     def together(self, modules: Sequence[Any]) -> Projections:
         """Projections of one input."""
         own = [self._seen(module) for module in modules]
-        joined: Joined | Merged | None = None
-        if all(is_plain(m) for m in own):
-            joined = Joined(own)
-        elif self.merge == "copy" and all(can_merge(m) for m in own):
-            joined = Merged(own, self.dtype)
-        if joined is not None:
-            self.held.append(joined)
+        merged = not all(map(is_plain, own)) and self.merge == "copy" and all(map(can_merge, own))
+        found = Projections(own, Merged(own, self.dtype) if merged else None)
+        if found.joined is not None:
+            self.held.append(found.joined)
             self._lend(modules)
-        return Projections(own, joined)
+        return found
 
     def alone(self, module: Any) -> Any:
         """A projection, an embedding or the head: a plain module, or one to be called."""
@@ -267,6 +264,11 @@ class Weights:
     def pointers(self) -> list[int]:
         """Where merged weights lie: captured steps read them there."""
         return [held.weight.data_ptr() for held in self.held if isinstance(held, Merged)]
+
+
+def unmerged() -> Weights:
+    """Every module as it is."""
+    return Weights(torch.nn.Module(), torch.float32, "never", {})
 
 
 def _module_of(module: Any, merged: Merged) -> torch.nn.Module:
