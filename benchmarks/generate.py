@@ -2,6 +2,10 @@
 
     python benchmarks/generate.py                          # GPU: SmolLM2-135M's shape and a 1.1B shape
     python benchmarks/generate.py --shapes quickstart 135m --scale 8   # CPU: fewer prompts
+    python benchmarks/generate.py --shapes 8b --lora 32 --no-peer --rows 256 CollabLLM
+
+With --lora the same work is done without adapters, with merged ones and with called ones, in this order, and the last
+column is the share of the speed without.
 
 Prints a table and, for every row, how far the sampled log-probabilities are from a plain forward.
 """
@@ -23,6 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from upshot.engine.driver import causal_lm
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.sequence import Rules, Sequence
 
@@ -30,7 +35,10 @@ SHAPES: dict[str, dict[str, int]] = {
     "quickstart": {"layers": 5, "hidden": 128, "heads": 4, "kv": 2, "mlp": 352, "vocab": 100},
     "135m": {"layers": 30, "hidden": 576, "heads": 9, "kv": 3, "mlp": 1536, "vocab": 49152},
     "1.1b": {"layers": 16, "hidden": 2048, "heads": 32, "kv": 8, "mlp": 8192, "vocab": 49152},
+    "8b": {"layers": 32, "hidden": 4096, "heads": 32, "kv": 8, "mlp": 14336, "vocab": 128256, "tied": 0},
 }
+SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+ADAPTERS = ("without", "merged", "called")
 Work = Callable[[Engine, random.Random], list[Sequence]]
 
 
@@ -46,12 +54,30 @@ def build(name: str, device: torch.device) -> LlamaForCausalLM:
         num_attention_heads=shape["heads"],
         num_key_value_heads=shape["kv"],
         max_position_embeddings=2048,
-        tie_word_embeddings=True,
+        tie_word_embeddings=bool(shape.get("tied", 1)),
         initializer_range=0.04,
     )
-    with device:
-        model = LlamaForCausalLM(config)
-    return model.to(torch.bfloat16 if device.type == "cuda" else torch.float32).eval()
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    torch.set_default_dtype(dtype)  # an 8B in float32 first would need twice the memory
+    try:
+        with device:
+            model = LlamaForCausalLM(config)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return model.to(dtype).eval()
+
+
+def with_lora(model: LlamaForCausalLM, rank: int, targets: list[str]) -> Any:
+    """The model with adapters of about the size that training gives them."""
+    import peft
+
+    torch.manual_seed(1)
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=rank, lora_alpha=rank // 2 or 1, target_modules=targets))
+    with torch.no_grad():
+        for name, weight in wrapped.named_parameters():
+            if "lora_B" in name or "lora_embedding_A" in name:
+                weight.normal_(std=0.002)
+    return wrapped.eval()
 
 
 def ids_of(rng: random.Random, vocab: int, n: int) -> list[int]:
@@ -150,6 +176,7 @@ def start(engine: Engine) -> None:
 def logprob_gaps(model: Any, seqs: list[Sequence], rows: int) -> tuple[float, float]:
     """Largest and mean difference between sampled log-probabilities and a plain forward."""
     worst, total, count = 0.0, 0.0, 0
+    model = causal_lm(model)
     by_length: dict[int, list[Sequence]] = {}
     for seq in seqs:
         by_length.setdefault(len(seq.ids), []).append(seq)
@@ -219,15 +246,45 @@ SHAPES_OF: dict[int, dict[str, int]] = {}
 
 
 def run_shape(name: str, args: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
-    """All rows of one shape."""
+    """All rows of one shape, with and without adapters where --lora asks for them."""
+    model: Any = build(name, device)
+    table: list[dict[str, Any]] = []
+    for adapters in ADAPTERS if args.lora else ADAPTERS[:1]:
+        if adapters == "merged":
+            model = with_lora(model, args.lora, args.targets)
+        table += run_engine(name, model, adapters, args, device)
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return table
+
+
+def refresh_seconds(engine: Engine) -> float:
+    """How long the engine takes to take over new weights."""
+    best = float("inf")
+    for _ in range(3):
+        start(engine)
+        engine.weights_changed()
+        if engine.on_gpu:
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - _clock[0])
+    return best
+
+
+def run_engine(
+    name: str, model: Any, adapters: str, args: argparse.Namespace, device: torch.device
+) -> list[dict[str, Any]]:
+    """All rows of one shape and one way to sample from it."""
     scale = args.scale
-    model = build(name, device)
     began = time.perf_counter()
-    settings = EngineSettings(kv_bytes=args.kv_bytes, lean=not args.plain)
+    settings = EngineSettings(
+        kv_bytes=args.kv_bytes, lean=not args.plain, merge="never" if adapters == "called" else "copy"
+    )
     engine = Engine(model, eos_ids=set(), settings=settings)
     engine.submit([5, 6, 7], Rules(max_tokens=2))
     engine.run_until_done()
     first = time.perf_counter() - began
+    refresh = refresh_seconds(engine)
     SHAPES_OF[id(engine)] = SHAPES[name]
     collab = {
         "prompts": max(1, 16 // scale),
@@ -250,6 +307,9 @@ def run_shape(name: str, args: argparse.Namespace, device: torch.device) -> list
         row: dict[str, Any] = {
             "shape": name,
             "work": title,
+            "adapters": adapters,
+            "driver": type(engine.runner.driver).__name__,
+            "weights_changed_s": refresh,
             "tokens": made,
             "seconds": wall,
             "tokens_per_s": made / wall,
@@ -264,7 +324,7 @@ def run_shape(name: str, args: argparse.Namespace, device: torch.device) -> list
         print(json.dumps(row), flush=True)
     if device.type == "cuda":
         rate, tflops = prefill_rate(engine, 131072, 256)
-        table.append({"shape": name, "work": "prefill", "tokens_per_s": rate, "TFLOPs": tflops})
+        table.append({"shape": name, "work": "prefill", "adapters": adapters, "tokens_per_s": rate, "TFLOPs": tflops})
         print(json.dumps(table[-1]), flush=True)
     return table
 
@@ -297,6 +357,8 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--check", type=int, default=0, help="sequences whose log-probabilities are checked; 0 is all")
     parser.add_argument("--kv-bytes", type=int, default=0)
+    parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="with and without adapters of this rank")
+    parser.add_argument("--targets", nargs="*", default=SEVEN, help="modules that have adapters")
     parser.add_argument("--plain", action="store_true", help="drive the model's own forward, as for unknown families")
     parser.add_argument("--no-peer", action="store_true", help="do not run transformers' generate")
     parser.add_argument("--out", default="")
@@ -308,8 +370,13 @@ def main() -> int:
     if tops:
         print(json.dumps(tops), flush=True)
     table = [row for name in shapes for row in run_shape(name, args, device)]
-    print(f"\n{'shape':11} {'work':14} {'tokens/s':>10} {'generate':>9} {'ratio':>6}  logprob max / mean off")
+    print(
+        f"\n{'shape':11} {'work':14} {'adapters':8} {'tokens/s':>10} {'generate':>9} {'ratio':>6} {'share':>6}  "
+        "logprob max / mean off"
+    )
+    plain = {(row["shape"], row["work"]): row["tokens_per_s"] for row in table if row["adapters"] == "without"}
     for row in table:
+        share = row["tokens_per_s"] / plain[row["shape"], row["work"]]
         theirs = row.get("generate_per_s")
         ratio = f"{row['tokens_per_s'] / theirs:6.1f}" if theirs else "     -"
         gaps = (
@@ -317,7 +384,10 @@ def main() -> int:
             if "logprob_max" in row
             else f"{row.get('TFLOPs', 0):.0f} TFLOP/s"
         )
-        print(f"{row['shape']:11} {row['work']:14} {row['tokens_per_s']:10.0f} {theirs or 0:9.0f} {ratio}  {gaps}")
+        print(
+            f"{row['shape']:11} {row['work']:14} {row['adapters']:8} {row['tokens_per_s']:10.0f} {theirs or 0:9.0f} "
+            f"{ratio} {share:6.0%}  {gaps}"
+        )
     if args.out:
         Path(args.out).write_text(json.dumps({"ceilings": tops, "rows": table}, indent=1))
     return 0

@@ -62,11 +62,8 @@ class WithoutEmbedding(BlockDriver):
 
     def _hidden(self, *args: Any) -> torch.Tensor:
         whole = self.core.embed_tokens
-        self.core.embed_tokens = whole.base_layer if hasattr(whole, "base_layer") else whole.original_module
-        try:
-            return super()._hidden(*args)
-        finally:
-            self.core.embed_tokens = whole
+        self.embed = whole.base_layer if hasattr(whole, "base_layer") else whole.original_module
+        return super()._hidden(*args)
 
 
 @pytest.mark.parametrize("kind", ["embedding", "whole modules"])

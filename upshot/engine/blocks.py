@@ -2,8 +2,8 @@
 
 transformers' forward spends more time in Python than in arithmetic when the model or the batch is small. The layers of
 Llama, Mistral, Qwen2, Qwen3 and SmolLM3 (and what is built from their classes: SmolLM2, TinyLlama …) are the same
-block; this calls its modules directly. Projections, embedding and head may have adapters, which are called as modules.
-Families with other blocks, and adapters on other modules, go through `ModuleDriver`.
+block; this calls its modules directly. Projections, embedding and head may have adapters, which are merged (merged.py)
+or called as modules. Families with other blocks, and adapters on other modules, go through `ModuleDriver`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from upshot.engine.attention import Step
 from upshot.engine.driver import ModuleDriver, Shape, causal_lm
-from upshot.engine.joined import Projections, linear
+from upshot.engine.joined import linear
+from upshot.engine.merged import Merging, Weights, unmerged
 
 FAMILIES = {"Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3"}
 
@@ -63,11 +64,12 @@ class Layer:
 
     __slots__ = ("down", "gate_up", "head_norms", "norm1", "norm2", "o", "qkv", "scale", "turns", "window")
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, weights: Weights | None = None) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self.qkv = Projections([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.gate_up = Projections([mlp.gate_proj, mlp.up_proj])
-        self.o, self.down = attention.o_proj, mlp.down_proj
+        weights = weights or unmerged()
+        self.qkv = weights.together([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.gate_up = weights.together([mlp.gate_proj, mlp.up_proj])
+        self.o, self.down = weights.alone(attention.o_proj), weights.alone(mlp.down_proj)
         self.norm1, self.norm2 = layer.input_layernorm, layer.post_attention_layernorm
         self.head_norms = _head_norms(attention)
         """Of queries and keys; empty where the family has none."""
@@ -95,12 +97,21 @@ def norm(module: Any, x: torch.Tensor) -> torch.Tensor:
 class BlockDriver:
     """Calls the model's layers one by one."""
 
-    def __init__(self, model: torch.nn.Module, shape: Shape) -> None:
+    def __init__(self, model: torch.nn.Module, shape: Shape, merge: Merging = "copy") -> None:
         self.shape = shape
+        self.model, self.merge = model, merge
         inner = ModuleDriver(model, shape)
         self.lm, self.quiet = inner.lm, inner.quiet
         self.core = self.lm.model
-        self.layers = [Layer(layer) for layer in self.core.layers]
+        self._originals: dict[int, torch.Tensor] = {}
+        self.take()
+
+    def take(self) -> None:
+        """Look up every module's weight, merged as `merge` says."""
+        with torch.inference_mode(False), torch.no_grad():  # parameters may become views of what is made here
+            self.weights = Weights(self.model, self.shape.dtype, self.merge, self._originals)
+            self.embed, self.head = self.weights.alone(self.core.embed_tokens), self.weights.alone(self.lm.lm_head)
+            self.layers = [Layer(layer, self.weights) for layer in self.core.layers]
 
     def logits(
         self,
@@ -115,7 +126,7 @@ class BlockDriver:
         for module in loud:
             module.training = False
         try:
-            return linear(self.lm.lm_head, self._hidden(ids, positions, step, last), out)
+            return linear(self.head, self._hidden(ids, positions, step, last), out)
         finally:
             for module in loud:
                 module.training = True
@@ -124,7 +135,7 @@ class BlockDriver:
         self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor | None
     ) -> torch.Tensor:
         """What the head is applied to."""
-        h = embedded(self.core.embed_tokens, ids)
+        h = embedded(self.embed, ids)
         cos, sin = (x[0][:, None] for x in self.core.rotary_emb(h, positions[None]))
         n = len(ids)
         for index, layer in enumerate(self.layers):
@@ -153,9 +164,13 @@ class BlockDriver:
         return qk[:, :heads], qk[:, heads:], qkv[:, both:]
 
     def refresh(self) -> None:
-        """The weights changed: make sure the joined tensors are still the parameters' own."""
-        with torch.no_grad():
-            for layer in self.layers:
-                for projections in (layer.qkv, layer.gate_up):
-                    if projections.joined is not None:
-                        projections.joined.refresh()
+        """The weights changed: merge again, and make sure joined tensors are still the parameters' own."""
+        if self.weights.outdated:
+            self.take()
+        else:
+            self.weights.refresh()
+
+    def release(self) -> None:
+        """Merged weights go, until `take`: the model is as if there were no engine."""
+        self.layers, self.embed, self.head = [], None, None
+        self.weights.release()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from upshot.engine.blocks import BlockDriver, is_block_family
 from upshot.engine.driver import Driver, ModuleDriver, Shape, causal_lm
 from upshot.errors import UserError
 
@@ -17,8 +18,6 @@ def drivers_of(model: torch.nn.Module, shape: Shape, settings: Any, kernels: boo
 
     The fused block rotates halves of a head, whose width must be a power of two.
     """
-    from upshot.engine.blocks import BlockDriver, is_block_family
-
     if settings.exact:
         from upshot.engine.exact.step import ExactDriver
 
@@ -26,11 +25,11 @@ def drivers_of(model: torch.nn.Module, shape: Shape, settings: Any, kernels: boo
     makers: list[Callable[[], Driver]] = [lambda: ModuleDriver(model, shape)]
     if not settings.lean or not is_block_family(model):
         return makers
-    makers.insert(0, lambda: BlockDriver(model, shape))
+    makers.insert(0, lambda: BlockDriver(model, shape, settings.merge))
     if kernels and shape.head_dim.bit_count() == 1:
         from upshot.engine.fused import FusedDriver
 
-        makers.insert(0, lambda: FusedDriver(model, shape))
+        makers.insert(0, lambda: FusedDriver(model, shape, settings.merge))
     return makers
 
 
@@ -44,6 +43,8 @@ def checked_driver(
         reason = disagreement(driver) if disagreement is not None else None
         if reason is None:
             return driver
+        if isinstance(driver, BlockDriver):
+            driver.release()
         reasons.append(f"{type(driver).__name__}: {reason}")
         if len(reasons) < len(makers):
             warnings.warn(f"the engine falls back to a slower driver: {reasons[-1]}", stacklevel=2)

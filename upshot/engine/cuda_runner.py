@@ -16,6 +16,7 @@ import torch
 from triton.errors import TritonError
 
 from upshot.engine.batch import Batch
+from upshot.engine.blocks import BlockDriver
 from upshot.engine.choice import checked_driver, drivers_of
 from upshot.engine.cuda_steps import (
     BUCKETS,
@@ -55,11 +56,10 @@ class CudaRunner:
         device = shape.device
         self.on_gpu = device.type == "cuda"
         """Else: the same steps by Triton's interpreter, for tests."""
-        size = (shape.layers, n_pages, shape.kv_heads, page_size, shape.head_dim)
+        self._size = (shape.layers, n_pages, shape.kv_heads, page_size, shape.head_dim)
         columns = min(-(-shape.max_length // page_size), n_pages) + 1
         self.slots = Slots(max_running, columns, device)
-        k, v = (torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(2))
-        self.cache = Cache(k, v, self.slots.table)
+        self.cache = Cache(self._pages(self._size), self._pages(self._size), self.slots.table)
         self.batch = Batch(self.slots, page_size)
         self.graphs: dict[tuple[int, bool, bool], Graph] = {}
         self.prompt_graphs: dict[tuple[int, int], PromptGraph] = {}
@@ -75,6 +75,9 @@ class CudaRunner:
         self._pointers = self._weight_pointers()
         self.logits = self._logits_of(max_running) if self.use_graphs else None
         """Where every captured step leaves its logits: each would keep its own otherwise."""
+
+    def _pages(self, size: tuple[int, ...]) -> torch.Tensor:
+        return torch.zeros(size, dtype=self.shape.dtype, device=self.shape.device)
 
     def _logits_of(self, rows: int) -> torch.Tensor:
         """Room for the logits of the largest step with that many sequences."""
@@ -110,19 +113,40 @@ class CudaRunner:
         return disagreement(self.model, driver, driven)
 
     def _weight_pointers(self) -> list[int]:
-        return [p.data_ptr() for p in self.model.parameters()]
+        own = [p.data_ptr() for p in self.model.parameters()]
+        return own + self.driver.weights.pointers() if isinstance(self.driver, BlockDriver) else own
 
     def forget(self) -> None:
         """The weights changed: nothing computed so far may be read again."""
         self.batch.rows = []
-        if hasattr(self.driver, "refresh"):
+        if isinstance(self.driver, BlockDriver):
             self.driver.refresh()
         pointers = self._weight_pointers()
         if pointers != self._pointers:  # somebody gave the parameters other storage: captured steps read the old one
-            self.graphs.clear()
-            self.prompt_graphs.clear()
-            self.pool = None
+            self._drop_graphs()
             self._pointers = pointers
+
+    def _drop_graphs(self) -> None:
+        self.graphs.clear()
+        self.prompt_graphs.clear()
+        self.pool = None
+
+    def park(self) -> None:
+        """Give the memory back (see `Engine.park`)."""
+        self.batch.rows = []
+        self._drop_graphs()
+        self.logits = None
+        self.cache.k = self.cache.v = self._pages((0,))
+        if isinstance(self.driver, BlockDriver):
+            self.driver.release()
+
+    def resume(self) -> None:
+        """Take it again."""
+        self.cache.k, self.cache.v = self._pages(self._size), self._pages(self._size)
+        self.logits = self._logits_of(self.slots.count) if self.use_graphs else None
+        if isinstance(self.driver, BlockDriver):
+            self.driver.take()
+        self._pointers = self._weight_pointers()
 
     # --- steps
 

@@ -22,6 +22,7 @@ import torch
 from upshot.chat import derive_seed
 from upshot.engine.choice import checked_driver, drivers_of
 from upshot.engine.driver import causal_lm, shape_of
+from upshot.engine.merged import Merging
 from upshot.engine.pages import PagePool
 from upshot.engine.scheduler import Scheduler
 from upshot.engine.sequence import DONE, Grammar, Rules, Sequence
@@ -56,6 +57,9 @@ class EngineSettings:
     """Seed of requests that bring none."""
     lean: bool = True
     """Drive known families layer by layer (blocks.py) instead of through the model's forward."""
+    merge: Merging = "copy"
+    """LoRA adapters in the weights they sit on (merged.py): in a copy of them, in the model's own while the engine is
+    not parked (then nobody else may use the model), or never: they are called, which is slower."""
     kernels: bool = False
     """Run the GPU's kernels on the CPU too (Triton's interpreter; slow, for tests)."""
     graphs: bool = True
@@ -92,6 +96,7 @@ class Engine:
         self._unseen = 0
         """Prompt ids submitted since the last step."""
         self._committing = False
+        self.parked = False
         self.runner: Any
         self.on_gpu = self.shape.device.type == "cuda"
         self.ahead = self.on_gpu or self.settings.kernels
@@ -281,14 +286,47 @@ class Engine:
         self.version += 1
         self.scheduler.restart()
         self.pool.forget()
-        with self._own_device():
-            self.runner.forget()
+        if not self.parked:
+            with self._own_device():
+                self.runner.forget()
         return self.version
+
+    def park(self) -> None:
+        """Give back the memory of keys, values, captured steps and merged weights; the next step takes it again.
+
+        Nothing is lost: what is under way keeps its ids and goes on from them.
+        """
+        if self.parked:
+            return
+        self._drain()
+        self.scheduler.restart()
+        self.pool.forget()
+        with self._own_device():
+            self.runner.park()
+        self.parked = True
+        self._return_memory()
+
+    def resume(self) -> None:
+        """Take back what `park` gave."""
+        if not self.parked:
+            return
+        self._return_memory()  # what others cached lies where there must be one piece
+        self._await_weights()
+        with self._own_device():
+            self.runner.resume()
+        self.parked = False
+
+    def _return_memory(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize(self.shape.device)
+            torch.cuda.empty_cache()
 
     # --- steps
 
     def step(self) -> bool:
         """Compute one step; False if there is nothing to do."""
+        if self.parked and self.scheduler.busy:
+            self.resume()
         # The first chunk is a small one, so that the GPU works while the host plans the next.
         first = self.on_gpu and not self.runner.flights
         plan = self.scheduler.plan(min(FIRST_CHUNK, self.scheduler.chunk_tokens) if first else 0)
@@ -354,7 +392,8 @@ class Engine:
         for seq in self.scheduler.all():
             self.scheduler.fail(seq, error)
         self.pool.forget()
-        self.runner.forget()
+        if not self.parked:
+            self.runner.forget()
 
     async def aclose(self) -> None:
         """Abort everything and stop the step loop."""
@@ -363,6 +402,8 @@ class Engine:
             self.abort(seq)
         if self._loop_task is not None and not self._loop_task.done():
             self._loop_task.cancel()
+        if self.settings.merge == "in place":
+            self.park()  # the model is its owner's again
 
     def stats(self) -> dict[str, float]:
         """Counters since the start."""

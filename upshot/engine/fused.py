@@ -12,6 +12,7 @@ from upshot.engine.blocks import BlockDriver, Layer, embedded
 from upshot.engine.driver import Shape
 from upshot.engine.joined import Projections, linear
 from upshot.engine.kernels.decode import processors
+from upshot.engine.merged import Merging
 
 
 def gated(x: torch.Tensor, way_up: Projections) -> torch.Tensor:
@@ -55,8 +56,8 @@ def head_norms(layer: Layer) -> tuple[torch.Tensor, torch.Tensor, float] | None:
 class FusedDriver(BlockDriver):
     """Drives the block with the kernels of kernels/block.py between matrix products."""
 
-    def __init__(self, model: torch.nn.Module, shape: Shape) -> None:
-        super().__init__(model, shape)
+    def __init__(self, model: torch.nn.Module, shape: Shape, merge: Merging = "copy") -> None:
+        super().__init__(model, shape, merge)
         self.cos, self.sin = self._rotary()
         self._still = torch.ones_like(self.cos), torch.zeros_like(self.sin)
 
@@ -75,7 +76,7 @@ class FusedDriver(BlockDriver):
         """What the head is applied to."""
         from upshot.engine.kernels.block import add_norm
 
-        h = embedded(self.core.embed_tokens, ids)
+        h = embedded(self.embed, ids)
         first = self.layers[0].norm1
         x, h = add_norm(h, None, first.weight, first.variance_epsilon)
         for index, layer in enumerate(self.layers):

@@ -7,7 +7,7 @@ updates them in place and the engine reads them at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional as F
@@ -30,12 +30,25 @@ def kept(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     return x if out is None or out.dtype != x.dtype else out.copy_(x)
 
 
+class OneWeight(Protocol):
+    """Weights of several projections in one tensor."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def refresh(self) -> None:
+        """The projections' weights changed."""
+
+
 class Projections:
     """Several projections of one input, side by side in one result; joined where all of them are plain."""
 
-    def __init__(self, modules: list[Any]) -> None:
+    def __init__(self, modules: list[Any], joined: OneWeight | None = None) -> None:
         self.modules = modules
-        self.joined = Joined(modules) if all(type(m) is torch.nn.Linear for m in modules) else None
+        if joined is None and all(type(m) is torch.nn.Linear for m in modules):
+            joined = Joined(modules)
+        self.joined = joined
+        """Their weights in one tensor, their own or (merged.py) the engine's."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """All results, one after the other in each row."""

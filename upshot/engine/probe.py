@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
 from upshot.engine.attention import Step
+from upshot.engine.blocks import BlockDriver
 from upshot.engine.driver import Driver, causal_lm
 from upshot.engine.exact.forward import ExactForward
 from upshot.engine.exact.step import ExactDriver, ExactStep
@@ -28,10 +29,9 @@ def disagreement(
     `driven` computes the logits of the last three of some ids, read in chunks and one by one; default: on the CPU.
     """
     ids = [(7 * i + 3) % driver.shape.vocab for i in range(IDS)]
-    with torch.inference_mode(), busy_adapters(model):
+    with torch.inference_mode():
         try:
-            expected = expected_logits(model, driver, ids)
-            got = (driven or _driven)(driver, ids)
+            expected, got = _both(model, driver, lambda: (driven or _driven)(driver, ids), ids)
         except (
             NotImplementedError,
             AttributeError,
@@ -43,6 +43,28 @@ def disagreement(
         ) as error:
             return f"{type(error).__name__}: {error}"
     return compare(got, expected, driver)
+
+
+def _both(
+    model: torch.nn.Module, driver: Driver, driven: Callable[[], torch.Tensor], ids: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits expected of a driver and those it gives; where it merges adapters, it has no hand in the former."""
+    if not isinstance(driver, BlockDriver) or not driver.weights.layers:
+        with busy_adapters(model):
+            return expected_logits(model, driver, ids), driven()
+    # One that shares another model's weights would need a copy of its own as soon as its adapters had values.
+    busy = nullcontext() if driver.weights.shares else busy_adapters(model)
+    driver.release()
+    try:
+        with busy:
+            expected = expected_logits(model, driver, ids)
+            driver.take()
+            try:
+                return expected, driven()
+            finally:
+                driver.release()
+    finally:
+        driver.take()
 
 
 @contextmanager

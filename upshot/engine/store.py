@@ -34,8 +34,16 @@ class Store:
 
     def __init__(self, layers: int, n_pages: int, page_size: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
         self.page_size = page_size
-        self.k = torch.zeros(layers, n_pages * page_size, kv_heads, dim, dtype=dtype)
-        self.v = torch.zeros(layers, n_pages * page_size, kv_heads, dim, dtype=dtype)
+        self._size, self._dtype = (layers, n_pages * page_size, kv_heads, dim), dtype
+        self.take()
+
+    def take(self) -> None:
+        """Room for all pages."""
+        self.k, self.v = (torch.zeros(self._size, dtype=self._dtype) for _ in range(2))
+
+    def release(self) -> None:
+        """No room for any, until `take`."""
+        self.k, self.v = (torch.zeros(0, dtype=self._dtype) for _ in range(2))
 
     def copy_pages(self, copies: list[tuple[int, int]]) -> None:
         """Copy whole pages (from, to) in all layers."""

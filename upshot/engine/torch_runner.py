@@ -7,6 +7,7 @@ window (window.py), so that a step is one batched attention call that copies not
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -203,7 +204,8 @@ class TorchRunner:
         # A sliding window or a soft cap would need its own prefix arithmetic: those models share pages, not reads.
         config = causal_lm(driver.lm).config.get_text_config()
         odd = getattr(config, "sliding_window", None) or getattr(config, "attn_logit_softcapping", None)
-        self.window = Window(self.store, window_bytes, share=not odd)
+        self._new_window = partial(Window, self.store, window_bytes, share=not odd)
+        self.window = self._new_window()
         self._rules: tuple[list[Sequence], RowRules] | None = None
 
     def forget(self) -> None:
@@ -211,6 +213,19 @@ class TorchRunner:
         self.window.clear()
         if isinstance(self.driver, BlockDriver):
             self.driver.refresh()
+
+    def park(self) -> None:
+        """Give the memory back (see `Engine.park`)."""
+        self.store.release()
+        self.window = self._new_window()
+        if isinstance(self.driver, BlockDriver):
+            self.driver.release()
+
+    def resume(self) -> None:
+        """Take it again."""
+        self.store.take()
+        if isinstance(self.driver, BlockDriver):
+            self.driver.take()
 
     def run(self, plan: Plan) -> tuple[list[Sequence], list[int], list[float], list[Top] | None, list[Scored]]:
         """Compute a step: who sampled, their ids, log-probabilities and likeliest ids; what was scored."""

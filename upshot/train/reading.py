@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
+from upshot.engine.blocks import is_block_family
 from upshot.engine.driver import causal_lm
 from upshot.engine.exact.forward import ExactForward
 from upshot.engine.probe import busy_adapters, plain_logits
 from upshot.train.batch import Datum, pack
 from upshot.train.forward import Forward, PaddedForward
+from upshot.train.lean import LeanForward
 from upshot.train.logprobs import bent
 from upshot.train.packed import Hidden, ModuleHidden, PackedForward
 
@@ -46,10 +48,14 @@ def forward_of(module: Any, exact: bool = False) -> Forward:
 def states_of(module: Any) -> list[Callable[[], Hidden]]:
     """What may compute a model's hidden states, the leanest first."""
 
+    def lean() -> Hidden:
+        return LeanForward(module, "block" if causal_lm(module).is_gradient_checkpointing else "none")
+
     def transformers() -> Hidden:
         return ModuleHidden(module)
 
-    return [transformers]
+    dropout = getattr(causal_lm(module).config.get_text_config(), "attention_dropout", 0.0)
+    return [lean, transformers] if is_block_family(module) and not dropout else [transformers]
 
 
 def disagreement(module: Any, forward: PackedForward) -> str | None:
