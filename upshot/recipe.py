@@ -187,6 +187,25 @@ class RewardConfig(Section):
     """A step in which a larger share of the replies has no reward stops the run with the reasons."""
 
 
+class ImportanceConfig(Section):
+    """Weights on tokens whose probability in the learner is not that of the sampler."""
+
+    rule: Literal["none", "truncate", "mask"] = "none"
+    """none: the sampler's probabilities count as the learner's. truncate: weigh each token by learner / sampler, cut at
+    the bounds. mask: the same, but tokens outside the bounds are not trained."""
+    level: Literal["token", "sequence"] = "token"
+    """One weight a token, or one a sequence."""
+    high: float = Field(2.0, gt=0)
+    """Upper bound."""
+    low: float = Field(0.0, ge=0)
+    """Lower bound."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"rule": value} if isinstance(value, str) else value
+
+
 class TrainConfig(Section):
     """How the policy learns."""
 
@@ -198,7 +217,12 @@ class TrainConfig(Section):
     advantage: Named = Named(name="grpo")
     """grpo: centred by the group and divided by its standard deviation. dr-grpo: centred. rloo: leave one out.
     separated: every part centred on its own, then added ({non_negative: true}: only the main part can subtract).
-    gdpo: every part normalised, added, normalised over the step. Or 'my_pkg.module:estimator'."""
+    gdpo: every part normalised, added, normalised over the step. reinforce++: normalised over the step, without groups
+    ({baseline: group}: centred by the group before). grpo takes {scale: group | step | none}.
+    Or 'my_pkg.module:estimator'."""
+    loss: Named = Named(name="clipped")
+    """rl, ppo: what is minimised. clipped: the clipped surrogate of PPO and GRPO. gspo: its ratio taken over whole
+    sequences. cispo: the ratio is a capped weight. reinforce: no ratio. Or 'my_pkg.module:surrogate'."""
     steps: int = Field(100, ge=0)
     """Optimizer steps (rl, online-dpo, ppo: one round of rollouts each); 0 beside `epochs`: as many as those make."""
     epochs: float | None = Field(None, gt=0)
@@ -228,14 +252,27 @@ class TrainConfig(Section):
     clip_high: float = Field(0.2, ge=0)
     """… and at 1 + clip_high."""
     kl: float = Field(0.0, ge=0)
-    """Weight of the KL divergence to the initial model: in the loss (rl), or taken off each token's reward (ppo)."""
-    kl_estimator: Literal["k2", "k3"] = "k3"
-    """rl: k2: half the square of the log ratio. k3: the low-variance one. ppo takes the log ratio off the reward."""
+    """Weight of the KL divergence to the initial model, or with new adapters to the model without them; 0: none."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """rl: added to the loss, or its sum over a reply taken off the reply's reward. ppo always takes it off each token's
+    reward."""
+    kl_estimator: Literal["k2", "k3", "k3-corrected"] = "k3"
+    """rl, in the loss: k2: half the square of the log ratio. k3: the low-variance one, GRPO's usual choice.
+    k3-corrected: times the ratio to the sampling policy, for the divergence's own gradient."""
+    entropy: float = Field(0.0, ge=0)
+    """rl, ppo: weight of the entropy bonus."""
+    importance: ImportanceConfig = ImportanceConfig()
+    """rl, ppo: importance sampling between sampler and learner; 'truncate' or 'mask' for short."""
+    dynamic_sampling: int = Field(0, ge=0)
+    """rl: while some groups' rewards are all alike, play other rows in their place, so many times a step at most."""
     length_norm: Literal["sequence", "token", "constant"] = "token"
     """sequence: mean over each reply, then over replies. token: mean over all tokens of the step. constant: sum over
     replies x `episode.max_tokens` (Dr.GRPO)."""
     beta: float = Field(0.1, gt=0)
     """dpo, online-dpo: strength of the reference."""
+    dpo_loss: Literal["sigmoid", "ipo"] = "sigmoid"
+    """dpo, online-dpo: sigmoid: the log-sigmoid of the margin. ipo: the squared distance of the margin a token from
+    1 / (2 beta)."""
     min_gap: float = Field(0.0, ge=0)
     """dpo, online-dpo: pairs whose scores differ by less are left out."""
     gae_lambda: float = Field(0.95, ge=0, le=1)
@@ -260,7 +297,7 @@ class TrainConfig(Section):
         if value == "k1":
             raise ValueError(
                 "the log ratio k1 has no gradient in a loss (on samples of the policy it is zero in the mean); "
-                "take k2 or k3, or train.method=ppo, which takes k1 off the reward"
+                "take k2 or k3, or train.kl_in=reward, which takes k1 off the reward"
             )
         return value
 

@@ -185,3 +185,22 @@ def test_a_span_too_few_or_too_many_is_refused(mask: list[int]) -> None:
     for wrong in (spans[1:], (*spans, spans[0])):
         with pytest.raises(ValueError, match="every sampled token once"):
             check(Credit({MAIN: Score(0.0)}, wrong), mask)
+
+
+def test_reinforce_plus_plus_has_the_step_as_its_baseline() -> None:
+    step = [credits([1.0, 1.0]), credits([0.0, None])]
+    (first, second) = estimator("reinforce++")(step)
+    deviation = math.sqrt(1 / 3)
+    assert [a for (a,) in first] == pytest.approx([(1 / 3) / (deviation + EPSILON)] * 2), "a flat group still learns"
+    assert second[0] == pytest.approx([(-2 / 3) / (deviation + EPSILON)]) and second[1] == [None]
+    (first, second) = estimator("reinforce++", {"baseline": "group"})([credits([1.0, 1.0]), credits([0.0, 1.0])])
+    assert [a for (a,) in first] == pytest.approx([0.0, 0.0])
+    assert second[1][0] == pytest.approx(0.5 / (math.sqrt(0.5 / 3) + EPSILON))
+
+
+def test_grpo_may_divide_by_the_deviation_of_the_step_or_by_nothing() -> None:
+    step = [credits([1.0, 0.0]), credits([2.0, 2.0, None])]
+    (first, second) = estimator("grpo", {"scale": "step"})(step)
+    spread = math.sqrt(sum((r - 1.25) ** 2 for r in (1, 0, 2, 2)) / 3)
+    assert first[0] == pytest.approx([0.5 / (spread + EPSILON)]) and second == [[0.0], [0.0], [None]]
+    assert estimator("grpo", {"scale": "none"})(step) == estimator("dr-grpo")(step)

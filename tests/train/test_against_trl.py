@@ -37,10 +37,10 @@ def quiet(folder: Path, **more: Any) -> dict[str, Any]:
     }
 
 
-def grpo_trainer(module: Any, tokenizer: Any, folder: Path, loss_type: str) -> Any:
+def grpo_trainer(module: Any, tokenizer: Any, folder: Path, loss_type: str, **more: Any) -> Any:
+    options = {"epsilon": 0.2, "epsilon_high": 0.3, "use_bias_correction_kl": False, **more}
     config = trl.GRPOConfig(
-        **quiet(folder), num_generations=4, loss_type=loss_type, epsilon=0.2, epsilon_high=0.3,
-        max_completion_length=8, use_bias_correction_kl=False,
+        **quiet(folder), num_generations=4, loss_type=loss_type, max_completion_length=8, **options
     )  # fmt: skip
     rows = datasets.Dataset.from_list([{"prompt": [{"role": "user", "content": "hello"}]}] * 4)
     return trl.GRPOTrainer(
@@ -78,38 +78,81 @@ def gradients(module: Any) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.05])
-@pytest.mark.parametrize("loss_type", NORMS)
-def test_grpo_equals_trl(loss_type: str, beta: float, tmp_path: Path) -> None:
+def compare_with_trl(folder: Path, loss_type: str, theirs_more: dict[str, Any], beta: float, **ours: Any) -> None:
+    """The same rollouts through both: loss and every gradient."""
     module, tokenizer, _, _ = tiny_parts()
     theirs = copy.deepcopy(module)
     data = [datum(length, seed, prompt=2) for seed, length in enumerate(LENGTHS)]
     for own in data:  # one advantage a reply, as GRPO has it; every ratio away from 1, some of them clipped
         own.advantages = [own.advantages[0]] * len(own.ids)
-    trainer = grpo_trainer(theirs, tokenizer, tmp_path, loss_type)
+    trainer = grpo_trainer(theirs, tokenizer, folder, loss_type, **theirs_more)
     trainer.beta = beta  # set late: the trainer would look for a reference model; its log-probabilities are given
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
-    expected = trainer._compute_loss(trainer.model, reply_part(data, tokenizer.pad_token_id))
+    inputs = reply_part(data, tokenizer.pad_token_id)
+    if "importance" in ours:  # theirs comes from vLLM
+        trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
+        for own in data:
+            own.weights = [0.5 + 0.1 * i for i in range(len(own.ids))]
+        inputs["importance_sampling_ratio"] = padded(data, "weights")[:, 2:]
+    expected = trainer._compute_loss(trainer.model, inputs)
     expected.backward()
-    config = TrainConfig(kl=beta, kl_estimator="k3", clip_low=0.2, clip_high=0.3, length_norm=NORMS[loss_type])  # type: ignore[arg-type]
+    config = TrainConfig.model_validate({"kl": beta, "kl_estimator": "k3", "clip_low": 0.2, "clip_high": 0.3, **ours})
     learner = Learner(module, tokenizer, config, max_tokens=8)
     logs = learner.forward_backward([[own] for own in data], PolicyGradient(config))
-    assert logs["loss/policy"] == pytest.approx(expected.item(), abs=1e-6)
+    assert logs["loss/policy"] == pytest.approx(expected.item(), rel=1e-6, abs=1e-6)
     assert 0 < logs["policy/clipped"] < 1, "the case is worth comparing"
     wanted = gradients(theirs)
     for name, found in gradients(module).items():
         assert torch.allclose(found, wanted[name], atol=1e-6), name
 
 
-def test_dpo_equals_trl(tmp_path: Path) -> None:
+@pytest.mark.parametrize("beta", [0.0, 0.05])
+@pytest.mark.parametrize("loss_type", NORMS)
+def test_grpo_equals_trl(loss_type: str, beta: float, tmp_path: Path) -> None:
+    compare_with_trl(tmp_path, loss_type, {}, beta, length_norm=NORMS[loss_type])
+
+
+NARROW, OURS = {"epsilon": 0.001, "epsilon_high": 0.002}, {"clip_low": 0.001, "clip_high": 0.002}
+"""Bounds at which some of these ratios are clipped."""
+KIN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "gspo": (
+        "grpo",
+        {"importance_sampling_level": "sequence", **NARROW},
+        {"loss": "gspo", "length_norm": "sequence", **OURS},
+    ),
+    "cispo": (
+        "cispo",
+        {"epsilon_high": 1.002, "steps_per_generation": 1},
+        {"loss": "cispo", "length_norm": "token", **OURS},
+    ),
+    "dapo": ("dapo", {"steps_per_generation": 1}, {"length_norm": "token"}),
+    "k3 corrected": (
+        "grpo",
+        {"use_bias_correction_kl": True},
+        {"kl_estimator": "k3-corrected", "length_norm": "sequence"},
+    ),
+    "entropy": ("bnpo", {"entropy_coef": 0.1}, {"entropy": 0.1, "length_norm": "token"}),
+    "importance": ("grpo", {}, {"importance": "truncate", "length_norm": "sequence"}),
+}
+"""Their loss type and options, our settings."""
+
+
+@pytest.mark.parametrize("name", KIN)
+def test_the_kin_of_grpo_equal_trls(name: str, tmp_path: Path) -> None:
+    loss_type, theirs, ours = KIN[name]
+    compare_with_trl(tmp_path, loss_type, theirs, 0.05 if "kl_estimator" in ours else 0.0, **ours)
+
+
+@pytest.mark.parametrize("kind", ["sigmoid", "ipo"])
+def test_dpo_equals_trl(kind: str, tmp_path: Path) -> None:
     module, tokenizer, _, _ = tiny_parts()
     theirs, initial = copy.deepcopy(module), tiny_parts(seed=5)[0]
     talk = {"prompt": "hello", "chosen": "here is", "rejected": "which ?"}
     trainer = trl.DPOTrainer(
         theirs,
         ref_model=copy.deepcopy(initial),
-        args=trl.DPOConfig(**quiet(tmp_path), beta=0.3),
+        args=trl.DPOConfig(**quiet(tmp_path), beta=0.3, loss_type=kind),
         train_dataset=datasets.Dataset.from_list([talk] * 4),
         processing_class=tokenizer,
     )
@@ -124,13 +167,13 @@ def test_dpo_equals_trl(tmp_path: Path) -> None:
     trainer.model.train()
     expected = trainer._compute_loss(trainer.model, inputs, return_outputs=False)
     expected.backward()
-    config = TrainConfig(beta=0.3)
+    config = TrainConfig.model_validate({"beta": 0.3, "dpo_loss": kind})
     learner = Learner(module, tokenizer, config)
     learner.keep_reference(dict(initial.named_parameters()))
     for own, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
         own.reference = reference
     logs = learner.forward_backward(pairs, Dpo(config))
-    assert logs["loss/dpo"] == pytest.approx(expected.item(), abs=1e-6)
+    assert logs["loss/dpo"] == pytest.approx(expected.item(), rel=1e-6, abs=1e-6)
     wanted = gradients(theirs)
     for name, found in gradients(module).items():
         assert torch.allclose(found, wanted[name], atol=1e-6), name

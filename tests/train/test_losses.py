@@ -13,10 +13,10 @@ from upshot.train.batch import Datum, pack
 from upshot.train.losses import (
     Denominator,
     clipped_value,
-    dpo,
     kl_divergence,
+    kl_penalty,
     normalise,
-    policy_gradient,
+    preference,
     token_logprobs,
 )
 
@@ -43,15 +43,27 @@ def test_k2_and_k3_are_never_negative_and_zero_only_without_a_difference(own: fl
         assert float(kl_divergence(torch.tensor(own), torch.tensor(own), estimator)) == 0
 
 
-@given(finite, finite, finite)
-def test_the_clipped_surrogate_is_the_pessimistic_one(own: float, old: float, advantage: float) -> None:
-    tensors = [torch.tensor([x], dtype=torch.float64) for x in (own, old, advantage)]
-    found = policy_gradient(*tensors, clip_low=0.2, clip_high=0.3)
-    ratio = math.exp(own - old)
-    expected = -min(ratio * advantage, min(max(ratio, 0.8), 1.3) * advantage)
-    assert float(found.loss_M) == pytest.approx(expected, rel=1e-9, abs=1e-12)
-    binding = (ratio < 0.8 and advantage < 0) or (ratio > 1.3 and advantage > 0)
-    assert bool(found.clipped_M) == binding
+def gradient_of_the_mean(estimator: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the divergence itself, and of the estimator's mean over samples (their weights are no part of it)."""
+    torch.manual_seed(1)
+    logits = torch.randn(6, dtype=torch.float64, requires_grad=True)
+    reference = torch.log_softmax(torch.randn(6, dtype=torch.float64), 0)
+    own = torch.log_softmax(logits, 0)
+    (true,) = torch.autograd.grad((own.exp() * (own - reference)).sum(), logits, retain_graph=True)
+    weights = own.detach().exp()
+    mean = (weights * kl_penalty(own, own.detach(), reference, estimator)).sum()
+    return true, torch.autograd.grad(mean, logits)[0]
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3-corrected"])
+def test_these_penalties_have_the_gradient_of_the_divergence(estimator: str) -> None:
+    true, found = gradient_of_the_mean(estimator)
+    assert torch.allclose(true, found, atol=1e-12)
+
+
+def test_plain_k3_has_another_gradient_as_the_docs_say() -> None:
+    true, found = gradient_of_the_mean("k3")
+    assert not torch.allclose(true, found, atol=1e-2)
 
 
 def test_length_normalisations_by_hand() -> None:
@@ -68,16 +80,14 @@ def test_length_normalisations_by_hand() -> None:
         by("words")
 
 
-@given(st.lists(st.tuples(finite, finite, finite, finite), min_size=1, max_size=5), st.floats(0.01, 2))
-def test_dpo_prefers_what_gained_on_the_reference(rows: list[tuple[float, ...]], beta: float) -> None:
-    columns = [torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True)]
-    loss, margin = dpo(*columns, beta)
-    for (chosen, rejected, chosen_ref, rejected_ref), own, m in zip(rows, loss.tolist(), margin.tolist(), strict=True):
-        expected = beta * ((chosen - chosen_ref) - (rejected - rejected_ref))
-        assert m == pytest.approx(expected, abs=1e-9)
-        assert own == pytest.approx(math.log1p(math.exp(-expected)), abs=1e-9)
-    same, _ = dpo(columns[0], columns[1], columns[0], columns[1], beta)
-    assert same.tolist() == pytest.approx([math.log(2)] * len(rows)), "the reference itself is indifferent"
+@given(st.floats(-30, 30), st.floats(0.01, 2))
+def test_preference_losses_by_hand(margin: float, beta: float) -> None:
+    one = torch.tensor([margin], dtype=torch.float64)
+    assert float(preference(one, beta, "sigmoid")) == pytest.approx(math.log1p(math.exp(-beta * margin)), abs=1e-9)
+    assert float(preference(one, beta, "ipo")) == pytest.approx((margin - 1 / (2 * beta)) ** 2)
+    assert float(preference(one * 0, beta, "sigmoid")) == pytest.approx(math.log(2)), "the reference is indifferent"
+    with pytest.raises(ValueError, match="'hinge'"):
+        preference(one, beta, "hinge")
 
 
 def test_the_value_loss_takes_the_larger_error() -> None:

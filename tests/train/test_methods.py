@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.tiny import tiny_parts, tiny_policy
 from tests.train.workshop import datum, learner, metrics, recipe
@@ -15,14 +18,16 @@ from upshot import config
 from upshot.chat import Conversation, Message
 from upshot.errors import UserError
 from upshot.recipe import TrainConfig
-from upshot.rewards.credit import credit_sampled
+from upshot.rewards.credit import Credit, Span, credit_sampled
 from upshot.rewards.reward import Reward
 from upshot.rollout.episode import play_episode
 from upshot.rollout.reply import Reply
 from upshot.score import Score
-from upshot.train import online_dpo, ppo
+from upshot.train import online_dpo, ppo, rl
+from upshot.train.batch import Datum
 from upshot.train.dpo import render_pairs
 from upshot.train.examples import Preference, read_dialogues, read_preferences
+from upshot.train.gae import gae
 from upshot.train.runner import train
 
 PAIR = {"prompt": "i want a lamp", "chosen": "which size ?", "rejected": "here is a red lamp"}
@@ -150,7 +155,33 @@ def test_online_dpo_trains_the_sampled_ids() -> None:
 
 
 def test_ppo_pays_the_penalty_everywhere_and_the_reward_at_the_end() -> None:
-    assert ppo.token_rewards([0.5, -1.0, 2.0], reward=3.0, kl=0.1) == pytest.approx([-0.05, 0.1, 2.8])
+    own = learner(value_head=True, kl=0.1, whiten=False, gamma=1.0, gae_lambda=1.0)
+    own.keep_reference()
+    data = [Datum([7, 8, 9, 10], [0, 1, 1, 1])]
+    (reference,) = own.logprobs(data, reference=True)
+    data[0].old = [r + x for r, x in zip(reference, (0, 0.5, -1.0, 2.0), strict=True)]
+    ppo.estimate(own, data, [[0.0, 0.0, 3.0]])
+    assert data[0].advantages == pytest.approx([0, 2.85, 2.9, 2.8], abs=1e-6)
+
+
+def test_ppo_pays_where_the_credit_says_it_was_earned() -> None:
+    spans = (Span(2, 4, ("main", "classmate")), Span(4, 6), Span(6, 7, ()), Span(7, 8, ("lost",)))
+    credit = Credit({"main": Score(1.0), "classmate": Score(0.5), "lost": Score.missing("timeout")}, spans)
+    earned = ppo.earnings(credit)
+    assert earned == [(spans[0], 1.5), (spans[1], 1.0)], "no parts, or a missing one: nothing is earned"
+    assert ppo.token_rewards(earned) == [0, 0.5, 0, 1.0]
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.floats(-5, 5)), min_size=1, max_size=5))
+def test_without_values_and_discount_ppos_advantage_is_what_the_span_earned(spans: list[tuple[int, float]]) -> None:
+    earned, at = [], 0
+    for length, value in spans:
+        earned.append((Span(at, at + length), value))
+        at += length
+    rewards = ppo.token_rewards(earned)
+    advantages, _ = gae(rewards, [0.0] * len(rewards), gamma=1.0, lam=1.0)
+    for span, value in earned:
+        assert advantages[span.start : span.stop] == pytest.approx([value] * (span.stop - span.start), abs=1e-9)
 
 
 def test_ppo_advantages_are_white_and_only_where_something_was_sampled() -> None:
@@ -181,3 +212,36 @@ def test_the_quickstart_learns_by_other_methods_too(method: str, tmp_path: Path)
     train(config.load("quickstart", words).recipe)
     rewards = [line["reward/mean"] for line in metrics(tmp_path / "run") if line["phase"] == method]
     assert sum(rewards[-8:]) / 8 > sum(rewards[:8]) / 8 + 0.08
+
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "reinforce++": {"advantage": "reinforce++", "loss": "clipped", "kl": 0.01, "kl_in": "reward"},
+    "gspo": {"loss": "gspo", "length_norm": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
+    "cispo": {"loss": "cispo", "clip_high": 0.3},
+    "reinforce": {"loss": "reinforce", "entropy": 0.01},
+    "dapo": {"clip_high": 0.28, "dynamic_sampling": 1, "length_norm": "token"},
+    "truncated": {"importance": {"rule": "truncate", "high": 2.0}, "kl": 0.01, "kl_estimator": "k3-corrected"},
+    "masked": {
+        "importance": {"rule": "mask", "level": "sequence", "low": 0.5},
+        "advantage": {"name": "grpo", "scale": "step"},
+    },
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_learns_from_a_group(name: str) -> None:
+    own = learner(lr=0.01, **ALGORITHMS[name])
+    if own.config.kl:
+        own.keep_reference()
+    before = [p.detach().clone() for p in own.parameters]
+    logs = rl.learn(own, [replies([0.0, 1.0, None, 1.0])], seed=0)
+    assert logs["train/sequences"] == 3 and logs["train/grad_norm"] > 0
+    assert any(not torch.equal(a, b) for a, b in zip(before, own.parameters, strict=True))
+    if own.config.importance.rule != "none":
+        assert logs["policy/importance"] == pytest.approx(1, abs=1e-3), "sampler and learner are one model here"
+        assert logs["policy/ratio"] == pytest.approx(1, abs=1e-6), "the ratio is to the learner's own"
+
+
+def test_an_unknown_surrogate_is_named_before_anything_is_played(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"unknown surrogate 'gpso'.*did you mean 'gspo'"):
+        train(recipe(tmp_path / "run", warm=False, loss="gpso"))

@@ -31,6 +31,8 @@ class Datum:
     """ppo: the value head's estimates at sampling time."""
     returns: list[float] = field(default_factory=list)
     """ppo: what the value head should say."""
+    weights: list[float] = field(default_factory=list)
+    """Importance of each token: the learner's probability over the sampler's (importance.py)."""
 
     @property
     def places(self) -> list[int]:
@@ -84,7 +86,7 @@ class Found:
     """The value head's estimate before each token."""
 
 
-COLUMNS = ("old", "advantages", "reference", "values", "returns")
+COLUMNS = ("old", "advantages", "reference", "values", "returns", "weights")
 
 
 def pack(data: Sequence[Datum], device: torch.device | str, share: bool = False) -> Batch:

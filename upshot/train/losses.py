@@ -1,7 +1,7 @@
 """Losses as pure functions of log-probabilities.
 
-Shapes: M trained tokens of S sequences, one after the other. Every token loss is reduced by `normalise`: its modes are
-named in the recipe (`train.length_norm`). Denominators are passed in, so that a step split into micro-batches gives
+Shapes: M trained tokens of S sequences, one after the other. Every token loss is reduced by `normalise`, whose modes
+are named in the recipe (`train.length_norm`). Denominators are passed in, so that a step split into micro-batches gives
 exactly the gradient of the whole.
 """
 
@@ -60,37 +60,33 @@ def kl_divergence(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor
     ratio = reference - logprobs
     if estimator == "k2":
         return 0.5 * ratio.square()
-    if estimator == "k3":
+    if estimator in ("k3", "k3-corrected"):
         return (ratio.expm1() - ratio).clamp(min=0)  # never below zero by rounding
     raise ValueError(f"unknown KL estimator '{estimator}'")
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyLoss:
-    """Token losses of the clipped policy gradient, and what to log."""
+def kl_penalty(logprobs: Tensor, old: Tensor, reference: Tensor, estimator: str) -> Tensor:
+    """The divergence as a loss per token.
 
-    loss_M: Tensor
-    ratio_M: Tensor
-    clipped_M: Tensor
-
-
-def policy_gradient(
-    logprobs_M: Tensor, old_M: Tensor, advantages_M: Tensor, clip_low: float = 0.2, clip_high: float = 0.2
-) -> PolicyLoss:
-    """The clipped surrogate of PPO and GRPO, per token."""
-    ratio = (logprobs_M - old_M).exp()
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = -torch.minimum(ratio * advantages_M, clipped * advantages_M)
-    binding = ((ratio < 1 - clip_low) & (advantages_M < 0)) | ((ratio > 1 + clip_high) & (advantages_M > 0))
-    return PolicyLoss(loss, ratio, binding.float())
+    In the mean over samples of the policy, k2 and k3-corrected have the divergence's own gradient. k3, GRPO's usual
+    one, has that of the reversed divergence: it leaves out that a likelier token is also seen more often, which the
+    ratio to the sampling policy in k3-corrected puts back.
+    """
+    divergence = kl_divergence(logprobs, reference, estimator)
+    return (logprobs - old).exp() * divergence if estimator == "k3-corrected" else divergence
 
 
-def dpo(
-    chosen_S: Tensor, rejected_S: Tensor, reference_chosen_S: Tensor, reference_rejected_S: Tensor, beta: float
-) -> tuple[Tensor, Tensor]:
-    """Direct preference loss per pair (sigmoid form) from summed log-probabilities, and the implicit reward margin."""
-    margin = (chosen_S - reference_chosen_S) - (rejected_S - reference_rejected_S)
-    return -F.logsigmoid(beta * margin), beta * margin
+def preference(margin_P: Tensor, beta: float, kind: str) -> Tensor:
+    """Loss per pair from how much more the chosen reply gained on the reference than the rejected one.
+
+    sigmoid (DPO): margins of summed log-probabilities. ipo: margins of their means over a reply's tokens, drawn towards
+    1 / (2 beta) instead of without end.
+    """
+    if kind == "sigmoid":
+        return -F.logsigmoid(beta * margin_P)
+    if kind == "ipo":
+        return (margin_P - 1 / (2 * beta)).square()
+    raise ValueError(f"unknown preference loss '{kind}'")
 
 
 def clipped_value(values_M: Tensor, old_M: Tensor, targets_M: Tensor, clip: float) -> Tensor:

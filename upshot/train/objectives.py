@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from upshot.recipe import TrainConfig
 from upshot.train import losses
 from upshot.train.batch import Batch, Datum, Found
+from upshot.train.surrogates.base import surrogate
 
 
 class Objective(ABC):
@@ -54,26 +54,31 @@ class Sft(Objective):
 
 
 class PolicyGradient(Objective):
-    """The clipped surrogate with an optional KL penalty to the initial model."""
+    """The surrogate that the recipe names, with an optional KL penalty to the initial model and an entropy bonus."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
+        self.surrogate = surrogate(config.loss.name, config.loss.options)
+        self.needs_entropy = bool(config.entropy)
 
     def loss(self, batch: Batch, found: Found) -> tuple[Tensor, dict[str, float]]:
-        """Surrogate + kl × divergence."""
+        """Surrogate x importance + kl x divergence - entropy bonus."""
         config, columns, logprobs = self.config, batch.columns, found.logprobs
-        pg = losses.policy_gradient(logprobs, columns["old"], columns["advantages"], config.clip_low, config.clip_high)
-        per_token = pg.loss_M
+        pg = self.surrogate(batch, logprobs, config)
+        entropy = -logprobs if found.entropy is None else found.entropy
+        per_token = pg.loss_M * columns["weights"] if "weights" in columns else pg.loss_M
         logs = {
             "policy/ratio": self.share(pg.ratio_M),
             "policy/clipped": self.share(pg.clipped_M),
             "policy/kl_to_sampler": self.share(losses.kl_divergence(columns["old"], logprobs, "k3")),
-            "policy/entropy": self.share(-logprobs),
+            "policy/entropy": self.share(entropy),
         }
-        if config.kl and "reference" in columns:
-            divergence = losses.kl_divergence(logprobs, columns["reference"], config.kl_estimator)
-            per_token = per_token + config.kl * divergence
-            logs["policy/kl_to_reference"] = self.share(divergence)
+        if config.kl and config.kl_in == "loss" and "reference" in columns:
+            penalty = losses.kl_penalty(logprobs, columns["old"], columns["reference"], config.kl_estimator)
+            per_token = per_token + config.kl * penalty
+            logs["policy/kl_to_reference"] = self.share(penalty)
+        if config.entropy:
+            per_token = per_token - config.entropy * entropy
         loss = losses.normalise(per_token, batch, self.by)
         logs["loss/policy"] = float(loss.detach())
         return loss, logs
@@ -103,16 +108,16 @@ class Dpo(Objective):
         self.config = config
 
     def loss(self, batch: Batch, found: Found) -> tuple[Tensor, dict[str, float]]:
-        """Mean over pairs of −log σ(β × margin)."""
-        own = batch.sums(found.logprobs)
-        reference = batch.sums(batch.columns["reference"])
-        per_pair, margin = losses.dpo(own[::2], own[1::2], reference[::2], reference[1::2], self.config.beta)
+        """Mean over pairs of the preference loss."""
+        own, reference = batch.sums(found.logprobs), batch.sums(batch.columns["reference"])
+        gained = own - reference
+        if self.config.dpo_loss == "ipo":
+            gained = gained / batch.counts().clamp(min=1)
+        margin = gained[::2] - gained[1::2]
         pairs = max(self.by.sequences // 2, 1)
-        loss = per_pair.sum() / pairs
-        with torch.no_grad():
-            right = float((margin > 0).float().sum()) / pairs
+        loss = losses.preference(margin, self.config.beta, self.config.dpo_loss).sum() / pairs
         return loss, {
             "loss/dpo": float(loss.detach()),
-            "dpo/accuracy": right,
-            "dpo/margin": float(margin.detach().sum()) / pairs,
+            "dpo/accuracy": float((margin.detach() > 0).float().sum()) / pairs,
+            "dpo/margin": float(self.config.beta * margin.detach().sum()) / pairs,
         }

@@ -1,9 +1,11 @@
 """PPO: a value head tells what a reply is worth token by token; GAE makes advantages of its surprises.
 
-The reward of a reply stands on its last sampled token. The KL penalty to the initial model, `train.kl`, is taken off
-the reward of every sampled token as kl x (log p_sampled - log p_initial); it is not in the loss a second time. Tokens
-that nobody sampled (prompts, observations) are no time steps: the episode is its sampled tokens, one after another.
-A reply without a reward takes no part.
+Rewards stand where the credit says they were earned: at the end of each span of tokens what it is credited with beyond
+the span after it, so that the rewards from a token to the end add up to what its span earned. A reply credited as a
+whole has its reward on the last token. The KL penalty to the initial model, `train.kl`, is taken off the reward of
+every sampled token as kl x (log p_sampled - log p_initial); it is not in the loss a second time. Tokens that nobody
+sampled (prompts, observations) and spans whose reward is missing are no time steps: the episode is its credited tokens,
+one after another.
 """
 
 from __future__ import annotations
@@ -13,12 +15,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from upshot.recipe import TrainConfig
+from upshot.rewards.credit import Credit, Span
 from upshot.rollout.reply import Reply
 from upshot.train.batch import Datum
 from upshot.train.gae import gae
+from upshot.train.importance import weigh
 from upshot.train.learner import Learner
 from upshot.train.objectives import Ppo
 from upshot.train.rl import minibatches, play_and_learn
+from upshot.train.surrogates.base import surrogate
 
 if TYPE_CHECKING:
     from upshot.train.runner import Run
@@ -26,22 +31,23 @@ if TYPE_CHECKING:
 
 async def train(run: Run, config: TrainConfig) -> None:
     """Train from the run's step to `train.steps`."""
+    surrogate(config.loss.name, config.loss.options)
     await play_and_learn(run, config, learn, reference=bool(config.kl), value_head=True)
 
 
 def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dict[str, float]:
     """One round of updates on a step's replies."""
-    replies = [reply for group in groups for reply in group]
-    scored = [(r, r.reward.total.value) for r in replies if any(r.conversation.mask)]
-    kept = [(reply, reward) for reply, reward in scored if reward is not None]
+    kept = [(reply, earned) for group in groups for reply in group for earned in [earnings(reply.credit)] if earned]
     if not kept:
         return {"train/sequences": 0.0}
-    data = [Datum(r.conversation.ids, r.conversation.mask, r.conversation.logprobs) for r, _ in kept]
-    logs = estimate(learner, data, [reward for _, reward in kept])
-    for (reply, _), datum in zip(kept, data, strict=True):
+    data = [_datum(reply, earned) for reply, earned in kept]
+    logs = estimate(learner, data, [token_rewards(earned) for _, earned in kept])
+    for (reply, earned), datum in zip(kept, data, strict=True):
         spans = reply.credit.spans if reply.credit is not None else ()
-        reply.advantages = [_mean(datum.advantages[span.start : span.stop]) for span in spans]
+        trained = {span for span, _ in earned}
+        reply.advantages = [_mean(datum.advantages[s.start : s.stop]) if s in trained else None for s in spans]
     config = learner.config
+    logs |= weigh(learner, data)
     for part in minibatches(data, config.minibatches, seed):
         logs |= learner.forward_backward([[datum] for datum in part], Ppo(config)) | learner.step()
     logs["train/sequences"] = float(len(data))
@@ -49,7 +55,32 @@ def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dic
     return logs
 
 
-def estimate(learner: Learner, data: Sequence[Datum], rewards: Sequence[float]) -> dict[str, float]:
+def earnings(credit: Credit | None) -> list[tuple[Span, float]]:
+    """The credited spans of a reply in order, and what each earned; those with nothing to learn from are left out."""
+    if credit is None:
+        return []
+    totals = [(span, credit.total(span.parts).value) for span in credit.spans if span.parts]
+    return sorted(((span, value) for span, value in totals if value is not None), key=lambda own: own[0].start)
+
+
+def token_rewards(earned: Sequence[tuple[Span, float]]) -> list[float]:
+    """The reward of each credited token before penalties: at the end of a span what it earned beyond the next one."""
+    paid: list[float] = []
+    for (span, value), (_, after) in zip(earned, [*earned[1:], (None, 0.0)], strict=True):
+        paid += [0.0] * (span.stop - span.start - 1) + [value - after]
+    return paid
+
+
+def _datum(reply: Reply, earned: Sequence[tuple[Span, float]]) -> Datum:
+    """The reply as training data: trained are its credited spans."""
+    conversation = reply.conversation
+    mask = [0] * len(conversation.ids)
+    for span, _ in earned:
+        mask[span.start : span.stop] = [1] * (span.stop - span.start)
+    return Datum(conversation.ids, mask, conversation.logprobs)
+
+
+def estimate(learner: Learner, data: Sequence[Datum], rewards: Sequence[Sequence[float]]) -> dict[str, float]:
     """Set values, targets and advantages of the data as the value head sees them now; what to log."""
     config = learner.config
     references = learner.logprobs(data, reference=True) if config.kl else [datum.old for datum in data]
@@ -58,7 +89,7 @@ def estimate(learner: Learner, data: Sequence[Datum], rewards: Sequence[float]) 
         places = [i for i, bit in enumerate(datum.mask) if bit]
         ratios = [datum.old[i] - reference[i] for i in places]
         divergence += sum(ratios)
-        paid = token_rewards(ratios, reward, config.kl)
+        paid = [own - config.kl * ratio for own, ratio in zip(reward, ratios, strict=True)]
         advantages, targets = gae(paid, [values[i] for i in places], config.gamma, config.gae_lambda)
         datum.values = values
         datum.advantages = _spread(advantages, places, len(datum.ids))
@@ -69,13 +100,6 @@ def estimate(learner: Learner, data: Sequence[Datum], rewards: Sequence[float]) 
     if config.kl:
         logs["policy/kl_to_reference"] = divergence / max(sum(sum(datum.mask) for datum in data), 1)
     return logs
-
-
-def token_rewards(log_ratios: Sequence[float], reward: float, kl: float) -> list[float]:
-    """The reward of each sampled token: the penalty everywhere, the reply's reward on the last one."""
-    paid = [-kl * ratio for ratio in log_ratios]
-    paid[-1] += reward
-    return paid
 
 
 def whiten(data: Sequence[Datum]) -> None:

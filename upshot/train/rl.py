@@ -10,18 +10,22 @@ from typing import TYPE_CHECKING, TypeVar
 from upshot.chat import Row, derive_seed
 from upshot.errors import UserError
 from upshot.recipe import Named, Recipe, TrainConfig
-from upshot.rewards.credit import MAIN
+from upshot.rewards.credit import MAIN, Credit
 from upshot.rewards.estimators.base import estimator
 from upshot.rollout.play import play_step
 from upshot.rollout.reply import Reply
 from upshot.rollout.stage import Stage
 from upshot.score import Reason, tell_missing
 from upshot.train.batch import data_of
+from upshot.train.charge import charged
+from upshot.train.flat import is_flat, play_until_varied
 from upshot.train.held_out import held_out, last_look, last_look_due
+from upshot.train.importance import weigh
 from upshot.train.learner import Learner
 from upshot.train.objectives import PolicyGradient
 from upshot.train.sft import pick
 from upshot.train.summary import missing_scores, summarise
+from upshot.train.surrogates.base import surrogate
 
 if TYPE_CHECKING:
     from upshot.train.runner import Run
@@ -37,6 +41,7 @@ Learn = Callable[[Learner, Sequence[Sequence[Reply]], int], dict[str, float]]
 
 async def train(run: Run, config: TrainConfig) -> None:
     """Policy gradient over groups, from the run's step to `train.steps`."""
+    surrogate(config.loss.name, config.loss.options)
     await play_and_learn(run, config, learn, reference=bool(config.kl))
 
 
@@ -77,27 +82,38 @@ async def play(
 ) -> list[list[Reply]]:
     """The replies of a step, grouped by row."""
     config = recipe.train
-    chosen = [rows[i] for i in pick(len(rows), config.prompts_per_step, step, recipe.seed)]
-    total = len(chosen) * config.group_size
-    finished = 0
+    finished = total = 0
 
     def one(_: Reply) -> None:
         nonlocal finished
         finished += 1
         played(finished, total)
 
-    return await play_step(stage, chosen, config.group_size, derive_seed(recipe.seed, "step", step), one)
+    async def play_round(some: Sequence[Row], number: int) -> list[list[Reply]]:
+        nonlocal total
+        total += len(some) * config.group_size
+        seed = derive_seed(recipe.seed, "step", step, *([number] if number else []))
+        return await play_step(stage, some, config.group_size, seed, one)
+
+    def more(count: int, number: int) -> list[Row]:
+        return [rows[i] for i in pick(len(rows), count, step, derive_seed(recipe.seed, "more", number))]
+
+    first = [rows[i] for i in pick(len(rows), config.prompts_per_step, step, recipe.seed)]
+    return await play_until_varied(play_round, more, first, config.dynamic_sampling)
 
 
 def measure(groups: Sequence[Sequence[Reply]], stage: Stage) -> dict[str, float]:
-    """What the kind of future itself reports of a step."""
-    return stage.futures.measure([reply for group in groups for reply in group])
+    """What the kind of future itself reports of a step, and the share of groups that teach nothing."""
+    own = stage.futures.measure([reply for group in groups for reply in group])
+    return own | {"rollout/flat_groups": sum(map(is_flat, groups)) / max(len(groups), 1)}
 
 
-def set_advantages(groups: Sequence[Sequence[Reply]], named: Named) -> None:
-    """Give every reply the advantages of its credit spans."""
+def set_advantages(
+    groups: Sequence[Sequence[Reply]], named: Named, credits: Sequence[Sequence[Credit | None]] | None = None
+) -> None:
+    """Give every reply the advantages of its credit spans, or of those in `credits`."""
     estimate = estimator(named.name, named.options)
-    advantages = estimate([[reply.credit for reply in group] for group in groups])
+    advantages = estimate(credits or [[reply.credit for reply in group] for group in groups])
     for group, own in zip(groups, advantages, strict=True):
         for reply, spans in zip(group, own, strict=True):
             reply.advantages = spans
@@ -123,17 +139,18 @@ def stop_if_missing(groups: Sequence[Sequence[Reply]], limit: float) -> None:
 
 def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dict[str, float]:
     """One round of updates on a step's replies."""
-    set_advantages(groups, learner.config.advantage)
+    config = learner.config
+    credits, logs = charged(learner, groups) if config.kl and config.kl_in == "reward" else (None, {})
+    set_advantages(groups, config.advantage, credits)
     data = [datum for group in groups for reply in group for datum in data_of(reply)]
     if not data:
-        return {"train/sequences": 0.0}
-    config = learner.config
-    if config.kl:
+        return logs | {"train/sequences": 0.0}
+    logs |= weigh(learner, data)
+    if config.kl and config.kl_in == "loss":
         for datum, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
             datum.reference = reference
-    logs: dict[str, float] = {}
     for part in minibatches(data, config.minibatches, seed):
-        logs = learner.forward_backward([[datum] for datum in part], PolicyGradient(config))
+        logs |= learner.forward_backward([[datum] for datum in part], PolicyGradient(config))
         logs |= learner.step()
     logs["train/sequences"] = float(len(data))
     logs["train/tokens"] = float(sum(sum(datum.mask) for datum in data))

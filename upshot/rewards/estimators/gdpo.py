@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from upshot.rewards.estimators.base import Advantages, Step, Values, estimators, spread
 from upshot.rewards.estimators.grouped import EPSILON, normalised
@@ -12,13 +13,18 @@ from upshot.rewards.estimators.separated import added
 @estimators.register("gdpo")
 def gdpo(step: Step) -> Advantages:
     """Per combination of parts: sums of group-normalised parts, z-scored over all replies of the step."""
-    sums = [added(group, normalised) for group in step]
-    for parts in sorted({parts for own in sums for parts in own}):
-        scaled = iter(z_scores([value for own in sums for value in own.get(parts, ())]))
-        for own in sums:
+    return over_the_step(step, [added(group, normalised) for group in step])
+
+
+def over_the_step(step: Step, groups: Sequence[dict[tuple[str, ...], list[float | None]]]) -> Advantages:
+    """What each group's combinations of parts earned, shifted and scaled over the step, as advantages of the spans."""
+    out: list[dict[tuple[str, ...], list[float | None]]] = [{} for _ in groups]
+    for parts in sorted({parts for own in groups for parts in own}):
+        scaled = iter(z_scores([value for own in groups for value in own.get(parts, ())]))
+        for own, new in zip(groups, out, strict=True):
             if parts in own:
-                own[parts] = [next(scaled) for _ in own[parts]]
-    return [spread(group, own) for group, own in zip(step, sums, strict=True)]
+                new[parts] = [next(scaled) for _ in own[parts]]
+    return [spread(group, own) for group, own in zip(step, out, strict=True)]
 
 
 def z_scores(values: Values) -> list[float | None]:

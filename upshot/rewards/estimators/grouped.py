@@ -8,8 +8,10 @@ about which reply was better: its advantages are zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
+from upshot.rewards.credit import Credit
 from upshot.rewards.estimators.base import Advantages, Step, Values, combinations, estimators, part, spread
 
 EPSILON = 1e-4
@@ -44,18 +46,34 @@ def left_out(rewards: Values) -> list[float | None]:
     return [None if r is None else r - (total - r) / (len(present) - 1) for r in rewards]
 
 
-def within_groups(step: Step, compare: Callable[[Values], list[float | None]]) -> Advantages:
-    """Advantages of every span: its combination of parts, compared within the group."""
-    return [
-        spread(group, {parts: compare([part(credit, parts) for credit in group]) for parts in combinations(group)})
-        for group in step
-    ]
+def within_groups(
+    step: Step, compare: Callable[[Values], list[float | None]], scales: Mapping[tuple[str, ...], float] | None = None
+) -> Advantages:
+    """Advantages of every span: its combination of parts, compared within the group, and divided by its scale."""
+
+    def of(group: Sequence[Credit | None], parts: tuple[str, ...]) -> list[float | None]:
+        by = scales[parts] if scales is not None else 1.0
+        return [None if a is None else a / by for a in compare([part(credit, parts) for credit in group])]
+
+    return [spread(group, {parts: of(group, parts) for parts in combinations(group)}) for group in step]
+
+
+def _deviations(step: Step) -> dict[tuple[str, ...], float]:
+    """The (sample) standard deviation of each combination of parts over all replies of the step."""
+    out = {}
+    for parts in {parts for group in step for parts in combinations(group)}:
+        moved = centred([part(credit, parts) for group in step for credit in group])
+        present = [a for a in moved if a is not None]
+        out[parts] = math.sqrt(math.fsum(a * a for a in present) / max(len(present) - 1, 1)) + EPSILON
+    return out
 
 
 @estimators.register("grpo")
-def grpo(step: Step) -> Advantages:
-    """Centred by the group and divided by its standard deviation."""
-    return within_groups(step, normalised)
+def grpo(step: Step, scale: Literal["group", "step", "none"] = "group") -> Advantages:
+    """Centred by the group and divided by its standard deviation; `scale: step` divides by that of the whole step."""
+    if scale == "step":
+        return within_groups(step, centred, _deviations(step))
+    return within_groups(step, normalised if scale == "group" else centred)
 
 
 @estimators.register("dr-grpo")

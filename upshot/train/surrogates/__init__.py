@@ -1,0 +1,1 @@
+"""What the policy gradient minimises, token by token. One file a surrogate."""
