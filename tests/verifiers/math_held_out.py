@@ -94,7 +94,12 @@ PAIRS: list[tuple[str, str, str, bool]] = [
     ("base", "1110_2", "1101_2", False),
     ("base", "25_{10}", "25", True),
     ("matrix", "\\begin{bmatrix} 1 & 0 \\\\ 0 & 1 \\end{bmatrix}", "\\begin{pmatrix} 1&0\\\\0&1 \\end{pmatrix}", True),
-    ("matrix", "\\begin{pmatrix} 0.5 & 2 \\\\ 3 & 4 \\end{pmatrix}", "\\begin{pmatrix} 1/2&2\\\\3&4\\end{pmatrix}", True),
+    (
+        "matrix",
+        "\\begin{pmatrix} 0.5 & 2 \\\\ 3 & 4 \\end{pmatrix}",
+        "\\begin{pmatrix} 1/2&2\\\\3&4\\end{pmatrix}",
+        True,
+    ),
     ("matrix", "\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}", "\\begin{pmatrix}1&3\\\\2&4\\end{pmatrix}", False),
     ("matrix", "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\begin{pmatrix}1&2\\end{pmatrix}", False),
     ("matrix", "\\begin{vmatrix} 1 & 0 \\\\ 0 & 1 \\end{vmatrix}", "1", False),
