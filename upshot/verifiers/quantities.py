@@ -1,4 +1,4 @@
-"""Numbers that stay exact as long as they can: fractions until a root, a function or `i` makes floating point of them."""
+"""Numbers that stay exact as long as they can: fractions, until a root, a function or `i` makes them floating point."""
 
 from __future__ import annotations
 
