@@ -75,8 +75,9 @@ def word_constraint(text: str, N: int, quantifier: str) -> bool:
 @check("verify_sentence_constraint")
 def sentence_constraint(text: str, N: int, quantifier: str) -> bool:
     """So many sentences; a full stop of `e.g.` or `Dr.` ends none."""
-    ends = [m.start() + 1 for m in re.finditer(r"[.?!]\s", text.strip())]
-    short = sum(bool(re.search(r"\w\.\w\.$|[A-Z][a-z]\.$", text.strip()[max(0, end - 4) : end])) for end in ends)
+    text = text.strip()
+    ends = [m.start() + 1 for m in re.finditer(r"[.?!]\s", text)]
+    short = sum(bool(re.search(r"\w\.\w\.$|[A-Z][a-z]\.$", text[max(0, end - 4) : end])) for end in ends)
     return quantified(len(ends) - short + 1, quantifier, N, 1)
 
 
