@@ -12,7 +12,7 @@ from upshot.errors import did_you_mean
 from upshot.score import Reason, Score
 from upshot.verifiers import further_constraints  # noqa: F401 (registers its kinds)
 from upshot.verifiers.base import Extra, Verifier, verifiers
-from upshot.verifiers.constraint_checks import CHECKS, BadConstraint, keeps
+from upshot.verifiers.constraint_checks import CHECKS, UnknownKind, keeps
 from upshot.verifiers.old_constraints import SAME
 
 Constraint = tuple[str, dict[str, Any]]
@@ -91,8 +91,12 @@ class Constraints(Verifier):
         for name, given in wanted:
             try:
                 kept.append(any(keeps(text, name, given) for text in variants))
-            except BadConstraint as error:
+            except UnknownKind as error:
                 unknown[name] = str(error)
+            except (TypeError, ValueError, AttributeError, LookupError) as error:  # wrong arguments
+                if not self.partial:
+                    raise
+                unknown[name] = f"'{name}': {error}"
             else:
                 broken += [] if kept[-1] else [name]
         if unknown and (not kept or (not self.partial and not broken)):  # what is known does not settle the row
