@@ -92,7 +92,7 @@ def same_kind(given: Kind, wanted: Kind) -> bool | None:
     if isinstance(given, Assignments) or isinstance(wanted, Assignments):
         return _same_assignments(given, wanted)
     if isinstance(given, Opaque) and isinstance(wanted, Opaque):
-        return None if "⟪" not in given.text + wanted.text else given.text == wanted.text
+        return None if "⟪" not in given.text + wanted.text else _said(given.text) == _said(wanted.text)
     return _same_set(given, wanted)
 
 
@@ -113,6 +113,10 @@ def _spelling(kind: Kind) -> str:
     text = kind.text if isinstance(kind, Words | Value) and not getattr(kind, "unit", "") else "?" + repr(kind)
     text = text.strip("()")
     return text if len(text) == 1 else text.lower()
+
+
+def _said(text: str) -> str:
+    return re.sub(r"[⟪⟫]|(?<=[a-z.⟫]) | (?=[a-z⟪])", "", text.lower()).rstrip(".")
 
 
 def _same_named(given: Value, wanted: Value) -> bool | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache, reduce
@@ -210,7 +211,13 @@ def _enclosed(text: str, depth: int) -> Kind | None:
     items = top_level(inside, re.compile("[,;]"))[::2]
     if len(items) < 2 and text[0] != "⦃":
         return None
-    return Collection(text[0] + text[-1], tuple(_read(item, depth + 1) for item in items))
+    return Collection(text[0] + text[-1], _flat(_read(item, depth + 1) for item in items))
+
+
+def _flat(kinds: Iterable[Kind]) -> tuple[Kind, ...]:
+    """Things with the items of plain lists among them (`\\pm 2`) in their place."""
+    nested = (kind.items if isinstance(kind, Collection) and not kind.brackets else (kind,) for kind in kinds)
+    return tuple(item for items in nested for item in items)
 
 
 def _several(pieces: list[str], joins: list[str], depth: int) -> Kind:
@@ -221,10 +228,7 @@ def _several(pieces: list[str], joins: list[str], depth: int) -> Kind:
     subjects = {name and re.sub("_.*", "", name) for name in names}
     if all(names) and len(subjects) == len(names):
         return Assignments(tuple(sorted(zip(map(str, names), read, strict=True), key=lambda item: item[0])))
-    flat = [
-        item for kind in read for item in (kind.items if isinstance(kind, Collection) and not kind.brackets else [kind])
-    ]
-    return Collection("", tuple(flat))
+    return Collection("", _flat(read))
 
 
 def _assigned(piece: str) -> str | None:
