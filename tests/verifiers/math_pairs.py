@@ -141,6 +141,7 @@ PAIRS: list[tuple[str, str, bool]] = [
     ("\\text{not }20", "20", False),
     ("20\\text{ or }30", "20", False),
     ("20 or more", "20", False),
+    ("3\\text{ fourths}", "3", False),
     ("at least 20", "20", False),
     ("10 m", "10 cm", False),
     ("10\\text{ m}", "1000\\text{ cm}", True),

@@ -41,7 +41,8 @@ _ABOUT = frozenset(
         "about approximately roughly nearly almost around over under above below plus minus times divided squared",
         "cubed root factorial twice double half dozen dozens remainder mod modulo to from with without wrong false",
         "incorrect answer answers hundreds thousands millions except unless maybe perhaps this that it does doesn't so",
-        "yes guess versus vs equals equal pairs thirds quarters fifths halves tenths hundredths thousandths base",
+        "yes guess versus vs equals equal pairs halves thirds quarters fourths fifths sixths sevenths",
+        "eighths ninths tenths twelfths hundredths thousandths base tens ones twos",
     )
     for word in line.split()
 )
