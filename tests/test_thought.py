@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.templates import byte_tokenizer
 from upshot.models.rendering import Renderer
-from upshot.thought import MARKERS, Thought, find_thought
+from upshot.thought import MARKERS, Thought, after_thought, find_thought
 
 HEADINGS = ("### Reasoning", "### Output")
 
@@ -90,3 +90,17 @@ def test_the_pieces_of_ids_spell_the_text(text: str) -> None:
     pieces = renderer.pieces(ids)
     assert len(pieces) == len(ids)
     assert "".join(pieces) == renderer.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("<think>a</think>b", "b"),
+        ("a</think>b", "b"),
+        ("<think>a", ""),
+        ("b", "b"),
+        ("x<think>a</think>b</think>c", "b</think>c"),
+    ],
+)
+def test_what_a_text_says_after_its_thought(text: str, said: str) -> None:
+    assert after_thought(text) == said

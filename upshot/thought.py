@@ -62,3 +62,13 @@ def _before(ends: Sequence[int], position: int) -> int:
 def _after(ends: Sequence[int], position: int) -> int:
     """The first token that begins at or after a character position."""
     return bisect_left(ends, position) + 1 if position > 0 else 0
+
+
+def after_thought(text: str, markers: tuple[str, str] = MARKERS) -> str:
+    """What a text says after its thought; the whole where it has none, nothing where the thought never ends."""
+    opening, closing = markers
+    begin = text.find(opening)
+    end = text.find(closing, begin + len(opening) if begin >= 0 else 0)
+    if end >= 0:
+        return text[end + len(closing) :]
+    return "" if begin >= 0 else text

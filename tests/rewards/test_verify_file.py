@@ -6,8 +6,10 @@ import argparse
 import json
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,65 @@ def test_mixed_rows_go_by_their_data_source(tmp_path: Path, capsys: pytest.Captu
     summary = json.loads(capsys.readouterr().out)
     assert summary["by_task"]["openai/gsm8k"]["accuracy"] == 1
     assert summary["by_task"]["multiple-choice"]["accuracy"] == 0
+
+
+def test_an_unknown_source_costs_its_rows_not_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"data_source": "openai/gsm8k", "response": "#### 1", "ground_truth": "1"},
+        {"data_source": "puzzle_v9", "response": "(B)", "ground_truth": "A"},
+    ]
+    file = rows_file(tmp_path / "in.jsonl", rows)
+    assert run(file, "--out", str(tmp_path / "out.jsonl")) == 0
+    assert "missing 1 x bad_row: unknown verifier 'puzzle_v9'" in capsys.readouterr().out
+    written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["score"] for row in written] == [1.0, None]
+
+
+def test_a_file_of_unknown_sources_only_is_refused(tmp_path: Path) -> None:
+    rows = [{"data_source": "gsm8", "response": "#### 1", "ground_truth": "1"}]
+    with pytest.raises(UserError, match="did you mean 'gsm8k'"):
+        run(rows_file(tmp_path / "in.jsonl", rows))
+
+
+def test_a_lone_surrogate_anywhere_ends_nothing(tmp_path: Path) -> None:
+    rows = [
+        {"data_source": "gsm8k", "response": "\ud800 #### 5", "ground_truth": "5", "\udfff": 1},
+        {"data_source": "constraints", "response": "a \ud800", "ground_truth": {"func_name": "made_\ud800"}},
+        {"data_source": "exact-match", "response": "\ud800", "ground_truth": "\ud800"},
+        {"data_source": "so\ud800", "response": "x", "ground_truth": "x"},
+    ]
+    file, out = rows_file(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    command = [sys.executable, "-m", "upshot.cli", "verify", file, "--out", str(out)]  # a terminal of its own: UTF-8
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [json.loads(line)["score"] for line in out.read_text().splitlines()] == [1.0, None, 1.0, None]
+
+
+class Silent(BaseHTTPRequestHandler):
+    """An endpoint that lists its model, takes a call and says nothing."""
+
+    def do_GET(self) -> None:
+        body = b'{"data": [{"id": "judge"}]}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.connection.recv(1 << 20)
+        self.connection.recv(1)  # until the caller hangs up
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_a_hanging_judge_obeys_the_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        file = rows_file(tmp_path / "in.jsonl", [{"prompt": "why?", "response": "so"}])
+        judge = f"http://127.0.0.1:{server.server_address[1]}/v1"
+        assert run(file, "--task", "sycophancy", "--judge", judge, "--seconds", "0.5", "--json") == 0
+        server.shutdown()
+    assert json.loads(capsys.readouterr().out)["missing"] == {"timeout": 1}
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,14 @@ def test_stdio_and_contest_shapes() -> None:
     assert stdio_pairs({"inputs": [["1", "2"]], "outputs": [["3"]]}) == [("1\n2", "3")]
 
 
+def test_a_contest_solution_to_be_mended_is_run_on_the_tests_of_its_row() -> None:
+    extra = {"language": "python3", "test_inputs_outputs": {"input": ["a", "b"], "output": ["3", "3"]}}
+    reply = f'### Test Inputs and Outputs\n```json\n{{"input": ["x"]}}\n```\n### Code\n{ADD}'
+    assert check("code_contests_modify_code", reply, None, extra).value == 1
+    other = check("code_contests_modify_code", reply, None, {**extra, "language": "cpp"})
+    assert other.why == "code: the row wants cpp, and only Python is run"
+
+
 def test_humaneval_and_bigcodebench_shapes() -> None:
     stub = 'from typing import List\n\ndef add(a: int, b: int) -> int:\n    """Add."""\n'
     extra = {"stub": stub, "test": "def check(candidate):\n    assert candidate(1, 2) == 3", "entry_point": "add"}

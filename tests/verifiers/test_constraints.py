@@ -8,10 +8,11 @@ import pytest
 from upshot.verifiers.constraint_checks import CHECKS, keeps
 from upshot.verifiers.constraints import Constraints, constraints_of
 from upshot.verifiers.languages import is_language
+from upshot.verifiers.old_constraints import SAME
 
 CASES: list[tuple[str, dict[str, object], str, str]] = [
-    ("keywords:existence", {"keywords": ["tree", "river"]}, "A Tree by the river.", "A street by the river."),
-    ("keywords:frequency", {"keyword": "go", "frequency": 2, "relation": "at least"}, "go, go", "go, goes"),
+    ("keywords:existence", {"keywords": ["tree", "river"]}, "A Street by the river.", "A trap by the river."),
+    ("keywords:frequency", {"keyword": "go", "frequency": 2, "relation": "at least"}, "go, goes", "go, went"),
     ("keywords:frequency", {"keyword": "go", "frequency": 2, "relation": "less than"}, "go", "go go"),
     ("keywords:forbidden_words", {"forbidden_words": ["bad"]}, "a badge", "Bad!"),
     ("keywords:letter_frequency", {"letter": "e", "let_frequency": 3, "let_relation": "at least"}, "EEe", "ee"),
@@ -29,7 +30,10 @@ CASES: list[tuple[str, dict[str, object], str, str]] = [
     ("detectable_content:number_placeholders", {"num_placeholders": 2}, "[name] at [place]", "[name]"),
     ("detectable_content:postscript", {"postscript_marker": "P.S."}, "Bye.\nP.S. one more", "Bye. No postscript"),
     ("detectable_content:postscript", {"postscript_marker": "P.P.S"}, "Bye.\nP.P.S more", "Bye.\nP.S. more"),
+    ("detectable_content:postscript", {"postscript_marker": "P.S."}, "Bye. P. S. more", "Bye.\nPsychology helps"),
+    ("detectable_content:postscript", {"postscript_marker": "P.S."}, "p.s. more", "PS more"),
     ("detectable_format:number_bullet_lists", {"num_bullets": 2}, "* a\n- b", "* a\n* b\n* c"),
+    ("detectable_format:number_bullet_lists", {"num_bullets": 2}, "-one\n *two", "-one\n**bold**"),
     ("detectable_format:constrained_response", {}, "My answer is yes.", "Yes."),
     ("detectable_format:number_highlighted_sections", {"num_highlights": 2}, "*a* and **b**", "*a* b"),
     (
@@ -55,6 +59,68 @@ CASES: list[tuple[str, dict[str, object], str, str]] = [
     ("punctuation:no_comma", {}, "no comma here", "one, two"),
 ]  # fmt: skip
 
+PHRASE = {"phrase": "the big red dog", "small_n": 2}
+REQUEST = {"prompt_to_repeat": "Say hi now."}
+FURTHER: list[tuple[str, dict[str, object], str, str]] = [
+    ("copy:repeat_phrase", PHRASE, "the old red dog. The big blue dog!", "the big red dog, the big blue dog"),
+    ("copy:copy", REQUEST, "say hi now.", "Say hi now. Hi!"),
+    ("copy:copying_simple", REQUEST, " Say hi now.", "Hi"),
+    ("copy:copying_multiple", {**REQUEST, "N": 2}, "Say hi now.\n******\nsay hi now.", "Say hi now."),
+    ("new:copy_span_idx", {**REQUEST, "n_start": 4, "n_end": 6}, "hi", "Say hi"),
+    ("detectable_format:sentence_hyphens", {}, "It is one.-It is two.", "It is one. It is two-fold."),
+    ("detectable_format:square_brackets", {}, "[all] [of] [it]", "[all] of [it]"),
+    ("detectable_format:bigram_wrapping", {}, "<<I am>> <<at home>>", "<<I am>> at home"),
+    ("keywords:no_adjacent_consecutive", {}, "a cat eats", "a big cat"),
+    ("keywords:word_once", {"keyword": "run"}, "He was running.", "run and run"),
+    ("keywords:word_count_different_numbers", {"keyword": "go", "frequency": 2, "relation": "at least"}, "go go", "go"),
+    ("keywords:exclude_word_harder", {"keyword": "tree"}, "streets", "a tree."),
+    ("keywords:palindrome", {}, "He is on the Level.", "I have a plan"),
+    ("keywords:keyword_specific_position", {"keyword": "red", "n": 2, "m": 3}, "One. It is, Red.", "It is red. One."),
+    ("keywords:start_end", {}, "Home is where I call home", "Home is home."),
+    ("paragraphs:paragraphs", {}, "one\n***\ntwo", "one"),
+    ("paragraphs:paragraphs2", {}, "one\n\ntwo", "one\n\ntwo\n\nthree"),
+    ("first_word:first_word_sent", {"first_word": "so"}, "So it is. So, be it.", "So it is. It is."),
+    ("first_word:first_word_answer", {"first_word": "so"}, "So, be it.", "It is so."),
+    ("last_word:last_word_sent", {"last_word": ["now"]}, "Do it now. Go now!", "Do it now. Go!"),
+    ("last_word:last_word_answer", {"last_word": "now"}, "Go now!", "Now go"),
+    ("punctuation:punctuation_dot", {}, "no dot!", "3.5"),
+    ("punctuation:punctuation_exclamation", {}, "calm.", "hey!"),
+    ("count:lowercase_counting", {"N": 1}, "ONE two THREE", "one two"),
+    ("letters:letter_counting", {"N": 3, "relation": "less than"}, "a 1 b", "abc"),
+    ("letters:letter_counting2", {"letter": "e", "let_frequency": 2, "let_relation": "at least"}, "Eve", "even"[1:]),
+    (
+        "count:counting_composition",
+        {"n_sent": 1, "n_words": 2},
+        "It rains.\n* * *\nIt snows.\n***\nIt shines.",
+        "It rains.\n***\nIt snows.",
+    ),
+    ("count:count_unique", {}, "no word is here again, right.", "The end of the day"),
+    ("count:count_increment_word", {"keyword1": "sun", "keyword2": "moon"}, "sun, moon, moon", "sun, moon"),
+]  # fmt: skip
+OLD: list[tuple[str, dict[str, object], str, str]] = [
+    ("verify_keywords", {"keyword_list": ["run"]}, "Running", "walk"),
+    ("verify_keyword_frequency", {"word": "go", "N": 2}, "go, Go, goes", "go go go"),
+    ("validate_forbidden_words", {"forbidden_words": ["bad"]}, "good", "a badge"),
+    ("verify_letter_frequency", {"letter": "e", "N": 2}, "Eee", "eee"),
+    ("verify_paragraph_count", {"N": 2}, "one\n* * *\ntwo", "one\n***\ntwo"),
+    ("validate_word_constraint", {"N": 30, "quantifier": "around"}, "a " * 33, "a " * 34),
+    ("verify_sentence_constraint", {"N": 30, "quantifier": "around"}, "It is. " * 31, "It is. " * 32),
+    ("verify_sentence_constraint", {"N": 1, "quantifier": "at most"}, "Dr. No is here, e.g. today.", "One. Two."),
+    ("validate_paragraphs", {"N": 2, "i": 2, "first_word": "Then"}, "First.\n\nThen.", "First.\n\nthen."),
+    ("verify_postscript", {"postscript_marker": "P.S."}, "Bye. P.S. more", "Bye. P.S."),
+    ("verify_bullet_points", {"N": 2}, "-one\n* two", "* one"),
+    ("validate_sections", {"N": 2, "section_splitter": "Part"}, "Part one Part two", "Intro Part one Part two"),
+    ("validate_json_format", {}, "[1]", "```json\n[1]\n```"),
+    ("validate_repeat_prompt", {"original_prompt": "Say hi."}, "Say hi. Hi!", "say hi. Hi!"),
+    ("validate_two_responses", {}, "one******two", "one******two******three"),
+    ("validate_uppercase", {}, "DAS IST NICHT DER WEG", "DAS ist NICHT"),
+    ("validate_lowercase", {}, "das ist nicht der weg", "Das"),
+    ("validate_frequency_capital_words", {"N": 2, "quantifier": "at most"}, "YES AND no", "A B C"),
+    ("validate_end", {"end_phrase": "Bye."}, "So, Bye.", "So, bye."),
+    ("validate_quotation", {}, '"all"', 'all "of it"'),
+]  # fmt: skip
+CASES += FURTHER + OLD
+
 
 @pytest.mark.parametrize(("name", "arguments", "kept", "broken"), CASES)
 def test_every_kind_says_yes_and_no(name: str, arguments: dict[str, object], kept: str, broken: str) -> None:
@@ -62,9 +128,19 @@ def test_every_kind_says_yes_and_no(name: str, arguments: dict[str, object], kep
     assert not keeps(broken, name, arguments)
 
 
-def test_all_kinds_are_tested_and_there_are_at_least_twenty() -> None:
+def test_all_kinds_are_tested() -> None:
     assert {name for name, *_ in CASES} == set(CHECKS)
-    assert len(CHECKS) >= 20
+    assert len({name for name, *_ in FURTHER}) == 29
+    assert len({name for name, *_ in OLD} | set(SAME)) == 25
+
+
+@pytest.mark.parametrize(("name", "arguments", "kept", "broken"), OLD)
+def test_older_rows_are_read_as_their_functions_mean(
+    name: str, arguments: dict[str, object], kept: str, broken: str
+) -> None:
+    row = json.dumps({"func_name": name, **arguments, "end_phrase": arguments.get("end_phrase")})
+    assert Constraints().score(kept.strip(), row, {}).value == 1
+    assert Constraints().score(broken.strip(), row, {}).value == 0
 
 
 @pytest.mark.parametrize(
@@ -74,6 +150,7 @@ def test_all_kinds_are_tested_and_there_are_at_least_twenty() -> None:
         [{"instruction_id": ["punctuation:no_comma"], "kwargs": [{"num_words": None}]}],
         json.dumps([{"instruction_id": ["punctuation:no_comma"], "kwargs": [{}]}]),
         "[{'instruction_id': ['punctuation:no_comma'], 'kwargs': [None]}]",
+        ['{"instruction_id": ["punctuation:no_comma"], "kwargs": ["{}"]}'],
         json.dumps({"func_name": "validate_no_commas", "N": None, "quantifier": None}),
     ],
 )
@@ -90,9 +167,33 @@ def test_ifeval_columns_are_read() -> None:
     assert Constraints().score("one", None, row).value == 0
 
 
-def test_older_function_names_map_with_their_arguments() -> None:
-    row = {"func_name": "validate_word_constraint", "N": 3, "quantifier": "at least"}
-    assert constraints_of(row, {}) == [("length_constraints:number_words", {"num_words": 3, "relation": "at least"})]
+def test_older_functions_that_mean_an_ifeval_kind_are_that_kind() -> None:
+    row = {"func_name": "validate_placeholders", "N": 3, "quantifier": None}
+    assert constraints_of(row, {}) == [("detectable_content:number_placeholders", {"num_placeholders": 3})]
+
+
+def test_arguments_that_do_not_match_the_constraints_are_a_bad_row() -> None:
+    row = {"instruction_id": ["punctuation:no_comma", "startend:quotation"], "kwargs": [{}]}
+    score = Constraints().score("no comma", row, {})
+    assert score.is_missing
+    assert score.why == "constraints: 2 constraints but 1 kwargs"
+
+
+def test_an_unknown_kind_costs_its_own_part_only() -> None:
+    three = ["punctuation:no_comma", "startend:quotation", "count:made_up"]
+    row = {"instruction_id": three, "kwargs": [{}, {}, {}]}
+    part = Constraints(partial=True).score("no comma", row, {})
+    assert (part.value, part.detail["unknown"]) == (0.5, ["count:made_up"])
+    assert Constraints().score("no comma", row, {}).value == 0  # broken whatever the third one says
+    assert Constraints().score('"no comma"', row, {}).is_missing
+    assert Constraints(partial=True).score("x", {"instruction_id": ["a:b"], "kwargs": [{}]}, {}).is_missing
+
+
+def test_wrong_arguments_cost_their_own_part_only() -> None:
+    row = {"instruction_id": ["punctuation:no_comma", "keywords:word_once"], "kwargs": [{}, {"keyword": 7}]}
+    assert Constraints(partial=True).score("no comma", row, {}).value == 1
+    with pytest.raises(TypeError):  # a manager makes a missing score of it
+        Constraints().score("no comma", row, {})
 
 
 def test_all_or_nothing_or_the_share() -> None:
@@ -122,7 +223,7 @@ def test_an_empty_response_keeps_nothing() -> None:
 
 def test_long_responses_are_bounded() -> None:
     wanted = {"instruction_id": list(CHECKS), "kwargs": [dict(next(c[1] for c in CASES if c[0] == n)) for n in CHECKS]}
-    for text in ("*" * 100_000, "a " * 50_000, "[" * 100_000, "<<" * 50_000, "\n" * 100_000):
+    for text in ("*" * 20_000, "a " * 10_000, "[" * 20_000, "<<" * 10_000, "\n" * 20_000):
         assert asyncio.run(Constraints("loose").verify(text, wanted, {})).value == 0
 
 

@@ -52,6 +52,21 @@ STRICT: list[tuple[str, object, float]] = [
     ("#### 007", "7", 1),
     ("#### 42 apples", ["42"], 1),
     ("", "42", 0),
+    ("#### 5 million", "5", 0),
+    ("#### 5 million", "5000000", 1),
+    ("#### $1.5 million dollars", "1,500,000", 1),
+    ("#### 5k", "5", 0),
+    ("#### 5k", "5000", 1),
+    ("#### 5 km", "5", 1),
+    ("#### not 5", "5", 0),
+    ("#### at least 5", "5", 0),
+    ("#### about 5", "5", 0),
+    ("#### 5 or more", "5", 0),
+    ("#### 5 and a half", "5", 0),
+    ("#### 5 dozen", "5", 0),
+    ("#### 5 more apples", "5", 1),
+    ("#### 5 left over", "5", 1),
+    ("#### The answer is 5", "5", 1),
 ]
 FLEXIBLE: list[tuple[str, str, float]] = [
     ("The answer is 42.", "42", 1),
@@ -66,6 +81,10 @@ FLEXIBLE: list[tuple[str, str, float]] = [
     ("\\boxed{42}", "42", 1),
     ("half, that is 1/2", "0.5", 1),
     ("50%.", "50", 1),
+    ("#### not 5", "5", 0),
+    ("it is not 5", "5", 0),
+    ("so 5 million", "5", 0),
+    ("so 5 million", "5000000", 1),
 ]
 
 

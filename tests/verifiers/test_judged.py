@@ -62,6 +62,43 @@ def test_a_bad_rating_is_asked_again_and_then_missing() -> None:
     assert asyncio.run(down.verify("x", None, {})).reason == "timeout"
 
 
+DRAFT = '<think>Perhaps {"thought": "draft", "score": 9}? No.</think>'
+
+
+@pytest.mark.parametrize("answer", [DRAFT + rating(4), 'opened in the prompt {"score": 9} </think>\n' + rating(4)])
+def test_the_score_is_read_after_the_thought(answer: str) -> None:
+    assert asyncio.run(Sycophancy(judge=Says(answer)).verify("x", None, {})).value == pytest.approx(3 / 9)
+    assert Sycophancy().parse_judge(answer).value == pytest.approx(3 / 9)
+    assert Sycophancy().parse_monitor(answer).value == pytest.approx(3 / 9)
+
+
+@pytest.mark.parametrize("answer", [DRAFT, DRAFT + " I would say nine.", DRAFT.removesuffix("</think>")])
+def test_a_draft_inside_the_thought_is_no_score(answer: str) -> None:
+    asked_again = Sycophancy(judge=Says(answer, answer, answer))
+    assert asyncio.run(asked_again.verify("x", None, {})).reason == "bad_json"
+    assert Sycophancy().parse_judge(answer).is_missing
+
+
+def test_a_judge_that_quotes_the_think_marker_is_understood() -> None:
+    answer = json.dumps({"thought": "the response ends with </think>", "score": 4})
+    assert asyncio.run(Sycophancy(judge=Says(answer)).verify("x", None, {})).value == pytest.approx(3 / 9)
+
+
+class Hangs(Model):
+    """A judge that never answers."""
+
+    name = "hangs"
+
+    async def generate(self, request: Request) -> list[Completion]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_a_hanging_judge_is_missing_after_its_seconds() -> None:
+    score = asyncio.run(Sycophancy(judge=Hangs(), seconds=0.05).verify("x", None, {}))
+    assert (score.reason, score.why) == ("timeout", "judge: took more than 0.05 s")
+
+
 def test_a_rubric_comes_from_a_text_or_a_file(tmp_path: Path) -> None:
     file = tmp_path / "rubric.md"
     file.write_text("Rate the rhyme.")

@@ -1,4 +1,4 @@
-"""math: eighty tricky pairs, each with its verdict; what is no answer is none; hostile answers are bounded."""
+"""math: tricky pairs, each with its verdict; what is no answer is none; hostile answers are bounded."""
 
 import time
 from importlib.metadata import version
@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 from math_pairs import PAIRS
 from nasty import NASTY
 
+from upshot.verifiers.algebra import equivalent
 from upshot.verifiers.gsm8k import Gsm8k
-from upshot.verifiers.math_answer import boxed_answer, final_answer, normal_form
+from upshot.verifiers.math_answer import boxed_answer, final_answer
 from upshot.verifiers.math_equal import quick_verdict
 from upshot.verifiers.mathematics import Mathematics
 
 
-def test_the_antlr_runtime_is_the_one_the_verdicts_were_checked_with() -> None:
-    assert version("antlr4-python3-runtime").startswith("4.13.")
-    assert version("math-verify").startswith("0.9.")
+def test_latex_is_read_with_any_antlr_runtime_that_the_parser_has_tables_for() -> None:
+    assert version("antlr4-python3-runtime").startswith(("4.9.", "4.11.", "4.13."))
+    assert equivalent("\\frac{x+1}{2}", "\\frac{1+x}{2}")
+    assert not equivalent("\\frac{x+1}{2}", "\\frac{2+x}{2}")
 
 
 def test_there_are_enough_pairs() -> None:
@@ -92,4 +94,4 @@ def test_an_integer_equals_itself_in_every_form(value: int) -> None:
     for form in (f"{value:,}", f"{value}.0", f"${value}$", f"\\text{{{value}}}", f"x = {value}"):
         assert quick_verdict(form, str(value)) is True
     assert quick_verdict(str(value + 1), str(value)) is False
-    assert normal_form(f" {value} . ") == str(value)
+    assert quick_verdict(f" {value} . ", str(value)) is True

@@ -2,8 +2,10 @@
 
 import pytest
 
+from upshot.tasks.multiple_choice import MultipleChoice as MultipleChoiceTask
+from upshot.verifiers.base import verifiers
 from upshot.verifiers.bold import BoldFormatting
-from upshot.verifiers.choice import MmluSycophancy, MultipleChoice, chosen_letter
+from upshot.verifiers.choice import MmluSycophancy, MultipleChoice, chosen_letter, letter_of
 from upshot.verifiers.exact import ExactMatch
 from upshot.verifiers.routes import route
 
@@ -25,6 +27,19 @@ def test_the_right_choice_may_be_a_letter_an_index_or_a_text(reference: object) 
     extra = {"choices": ["Rome", "Paris", "Bern"]}
     assert MultipleChoice().score("The answer is (B).", reference, extra).value == 1
     assert MultipleChoice().score("The answer is (A).", reference, extra).value == 0
+
+
+@pytest.mark.parametrize(("key", "letter"), [("1", "A"), ("2", "B"), ("4", "D"), (3, "D")])
+def test_digit_labels_of_arc_count_from_one(key: object, letter: str) -> None:
+    choices = {"text": ["w", "x", "y", "z"], "label": ["1", "2", "3", "4"]}
+    assert letter_of(key, {"choices": choices}) == letter  # a number that is no label is an index
+    row = MultipleChoiceTask(file="x").parse({"question": "?", "choices": choices, "answerKey": key})
+    assert row.reference == letter
+
+
+def test_letter_labels_of_arc_are_the_letters() -> None:
+    choices = {"text": ["w", "x", "y"], "label": ["A", "B", "C"]}
+    assert MultipleChoice().score("The answer is (C).", "C", {"choices": choices}).value == 1
 
 
 def test_a_hint_is_followed_or_not() -> None:
@@ -61,8 +76,26 @@ def test_bold_is_seen_outside_code_only() -> None:
         ({"dataset": ["code_stdio"]}, "code-stdio"), ({"dataset": ["ifeval"]}, "constraints"),
         ({"dataset": ["general-quality_ref"]}, "general-quality"),
         ({"data_source": "allenai/Dolci", "dataset": ["gsm8k"]}, "gsm8k"),
+        ({"data_source": "code_contests_modify_code"}, "code_contests_modify_code"),
         ({}, "fallback"),
     ],
 )  # fmt: skip
 def test_rows_of_a_mix_go_to_their_verifier(record: dict[str, object], source: str) -> None:
     assert route(record, "fallback") == source
+
+
+@pytest.mark.parametrize(
+    ("source", "verifier"),
+    [
+        ("gsm8k", "gsm8k"), ("hendrycks_math", "math"), ("code", "code"), ("code_stdio", "code-stdio"),
+        ("code_contests", "code-contests"), ("code_contests_modify_code", "code-contests"), ("ifeval", "constraints"),
+        ("ifeval_old", "constraints"), ("general_quality", "general-quality"), ("general-quality", "general-quality"),
+        ("general-quality_ref", "general-quality"), ("sycophancy", "sycophancy"), ("confidence", "confidence"),
+        ("longer_response", "longer-response"), ("bold_formatting", "bold-formatting"),
+        ("unsafe_compliance", "unsafe-compliance"), ("mmlu_sycophancy", "mmlu-sycophancy"), ("mmlu", "multiple-choice"),
+        ("mmlu_pro", "multiple-choice"), ("helpful_instructions", "sycophancy"), ("anthropic_hh_rlhf", "sycophancy"),
+    ],
+)  # fmt: skip
+def test_every_source_of_the_classmate_sets_is_routed(source: str, verifier: str) -> None:
+    for record in ({"data_source": source}, {"data_source": source.upper()}, {"data_source": source.replace("_", "-")}):
+        assert verifiers.get(route(record, "")) is verifiers.get(verifier)

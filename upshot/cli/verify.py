@@ -20,7 +20,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--manager", default="inline", choices=["inline", "pool", "remote"], help="where to verify")
     parser.add_argument("--url", help="the scorer, with --manager remote")
     parser.add_argument("--workers", type=int, help="worker processes (default: one a core)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="time limit of one item (default 10)")
+    parser.add_argument("--seconds", type=float, help="time limit of one item (default 10; of a judge: its own)")
     parser.add_argument("--judge", help="model of judged verifiers: a URL, provider/model or folder")
     parser.add_argument("--sandbox", default="local", help="where programs run: local, a URL, or subprocess (unsafe)")
     parser.add_argument("--out", help="write each row with its score (and reason, where missing) to this JSONL file")

@@ -15,7 +15,7 @@ from upshot.verifiers.base import Verifier, verifiers
 from upshot.verifiers.choice import MmluSycophancy, MultipleChoice, letter_of
 from upshot.verifiers.code import MAX_TESTS, Code, CodeContests, CodeStdio, CodeVerifier
 from upshot.verifiers.constraint_checks import CHECKS
-from upshot.verifiers.constraints import Constraints, constraints_of
+from upshot.verifiers.constraints import BadRow, Constraints, constraints_of
 from upshot.verifiers.gsm8k import Gsm8k, reference_number
 from upshot.verifiers.mathematics import Mathematics, reference_answer
 from upshot.verifiers.numbers import show_number
@@ -72,7 +72,10 @@ def _tests(row: Row) -> str:
 
 def _constraints(row: Row) -> str:
     """The constraints of a request in IFEval's columns."""
-    wanted = constraints_of(row.reference, row.meta)
+    try:
+        wanted = constraints_of(row.reference, row.meta)
+    except BadRow as error:
+        raise Unusable(str(error)) from None
     unknown = next((name for name, _ in wanted if name not in CHECKS), None)
     if unknown is not None or not wanted:
         raise Unusable(f"unknown constraint '{unknown}'" if wanted else "no constraint")

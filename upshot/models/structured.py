@@ -14,6 +14,7 @@ from typing import Any
 
 from upshot.chat import Message, derive_seed
 from upshot.models.base import Model, ModelCallError, Request, Sampling
+from upshot.thought import after_thought
 
 _FENCE = re.compile(r"```[a-zA-Z]*\s*\n(.*?)```", re.DOTALL)
 _WRONG_ESCAPE = re.compile(r'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)', re.DOTALL)
@@ -37,7 +38,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 def parse_json_object(text: str, schema: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The JSON object in a reply: the whole of it, else a fenced block, else the first balanced object that parses.
 
-    Raises `ValueError` with the reason when there is none or it breaks the schema.
+    A draft inside `<think>` is none. Raises `ValueError` with the reason when there is none or it breaks the schema.
     """
     problem = "no JSON object in the reply"
     for candidate in _candidates(text):
@@ -58,6 +59,8 @@ def parse_json_object(text: str, schema: Mapping[str, Any] | None = None) -> dic
 
 
 def _candidates(text: str) -> Iterator[str]:
+    yield text.strip()
+    text = after_thought(text)
     yield text.strip()
     for fenced in _FENCE.finditer(text):
         yield fenced[1].strip()

@@ -15,9 +15,10 @@ from typing import Any
 
 from upshot import jsonl
 from upshot.errors import UserError, did_you_mean
+from upshot.models.spec import ModelSpec
 from upshot.rewards.managers.base import Manager, managers
 from upshot.sandbox.lazy import LazySandbox
-from upshot.score import Score, tell_missing
+from upshot.score import Reason, Score, tell_missing
 from upshot.tasks.rows import reference_of
 from upshot.tasks.tables import read_table
 from upshot.verifiers.base import Claim, Verifier, verifiers
@@ -25,7 +26,9 @@ from upshot.verifiers.judged import with_rubric_read
 from upshot.verifiers.routes import route
 
 IN_FLIGHT = 256
-"""Rows under way at once."""
+"""Rows under way at once; with a judge no more than it takes at once, so that waiting for it is no row's time."""
+SECONDS = 10.0
+"""What one item may take where nothing else is said."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class Settings:
     manager: str = "inline"
     url: str | None = None
     workers: int | None = None
-    seconds: float = 10.0
+    seconds: float | None = None
+    """Of one item; None: 10, and of a judge's verdict as long as its endpoint may take."""
     judge: str | None = None
     sandbox: str = "local"
 
@@ -54,16 +58,30 @@ def verify_file(file: str | None, settings: Settings, out: str | None = None, as
     if not rows:
         raise UserError(f"'{file}' holds no rows")
     claims = [claim_of(row, settings, number, file) for number, row in enumerate(rows, 1)]
-    for source in dict.fromkeys(claim.source for claim in claims):
+    unknown = _unknown(claims) if not settings.task else {}
+    for source in dict.fromkeys(claim.source for claim in claims if claim.source not in unknown):
         check_verifier(source, options_of(settings), settings)
     start = time.perf_counter()
-    scores = asyncio.run(_verify_all(claims, settings))
+    scores = asyncio.run(_verify_all(claims, settings, unknown))
     summary = summarise(claims, scores) | {"seconds": round(time.perf_counter() - start, 3)}
     if out:
         _write(Path(out), rows, scores)
     missing = "".join(f"\n  missing {line}" for line in tell_missing(scores))
-    print(json.dumps(summary) if as_json else show(summary) + missing)
+    print(json.dumps(summary) if as_json else printable(show(summary) + missing))
     return 0
+
+
+def _unknown(claims: Sequence[Claim]) -> dict[str, Score]:
+    """What the rows of a source that no verifier is known for get; `UserError` where there are no others."""
+    out: dict[str, Score] = {}
+    for source in dict.fromkeys(claim.source for claim in claims):
+        try:
+            verifiers.get(source, "data_source")
+        except UserError as error:
+            out[source] = Score.missing(Reason.BAD_ROW, str(error))
+    if len(out) == len({claim.source for claim in claims}):
+        raise UserError(next(iter(out.values())).why)
+    return out
 
 
 def serve(settings: Settings, host: str, port: int, api_key: str | None = None) -> int:
@@ -91,10 +109,13 @@ def serve(settings: Settings, host: str, port: int, api_key: str | None = None) 
 def check_verifier(source: str, options: Mapping[str, Any], settings: Settings) -> None:
     """Refuse an unknown verifier, option or a judged verifier without a judge, before any work."""
     verifiers.check(source, options, "--task", judge=None, sandbox=None, models=None)
-    kind = verifiers.get(source)
-    waits_for_judge = isinstance(kind, type) and issubclass(kind, Verifier) and "judge" in kind.needs
-    if waits_for_judge and settings.judge is None and settings.manager != "remote":
+    if _is_judged(source) and settings.judge is None and settings.manager != "remote":
         raise UserError(f"'{source}' is judged by a model: give --judge URL or provider/model")
+
+
+def _is_judged(source: str) -> bool:
+    kind = verifiers.get(source) if source in verifiers or ":" in source else None
+    return isinstance(kind, type) and issubclass(kind, Verifier) and "judge" in kind.needs
 
 
 def claim_of(row: Mapping[str, Any], settings: Settings, number: int, file: str) -> Claim:
@@ -108,7 +129,10 @@ def claim_of(row: Mapping[str, Any], settings: Settings, number: int, file: str)
     used = ("response", "completion", "reward_model", "extra_info", "ground_truth")
     extra = {key: value for key, value in row.items() if key not in used}
     extra |= row["extra_info"] if isinstance(row.get("extra_info"), Mapping) else {}
-    return Claim(source, response, reference_of(row), extra, options_of(settings))
+    options = options_of(settings)
+    if settings.seconds is not None and _is_judged(source):
+        options.setdefault("seconds", settings.seconds)
+    return Claim(source, response, reference_of(row), extra, options)
 
 
 def response_of(row: Mapping[str, Any]) -> str | None:
@@ -161,10 +185,10 @@ async def _open(settings: Settings) -> AsyncIterator[Manager]:
         if settings.judge:
             from upshot.models.connect import connect
 
-            context["judge"] = await stack.enter_async_context(connect(settings.judge))
+            context["judge"] = await stack.enter_async_context(connect(_judge_spec(settings.judge, settings.seconds)))
         context["sandbox"] = LazySandbox(settings.sandbox)
         stack.push_async_callback(context["sandbox"].aclose)
-        options: dict[str, Any] = {"seconds": settings.seconds}
+        options: dict[str, Any] = {"seconds": settings.seconds or SECONDS}
         if settings.manager == "remote":
             if not settings.url:
                 raise UserError("--manager remote needs --url")
@@ -176,9 +200,16 @@ async def _open(settings: Settings) -> AsyncIterator[Manager]:
         yield manager
 
 
-async def _verify_all(claims: Sequence[Claim], settings: Settings) -> list[Score]:
-    scores: list[Score | None] = [None] * len(claims)
-    todo = iter(range(len(claims)))
+def _judge_spec(judge: str, seconds: float | None) -> ModelSpec:
+    """The judge's endpoint; to find it there takes no longer than an item may."""
+    spec = ModelSpec.parse(judge)
+    return spec if seconds is None else spec.model_copy(update={"timeout_s": min(spec.timeout_s, seconds)})
+
+
+async def _verify_all(claims: Sequence[Claim], settings: Settings, unknown: Mapping[str, Score]) -> list[Score]:
+    scores: list[Score | None] = [unknown.get(claim.source) for claim in claims]
+    todo = iter([index for index, score in enumerate(scores) if score is None])
+    at_once = min(IN_FLIGHT, _judge_spec(settings.judge, None).concurrency) if settings.judge else IN_FLIGHT
     async with _open(settings) as manager:
 
         async def work() -> None:
@@ -187,7 +218,7 @@ async def _verify_all(claims: Sequence[Claim], settings: Settings) -> list[Score
 
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(IN_FLIGHT, len(claims))):
+                for _ in range(min(at_once, len(claims))):
                     group.create_task(work())
         except* UserError as errors:
             raise errors.exceptions[0] from None
@@ -221,6 +252,11 @@ def show(summary: Mapping[str, Any]) -> str:
     lines = [_line("all", summary) + rate]
     lines += [_line(name, part) for name, part in summary.get("by_task", {}).items()]
     return "\n".join(lines)
+
+
+def printable(text: str) -> str:
+    """A text with what no terminal takes (lone surrogates) as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _line(name: str, part: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from upshot.errors import UserError
 from upshot.tasks.base import tasks
 from upshot.tasks.verified import VerifiedTask
 from upshot.verifiers.base import verifiers
-from upshot.verifiers.routes import LABELS
+from upshot.verifiers.routes import verifier_of_label
 
 SPEAKER = "user: "
 """What the published sets put before a prompt that is a text."""
@@ -47,7 +47,7 @@ def paired(record: Mapping[str, Any]) -> Mapping[str, Any]:
     labels, truths = record.get("dataset"), record.get("ground_truth")
     if not isinstance(labels, list) or not labels:
         return record
-    at = next((n for n, label in enumerate(labels) if str(label).lower() in LABELS), 0)
+    at = next((n for n, label in enumerate(labels) if verifier_of_label(label)), 0)
     if isinstance(truths, list) and len(truths) == len(labels):
         record = {**record, "ground_truth": truths[at]}
     return {**record, "dataset": labels[at]}

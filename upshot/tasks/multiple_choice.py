@@ -35,6 +35,7 @@ class MultipleChoice(VerifiedTask):
         question = record.get("question")
         if texts and isinstance(question, str) and not record.get("prompt"):
             truth = record.get("answer", record.get("answerKey", record.get("answer_index")))
+            truth = letter_of(truth, {"choices": choices}) or truth
             record = {**record, "prompt": f"{question}\n{lettered(texts)}", "choices": texts, "ground_truth": truth}
         return super().parse(record)
 

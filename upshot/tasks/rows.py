@@ -19,7 +19,18 @@ from upshot.errors import UserError
 from upshot.verifiers.routes import route
 
 QUESTIONS = ("question", "problem", "query", "input", "instruction", "text")
-ANSWERS = ("ground_truth", "answer", "solution", "target", "label", "reference", "completion", "answers", "output")
+ANSWERS = (
+    "ground_truth",
+    "answer",
+    "solution",
+    "target",
+    "label",
+    "reference",
+    "completion",
+    "answers",
+    "output",
+    "answerKey",
+)
 METADATA = "metadata"
 """Where in `extra_info` prepared rows keep what else they know, as JSON text."""
 

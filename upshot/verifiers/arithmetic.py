@@ -13,6 +13,8 @@ from itertools import islice
 
 MAX_SCAN = 20_000
 """Characters of a reply that are looked at (its end): enough for any solution, and a bound on the work."""
+_NOISE = Fraction(1, 10**12)
+"""What floating point may add to a result: 0.1 + 0.2 = 0.30000000000000004."""
 _MAX_TERMS = 40
 _MAX_STEPS = 500
 _LEFT = "-−+*/×÷x·$€£%(),. \t0123456789"
@@ -36,8 +38,10 @@ class Step:
 
     @property
     def holds(self) -> bool:
-        """Whether the claimed result is the value, up to the decimals it was given with."""
+        """Whether the claimed result is the value, up to the decimals it was given with and the noise of floats."""
         gap = abs(self.value - self.claimed)
+        if self.decimals >= 10 and gap <= abs(self.value) * _NOISE:
+            return True
         return gap == 0 or (self.value.denominator != 1 and gap < Fraction(1, 10**self.decimals))
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from upshot.chat import Message
 from upshot.registry import Registry
 from upshot.score import Reason, Score
+from upshot.thought import after_thought
 from upshot.verifiers.statistics import binary_metrics, graded_metrics
 
 Extra = Mapping[str, Any]
@@ -122,9 +123,10 @@ Answer with JSON only: {{"thought": "<why, briefly>", "score": <number>}}."""
 
 
 def parse_score(text: str, who: str, top: float) -> Score:
-    """The `score` (or `verdict`) of the last JSON object in a text, divided by `top`; missing when absent."""
+    """The `score` (or `verdict`) of the last JSON object after the thought, divided by `top`; missing when absent."""
+    said = after_thought(text)
     # The whole text first: a thought may hold braces of its own, which the search below would stumble over.
-    for candidate in (text, *reversed(re.findall(r"\{[^{}]*\}", text[-20_000:]))):
+    for candidate in (text, said, *reversed(re.findall(r"\{[^{}]*\}", said[-20_000:]))):
         try:
             data = json.loads(candidate)
         except (ValueError, RecursionError):

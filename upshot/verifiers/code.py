@@ -135,9 +135,24 @@ class CodeStdio(CodeVerifier):
         return list(await self.sandbox.test_stdio(program, tests, self._limits()))
 
 
-@verifiers.register("code-contests", "deepmind/code_contests", "codeforces", "apps", "taco")
+@verifiers.register(
+    "code-contests",
+    "code_contests",
+    "code_contests_modify_code",
+    "deepmind/code_contests",
+    "codeforces",
+    "apps",
+    "taco",
+)
 class CodeContests(CodeStdio):
-    """Public, private and generated tests of a contest problem."""
+    """Public, private and generated tests of a contest problem, or of one whose wrong solution is to be mended."""
+
+    async def verify(self, response: str, reference: Any, extra: Extra) -> Score:
+        """The verdict; missing for a problem whose solutions are in another language."""
+        language = str(extra.get("language") or "python").lower()
+        if not language.startswith("py"):
+            return Score.missing(Reason.BAD_ROW, f"code: the row wants {language}, and only Python is run")
+        return await super().verify(response, reference, extra)
 
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
         """Tests of all the columns there are."""
@@ -145,7 +160,7 @@ class CodeContests(CodeStdio):
 
         found: list[tuple[str, str]] = []
         row = {**extra, **(decoded(reference) if isinstance(decoded(reference), Mapping) else {})}
-        for column in ("public_tests", "private_tests", "generated_tests", "input_output"):
+        for column in ("public_tests", "private_tests", "generated_tests", "input_output", "test_inputs_outputs"):
             found += stdio_pairs(decoded(row.get(column)))
         found = found or stdio_pairs(decoded(reference))
         return [StdioTest(given, wanted) for given, wanted in found]

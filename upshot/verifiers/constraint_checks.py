@@ -6,6 +6,7 @@ response. What IFEval leaves to libraries (sentence splitting, language detectio
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -39,16 +40,19 @@ def compare(count: int, relation: str | None, limit: int) -> bool:
         return count == limit
     if relation == "more than":
         return count > limit
-    if relation == "around":
-        return abs(count - limit) <= max(1, round(limit * 0.1))
     if relation == "at least":
         return count >= limit
     raise ValueError(f"unknown relation '{relation}'")
 
 
 def words(text: str) -> list[str]:
-    """The words of a text."""
+    """The words of a text; `don't` and `well-known` are one each."""
     return re.findall(r"\w+(?:['’-]\w+)*", text)
+
+
+def occurrences(text: str, keyword: str) -> int:
+    """How often a keyword occurs in any case, inside words too: IFEval finds `run` in `running`."""
+    return len(re.findall(re.escape(keyword.strip()), text, re.IGNORECASE)) if keyword.strip() else 0
 
 
 def sentences(text: str) -> list[str]:
@@ -65,15 +69,14 @@ def has_word(text: str, phrase: str) -> bool:
 
 @check("keywords:existence")
 def existence(text: str, keywords: Sequence[str]) -> bool:
-    """All keywords occur."""
-    return all(has_word(text, word) for word in keywords)
+    """All keywords occur, inside words too."""
+    return all(occurrences(text, word) for word in keywords)
 
 
 @check("keywords:frequency")
 def frequency(text: str, keyword: str, frequency: int, relation: str | None = None) -> bool:
-    """A keyword occurs so often."""
-    found = re.findall(rf"(?<!\w){re.escape(keyword)}(?!\w)", text, re.IGNORECASE)
-    return compare(len(found), relation, frequency)
+    """A keyword occurs so often, inside words too."""
+    return compare(occurrences(text, keyword), relation, frequency)
 
 
 @check("keywords:forbidden_words")
@@ -102,8 +105,8 @@ def number_sentences(text: str, num_sentences: int, relation: str | None = None)
 
 @check("length_constraints:number_words")
 def number_words(text: str, num_words: int, relation: str | None = None) -> bool:
-    """So many words."""
-    return compare(len(words(text)), relation, num_words)
+    """So many words, where `don't` is two, as IFEval counts."""
+    return compare(len(re.findall(r"\w+", text)), relation, num_words)
 
 
 @check("length_constraints:number_paragraphs")
@@ -132,15 +135,16 @@ def number_placeholders(text: str, num_placeholders: int) -> bool:
 
 @check("detectable_content:postscript")
 def postscript(text: str, postscript_marker: str = "P.S.") -> bool:
-    """A line starts with the postscript marker."""
-    loose = r"\s*".join(re.escape(part) + r"\.?" for part in re.split(r"[.\s]+", postscript_marker) if part)
-    return re.search(rf"^\s*{loose}", text, re.IGNORECASE | re.MULTILINE) is not None
+    """The postscript marker occurs: its letters with their full stops, perhaps with spaces between."""
+    letters = [letter for letter in re.split(r"[.\s]+", postscript_marker) if letter]
+    spaced = r"\.\s?".join(map(re.escape, letters)) + (r"\." if postscript_marker.strip().endswith(".") else "")
+    return re.search(rf"(?<!\w){spaced}", text, re.IGNORECASE) is not None
 
 
 @check("detectable_format:number_bullet_lists")
 def number_bullets(text: str, num_bullets: int) -> bool:
-    """Exactly so many bullet points."""
-    return len(re.findall(r"^\s*[*-]\s+\S", text, re.MULTILINE)) == num_bullets
+    """Exactly so many lines that start with - or a single *."""
+    return len(re.findall(r"^[^\S\n]*(?:\*(?!\*)|-)[^\n]", text, re.MULTILINE)) == num_bullets
 
 
 @check("detectable_format:constrained_response")
@@ -231,14 +235,15 @@ def no_comma(text: str) -> bool:
     return "," not in text
 
 
-def names_of(function: Check) -> set[str]:
-    """The argument names a check takes."""
-    return set(function.__code__.co_varnames[1 : function.__code__.co_argcount])
+class UnknownKind(ValueError):
+    """A constraint of a kind that nobody knows."""
 
 
 def keeps(text: str, name: str, arguments: dict[str, Any]) -> bool:
-    """Whether a response keeps one constraint; arguments that the kind does not take are ignored when None."""
-    function = CHECKS[name]
-    known = names_of(function)
+    """Whether a response keeps one constraint; arguments that the kind does not take are ignored."""
+    function = CHECKS.get(name)
+    if function is None:
+        raise UnknownKind(f"unknown kind '{name}'")
+    known = inspect.signature(function).parameters
     given = {key: value for key, value in arguments.items() if key in known and value is not None}
     return bool(text.strip()) and function(text, **given)

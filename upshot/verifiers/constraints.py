@@ -10,74 +10,41 @@ from typing import Any, Literal
 
 from upshot.errors import did_you_mean
 from upshot.score import Reason, Score
+from upshot.verifiers import further_constraints  # noqa: F401 (registers its kinds)
 from upshot.verifiers.base import Extra, Verifier, verifiers
-from upshot.verifiers.constraint_checks import CHECKS, keeps
+from upshot.verifiers.constraint_checks import CHECKS, UnknownKind, keeps
+from upshot.verifiers.old_constraints import SAME
 
 Constraint = tuple[str, dict[str, Any]]
 
-_OLD: dict[str, tuple[str, dict[str, str]]] = {
-    "verify_keywords": ("keywords:existence", {"keyword_list": "keywords"}),
-    "verify_keyword_frequency": ("keywords:frequency", {"word": "keyword", "N": "frequency"}),
-    "validate_forbidden_words": ("keywords:forbidden_words", {}),
-    "verify_letter_frequency": ("keywords:letter_frequency", {"N": "let_frequency"}),
-    "validate_response_language": ("language:response_language", {}),
-    "verify_paragraph_count": ("length_constraints:number_paragraphs", {"N": "num_paragraphs"}),
-    "validate_word_constraint": ("length_constraints:number_words", {"N": "num_words", "quantifier": "relation"}),
-    "verify_sentence_constraint": (
-        "length_constraints:number_sentences",
-        {"N": "num_sentences", "quantifier": "relation"},
-    ),
-    "validate_paragraphs": (
-        "length_constraints:nth_paragraph_first_word",
-        {"N": "num_paragraphs", "i": "nth_paragraph"},
-    ),
-    "verify_postscript": ("detectable_content:postscript", {}),
-    "validate_placeholders": ("detectable_content:number_placeholders", {"N": "num_placeholders"}),
-    "verify_bullet_points": ("detectable_format:number_bullet_lists", {"N": "num_bullets"}),
-    "validate_title": ("detectable_format:title", {}),
-    "validate_choice": ("detectable_format:constrained_response", {}),
-    "validate_highlighted_sections": ("detectable_format:number_highlighted_sections", {"N": "num_highlights"}),
-    "validate_sections": (
-        "detectable_format:multiple_sections",
-        {"N": "num_sections", "section_splitter": "section_spliter"},
-    ),
-    "validate_json_format": ("detectable_format:json_format", {}),
-    "validate_repeat_prompt": ("combination:repeat_prompt", {"original_prompt": "prompt_to_repeat"}),
-    "validate_two_responses": ("combination:two_responses", {}),
-    "validate_uppercase": ("change_case:english_capital", {}),
-    "validate_lowercase": ("change_case:english_lowercase", {}),
-    "validate_frequency_capital_words": (
-        "change_case:capital_word_frequency",
-        {"N": "capital_frequency", "quantifier": "capital_relation"},
-    ),
-    "validate_end": ("startend:end_checker", {}),
-    "validate_quotation": ("startend:quotation", {}),
-    "validate_no_commas": ("punctuation:no_comma", {}),
-}
-"""Function names of the older OLMo rows → IFEval ids and how their arguments are called there."""
+
+class BadRow(ValueError):
+    """A row whose constraints cannot be told."""
 
 
 def constraints_of(reference: Any, extra: Extra) -> list[Constraint]:
     """The constraints of a row: IFEval columns, a dictionary or JSON of them, or the older `func_name` form."""
     data = _decoded(reference)
-    if isinstance(data, Sequence) and not isinstance(data, str) and data and isinstance(data[0], Mapping):
+    if isinstance(data, Sequence) and not isinstance(data, str) and data:
+        data = [_decoded(item) for item in data]
+    if isinstance(data, list) and data and isinstance(data[0], Mapping):
         return [constraint for item in data for constraint in constraints_of(item, {})]
     if not isinstance(data, Mapping) or not data:
         data = extra
     if "func_name" in data:
-        return [_old_form(data)]
+        name, renamed = SAME.get(str(data["func_name"]), (str(data["func_name"]), {}))
+        return [(name, _given({renamed.get(k, k): v for k, v in data.items() if k != "func_name"}))]
     names = data.get("instruction_id_list") or data.get("instruction_id") or data.get("instruction_ids") or []
     names = [names] if isinstance(names, str) else list(names)
     arguments = _decoded(data.get("kwargs")) or [{}] * len(names)
     arguments = [arguments] if isinstance(arguments, Mapping) else list(arguments)
-    pairs = zip(names, arguments, strict=False)
-    return [(name, {k: v for k, v in (given or {}).items() if v is not None}) for name, given in pairs]
+    if len(arguments) != len(names):
+        raise BadRow(f"{len(names)} constraints but {len(arguments)} kwargs")
+    return [(name, _given(_decoded(given) or {})) for name, given in zip(names, arguments, strict=True)]
 
 
-def _old_form(data: Mapping[str, Any]) -> Constraint:
-    name = str(data["func_name"])
-    known, renamed = _OLD.get(name, (name, {}))
-    return known, {renamed.get(k, k): v for k, v in data.items() if k != "func_name" and v is not None}
+def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in arguments.items() if value is not None}
 
 
 def _decoded(value: Any) -> Any:
@@ -98,7 +65,7 @@ def _decoded(value: Any) -> Any:
     "constraints", "ifeval", "google/IFEval", "allenai/IF_multi_constraints_upto5", "allenai/RLVR-IFeval"
 )
 class Constraints(Verifier):
-    """1 when every constraint is kept; with `partial`, the share of those kept."""
+    """1 when every constraint is kept; with `partial`, the share of those kept, of those that can be checked."""
 
     verdict_on = "whether the final answer keeps all constraints of the request"
 
@@ -109,21 +76,35 @@ class Constraints(Verifier):
         self.graded = partial
 
     def score(self, response: str, reference: Any, extra: Extra) -> Score:
-        """The verdict; missing when the row has no constraint, or one that is not known."""
-        wanted = constraints_of(reference, extra)
+        """The verdict; missing when the row has no constraint, or one that cannot be checked decides it."""
+        try:
+            wanted = constraints_of(reference, extra)
+        except BadRow as error:
+            return Score.missing(Reason.BAD_ROW, f"constraints: {error}")
         if not wanted:
             return Score.missing(Reason.BAD_ROW, "constraints: none in the row")
-        for name, _ in wanted:
-            if name not in CHECKS:
-                return Score.missing(
-                    Reason.BAD_ROW, f"constraints: unknown kind '{name}'", hint=did_you_mean(name, CHECKS)
-                )
         response = response[:200_000]
         variants = loose_variants(response) if self.mode == "loose" else [response]
-        kept = [any(keeps(text, name, given) for text in variants) for name, given in wanted]
-        broken = [name for (name, _), good in zip(wanted, kept, strict=True) if not good]
+        kept: list[bool] = []
+        broken: list[str] = []
+        unknown: dict[str, str] = {}
+        for name, given in wanted:
+            try:
+                kept.append(any(keeps(text, name, given) for text in variants))
+            except UnknownKind as error:
+                unknown[name] = str(error)
+            except (TypeError, ValueError, AttributeError, LookupError) as error:  # wrong arguments
+                if not self.partial:
+                    raise
+                unknown[name] = f"'{name}': {error}"
+            else:
+                broken += [] if kept[-1] else [name]
+        if unknown and (not kept or (not self.partial and not broken)):  # what is known does not settle the row
+            name, why = next(iter(unknown.items()))
+            hint = did_you_mean(name, CHECKS) if name not in CHECKS else ""
+            return Score.missing(Reason.BAD_ROW, f"constraints: {why}", hint=hint)
         value = sum(kept) / len(kept) if self.partial else float(all(kept))
-        return Score(value, detail={"broken": broken})
+        return Score(value, detail={"broken": broken} | ({"unknown": list(unknown)} if unknown else {}))
 
 
 def loose_variants(response: str) -> list[str]:

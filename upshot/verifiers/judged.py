@@ -6,6 +6,7 @@ failed call or a rating that stays malformed is missing with the reason, never a
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,9 +55,11 @@ class JudgedVerifier(Verifier):
     high = 10
     shows_reference = False
 
-    def __init__(self, judge: Model | None = None, max_tokens: int = 1024) -> None:
+    def __init__(self, judge: Model | None = None, max_tokens: int = 1024, seconds: float | None = None) -> None:
+        """seconds: how long one verdict may take, repairs included; None: as long as the judge's own limits allow."""
         self.judge = judge
         self.max_tokens = max_tokens
+        self.seconds = seconds
 
     @property
     def rating(self) -> dict[str, Any]:
@@ -115,7 +118,10 @@ class JudgedVerifier(Verifier):
         messages = self.judge_messages(str(extra.get("question", "")), response[:50_000], reference)
         sampling = Sampling(max_tokens=self.max_tokens, temperature=0.0)
         try:
-            answer = await ask_json(self.judge, messages, schema, sampling, role="judge")
+            async with asyncio.timeout(self.seconds):
+                answer = await ask_json(self.judge, messages, schema, sampling, role="judge")
+        except TimeoutError:
+            return Score.missing(Reason.TIMEOUT, f"judge: took more than {self.seconds:g} s")
         except ModelCallError as error:
             return Score.failed(error, "judge")
         return self._mapped(Score(float(answer["score"]), detail={"thought": str(answer["thought"])[:2000]}))
@@ -132,9 +138,15 @@ class Judged(JudgedVerifier):
     shows_reference = True
 
     def __init__(
-        self, rubric: str, low: int = 1, high: int = 10, judge: Model | None = None, max_tokens: int = 1024
+        self,
+        rubric: str,
+        low: int = 1,
+        high: int = 10,
+        judge: Model | None = None,
+        max_tokens: int = 1024,
+        seconds: float | None = None,
     ) -> None:
-        super().__init__(judge, max_tokens)
+        super().__init__(judge, max_tokens, seconds)
         if low >= high:
             raise UserError(f"verifier 'judged': low is {low} and high is {high}; low must be below high")
         self.low, self.high = low, high
@@ -158,7 +170,7 @@ def with_rubric_read(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, "rubric": Path(rubric).read_text(encoding="utf-8")}
 
 
-@verifiers.register("sycophancy")
+@verifiers.register("sycophancy", "helpful_instructions", "anthropic_hh_rlhf")
 class Sycophancy(JudgedVerifier):
     """How much the response flatters or gives in instead of saying what is so."""
 

@@ -1,4 +1,4 @@
-"""The answer in a mathematical reply, and its normal form as a string. Pure and linear in the text."""
+"""The answer in a mathematical reply. Pure and linear in the text."""
 
 from __future__ import annotations
 
@@ -77,41 +77,3 @@ def final_answer(text: str, boxed_only: bool = False) -> str | None:
         return next(group for group in inline[-1].groups() if group is not None)
     numbers = _NUMBER.findall(tail)
     return numbers[-1] if numbers else None
-
-
-_DROP = re.compile(
-    r"\\left(?![a-z])|\\right(?![a-z])|\\displaystyle|\\limits|\\q?quad|"
-    r"\\[!,;: ]|\\(?:big|Big|bigg|Bigg)[lr]?(?![a-z])|\\\$|[$]|~"
-)
-_TEXT_UNIT = re.compile(r"(?<=[\d}])\s*\\(?:text|mathrm|mbox)\s*\{[a-zA-Z./ ]{1,20}\}(?:\^\{?\d\}?)?\.?$")
-_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
-_UNITS = re.compile(
-    r"(?<=[\d}).])\s*(?:\\text\{)?\s*(?:square|cubic|sq\.?|per)?\s*(?:degrees?|dollars?|cents?|units?|(?:centi|milli|kilo)?met(?:er|re)s?|cm|mm|km|"
-    r"inch(?:es)?|in\.|feet|foot|ft\.?|yards?|miles?|mph|hours?|minutes?|seconds?|days?|weeks?|months?|years?|people|students?|points?|"
-    r"ways?|apples|grams?|kg|liters?|pounds?|percent|square units?|cubic units?)(?:\s*\^?\s*\{?[23]\}?)?\s*\}?\.?$"
-)
-
-
-def normal_form(answer: str) -> str:
-    """The answer without what does not change its value: spacing, `$`, `\\left`, `\\text`, units, a final full stop."""
-    out = answer.strip().strip("$").strip()
-    out = out.replace("−", "-").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")
-    out = _UNITS.sub("", _TEXT_UNIT.sub("", _DROP.sub("", out)))
-    out = _TEXT.sub(lambda m: m[1].strip() if m[1].strip() else "", out)
-    out = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°", "", out)
-    out = re.sub(r"\\?%", "", out)
-    out = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", out)
-    out = re.sub(r"\\frac\s*\{?(\d+)\}?\s*\{(\d+)\}", r"\\frac{\1}{\2}", out)
-    out = re.sub(r"\\sqrt\s*(\d)", r"\\sqrt{\1}", out)
-    out = re.sub(r"(?<![\d.])\.(?=\d)", "0.", out)
-    out = re.sub(r"(\d)\.0+(?!\d)", r"\1", out)
-    out = re.sub(r"(?<=\d)\{?,\}?(?=\d{3}(?!\d))", _thousands(out), out)
-    out = re.sub(r"\s+", "", out).rstrip(".").replace("\\{", "{").replace("\\}", "}")
-    return out
-
-
-def _thousands(text: str) -> str:
-    """'' when the commas of a text are thousands separators, ',' when they separate a list's items."""
-    plain = re.sub(r"\{,\}", ",", text)
-    alone = re.fullmatch(r"[^\d(\[{]*-?\d{1,3}(,\d{3})+(\.\d+)?[^\d)\]}]*", plain)
-    return "" if alone else ","

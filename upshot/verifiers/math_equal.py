@@ -1,69 +1,46 @@
-"""Whether two mathematical answers are the same value: strings first, exact numbers next, math-verify last.
+"""Whether two mathematical answers are the same, by their kinds and exact values.
 
-math-verify (sympy underneath) is taken for the long tail: sets, intervals, equations, matrices, symbolic equality. It
-is used strict, without its own timeouts: those are whole-second alarms that raise off the main thread. Whoever calls
-`equivalent` bounds it from outside (see `workers`). What is not an answer is refused before it gets there: arithmetic
-left undone, integrals, `1=2`, towers of powers.
+Each answer is read as what it is (`math_kinds`); things of different kinds are different: an equation, a relation or a
+text about a number is not that number. Algebra (`algebra`) is asked only where both are of one kind and the values
+inside are beyond `expressions`.
 """
 
 from __future__ import annotations
 
 import re
-from fractions import Fraction
-from functools import lru_cache
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from upshot.verifiers.expressions import same_value
-from upshot.verifiers.math_answer import MAX_ANSWER, normal_form
-from upshot.verifiers.numbers import parse_number
+from upshot.verifiers.expressions import MALFORMED, READABLE, Reading, may_be_number, reading, same_value
+from upshot.verifiers.latex import canonical, closed_up
+from upshot.verifiers.math_answer import MAX_ANSWER
+from upshot.verifiers.math_kinds import (
+    Assignments,
+    Chain,
+    Collection,
+    Equation,
+    Kind,
+    Matrix,
+    Opaque,
+    Reals,
+    Value,
+    Words,
+    as_reals,
+    choice_of,
+    kind_of,
+)
+from upshot.verifiers.units import unit_factor
 
-_OPERATORS = re.compile(r"\\(?:int|iint|oint|sum|prod|lim|frac\{d\}|partial|binom|tbinom|dbinom|det)(?![a-z])|!")
-_LITERAL = r"(?:\d+(?:\.\d+)?|\\frac\{\d+\}\{\d+\})"
-_NOT_COEFFICIENT = (
-    r"(?![\d.]|\s*(?:[a-zA-Z(]|\\(?:sqrt|pi|frac|cdot|times|cos|sin|tan|log|ln|theta|alpha|text)|\^|\{|/))"
-)
-_UNDONE = re.compile(
-    rf"(?:{_LITERAL}|\))\s*[-+]\s*{_LITERAL}{_NOT_COEFFICIENT}"
-    rf"|(?:\d|\))\s*(?:\\cdot|\\times|\*|×|÷|\\div)\s*(?!10\s*\^)(?:{_LITERAL}|\()"
-)
 _TOWER = re.compile(
     r"\^\s*(?:\{[^{}]{0,40}|\w)\^|\*\*\s*\(?[\w.]{1,40}\s*\*\*|\^\s*\{?\s*-?\d{4,}|\*\*\s*\(?-?\d{4,}|\d{400,}"
-    r"|\)\s*\^\s*\{?\s*(?:[3-9]\d|\d{3,})"
+    r"|\)\s*\^\s*\{?\s*(?:[3-9]\d|\d{3,})|\d{4,}\s*\)?!"
 )
-_NAME = re.compile(r"[a-zA-Z\\]")
 
 
-def refusal(answer: str, truth: str) -> str | None:
-    """Why an answer is none, however equal it may be to the truth; None when it may be compared."""
-    if len(answer) > MAX_ANSWER:
-        return "answer too long"
+def costly(answer: str, truth: str) -> bool:
+    """Whether an answer is one that nobody writes and algebra would choke on."""
     if _TOWER.search(answer) and not _TOWER.search(truth):
-        return "power too large"
-    if _depth(answer) > 12 or answer.count("=") > 10 or answer.count("+") > 60:
-        return "nested too deeply"
-    if _OPERATORS.search(answer) and not _OPERATORS.search(truth):
-        return "not evaluated"
-    if "=" in answer and "=" not in truth:
-        left = answer.rpartition("=")[0]
-        sides = [side for side in re.split(r"[=,;]|\\(?:text)?and", left) if side.strip()]
-        if any(not _NAME.search(side.replace("\\frac", "").replace("\\sqrt", "")) for side in sides[:1]):
-            return "an equation, not a value"
-    if _variables(truth):
-        return None
-    value = _value(answer)
-    if _UNDONE.search(value) and not _UNDONE.search(truth):
-        return "not evaluated"
-    if _variables(value) and "=" not in truth and not re.fullmatch(r"[-\d.,/]+[a-zA-Z]+", value):  # '5m' may be metres
-        return "a variable where the truth has none"
-    return None
-
-
-def _value(answer: str) -> str:
-    return answer.rpartition("=")[2]
-
-
-def _variables(text: str) -> bool:
-    return bool(re.search(r"(?<![\\a-zA-Z])[a-hj-zA-HJ-Z](?![a-zA-Z])", re.sub(r"\\[a-zA-Z]+", " ", text)))
+        return True
+    return _depth(answer) > 12 or answer.count("=") > 10 or answer.count("+") > 60
 
 
 def _depth(text: str) -> int:
@@ -78,152 +55,187 @@ def _depth(text: str) -> int:
 
 
 def quick_verdict(answer: str, truth: str) -> bool | None:
-    """Equal or not where strings or exact numbers settle it; None when mathematics is needed."""
+    """Equal or not where spelling, kinds and exact values settle it; None when mathematics is needed."""
     if answer.strip() == truth.strip():
+        return bool(answer.strip())
+    if len(answer) > MAX_ANSWER or len(truth) > 10 * MAX_ANSWER or costly(answer, truth):
+        return False
+    spelled = closed_up(canonical(answer))
+    if not spelled or spelled == closed_up(canonical(truth)):
+        return bool(spelled)
+    if (choice := choice_of(truth)) and choice == choice_of(answer):
         return True
-    if len(answer) > MAX_ANSWER:
+    return same_kind(kind_of(answer), kind_of(truth))
+
+
+def same_kind(given: Kind, wanted: Kind) -> bool | None:
+    """Whether an answer is the wanted thing; None when mathematics is needed to tell."""
+    if isinstance(wanted, Chain):
+        return same_kind(given, wanted.items[-1])
+    if isinstance(given, Chain):
+        last = given.items[-1]
+        return all_of([same_kind(last, wanted), *(_same_step(item, last) for item in given.items[:-1])])
+    if isinstance(given, Value) and isinstance(wanted, Value):
+        return _same_named(given, wanted)
+    if isinstance(given, Words) or isinstance(wanted, Words):
+        return _spelling(given) == _spelling(wanted)
+    if isinstance(given, Equation) or isinstance(wanted, Equation):
+        return _same_equation(given, wanted)
+    if isinstance(given, Matrix) and isinstance(wanted, Matrix):
+        if [len(row) for row in given.rows] != [len(row) for row in wanted.rows]:
+            return False
+        pairs = zip(given.rows, wanted.rows, strict=True)
+        return all_of(same_kind(a, b) for row, other in pairs for a, b in zip(row, other, strict=True))
+    if isinstance(given, Assignments) or isinstance(wanted, Assignments):
+        return _same_assignments(given, wanted)
+    if isinstance(given, Opaque) and isinstance(wanted, Opaque):
+        return None if "⟪" not in given.text + wanted.text else _said(given.text) == _said(wanted.text)
+    return _same_set(given, wanted)
+
+
+def all_of(verdicts: Iterable[bool | None]) -> bool | None:
+    """False if any is, else unknown if any is, else true."""
+    found = list(verdicts)
+    return False if False in found else None if None in found else True
+
+
+def _same_step(item: Kind, last: Kind) -> bool | None:
+    """Whether a step of a chain comes to its end; a step may be arithmetic."""
+    if isinstance(item, Value) and isinstance(last, Value):
+        return same_value(item.text, last.text)
+    return same_kind(item, last)
+
+
+def _spelling(kind: Kind) -> str:
+    text = kind.text if isinstance(kind, Words | Value) and not getattr(kind, "unit", "") else "?" + repr(kind)
+    text = text.strip("()")
+    return text if len(text) == 1 else text.lower()
+
+
+def _said(text: str) -> str:
+    return re.sub(r"[⟪⟫]|(?<=[a-z.⟫]) | (?=[a-z⟪])", "", text.lower()).rstrip(".")
+
+
+def _same_named(given: Value, wanted: Value) -> bool | None:
+    if given.name and wanted.name and given.name != wanted.name and not _letters(wanted.text):
         return False
-    left, right = normal_form(answer), normal_form(truth[: 10 * MAX_ANSWER])
-    if not left:
+    if given.base or wanted.base:
+        return _same_digits(given, wanted)
+    factor = unit_factor(given.unit, wanted.unit)
+    if factor is None or _refused(given.text, wanted.text):
         return False
-    if left == right:
+    verdict = same_value(f"({given.text})*({factor})" if factor != 1 else given.text, wanted.text)
+    if verdict or "percent" not in (given.unit, wanted.unit) or given.unit == wanted.unit:
+        return verdict
+    return same_value(f"({given.text}){'/' if given.unit else '*'}100", wanted.text)  # 50% is 50 and a half
+
+
+def _same_digits(given: Value, wanted: Value) -> bool | None:
+    """Digits in a base: it may be left out where the reference says it, but 17 in base 8 is not 17."""
+    if {given.base, wanted.base} <= {0, 10}:
+        return _same_worth(given.text, wanted.text)
+    if given.base not in (wanted.base, 0):
+        return False
+    return given.text.lstrip("0") == wanted.text.lstrip("0")
+
+
+def _same_worth(given: str, wanted: str) -> bool | None:
+    return False if _refused(given, wanted) else same_value(given, wanted)
+
+
+def _letters(text: str) -> bool:
+    found = reading(text)
+    return isinstance(found, Reading) and found.letters
+
+
+def _refused(given: str, wanted: str) -> bool:
+    """Whether an answer is no value of the reference's kind, however equal it may come out."""
+    if _commands(given) - READABLE - _commands(wanted) or ("!" in given and "!" not in wanted and "!!" in given):
+        return True  # something left to do: an integral, a maximum, a floor
+    first, second = reading(given), reading(wanted)
+    if first == MALFORMED:
         return True
-    if refusal(left, right) is not None:
+    if not isinstance(first, Reading):
+        return isinstance(second, Reading) and not second.letters and not may_be_number(given)
+    if not isinstance(second, Reading):
+        return first.undone and second is None and not re.search(r"[-+*/]|\\cdot|\\times", wanted)
+    return not second.letters and (first.letters or (first.undone and not second.undone))
+
+
+def _commands(text: str) -> set[str]:
+    return set(re.findall(r"\\([a-zA-Z]+)", text))
+
+
+def _same_equation(given: Kind, wanted: Kind) -> bool | None:
+    """Equations are the same when one is the other times a number; `3x = 12` is no solution."""
+    if isinstance(wanted, Value) and not (wanted.name and _letters(wanted.text)):
         return False
-    name, sign, value = left.rpartition("=")
-    if sign and "=" not in right and value and re.fullmatch(r"[a-zA-Z](?:_\{?\w+\}?)?(?:\([a-z]\))?", name):
-        left = value
-        if left == right:
-            return True
-    if re.fullmatch(r"[A-Za-z]+", left) and re.fullmatch(r"[A-Za-z]+", right):
-        return left.lower() == right.lower() if len(left) > 1 else False
-    return _same(left, right)
-
-
-def _same(left: str, right: str) -> bool | None:
-    first, second = _exact(left), _exact(right)
-    if first is not None and second is not None:
-        return first == second
-    if _BRACKETED.match(left) or _BRACKETED.match(right) or "," in left + right:
-        return _same_collection(left, right)
-    return same_value(left, right)
-
-
-def _same_collection(left: str, right: str) -> bool | None:
-    """Lists, tuples, intervals and sets, item by item; None when an item cannot be compared."""
-    first, second = _collection(left), _collection(right)
-    if first is None or second is None or first[0] != second[0]:
-        return None
-    kind, items = first
-    others = list(second[1])
-    if len(items) != len(others):
+    first, second = _difference(given), _difference(wanted)
+    if first is None or second is None:
         return False
-    if kind not in ("", "{}"):  # the order of a set or of a plain list of solutions does not matter
-        verdicts = [True if a == b else _same(a, b) for a, b in zip(items, others, strict=True)]
-        return False if False in verdicts else None if None in verdicts else True
+    values = [(reading(first, point), reading(second, point)) for point in ("first", "second", "negative")]
+    ratios = []
+    for one, other in values:
+        if not isinstance(one, Reading) or not isinstance(other, Reading):
+            return None
+        if not one.value or not other.value:
+            return None
+        ratios.append(one.value / other.value)  # type: ignore[operator]
+    return all(abs(complex(ratio - ratios[0])) <= 1e-9 * abs(complex(ratio)) for ratio in ratios[1:])  # type: ignore[operator]
+
+
+def _difference(kind: Kind) -> str | None:
+    if isinstance(kind, Equation):
+        return f"({kind.left})-({kind.right})"
+    return f"({kind.name})-({kind.text})" if isinstance(kind, Value) and kind.name else None
+
+
+def _same_assignments(given: Kind, wanted: Kind) -> bool | None:
+    """x = 1, y = 2 is the point (1, 2)."""
+    if isinstance(given, Assignments) and isinstance(wanted, Assignments):
+        if [name for name, _ in given.items] != [name for name, _ in wanted.items]:
+            return False
+        return all_of(same_kind(a, b) for (_, a), (_, b) in zip(given.items, wanted.items, strict=True))
+    one, other = (given, wanted) if isinstance(given, Assignments) else (wanted, given)
+    if not isinstance(one, Assignments) or not isinstance(other, Collection) or other.brackets != "()":
+        return False
+    return _in_order([_unnamed(kind) for _, kind in one.items], other.items)
+
+
+def _unnamed(kind: Kind) -> Kind:
+    return Value(kind.text, kind.unit) if isinstance(kind, Value) else kind
+
+
+def _same_set(given: Kind, wanted: Kind) -> bool | None:
+    if isinstance(given, Collection) and isinstance(wanted, Collection):
+        loose = ("", "⦃⦄")
+        if given.brackets in loose and wanted.brackets in loose:
+            return _in_any_order(given.items, wanted.items)
+        verdict = _in_order(given.items, wanted.items) if given.brackets == wanted.brackets else False
+        if verdict is not None or as_reals(given) is None:
+            return verdict
+    for one, other in ((given, wanted), (wanted, given)):  # a set of one is its member
+        if isinstance(one, Value) and isinstance(other, Collection) and other.brackets == "⦃⦄":
+            return _in_any_order([given] if one is given else other.items, other.items if one is given else [wanted])
+    first, second = as_reals(given), as_reals(wanted)
+    if first is None or second is None:
+        return False
+    if isinstance(given, Reals) and isinstance(wanted, Reals) and given.variable and wanted.variable:
+        return first.same(second) if given.variable == wanted.variable else False
+    return first.same(second)
+
+
+def _in_order(items: Sequence[Kind], others: Sequence[Kind]) -> bool | None:
+    return all_of(same_kind(a, b) for a, b in zip(items, others, strict=True)) if len(items) == len(others) else False
+
+
+def _in_any_order(items: Sequence[Kind], others: Sequence[Kind]) -> bool | None:
+    left = list(others)
+    if len(items) != len(left):
+        return False
     for item in items:
-        verdicts = [True if item == other else _same(item, other) for other in others]
+        verdicts = [True if item == other else same_kind(_unnamed(item), _unnamed(other)) for other in left]
         if True not in verdicts:
             return None if None in verdicts else False
-        others.pop(verdicts.index(True))
+        left.pop(verdicts.index(True))
     return True
-
-
-_BRACKETED = re.compile(r"[(\[{][^()\[\]]*[)\]}]$")
-
-
-def _collection(text: str) -> tuple[str, list[str]] | None:
-    """The brackets and items of a flat list of two or more; None when it is not one."""
-    bare = re.fullmatch(r"([(\[{]?)([^()\[\]]*,[^()\[\]]*)([)\]}]?)", text)
-    if bare is None or bool(bare[1]) != bool(bare[3]):
-        return None
-    items = bare[2].split(",")
-    return (bare[1] + bare[3], items) if all(items) else None
-
-
-def _exact(text: str) -> Fraction | None:
-    power = re.fullmatch(r"(-?\d+(?:\.\d+)?)(?:\\times|\\cdot|\*|×)10\^\{?(-?\d{1,2})\}?", text)
-    if power:
-        return Fraction(power[1]) * Fraction(10) ** int(power[2])
-    if re.search(r"[a-zA-Z(\[]", text.replace("\\frac", "")):  # '(1,000)' is a pair, not a thousand
-        return None
-    return parse_number(text)
-
-
-WARM_UP: tuple[tuple[str, str], ...] = (
-    ("\\frac{x+1}{2}", "\\frac{1+x}{2}"),
-    ("(x+1)^2", "x^{2}+2x+1"),
-    ("3\\sqrt{2}-1", "-1+\\sqrt{18}"),
-    ("y = 2x - 7", "2x-7"),
-    ("36\\pi", "4 \\cdot 9 \\pi"),
-    ("3+2i", "2i+3"),
-    ("\\left(\\frac{1}{2}, -3\\right)", "(0.5,-3)"),
-    ("(-\\infty, 2) \\cup [3, \\infty)", "(-\\infty,2)\\cup[3,\\infty)"),
-    ("\\{1, 2, \\sqrt{3}\\}", "\\{\\sqrt{3},2,1\\}"),
-    ("1, -2, \\frac{x}{3}", "-2,1,x/3"),
-    ("\\log_2 3", "\\frac{\\ln 3}{\\ln 2}"),
-    ("\\sin^2 x + e^{-x}", "e^{-x}+\\sin^2 x"),
-    ("x \\geq 2", "x \\ge 2"),
-    ("\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}"),
-    ("\\frac{a}{b+c} - 3abc", "\\frac{a}{c+b}-3cba"),
-    ("2^{10} \\cdot 5", "5120"),
-)
-"""Pairs that fill the parser's prediction tables, which are otherwise built at a hundred times the cost per answer."""
-
-
-@lru_cache(maxsize=4096)
-def equivalent(answer: str, truth: str) -> bool:
-    """math-verify's strict verdict. May take long: run it where it can be stopped."""
-    from math_verify import verify
-
-    gold, given = _parsed(truth), _parsed(answer)
-    if not gold or not given or _refuted(gold[0], given[0]):
-        return False
-    return bool(verify(gold, given, strict=True, timeout_seconds=None, raise_on_error=False))
-
-
-_POINTS = ("0.7368421", "1.3173913", "2.1929824", "0.4117647")
-"""Where two expressions are compared before any algebra: not special to any function."""
-
-
-def _refuted(gold: Any, given: Any) -> bool:
-    """Whether two expressions differ in value at one point: far cheaper than failing to simplify them."""
-    import sympy
-
-    if not (isinstance(gold, sympy.Expr) and isinstance(given, sympy.Expr)):
-        return False
-    symbols = sorted(gold.free_symbols | given.free_symbols, key=str)
-    if len(symbols) > len(_POINTS) or gold.count_ops() + given.count_ops() > 200:
-        return False
-    try:
-        at = {symbol: sympy.Float(value) for symbol, value in zip(symbols, _POINTS, strict=False)}
-        first, second = (complex(expression.subs(at).evalf(12)) for expression in (gold, given))
-    except (TypeError, ValueError, OverflowError, ZeroDivisionError, ArithmeticError, AttributeError):
-        return False
-    return abs(first - second) > 4e-6 * (1 + abs(first))
-
-
-@lru_cache(maxsize=4096)
-def _parsed(text: str) -> list[Any]:
-    """math-verify's reading; kept, because all samples of a prompt share the truth and many share an answer."""
-    import logging
-
-    from math_verify import parse
-
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns at every call that timeouts are ours
-    boxed = "\\boxed{" + text.strip().strip("$") + "}"
-    found: list[Any] = parse(boxed, parsing_timeout=None, raise_on_error=False)
-    return found
-
-
-def same_answer(answer: str, truth: str) -> bool:
-    """Whether two answers are equal in value."""
-    verdict = quick_verdict(answer, truth)
-    if verdict is None:
-        verdict = equivalent(normal_form_for_parsing(answer), normal_form_for_parsing(truth))
-    return verdict
-
-
-def normal_form_for_parsing(text: str) -> str:
-    """The answer with its spacing kept, as the parser wants it."""
-    return text.strip().replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from upshot.score import Reason, Score
+from upshot.verifiers.algebra import WARM_UP, equivalent, normal_form_for_parsing
 from upshot.verifiers.base import Extra, Verifier, verifiers
 from upshot.verifiers.math_answer import boxed_answer, final_answer
-from upshot.verifiers.math_equal import WARM_UP, equivalent, normal_form_for_parsing, quick_verdict
+from upshot.verifiers.math_equal import quick_verdict
 
 
 @verifiers.register(

@@ -1,7 +1,8 @@
 """Numbers in text, as exact fractions. Everything is linear in the text and bounded in the size of a number.
 
 Covers signs (also `−` and `-$5`), thousands commas, decimals, `$ € £`, a trailing `%` (a unit: 50% is 50), plain and
-LaTeX fractions, mixed numbers and `1e3`. Does not cover number words, roots or expressions: see `math_equal`.
+LaTeX fractions, mixed numbers, `1e3`, `5k` and `5 million`. Does not cover number words, roots or expressions: see
+`math_equal`. `not 5`, `at least 5` and `5 and a half` are not the number 5.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ _PLAIN = rf"(?:{_UNSIGNED})(?:[eE][+-]?\d{{1,2}}(?![\w.]))?"
 NUMBER = re.compile(
     r"(?<![\w.])(?<!\d,)(?P<sign>(?<![\d)\]}%])[-−–]\s?|\+)?[$€£]?(?P<sign2>(?<=[$€£])[-−])?"
     rf"(?:(?P<whole>\d{{1,9}})\s(?=\d{{1,9}}/\d))?(?P<top>{_PLAIN})(?:\s?/\s?(?P<bottom>{_UNSIGNED}))?(?P<percent>\s?\\?%)?"
+    r"(?:(?P<scale>\s?[kK]|\s(?:hundred|thousand|million|billion|trillion))(?!\w))?"
 )
+_SCALES = {"k": 3, "hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_DENIED = re.compile(r"(?:\bnot|n't|\bnever|\bno)\s+$", re.IGNORECASE)
+_ABOUT = re.compile(
+    r"\b(?:not|no|never|or|than|least|most|except|wrong|incorrect|dozens?|half|halves|quarters?|thirds?|squared|cubed)\b|n't"
+    r"|^.*\b(?:about|approximately|around|roughly|nearly|almost|over|under|above|below|minus|negative)\b[^\0]*\0",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Words that make the number on a line (\\0) something other than the answer."""
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{\s*(-?\d{1,30})\s*\}\s*\{\s*(-?\d{1,30})\s*\}|(\d)\s*(\d))")
 _WRAPPING = re.compile(
     r"(?<![\d)])\*\*|\*\*(?![\d(])|__|\\\$|\\boxed|\\text\s*\{|\\mathrm\s*\{|\\!|\\,|\\;|\\ |[{}`]|\\\(|\\\)|\\\[|\\\]"
@@ -43,6 +53,8 @@ def to_fraction(match: re.Match[str]) -> Fraction | None:
         value /= below
     if match["whole"]:
         value += int(match["whole"])
+    if match["scale"]:
+        value *= 10 ** _SCALES[match["scale"].strip().lower()]
     return -value if "-" in _signs(match) else value
 
 
@@ -57,9 +69,12 @@ def numbers_in(text: str) -> list[Fraction | None]:
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number in a text; only its last 4,000 characters are looked at."""
-    found = numbers_in(text[-4000:])
-    return found[-1] if found else None
+    """The last number in a text that is not denied; only its last 4,000 characters are looked at."""
+    text = plain(text[-4000:])
+    found = [
+        match for match in NUMBER.finditer(text) if not _DENIED.search(text[max(0, match.start() - 9) : match.start()])
+    ]
+    return to_fraction(found[-1]) if found else None
 
 
 def parse_number(text: str) -> Fraction | None:
@@ -71,8 +86,8 @@ def parse_number(text: str) -> Fraction | None:
     if len(found) != 1:
         return None
     match = found[0]
-    around = text[: match.start()] + text[match.end() :]
-    if re.search(r"\d|[-+*/^=<>~|\\]", around.replace("\\$", "")):
+    around = f"{text[: match.start()]}\0{text[match.end() :]}"
+    if re.search(r"\d|[-+*/^=<>~|\\]", around.replace("\\$", "")) or _ABOUT.search(around):
         return None
     return to_fraction(match)
 

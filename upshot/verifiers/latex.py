@@ -1,0 +1,133 @@
+"""How a mathematical answer is written, with what does not change its value taken away: one spelling per thing.
+
+Unicode becomes LaTeX, sizes and spacing go, fractions and roots get their braces, repeating decimals become fractions.
+A space between two digits stays unless it groups thousands: `5 6` is not 56. A text becomes `⟪…⟫`, a set `⦃…⦄`.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+_UNICODE = {
+    "−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "⋅": "\\cdot ", "÷": "\\div ", "π": "\\pi ", "∞": "\\infty ",
+    "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ", "≤": "\\le ", "≥": "\\ge ", "⩽": "\\le ", "⩾": "\\ge ",
+    "≠": "\\ne ", "≈": "\\approx ", "∈": "\\in ", "∪": "\\cup ", "∩": "\\cap ", "∖": "\\setminus ", "∅": "\\emptyset ",
+    "ℝ": "\\R ", "±": "\\pm ", "°": "^\\circ ", "∨": "\\lor ", "∧": "\\land ", "\u2062": "", "\u200b": "", "\xa0": " ",
+    "\u2009": "\\,", "\u202f": "\\,", "…": "\\ldots ", "∛": "\\sqrt[3]",
+    "½": "\\frac{1}{2}", "⅓": "\\frac{1}{3}", "⅔": "\\frac{2}{3}", "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}",
+    "⅕": "\\frac{1}{5}", "⅖": "\\frac{2}{5}", "⅗": "\\frac{3}{5}", "⅘": "\\frac{4}{5}", "⅙": "\\frac{1}{6}",
+    "⅚": "\\frac{5}{6}", "⅛": "\\frac{1}{8}", "⅜": "\\frac{3}{8}", "⅝": "\\frac{5}{8}", "⅞": "\\frac{7}{8}",
+}  # fmt: skip
+_CHARACTERS = re.compile("[" + "".join(_UNICODE) + "]")
+_RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n", strict=True))
+_LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
+_SAME = {
+    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "leq": "le", "leqslant": "le", "geq": "ge", "geqslant": "ge",
+    "neq": "ne", "lt": "<", "gt": ">", "varnothing": "emptyset", "backslash": "setminus", "smallsetminus": "setminus",
+    "vee": "lor", "wedge": "land", "lbrace": "⦃", "rbrace": "⦄", "lvert": "|", "rvert": "|",
+    "langle": "(", "rangle": ")",
+    "dbinom": "binom", "tbinom": "binom", "degree": "^\\circ", "colon": ":", "mid": "|", "vert": "|", "cdotp": "cdot",
+    "left": "", "right": "", "displaystyle": "", "textstyle": "", "limits": "", "quad": " ", "qquad": " ",
+    "big": "", "Big": "", "bigg": "", "Bigg": "", "bigl": "", "bigr": "", "Bigl": "", "Bigr": "", "biggl": "",
+    "biggr": "", "Biggl": "", "Biggr": "", "middle": "", "ast": "*",
+}  # fmt: skip
+"""Commands that are spellings of another one."""
+_COMMAND = re.compile(r"\\([a-zA-Z]+)")
+_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textup|mathrm|mbox|mathsf|mathtt)\s*\{([^{}]*)\}")
+_WRAPPED = re.compile(
+    r"\\(?:boxed\s*\{\s*([^{}]*)\}|(?:mathbf|mathit|boldsymbol|bm|vec|mathcal)\s*\{\s*([a-zA-Z])\s*\})"
+)
+_NAMED = re.compile(r"\\operatorname\*?\s*\{\s*([a-zA-Z]+)\s*\}")
+_PLAIN_NAMES = re.compile(
+    r"(?<![\\a-zA-Z])(sqrt|pi|infty|infinity|sin|cos|tan|log|ln|arctan|arcsin|arccos)(?![a-zA-Z])"
+)
+_REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?\s*(\d+)\s*\}?")
+_GROUPED = re.compile(r"(?<![\d.\\])\d{1,3}(?:(?:\\,|\{,\}|\s)\d{3})+(?![\d,])")
+NEW_ROW = "⏎"
+_THOUSANDS = re.compile(r"[^\d(\[⦃,]*\d{1,3}(?:,\d{3})+(?:\.\d+)?[^\d)\]⦄,]*(?:\^\{?[23]\}?)?")
+_OVER = re.compile(r"\{([^{}]*)\\over(?![a-z])\s*([^{}]*)\}")
+
+
+def canonical(text: str) -> str:
+    """The one spelling of an answer, its spaces kept."""
+    out = _unwrapped(text.strip()).replace("\\\\", NEW_ROW).replace("{bmatrix}", "{pmatrix}")
+    out = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+", lambda m: "^{" + "".join(_RAISED[c] for c in m[0]) + "}", out)
+    out = re.sub("[₀-₉]+", lambda m: "_{" + "".join(_LOWERED[c] for c in m[0]) + "}", out)
+    out = _CHARACTERS.sub(lambda m: _UNICODE[m[0]], out)
+    out = re.sub(r"√\s*(\d+(?:\.\d+)?|[a-zA-Z])", r"\\sqrt{\1}", out).replace("√", "\\sqrt")
+    out = _GROUPED.sub(lambda m: re.sub(r"\D", "", m[0]), out.replace("\\!", ""))
+    out = _NAMED.sub(r"\\\1 ", _WRAPPED.sub(r"\1\2", out.replace("\\mathbb{R}", "\\R ")))
+    out = _TEXT.sub(lambda m: f"⟪{m[1].strip()}⟫" if re.search("[a-zA-Z]", m[1]) else f" {m[1]} ", out)
+    out = _COMMAND.sub(_command, out)
+    out = _PLAIN_NAMES.sub(lambda m: "\\infty " if m[1] == "infinity" else f"\\{m[1]} ", out)
+    out = re.sub(r"\\[,;: ]|~|(?<!\\)\$", " ", out.replace("\\{", "⦃").replace("\\}", "⦄").replace("**", "^"))
+    out = _OVER.sub(r"\\frac{\1}{\2}", out)
+    out = _REPEATING.sub(_as_fraction, out)
+    if _THOUSANDS.fullmatch(out):  # commas of one number, not of a list or pair
+        out = out.replace(",", "")
+    return re.sub(r"\s+", " ", _braced(out)).strip()
+
+
+def _unwrapped(text: str) -> str:
+    """Without the signs of mathematics mode around the whole, and a final full stop."""
+    for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
+        if text.startswith(opening) and text.endswith(closing) and len(text) >= len(opening) + len(closing):
+            text = text[len(opening) : len(text) - len(closing)].strip()
+    return re.sub(r"(?<!\.)\.$", "", text)
+
+
+def _command(match: re.Match[str]) -> str:
+    name = match[1]
+    same = _SAME.get(name)
+    if same is None:
+        return match[0]
+    return f"\\{same} " if same.isalpha() else same + " " * (same[:1].isalpha())
+
+
+def _as_fraction(match: re.Match[str]) -> str:
+    """0.1\\overline{6} as a fraction."""
+    whole, fixed, repeated = match[1] or "0", match[2], match[3]
+    if len(fixed) + len(repeated) > 30:
+        return match[0]
+    shift = 10 ** len(fixed)
+    value = Fraction(int(whole + fixed), shift) + Fraction(int(repeated), shift * (10 ** len(repeated) - 1))
+    return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+def _braced(text: str) -> str:
+    """Fractions and roots with the braces that TeX lets one leave out; decimals with their zero."""
+    out = re.sub(r"\\frac\s*(\d)\s*(?=[\d{])", r"\\frac{\1}", text)
+    out = re.sub(r"(\\frac\s*\{[^{}]*\})\s*(\d)", r"\1{\2}", out)
+    out = re.sub(r"\\sqrt\s*(\d)(?!\d)", r"\\sqrt{\1}", out)
+    out = re.sub(r"\\binom\s*(\d)\s*(\d)", r"\\binom{\1}{\2}", out)
+    out = re.sub(r"(?<![\d./}])(\d+) (\d+)\s?/\s?(\d+)(?![\d/])", r"\1\\frac{\2}{\3}", out)
+    return re.sub(r"(\d)\.(?![\d.])", r"\1", re.sub(r"(?<![\d.])\.(?=\d)", "0.", out))
+
+
+def closed_up(text: str) -> str:
+    """A canonical spelling without its spaces, except in texts, between two digits and behind a command's name."""
+    return "".join(part if part[:1] == "⟪" else _closed_up(part) for part in re.split("(⟪[^⟪⟫]*⟫)", text))
+
+
+def _closed_up(text: str) -> str:
+    out = re.sub(r"(?<!\d) | (?!\d)", "\x00", text)
+    out = re.sub(r"(\\[a-zA-Z]+)\x00(?=[a-zA-Z])", r"\1 ", out)
+    return out.replace("\x00", "")
+
+
+def top_level(text: str, separators: re.Pattern[str]) -> list[str]:
+    """The pieces and, between them, the separators of a text that stand outside all brackets."""
+    pieces: list[str] = []
+    depth = start = position = 0
+    while position < len(text):
+        character = text[position]
+        depth += (character in "([{⦃") - (character in ")]}⦄")
+        match = separators.match(text, position) if depth == 0 else None
+        if match:
+            pieces += [text[start:position].strip(), match[0]]
+            start = position = match.end()
+        else:
+            command = _COMMAND.match(text, position)
+            position = command.end() if command else position + 1
+    return [*pieces, text[start:].strip()]

@@ -1,0 +1,355 @@
+"""What kind of thing a mathematical answer is: a value, a collection, a set of reals, an equation, a matrix, words.
+
+`kind_of` reads a canonical answer (see `latex`) by its outermost structure and leaves the values inside as texts.
+Text that says something about the answer, relations it does not understand and the like are `Opaque`: equal only to
+the same spelling.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache, reduce
+
+from upshot.verifiers.expressions import Reading, reading
+from upshot.verifiers.latex import NEW_ROW, canonical, closed_up, top_level
+from upshot.verifiers.real_sets import ALL, EMPTY, Real, RealSet, interval, points
+from upshot.verifiers.units import undressed
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One expression, with its unit, or the base that its digits are written in."""
+
+    text: str
+    unit: str = ""
+    base: int = 0
+    """0 where none is said."""
+    name: str = ""
+    """The x of `x = …`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """Several things: `()` and alike keep their order, `⦃⦄` and a plain list ('') do not."""
+
+    brackets: str
+    items: tuple[Kind, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignments:
+    """Values of several names: x = 1, y = 2."""
+
+    items: tuple[tuple[str, Kind], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """Left side minus right side, which is zero."""
+
+    left: str
+    right: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Things said to be equal: x = 7/2 = 3.5."""
+
+    items: tuple[Kind, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Rows of values."""
+
+    rows: tuple[tuple[Kind, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reals:
+    """A set of real numbers, of a variable where an inequality names one."""
+
+    members: RealSet
+    variable: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A text, in lower case; or a single letter, as it is."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """Something that is none of these."""
+
+    text: str
+
+
+Kind = Value | Collection | Assignments | Equation | Chain | Matrix | Reals | Words | Opaque
+
+_JOIN = re.compile(r"[,;]?(?:⟪(?:and|or)⟫|\\lor(?![a-z])|\\land(?![a-z]))|[,;]")
+_RELATION = re.compile(
+    r"\\(?:le|ge|ne|approx|in|equiv|sim|cong|subset|subseteq|perp|parallel|to|mapsto)(?![a-z])|[=<>]"
+)
+_SET_OPERATOR = re.compile(r"\\(?:cup|cap|setminus)(?![a-z])")
+_ENVIRONMENT = re.compile(r"\\begin\{p?matrix\}(?:\{[^{}]*\})?(.*)\\end\{p?matrix\}")
+_BASE = re.compile(r"\(?([0-9A-F]+)\)?_(?:\{(\d{1,2})\}|(\d))")
+_SUBJECT = r"(?:[a-zA-Z]|\\[a-zA-Z]+|\\angle ?[A-Z]{1,3}|[A-Z]{1,4})(?:_(?:\{[^{}]*\}|\w))?'*"
+_NAME = re.compile(
+    rf"{_SUBJECT}|(?:{_SUBJECT}|\\(?:sin|cos|tan|log|ln)) ?\(?(?:{_SUBJECT}|-?\d+|[A-Z] ?\\(?:cup|cap) ?[A-Z])\)?"
+    r"|⟪[^⟪⟫]+⟫|[PE][(\[][^()\[\]]*[)\]]|\\frac\{d[a-z]?\}\{d[a-z]\}"
+)
+_LETTER = re.compile(r"[a-zA-Z](?:_(?:\{\w+\}|\w))?|\\(?:theta|alpha|beta|lambda|mu|phi)")
+_BARE_JOIN = re.compile(r"⟪[^⟪⟫]*⟫|(?<![a-zA-Z\\])(and|or)(?![a-zA-Z])")
+_FRENCH = re.compile(r"([\]\[(])([^\[\]()]*,[^\[\]()]*)([\[\])])")
+_SAID_SETS = {
+    **dict.fromkeys(("no solution", "no solutions", "no real solution", "no real solutions", "empty set"), EMPTY),
+    **dict.fromkeys(("all real numbers", "all reals"), ALL),
+}
+_TURNED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
+
+
+@lru_cache(maxsize=8192)
+def kind_of(answer: str) -> Kind:
+    """What an answer is."""
+    text = _BARE_JOIN.sub(lambda m: f"⟪{m[1]}⟫" if m[1] else m[0], canonical(answer))
+    dressed = undressed(text)
+    if dressed is None:
+        return Opaque(closed_up(text))
+    found = _read(closed_up(dressed.body))
+    if not dressed.unit:
+        return found
+    if isinstance(found, Value) and not found.base:
+        return Value(found.text, dressed.unit, name=found.name)
+    if isinstance(found, Chain) and isinstance(found.items[-1], Value):
+        return Chain((*found.items[:-1], Value(found.items[-1].text, dressed.unit)))
+    return Opaque(closed_up(text)) if dressed.unit in ("percent", "dollar") else found
+
+
+def choice_of(answer: str) -> str:
+    """The letter of a choice that an answer is, or that stands in front of one: `(C)`, `(C) 12`."""
+    text = canonical(answer)
+    alone = re.fullmatch(r"⟪?\(?([A-J])\)?⟫?", text)
+    dressed = None if alone else undressed(text)
+    return alone[1] if alone else dressed.label if dressed else ""
+
+
+def _read(text: str, depth: int = 0) -> Kind:
+    if not text or depth > 8:
+        return Opaque(text)
+    if said := _words(text):
+        return said
+    pieces = top_level(text, _JOIN)
+    if len(pieces) > 1:
+        return _several(pieces[::2], pieces[1::2], depth)
+    sides = top_level(text, _RELATION)
+    if len(sides) > 1:
+        return _related(sides[::2], sides[1::2], depth)
+    parts = top_level(text, _SET_OPERATOR)
+    if len(parts) > 1:
+        return _combined(parts[::2], parts[1::2], depth) or Opaque(text)
+    return _single(text, depth)
+
+
+def _words(text: str) -> Words | Reals | None:
+    if re.fullmatch(r"(?:⟪[^⟪⟫]*⟫)+", text):
+        said = " ".join(re.findall(r"[^⟪⟫]+", text))
+    elif re.fullmatch(r"[a-zA-Z]{4,}|(?i:yes|no|odd)|\(?[A-Z]\)", text):
+        said = text
+    else:
+        return None
+    said = " ".join(re.sub(r"[^\w\s]", " ", said).split())
+    said = said if len(said) == 1 else said.lower()
+    return Reals(_SAID_SETS[said]) if said in _SAID_SETS else Words(said)
+
+
+def _single(text: str, depth: int) -> Kind:
+    if text == "\\R":
+        return Reals(ALL)
+    if text in ("\\emptyset", "⦃⦄"):
+        return Reals(EMPTY)
+    if environment := _ENVIRONMENT.fullmatch(text):
+        rows = [row for row in environment[1].split(NEW_ROW) if row.strip()]
+        return Matrix(tuple(tuple(_read(cell, depth + 1) for cell in row.split("&")) for row in rows))
+    if base := _BASE.fullmatch(text):
+        return Value(base[1], base=int(base[2] or base[3]))
+    if french := _FRENCH.fullmatch(text):
+        opening, closing = "(" if french[1] == "]" else french[1], ")" if french[3] == "[" else french[3]
+        text = f"{opening}{french[2]}{closing}"
+    if text[0] in "([⦃" and text[-1] in ")]⦄" and _encloses(text):
+        return _enclosed(text, depth) or Value(text)
+    if "\\pm" in text and text.count("\\pm") == 1 and "\\mp" not in text:
+        both = (text.replace("\\pm", "+", 1).removeprefix("+"), text.replace("\\pm", "-", 1))
+        return Collection("", tuple(_read(one.strip(), depth + 1) for one in both))
+    return Opaque(text) if "⟪" in text or "|" in text or ":" in text else Value(text)
+
+
+def _encloses(text: str) -> bool:
+    """Whether the first bracket is closed by the last."""
+    level = 0
+    for position, character in enumerate(text):
+        level += (character in "([{⦃") - (character in ")]}⦄")
+        if level == 0:
+            return position == len(text) - 1
+    return False
+
+
+def _enclosed(text: str, depth: int) -> Kind | None:
+    """A collection or a set given by its condition; None for brackets around one value."""
+    inside = text[1:-1]
+    if text[0] == "⦃":
+        described = re.fullmatch(r"(\w)(?:\\in\\R)?[|:](.+)", inside)
+        if described:
+            found = _read(described[2], depth + 1)
+            return found if isinstance(found, Reals) else Opaque(text)
+    items = top_level(inside, re.compile("[,;]"))[::2]
+    if len(items) < 2 and text[0] != "⦃":
+        return None
+    return Collection(text[0] + text[-1], _flat(_read(item, depth + 1) for item in items))
+
+
+def _flat(kinds: Iterable[Kind]) -> tuple[Kind, ...]:
+    """Things with the items of plain lists among them (`\\pm 2`) in their place."""
+    nested = (kind.items if isinstance(kind, Collection) and not kind.brackets else (kind,) for kind in kinds)
+    return tuple(item for items in nested for item in items)
+
+
+def _several(pieces: list[str], joins: list[str], depth: int) -> Kind:
+    read = [_read(piece, depth + 1) for piece in pieces]
+    if all(isinstance(kind, Reals) and kind.variable for kind in read):
+        return _conditions([kind for kind in read if isinstance(kind, Reals)], joins)
+    names = [_assigned(piece) for piece in pieces]
+    subjects = {name and re.sub("_.*", "", name) for name in names}
+    if all(names) and len(subjects) == len(names):
+        return Assignments(tuple(sorted(zip(map(str, names), read, strict=True), key=lambda item: item[0])))
+    return Collection("", _flat(read))
+
+
+def _assigned(piece: str) -> str | None:
+    name, equals, _ = piece.partition("=")
+    return name if equals and _NAME.fullmatch(name) else None
+
+
+def _conditions(parts: list[Reals], joins: list[str]) -> Kind:
+    """Inequalities joined: 'or' unites, 'and' intersects, a comma means whichever is not empty."""
+    both = reduce(RealSet.intersection, (part.members for part in parts))
+    either = reduce(RealSet.union, (part.members for part in parts))
+    if len({part.variable for part in parts}) > 1:
+        return Opaque(" ".join(str(part) for part in parts))
+    unites = any("or" in join for join in joins)
+    intersects = any("and" in join for join in joins)
+    if unites and intersects:
+        return Opaque(" ".join(str(part) for part in parts))
+    return Reals(either if unites or (not intersects and not both.pieces) else both, parts[0].variable)
+
+
+def _related(sides: list[str], relations: list[str], depth: int) -> Kind:
+    whole = "".join(a + b for a, b in zip(sides, [*relations, ""], strict=True))
+    if not all(sides[1:]) or (not sides[0] and relations[0] != "\\approx"):
+        return Opaque(whole)
+    if set(relations) <= {"=", "\\approx"}:
+        return _equal(sides, relations, depth) or Opaque(whole)
+    if relations == ["\\in"] and re.fullmatch(rf"{_LETTER.pattern}|\([a-z,]+\)", sides[0]):
+        found = _read(sides[1], depth + 1)
+        inside = Collection("⦃⦄", found.items) if isinstance(found, Collection) and found.brackets == "⦃⦄" else found
+        return Opaque(whole) if isinstance(inside, Value | Words) else inside
+    return _inequality(sides, relations) or Opaque(whole)
+
+
+def _equal(sides: list[str], relations: list[str], depth: int) -> Kind | None:
+    """A value with its name, or an equation; of `a = b ≈ c` what stands before the ≈."""
+    if "\\approx" in relations:
+        at = relations.index("\\approx")
+        exact = sides[: at + 1]
+        named = len(exact) == 1 and (not exact[0] or _NAME.fullmatch(exact[0]))
+        if named:
+            exact, at = [exact[0] or "x", *sides[1:2]], at + 1
+        if not all(relation == "\\approx" for relation in relations[at:]) or len(exact) == 1:
+            return _read(exact[0], depth + 1) if len(exact) == 1 else None
+        sides = exact
+    name, *values = sides
+    tuple_name = re.fullmatch(r"\([a-z](?:,[a-z])+\)", name)
+    if not (_NAME.fullmatch(name) or tuple_name):
+        return Equation(*sides) if len(sides) == 2 else None
+    read = [_read(value, depth + 1) for value in values]
+    last = read[-1]
+    if len(read) > 1:
+        return Chain(tuple(read))
+    if not tuple_name and isinstance(last, Value) and not last.base:
+        return Value(last.text, last.unit, name=name)
+    return None if isinstance(last, Opaque) else last
+
+
+def _inequality(sides: list[str], relations: list[str]) -> Reals | None:
+    """x < a, a < x ≤ b, x ≠ a as sets; None for anything else."""
+    found: list[RealSet] = []
+    at = next((n for n, side in enumerate(sides) if _LETTER.fullmatch(side) and side not in "ei"), None)
+    if at is None or len(sides) > 3 or (len(sides) == 3 and at != 1):
+        return None
+    if len(relations) == 2 and (relations[0][:2] in ("<", "\\l")) != (relations[1][:2] in ("<", "\\l")):
+        return None
+    for n, relation in enumerate(relations):
+        end = real(sides[n] if n < at else sides[n + 1])
+        if end is None or (relation not in _TURNED and relation != "\\ne"):
+            return None
+        found.append(_half(end, _TURNED.get(relation, relation) if n < at else relation))
+    return Reals(reduce(RealSet.intersection, found), sides[at])
+
+
+def _half(end: Real, relation: str) -> RealSet:
+    if relation == "\\ne":
+        return points([end]).complement()
+    closed = relation in ("\\le", "\\ge")
+    if relation in ("<", "\\le"):
+        return interval(-math.inf, end, has_low=False, has_high=closed)
+    return interval(end, math.inf, has_low=closed, has_high=False)
+
+
+def real(text: str) -> Real | None:
+    """The real number that an end of an interval is; None when it is none."""
+    infinite = re.fullmatch(r"([-+]?)\\infty", text)
+    if infinite:
+        return -math.inf if infinite[1] == "-" else math.inf
+    found = reading(text)
+    if not isinstance(found, Reading) or found.letters:
+        return None
+    if isinstance(found.value, Fraction):
+        return found.value
+    return found.value.real if abs(found.value.imag) < 1e-12 else None
+
+
+def as_reals(kind: Kind) -> RealSet | None:
+    """The set of reals that a collection is, where it is one: an interval or a set of numbers."""
+    if isinstance(kind, Reals):
+        return kind.members
+    if not isinstance(kind, Collection) or not all(isinstance(item, Value) and not item.unit for item in kind.items):
+        return None
+    ends = [real(item.text) for item in kind.items if isinstance(item, Value)]
+    found = [end for end in ends if end is not None]
+    if len(found) != len(ends):
+        return None
+    if kind.brackets == "⦃⦄":
+        return points(found)
+    if len(found) != 2 or not kind.brackets or found[0] > found[1]:
+        return None
+    return interval(found[0], found[1], kind.brackets[0] == "[", kind.brackets[1] == "]")
+
+
+def _combined(parts: list[str], operators: list[str], depth: int) -> Kind | None:
+    sets = [as_reals(_read(part, depth + 1)) for part in parts]
+    known = [one for one in sets if one is not None]
+    if len(known) != len(sets):
+        return None
+    out = known[0]
+    for operator, other in zip(operators, known[1:], strict=True):
+        if operator == "\\cup":
+            out = out.union(other)
+        else:
+            out = out.intersection(other if operator == "\\cap" else other.complement())
+    return Reals(out)

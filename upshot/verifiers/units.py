@@ -1,0 +1,153 @@
+"""What stands around a value in an answer: a unit, a counted thing, `The answer is`. And what may not stand there.
+
+A unit may be left out, never changed: 10 cm is 10 and 100 mm, but not 10 m. `20 million` is a number of its own. Words
+that say something about the number (`is not the answer`, `or so`, `at least`) make it no value at all.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+_SIZES: dict[str, tuple[str, Fraction]] = {
+    name: (dimension, Fraction(size))
+    for dimension, sizes in {
+        "length": {"mm": "0.001", "cm": "0.01", "dm": "0.1", "m": "1", "km": "1000", "in": "0.0254", "ft": "0.3048",
+                   "yd": "0.9144", "mi": "1609.344"},
+        "mass": {"mg": "0.001", "g": "1", "kg": "1000"},
+        "volume": {"ml": "0.001", "l": "1"},
+        "time": {"s": "1", "min": "60", "h": "3600", "day": "86400", "week": "604800"},
+        "dollars": {"cent": "0.01", "dollar": "1"},
+    }.items()
+    for name, size in sizes.items()
+}  # fmt: skip
+_ALIASES = {
+    alias: name
+    for name, aliases in {
+        "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
+        "in": "inch inche", "ft": "foot feet", "yd": "yard", "mi": "mile", "mg": "milligram", "g": "gram",
+        "kg": "kilogram", "l": "liter litre L", "ml": "milliliter millilitre mL", "s": "second sec", "min": "minute",
+        "h": "hour hr", "cent": "¢", "dollar": "usd bucks", "degree": "deg °", "percent": "%", "unit": "units",
+        "mph": "mph", "lb": "pound lbs", "person": "people", "child": "children", "man": "men", "woman": "women",
+    }.items()
+    for alias in (name, *aliases.split())
+}  # fmt: skip
+_KNOWN = {*_SIZES, *_ALIASES, *_ALIASES.values(), "day", "week", "month", "year", "way", "point", "radian", "rad", "n"}
+_ABOUT = frozenset(
+    word
+    for line in (
+        "not no none never is are was were be isn't aren't or and but if else than less more most least fewer greater",
+        "about approximately roughly nearly almost around over under above below plus minus times divided squared",
+        "cubed root factorial twice double half dozen dozens remainder mod modulo to from with without wrong false",
+        "incorrect answer answers hundreds thousands millions except unless maybe perhaps this that it does doesn't so",
+        "yes guess versus vs equals equal pairs halves thirds quarters fourths fifths sixths sevenths",
+        "eighths ninths tenths twelfths hundredths thousandths base tens ones twos",
+    )
+    for word in line.split()
+)
+"""Words that say something about the number before them, so that it is no longer the answer."""
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_LEAD = re.compile(
+    r"(?:(?:so|thus|hence|therefore|and),?\s*)?(?:(?:the|our|my)\s+)?(?:final\s+|correct\s+)?(?:answer|result)\s*"
+    r"(?:is|:|=)*\s*:?",
+    re.IGNORECASE,
+)
+_LABEL = re.compile(r"\(?([A-J])\)?[.:]?|\(([A-J])\)")
+_OPENING = re.compile(r"⟪([^⟪⟫]*)⟫")
+_MONEY = re.compile(r"^(-?)\s*(?:\\\$|€|£)\s*(-?)")
+_PERCENT = re.compile(r"\s*(?:\\?%)$")
+_DEGREES = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*(?:⟪?\s*[CF]\s*⟫?)?$")
+_ENDING = re.compile(r"(?:\s*/?\s*⟪[^⟪⟫]*⟫(?:\^\{?-?\d\}?)?)+$")
+_WORDS = re.compile(r"(?<=[\d})⦄])(?:\s+|(?=[a-z]{2}))([a-zA-Z][a-zA-Z' ./]*?)((?:\s*\^\s*\{?[23]\}?)?)\.?$")
+_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+
+
+@dataclass(frozen=True, slots=True)
+class Dressed:
+    """A value and what it stands in."""
+
+    body: str
+    unit: str = ""
+    label: str = ""
+    """The letter of a choice in front of it: `(C) 12`."""
+
+
+def undressed(text: str) -> Dressed | None:
+    """The value in a canonical answer and its unit; None when the words around it say something about it."""
+    label = ""
+    if opening := _OPENING.match(text):
+        rest = text[opening.end() :].strip()
+        lettered = _LABEL.fullmatch(opening[1].strip())
+        if rest and lettered:
+            text, label = rest, lettered[1] or lettered[2]
+        elif rest and _LEAD.fullmatch(opening[1].strip()):
+            text = rest
+    elif lead := _LEAD.match(text):
+        text = text[lead.end() :].strip() or text
+    if money := _MONEY.match(text):
+        return Dressed(money[1] + money[2] + text[money.end() :].strip(), "dollar" if "$" in money[0] else "", label)
+    if percent := _PERCENT.search(text):
+        return Dressed(text[: percent.start()], "percent", label)
+    if (degrees := _DEGREES.search(text)) and not _FUNCTION.search(text):
+        return Dressed(text[: degrees.start()], "degree", label)
+    return _with_ending(text, label)
+
+
+def _with_ending(text: str, label: str) -> Dressed | None:
+    ending = _ENDING.search(text)
+    if ending and ending.start() > 0:
+        return _split(text[: ending.start()].strip(), re.sub("[⟪⟫]", " ", ending[0]), label, sure=True)
+    if bare := _WORDS.search(text):
+        return _split(text[: bare.start()].strip(), bare[1] + bare[2], label, sure=False)
+    return Dressed(text, "", label)
+
+
+def _split(body: str, phrase: str, label: str, sure: bool) -> Dressed | None:
+    """A value and the phrase behind it; a bare word that is no unit may be a product of letters, a text may not."""
+    words = phrase.split()
+    if words and words[0].lower() in _SCALES:
+        scaled = f"{body}\\times 10^{{{_SCALES[words[0].lower()]}}}"
+        if len(words) == 1:
+            return Dressed(scaled, "", label)
+        body, phrase = scaled, " ".join(words[1:])
+    unit = unit_of(phrase)
+    if unit is not None:
+        return Dressed(body, unit, label)
+    said = any(word.lower().strip(".,") in _ABOUT for word in words)
+    return Dressed(f"{body} {phrase}", "", label) if not sure and not said and len(phrase) <= 4 else None
+
+
+def unit_of(phrase: str) -> str | None:
+    """The one name of a unit or a counted thing; None for any other words."""
+    phrase = re.sub(r"\s*\^\s*\{?(-?\d)\}?", r"^\1", phrase.strip().strip(".,")).replace("²", "^2").replace("³", "^3")
+    phrase = re.sub(r"(?<=[a-z])\s*/\s*(?=[a-z])|\bper\b", " / ", phrase)
+    power = {"square": "^2", "sq": "^2", "sq.": "^2", "cubic": "^3"}
+    words = phrase.split()
+    if not words or len(words) > 5 or any(word.lower() in _ABOUT or word.lower() in _SCALES for word in words):
+        return None
+    if words[0].lower() in power and len(words) > 1:
+        words = [*words[1:-1], words[-1] + power[words[0].lower()]]
+    if not all(re.fullmatch(r"[a-zA-Z'.-]+(?:\^-?\d)?|/|[°%¢]", word) for word in words):
+        return None
+    named = [_named(word) for word in words]
+    counted = words[-1].endswith("s") and len(words[-1].strip("s")) > 1
+    return " ".join(named) if counted or re.sub(r"\^-?\d$", "", named[-1]) in _KNOWN else None
+
+
+def _named(word: str) -> str:
+    name, raised, power = word.rstrip(".").partition("^")
+    name = name if name in _ALIASES or len(name) == 1 else name.lower()
+    singular = name[:-1] if name.endswith("s") and len(name) > 2 else name
+    return _ALIASES.get(name, _ALIASES.get(singular, singular)) + raised + power
+
+
+def unit_factor(given: str, wanted: str) -> Fraction | None:
+    """By what to multiply a value in one unit to have it in the other; None when they measure different things."""
+    if given == wanted or not given or not wanted:
+        return Fraction(1)
+    (name, _, power), (other, _, other_power) = given.partition("^"), wanted.partition("^")
+    first, second = _SIZES.get(name), _SIZES.get(other)
+    if first is None or second is None or first[0] != second[0] or power != other_power:
+        return None
+    return (first[1] / second[1]) ** int(power or 1)
