@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
+from upshot.engine.blocks import is_block_family
 from upshot.engine.driver import causal_lm
 from upshot.engine.exact.forward import ExactForward
 from upshot.engine.probe import busy_adapters, plain_logits
@@ -49,7 +51,15 @@ def states_of(module: Any) -> list[Callable[[], Hidden]]:
     def transformers() -> Hidden:
         return ModuleHidden(module)
 
-    return [transformers]
+    def lean() -> Hidden:
+        from upshot.train.lean import LeanForward
+
+        return LeanForward(module, "block" if causal_lm(module).is_gradient_checkpointing else "none")
+
+    config = causal_lm(module).config.get_text_config()
+    known = is_block_family(module) and find_spec("upshot.train.lean") is not None
+    # The lean block draws no dropout inside attention.
+    return [lean, transformers] if known and not getattr(config, "attention_dropout", 0) else [transformers]
 
 
 def disagreement(module: Any, forward: PackedForward) -> str | None:
