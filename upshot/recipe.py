@@ -284,7 +284,7 @@ class TrainConfig(Section):
     value_weight: float = Field(0.5, ge=0)
     """ppo: weight of the value loss."""
     token_budget: int = Field(16384, ge=1)
-    """Most tokens (padding included) of one micro-batch; gradients are accumulated over them."""
+    """Most flat tokens of one micro-batch (what replies share counts once); gradients are accumulated over them."""
     save_every: int = Field(0, ge=0)
     """Steps between checkpoints; 0: only at the end and when stopped."""
     keep: int = Field(2, ge=1)

@@ -1,14 +1,18 @@
-"""The kernels of log-probabilities against plain PyTorch: run by test_logprobs.py in a process of its own."""
+"""Kernels of log-probabilities and of sums against plain PyTorch: run by test_logprobs.py in a process of its own."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
 from upshot.train import logprobs
+from upshot.train.attention import PackedAttention
 from upshot.train.kernels import logprobs as kernels
+from upshot.train.kernels.sums import sums
+from upshot.train.layout import tree
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -33,3 +37,16 @@ def test_kernels_read_and_turn_as_pytorch_does(vocab: int, dtype: torch.dtype, e
     turned = (targets.cpu(), *expected[1:], grads[0].cpu(), None if spread is None else spread.cpu())
     logprobs._turn(host, *turned, 1 / 0.7, cap)
     assert torch.allclose(logits.cpu().float(), host.float(), atol=1e-5 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("width", [1, 24, 1500])
+def test_gradients_of_shared_keys_are_those_of_taking_them(width: int) -> None:
+    torch.manual_seed(0)
+    sequences = [np.array([*range(n), 50 + i, 60], dtype=np.int32) for i, n in enumerate((9, 4, 0, 9, 5))]
+    layout = tree(sequences, 4)
+    spans = PackedAttention(layout, DEVICE)
+    assert spans.keys is not None and len(spans.keys) > layout.tokens
+    a, b = (torch.randn(len(spans.keys), width, device=DEVICE) for _ in range(2))
+    for found, grad in zip(sums(a, b, *spans.readers), (a, b), strict=True):
+        expected = torch.zeros(layout.tokens, width, device=DEVICE).index_add_(0, spans.keys, grad)
+        assert torch.allclose(found, expected, atol=1e-5)

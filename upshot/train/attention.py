@@ -87,6 +87,14 @@ class PackedAttention:
         """The flat tokens whose keys are laid side by side; None: they are already."""
         return on_device(np.concatenate(self.lines), self.device) if self.layout.shares else None
 
+    @cached_property
+    def readers(self) -> tuple[Tensor, Tensor]:
+        """Where among `keys` each flat token is: places, and where each token's places end."""
+        keys = np.concatenate(self.lines)
+        ends = np.cumsum([0, *np.bincount(keys, minlength=self.layout.tokens)])
+        order = np.argsort(keys, kind="stable")
+        return on_device(order.astype(np.int32), self.device), on_device(ends.astype(np.int32), self.device)
+
     def _padded_attention(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float, dropout: float
     ) -> Tensor:
@@ -157,12 +165,6 @@ def flashes(q: Tensor) -> bool:
     return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
 
 
-def summed(grad: Tensor, index: Tensor, rows: int) -> Tensor:
-    """The gradient of rows that were taken by index, added up in float32."""
-    wide = torch.zeros(rows, *grad.shape[1:], dtype=torch.float32, device=grad.device)
-    return wide.index_add_(0, index, grad.float()).to(grad.dtype)
-
-
 class Flash(torch.autograd.Function):
     """PyTorch's flash attention over ragged lengths; grouped heads are not repeated."""
 
@@ -214,7 +216,9 @@ class Flash(torch.autograd.Function):
             **ctx.options,
         )
         if spans.keys is not None:
-            dk, dv = (summed(x, spans.keys, len(k)) for x in (dk, dv))
+            from upshot.train.kernels.sums import sums
+
+            dk, dv = sums(dk, dv, *spans.readers)
         return dq, dk, dv, None, None, None, None
 
 

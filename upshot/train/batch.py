@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ class Datum:
     @property
     def places(self) -> list[int]:
         """The positions of the trained tokens."""
-        return [place for place, bit in enumerate(self.mask) if bit and place]
+        return list(compress(range(1, len(self.mask)), self.mask[1:]))
 
 
 @dataclass

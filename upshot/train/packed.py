@@ -51,11 +51,29 @@ class PackedForward(Forward):
         """[M, hidden] where the trained tokens are predicted."""
         attention = PackedAttention(batch.layout, batch.ids.device)
         states = self.states.hidden(batch.ids, batch.positions, attention.attend)
-        return states.index_select(0, batch.rows)
+        return Rows.apply(states, batch.rows) if batch.layout.shares else states.index_select(0, batch.rows)  # type: ignore[no-any-return]
 
     def open(self) -> AbstractContextManager[None]:
         """See `Forward`."""
         return self.states.open() if isinstance(self.states, ModuleHidden) else nullcontext()
+
+
+class Rows(torch.autograd.Function):
+    """Rows by index, of which some are taken more than once: their gradients add up in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, rows: Tensor) -> Tensor:
+        """[N, hidden] → [M, hidden]."""
+        ctx.save_for_backward(rows)
+        ctx.count = len(states)
+        return states.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """[M, hidden] → [N, hidden]."""
+        (rows,) = ctx.saved_tensors
+        wide = torch.zeros(ctx.count, grad.shape[1], dtype=torch.float32, device=grad.device)
+        return wide.index_add_(0, rows, grad.float()).to(grad.dtype), None
 
 
 class ModuleHidden:

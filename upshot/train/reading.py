@@ -54,8 +54,10 @@ def states_of(module: Any) -> list[Callable[[], Hidden]]:
     def transformers() -> Hidden:
         return ModuleHidden(module)
 
-    dropout = getattr(causal_lm(module).config.get_text_config(), "attention_dropout", 0.0)
-    return [lean, transformers] if is_block_family(module) and not dropout else [transformers]
+    config = causal_lm(module).config.get_text_config()
+    # The lean block draws no dropout inside attention.
+    known = is_block_family(module) and not getattr(config, "attention_dropout", 0)
+    return [lean, transformers] if known else [transformers]
 
 
 def disagreement(module: Any, forward: PackedForward) -> str | None:

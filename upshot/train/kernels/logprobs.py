@@ -51,7 +51,7 @@ def _read(
         p = tl.exp(z - higher)
         total = total * shrink + tl.sum(p, 0)
         if ENTROPY:
-            weighted = weighted * shrink + tl.sum(tl.where(live, p * z, 0.0), 0)
+            weighted = weighted * shrink + tl.sum(p * tl.where(live, z, 0.0), 0)
         top = higher
     lse = top + tl.log(total)
     own = tl.load(base + tl.load(targets_ptr + row)).to(tl.float32)
