@@ -8,9 +8,10 @@ of the adapters' ranks:
     + r; where heads have norms (Qwen3) a + 2 kv more; what `attend` keeps beside its arguments and its result
     (8B: 94 KB, 3.0 MB a token over 32 layers; 1.1B: 40 KB, 0.88 MB over 22; 135M: 11.5 KB, 0.35 MB over 30)
 
-of a layer that is computed again only h. At its highest the backward has about 5 m + 3 h a token beside that, for one
-layer at a time. Products of a layer with P weights take 2 P FLOPs a token forward, 2 P for the gradient of their input
-and 2 P for that of the weights if they are trained; computed again: 2 P less the way down (2 h m).
+of a layer that is computed again only h. At its highest the backward has 3 m + 3 h a token beside that, for one layer at
+a time, and what that layer keeps if it is computed again. The products of a layer with P weights take 2 P FLOPs a token
+forward, 2 P for the gradient of their input and 2 P for that of the weights if they are trained; computed again, 2 P less
+the way down (2 h m).
 """
 
 from __future__ import annotations

@@ -35,11 +35,15 @@ def _normed(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
 def _norm_derivative(
     d: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradient of the rows (float32), and what the weight's is the sum of."""
+    """The gradient of the rows (float32), and the rows without their weight."""
     normed, scale = _normed(x, eps)
-    d = d.float()
-    inner = d * weight.float()
-    return (inner - normed * (inner * normed).mean(-1, keepdim=True)) * scale, d * normed.to(x.dtype).float()
+    inner = d.float() * weight.float()
+    mean = (inner * normed).mean(-1, keepdim=True)
+    return inner.addcmul_(normed, mean, value=-1).mul_(scale), normed.to(x.dtype)
+
+
+def _weight_gradient(d: torch.Tensor, normed: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return (d.float() * normed.float()).flatten(0, -2).sum(0).to(weight.dtype)
 
 
 def norm_backward(
@@ -52,10 +56,11 @@ def norm_backward(
     again: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See `block.norm_backward`."""
-    d, each = _norm_derivative(dx, summed, weight, eps)
+    d, normed = _norm_derivative(dx, summed, weight, eps)
+    dweight = _weight_gradient(dx, normed, weight) if wants_weight else None
     if again:
-        dx.copy_(_norm(summed, weight, eps))
-    return (d + residual).to(summed.dtype), each.sum(0).to(weight.dtype) if wants_weight else None
+        torch.mul(normed, weight, out=dx)
+    return d.add_(residual).to(summed.dtype), dweight
 
 
 def gate(x: torch.Tensor) -> torch.Tensor:
@@ -71,7 +76,7 @@ def gate_backward(x: torch.Tensor, d: torch.Tensor, again: bool) -> torch.Tensor
     of_first, of_second = out.chunk(2, -1)
     act = F.silu(first)
     torch.mul(d, act, out=of_second)
-    of_first.copy_(torch.ops.aten.silu_backward(d * second, first))
+    torch.ops.aten.silu_backward.grad_input(d * second, first, grad_input=of_first)
     if again:
         torch.mul(act, second, out=d)
     return out
@@ -104,10 +109,10 @@ def turn_backward(
     if norms is not None:
         assert raw is not None
         q, k, _ = raw.view(len(raw), -1, dq.shape[-1]).split([dq.shape[1], dk.shape[1], dv.shape[1]], 1)
-        dq, of_q = _norm_derivative(dq, q, norms[0], norms[2])
-        dk, of_k = _norm_derivative(dk, k, norms[1], norms[2])
+        (to_q, q), (to_k, k) = _norm_derivative(dq, q, norms[0], norms[2]), _norm_derivative(dk, k, norms[1], norms[2])
         if wants_weight:
-            sums = [of_q.sum((0, 1)).to(norms[0].dtype), of_k.sum((0, 1)).to(norms[1].dtype)]
+            sums = [_weight_gradient(dq, q, norms[0]), _weight_gradient(dk, k, norms[1])]
+        dq, dk = to_q, to_k
     out = torch.cat([dq.to(dv.dtype), dk.to(dv.dtype), dv], 1).flatten(1)
     return out, sums[0], sums[1]
 
