@@ -69,11 +69,7 @@ class Learner:
         self.reference = {name: found[name].detach().to(p.device, p.dtype) for name, p in self.trained.items()}
 
     def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
-<<<<<<< HEAD
-        """Log-probabilities of the trained tokens beside the data's ids, 0 elsewhere: of policy or reference."""
-=======
         """Log-probabilities of the trained tokens beside the ids, 0 elsewhere; of the policy or the reference."""
->>>>>>> algos
         with self._as_reference() if reference else nullcontext():
             return self._read(data, lambda found: found.logprobs)
 
