@@ -58,21 +58,10 @@ def groups(lengths: list[int], prompt: int, seed: int) -> list[Datum]:
     return data
 
 
-class WithEntropy(PolicyGradient):
-    """The surrogate with a bonus on the entropy of every trained token."""
-
-    needs_entropy = True
-
-    def loss(self, batch: Batch, found: Found) -> tuple[torch.Tensor, dict[str, float]]:
-        loss, logs = super().loss(batch, found)
-        assert found.entropy is not None
-        return loss - 0.3 * found.entropy.sum() / self.by.tokens, logs
-
-
 def objective(kind: str, config: TrainConfig) -> Objective:
     if kind == "sft":
         return Sft()
-    made = {"rl": PolicyGradient, "ppo": Ppo, "dpo": Dpo, "entropy": WithEntropy}[kind]
+    made = {"rl": PolicyGradient, "ppo": Ppo, "dpo": Dpo, "entropy": PolicyGradient}[kind]
     return made(config)
 
 
@@ -81,9 +70,8 @@ def gradients(
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """What one forward_backward logs, and the gradient of every weight, the value head's among them."""
     torch.manual_seed(1)
-    own = Learner(
-        module, learner().tokenizer, TrainConfig(token_budget=budget, kl=0.1), 8, 0.8, value_head=kind == "ppo"
-    )
+    config = TrainConfig(token_budget=budget, kl=0.1, entropy=0.3 if kind == "entropy" else 0.0)
+    own = Learner(module, learner().tokenizer, config, 8, 0.8, value_head=kind == "ppo")
     if own.value_head is not None:
         torch.nn.init.normal_(own.value_head.weight)
     assert isinstance(own.forward, PackedForward)
