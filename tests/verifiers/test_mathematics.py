@@ -15,8 +15,8 @@ from upshot.verifiers.math_equal import quick_verdict
 from upshot.verifiers.mathematics import Mathematics
 
 
-def test_the_antlr_runtime_is_the_one_the_verdicts_were_checked_with() -> None:
-    assert version("antlr4-python3-runtime").startswith("4.13.")
+def test_the_antlr_runtime_is_one_that_the_verdicts_were_checked_with() -> None:
+    assert version("antlr4-python3-runtime") in ("4.9.3", "4.11.0", "4.11.1", "4.13.2")  # tests/test_extras.py
     assert version("math-verify").startswith("0.9.")
 
 
