@@ -124,3 +124,27 @@ def test_every_recipe_field_has_a_docstring() -> None:
     schema = Recipe.model_json_schema()
     undocumented = bare(schema, "recipe") + [x for name, part in schema["$defs"].items() for x in bare(part, name)]
     assert undocumented == []
+
+
+def test_a_metric_is_added_without_repeating_the_list() -> None:
+    before = [metric.name for metric in config.load("collabllm-grpo").recipe.reward.metrics]
+    more = ["reward.metrics.+=bleu", "reward.metrics.+={name: rm_score, model: rm, weight: 0.5}"]
+    added = config.load("collabllm-grpo", more)
+    metrics = added.recipe.reward.metrics
+    assert [metric.name for metric in metrics] == [*before, "bleu", "rm_score"]
+    assert metrics[-1].weight == 0.5 and metrics[-1].options == {"model": "rm"}
+    assert added.origin("reward.metrics.3") == config.COMMAND_LINE
+    assert added.origin("reward.metrics.0.name") == "math-hard.yaml"
+
+
+def test_a_metric_is_added_to_those_that_are_there_by_default(tmp_path: Path) -> None:
+    bare = write(tmp_path, "task: arithmetic\n")
+    recipe = config.load(bare, ["reward.metrics.+=token_amount", "trackers.+=wandb"]).recipe
+    assert [metric.name for metric in recipe.reward.metrics] == ["verifier", "token_amount"]
+    assert recipe.trackers == ["wandb"]
+
+
+@pytest.mark.parametrize("override", ["train.lr.+=1", "train.+=1", "nothing.+=1"])
+def test_only_lists_can_be_added_to(override: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="train|nothing"):
+        config.load(write(tmp_path, "task: arithmetic\n"), [override])

@@ -46,7 +46,15 @@ def code_row(record: Record, source: str) -> Row | None:
     solution = f"{record.get('code_prompt') or ''}{record.get('canonical_solution') or ''}"
     kept = ("task_id", "test", "entry_point", "libs", "code_prompt")
     meta: dict[str, Any] = {key: record[key] for key in kept if key in record}
+    meta["extraction_requirement"] = record.get("extraction_requirement") or code_form(meta)
     return _row(source, str(record["instruct_prompt"]), solution, meta)
+
+
+def code_form(meta: Mapping[str, Any]) -> str:
+    """What extracted code must look like for the tests to find it: the name they call, and how it begins."""
+    name, start = str(meta.get("entry_point") or ""), str(meta.get("code_prompt") or "").rstrip()
+    told = [f"Runnable Python, no code fences. The function the tests call is `{name}`."] if name else []
+    return "\n".join([*told, *([f"It begins with:\n{start}"] if start else [])])
 
 
 def coqa_row(record: Record, source: str) -> Row | None:
