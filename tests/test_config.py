@@ -146,5 +146,5 @@ def test_a_metric_is_added_to_those_that_are_there_by_default(tmp_path: Path) ->
 
 @pytest.mark.parametrize("override", ["train.lr.+=1", "train.+=1", "nothing.+=1"])
 def test_only_lists_can_be_added_to(override: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="train|nothing"):
+    with pytest.raises(UserError, match=r"train|nothing"):
         config.load(write(tmp_path, "task: arithmetic\n"), [override])

@@ -184,7 +184,7 @@ async def open_rater(**settings: Any) -> AsyncIterator[Rater]:
     roles = {"policy": chosen.policy, "user": chosen.user, "judge": chosen.judge}
     models = {role: given for role, given in roles.items() if given is not None and not isinstance(given, Participant)}
     wants_user = chosen.user is not None and not isinstance(chosen.user, Participant)
-    counter = _Counter(chosen.tokenizer)
+    counter = TokenCounter(chosen.tokenizer)
     company = assemble(
         tasks.create(chosen.task) if isinstance(chosen.task, str) else chosen.task,
         models,
@@ -254,7 +254,7 @@ def _wants(metrics: Mapping[str, Any], name: str) -> bool:
     return any(key.split(ARROW)[-1].strip() == name for key in metrics)
 
 
-class _Counter:
+class TokenCounter:
     """Counts tokens with the tokenizer that was given, else with that of a started policy in this process."""
 
     def __init__(self, given: Any) -> None:
@@ -271,6 +271,9 @@ class _Counter:
 
             return AutoTokenizer.from_pretrained(local_path(self.given))
         return self.given if self.given is not None or self.policy is None else self.policy.tokenizer
+
+    def __bool__(self) -> bool:
+        return self.found is not None
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """The ids of a text."""

@@ -16,7 +16,6 @@ import numpy as np
 from upshot.engine.sequence import Grammar
 from upshot.errors import UserError
 
-
 WHITESPACE = r"\n? {0,8}"
 """All that may stand between two parts of a JSON text. Unlimited blanks are a place where weak models stay for ever."""
 

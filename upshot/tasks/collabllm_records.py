@@ -73,8 +73,8 @@ def coqa_row(record: Record, source: str) -> Row | None:
 
 def plain_row(record: Record, source: str) -> Row | None:
     """A row of any prompt/completion file; None when it has no prompt, or is one of sft or dpo parquet."""
-    if "chosen" in record or "messages" in record:  # prepared for dpo or sft: nothing to play from
-        return None
+    if "chosen" in record or "messages" in record or is_dialogue(record.get("prompt")):
+        return None  # prepared for dpo or sft: nothing to play from
     goal = _said(record.get("goal", record.get("single_turn_prompt", record.get("prompt"))))
     reference = _said(record.get("reference", record.get("single_turn_completion", record.get("completion"))))
     if not goal:
@@ -97,6 +97,12 @@ def rl_row(record: Record, source: str) -> Row | None:
     name = f"{source}/{fingerprint(goal)}/{fingerprint(json.dumps([m.to_dict() for m in messages]))}"
     reference = record.get("ground_truth") or (record.get("reward_model") or {}).get("ground_truth")
     return Row(name, messages, goal, reference, record.get("data_source") or source, meta)
+
+
+def is_dialogue(value: Any) -> bool:
+    """Whether a value is the messages of a conversation in which the assistant has the last word."""
+    last = value[-1] if isinstance(value, list) and value else None
+    return isinstance(last, Mapping) and last.get("role") == "assistant"
 
 
 def is_rl(record: Record) -> bool:

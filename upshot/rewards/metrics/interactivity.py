@@ -24,5 +24,4 @@ class Interactivity(Judged):
         repairs: int = 2,
         show_goal: bool = False,
     ) -> None:
-        limits = {"max_tokens": max_tokens, "repairs": repairs}
-        super().__init__(rubric, judge, "interactivity", 0.0, 1.0, show_goal=show_goal, **limits)
+        super().__init__(rubric, judge, "interactivity", 0.0, 1.0, False, max_tokens, repairs, show_goal)

@@ -13,10 +13,10 @@ from upshot.score import Reason, Score
 class TokenAmount(Metric):
     """Assistant tokens of the reply and all that follows it, in single tokens of the policy's tokenizer.
 
-    One number by every route (training, an endpoint, a file): what the tokenizer makes of the text, thought and answer,
-    without the template's own tokens. Only where no tokenizer is at hand do the sampled ids count, or the endpoint's
-    word. One unit everywhere: tokens, not thousands. A weight of −0.0001 is the λ = 1e-4 of the paper. The history that was
-    given in the row is not counted: the reply under training did not spend it.
+    One number by every route (training, an endpoint, a file): what the tokenizer makes of thought and answer, without
+    the template's own tokens. Only where no tokenizer is at hand do the sampled ids count, or the endpoint's word. One
+    unit everywhere: tokens, not thousands. A weight of −0.0001 is the λ = 1e-4 of the paper. The history that was given
+    in the row is not counted: the reply under training did not spend it.
     """
 
     intrinsic = True
@@ -33,7 +33,7 @@ class TokenAmount(Metric):
         return Score(float(sum(count for count in counts if count is not None)))
 
     def _count(self, turn: Turn) -> int | None:
-        if self.tokenizer is not None:
+        if self.tokenizer:
             said = (turn.message.content, str(turn.note.get("thought") or ""))
             return sum(len(self.tokenizer.encode(text, add_special_tokens=False)) for text in said if text)
         if turn.sample is not None:
