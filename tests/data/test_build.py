@@ -178,10 +178,12 @@ def test_an_outage_stops_the_build_and_what_failed_is_tried_again(
 
 def test_fault_5_a_failed_judge_is_no_score_and_never_the_best(tmp_path: Path, actors: Any) -> None:
     build(command(tmp_path / "out", actors.goals(tmp_path, 8), "--samples", "1", judge="failing_judge"))
+    tried = [c for line in lines_of(tmp_path / "out") for c in line.get("candidates", ())]
+    missing = [c for c in tried if c["score"] is None]
+    assert missing and len(missing) < len(tried)
+    assert all(None in c["rewards"]["accuracy"] + c["rewards"]["interactivity"] for c in missing)
     rows = rows_of(tmp_path / "out")
-    missing = [row for row in rows if row["score"] is None]
-    assert missing and len(missing) < len(rows)
-    assert all(None in row["rewards"]["accuracy"] + row["rewards"]["interactivity"] for row in missing)
+    assert len(rows) == len(tried) - len(missing) and None not in {row["score"] for row in rows}
     for line in lines_of(tmp_path / "out"):
         if line.get("best") is not None:
             assert line["candidates"][line["best"]]["score"] is not None

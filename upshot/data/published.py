@@ -25,7 +25,10 @@ MR = "MR"
 def published_rows(
     rows: Sequence[Row], lines: Iterable[Mapping[str, Any]], weights: Mapping[str, float]
 ) -> list[dict[str, Any]]:
-    """One row per candidate that was given, in the order of goals and turns; a missing score stays missing."""
+    """One row per candidate that has a score, in the order of goals and turns.
+
+    The original's converters compare scores; candidates without one stay in the journal, with the reason.
+    """
     by_conversation: dict[str, list[Mapping[str, Any]]] = {}
     for line in latest(lines):
         by_conversation.setdefault(line["conv"], []).append(line)
@@ -34,7 +37,7 @@ def published_rows(
         history = [{"role": m.role, "content": m.content} for m in row.messages if m.role != "system"]
         for line in by_conversation.get(row.id, ()):
             for candidate in line.get("candidates", ()):
-                if candidate["completion"] is not None:
+                if candidate["score"] is not None:
                     out.append(_row(row, list(history), candidate, weights))
             if line.get("best") is not None:
                 history.append({"role": "assistant", "content": line["candidates"][line["best"]]["completion"]})

@@ -108,7 +108,7 @@ class CollabTask(Task):
 
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
         """The whole conversations of sft parquet: rows with `messages`, or with a `prompt` that is one."""
-        said = [record.get("messages") or record.get("prompt") for record in self._load().get(split, [])]
+        said: list[Any] = [record.get("messages") or record.get("prompt") for record in self._load().get(split, [])]
         return [messages_from(messages) for messages in said if is_dialogue(messages)][: self.limit]
 
     def vocabulary(self) -> Sequence[str]:
