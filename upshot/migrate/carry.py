@@ -1,0 +1,121 @@
+"""Settings of theirs → a recipe, and a list of what it could not carry."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from upshot.migrate.convert import CONVERSIONS, Left
+from upshot.migrate.table import Line, originals
+from upshot.migrate.theirs import Theirs
+
+METHODS = {"sft": "sft", "fsdp_sft_trainer": "sft", "offline_dpo": "dpo", "online_dpo": "online-dpo", "ppo": "ppo"}
+"""By the last word of what is launched."""
+TASKS = {
+    **{name: name for name in ("math-hard", "medium", "bigcodebench", "abg-coqa", "gsm8k", "dolci")},
+    "hendrycks": "math",
+    "code_contests": "code-contests",
+    "mmlu": "mmlu-sycophancy",
+    **{name: name for name in ("sycophancy", "confidence")},
+}
+"""By a word in the path of the data, the first that fits."""
+BEHAVIOURS = ("sycophancy", "confidence")
+DEFAULT_USER = "openai/gpt-4o-mini"
+
+
+@dataclass
+class Carried:
+    """A recipe as nested mappings, and what is not in it."""
+
+    recipe: dict[str, Any] = field(default_factory=dict)
+    left: list[tuple[str, Any, str]] = field(default_factory=list)
+    """(key, value, why)."""
+
+
+def carry(theirs: Theirs) -> Carried:
+    """What can be carried over, in the recipe's own words."""
+    done = Carried()
+    keys: dict[str, Any] = {}
+    for name, value in theirs.settings.items():
+        if value is None:  # null is the key left out
+            continue
+        line = _line(theirs.original, name)
+        if line is None:
+            done.left.append((name, value, "no counterpart is known"))
+        elif not line.key:
+            done.left.append((name, value, line.reason or f"is `{line.command}`"))
+        else:
+            try:
+                keys |= _converted(line, name, value, theirs.settings)
+            except Left as why:
+                done.left.append((name, value, str(why)))
+    clamp = None if theirs.original == "collabllm" else [-1, 1]  # the verl recipe's reward manager bounds every term
+    done.recipe = _nested(_with_defaults(keys, theirs), clamp)
+    return done
+
+
+def _line(original: str, name: str) -> Line | None:
+    """The line of a setting; the classmate fork has verl's settings, too."""
+    tables = {"classmate": ("classmate", "verl")}.get(original, (original,))
+    found = [line for table in tables if (line := originals()[table].find(name)) is not None]
+    return max(found, key=lambda line: len(line.theirs), default=None)
+
+
+def _converted(line: Line, name: str, value: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(value, str) and "$" in value and line.how not in ("file", "name"):
+        raise Left("the shell alone knows its value")
+    if not line.how:
+        return {line.key: value}
+    return CONVERSIONS[line.how](value, settings, name.rpartition(".")[2])
+
+
+def _with_defaults(keys: dict[str, Any], theirs: Theirs) -> dict[str, Any]:
+    """What their programs take for granted: the method, the task, who plays the user."""
+    out: dict[str, Any] = {"name": keys.pop("name", theirs.original), **keys}
+    method = METHODS.get(PurePath(theirs.program.replace(".py", "").replace(".", "/")).name, "")
+    if method:
+        out.setdefault("train.method", method)
+    method = out.get("train.method", "rl")
+    if method in ("sft", "dpo") and "task.train_file" in out:  # examples, not rows to play
+        out["train.data"] = out.pop("task.train_file")
+        out.pop("task.validation_file", None)
+    if "task.name" not in out:
+        task = _task(" ".join(str(out.get(key, "")) for key in ("task.train_file", "train.data")), theirs.original)
+        out |= {"task.name": "judged", "task.behaviour": task} if task in BEHAVIOURS else {"task.name": task}
+    if out["task.name"] == "collabllm" and method in ("sft", "dpo"):
+        out["task.file"] = out["train.data"]
+    if theirs.original == "classmate" and "futures.classmates" in out:
+        out["futures.name"] = "classmates"
+    elif out.get("futures.window"):
+        out.setdefault("models.user", DEFAULT_USER)
+        out |= {"futures.user.name": "llm", "futures.user.model": "user"}
+    return out
+
+
+def _task(path: str, original: str) -> str:
+    plain = path.lower()
+    fallback = "gsm8k" if original == "classmate" else "collabllm"
+    return next((task for word, task in TASKS.items() if word in plain), fallback)
+
+
+def _nested(keys: Mapping[str, Any], clamp: list[int] | None) -> dict[str, Any]:
+    """Dotted keys as nested mappings; metrics as the list that a recipe has."""
+    out: dict[str, Any] = {}
+    weights: dict[str, Any] = {}
+    for key, value in keys.items():
+        if key.startswith("metrics."):
+            weights[key.removeprefix("metrics.")] = value
+            continue
+        node = out
+        *parents, last = key.split(".")
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[last] = value
+    if weights:
+        bounds = {"clamp": clamp}
+        terms = [{"name": name, "weight": float(weight), **copy.deepcopy(bounds)} for name, weight in weights.items()]
+        out.setdefault("reward", {})["metrics"] = terms
+    return out
