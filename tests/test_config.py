@@ -148,3 +148,15 @@ def test_a_metric_is_added_to_those_that_are_there_by_default(tmp_path: Path) ->
 def test_only_lists_can_be_added_to(override: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train|nothing"):
         config.load(write(tmp_path, "task: arithmetic\n"), [override])
+
+
+def test_the_verl_recipes_settings_are_beside_the_papers() -> None:
+    grpo, sft = (config.load(f"collabllm-verl-{name}").recipe for name in ("grpo", "sft"))
+    assert grpo.model.lora is None and sft.model.lora is None and grpo.model.path == "Qwen/Qwen2.5-7B-Instruct"
+    train = grpo.train
+    assert (train.epochs, train.prompts_per_step, train.group_size, train.lr, train.kl) == (20, 16, 8, 1e-6, 0.001)
+    assert (grpo.eval.every, train.save_every, train.minibatches) == (10, 100, 2)
+    assert (grpo.futures.window, grpo.futures.samples, grpo.episode.max_tokens) == (2, 3, 2048)
+    weights = {metric.name: metric.weight for metric in grpo.reward.metrics}
+    assert weights == {"accuracy": 1.0, "interactivity": 1.0, "token_amount": -0.0001}
+    assert (sft.train.method, sft.train.lr, sft.train.epochs, sft.train.prompts_per_step) == ("sft", 1e-6, 3, 64)
