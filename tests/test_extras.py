@@ -54,6 +54,7 @@ def test_all_names_only_extras_that_there_are() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("extras", [*EXTRAS, TOGETHER])
 def test_pip_resolves(extras: str, tmp_path: Path) -> None:
     """Needs the package index; PyTorch is pinned, so that none for another device is taken."""
@@ -81,6 +82,7 @@ def resolve(extras: str, folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("version", ["4.9.3", "4.11.0", "4.13.2"])
 def test_the_mathematics_holds_under_every_antlr(version: str, tmp_path: Path) -> None:
     target = tmp_path / "antlr"

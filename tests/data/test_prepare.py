@@ -258,6 +258,7 @@ def test_rows_can_be_filtered_by_any_metric(tmp_path: Path) -> None:
         kept = {(messages[-2]["content"], messages[-1]["content"]) for messages in said}
         assert kept and wrong and not kept & wrong
     assert main([*words, "--for", "sft", "--min", "acuracy=1"]) == 2
+    assert main([*words, "--for", "rl", "--min", "accuracy=1"]) == 2
     with pytest.raises(UserError, match=r"no metric 'acuracy' .*did you mean 'accuracy'"):
         prepared(tmp_path, "sft", least={"acuracy": 1.0})
 

@@ -152,6 +152,14 @@ def test_sft_and_dpo_learn_from_their_file(tmp_path: Path) -> None:
     assert recipe["task"] == {"name": "medium"}
 
 
+def test_a_published_set_must_be_prepared_before_sft_learns_from_it() -> None:
+    script = "torchrun -m scripts.train.sft --dataset_repo collabllm/collabllm-multiturn-medium --model_name m"
+    carried = carry(read_script(script))
+    assert carried.recipe["train"] == {"method": "sft", "data": "data/medium/sft_train.parquet"}
+    command = "upshot data prepare --dataset collabllm/collabllm-multiturn-medium --for sft --out data/medium"
+    assert command in carried.left[-1][2]
+
+
 def test_what_is_none_of_theirs_is_refused(tmp_path: Path) -> None:
     for name, text, match in (
         ("a.sh", "echo hello", "launches nothing"),

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("ENABLE_COLLABLLM_LOGGING", "0")
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it looks for prices on the network first
 NAME = "random"
 TASK = {"task_desc": "question answering", "single_turn_prompt": "What is 2 + 2?"}
 METRICS = ["kindness", "answer->length"]

@@ -24,6 +24,7 @@ def package(tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_originals_session_reward_builder_and_converters_run_against_upshot_serve(package: str) -> None:
     for needed in ("litellm", "datasets", "llguidance"):
         pytest.importorskip(needed)

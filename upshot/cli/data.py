@@ -171,8 +171,11 @@ def _prepare(args: argparse.Namespace) -> int:
 
     from upshot.data.parquet import AGENT_NAME
     from upshot.data.prepare import Settings, prepare
+    from upshot.errors import UserError
     from upshot.tasks.collabllm_prompts import PLAIN, system_prompt
 
+    if args.purpose == "rl" and args.min:
+        raise UserError("--min is for sft and dpo: an rl row is a prompt, and no reply is taken from it")
     if args.purpose == "rl" and args.task:
         summary = _prepare_verified(args)
         if summary is not None:
@@ -205,8 +208,9 @@ def _prepare_verified(args: argparse.Namespace) -> Summary | None:
     task = verified_task(args.task, args.seed, system)
     if task is None:
         return None
-    if args.agent_name:
-        raise UserError(f"--agent-name is for rows with a hidden goal; those of '{args.task}' need no agent loop")
+    for flag, given in (("--agent-name", args.agent_name), ("--task-desc", args.task_desc)):
+        if given:
+            raise UserError(f"{flag} is for rows with a hidden goal; those of '{args.task}' have none")
     return prepare_verified(args.dataset, Path(args.out), task, args.validation, args.seed)
 
 

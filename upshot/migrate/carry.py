@@ -53,7 +53,7 @@ def carry(theirs: Theirs) -> Carried:
             except Left as why:
                 done.left.append((name, value, str(why)))
     clamp = None if theirs.original == "collabllm" else [-1, 1]  # the verl recipe's reward manager bounds every term
-    done.recipe = _nested(_with_defaults(keys, theirs), clamp)
+    done.recipe = _nested(_with_defaults(keys, theirs, done.left), clamp)
     return done
 
 
@@ -65,34 +65,45 @@ def _line(original: str, name: str) -> Line | None:
 
 
 def _converted(line: Line, name: str, value: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    if isinstance(value, str) and "$" in value and line.how not in ("file", "name"):
+    if isinstance(value, str) and "$" in value and line.how not in ("file", "name", "interaction"):
         raise Left("the shell alone knows its value")
     if not line.how:
         return {line.key: value}
     return CONVERSIONS[line.how](value, settings, name.rpartition(".")[2])
 
 
-def _with_defaults(keys: dict[str, Any], theirs: Theirs) -> dict[str, Any]:
+def _with_defaults(keys: dict[str, Any], theirs: Theirs, left: list[tuple[str, Any, str]]) -> dict[str, Any]:
     """What their programs take for granted: the method, the task, who plays the user."""
     out: dict[str, Any] = {"name": keys.pop("name", theirs.original), **keys}
     method = METHODS.get(PurePath(theirs.program.replace(".py", "").replace(".", "/")).name, "")
     if method:
         out.setdefault("train.method", method)
     method = out.get("train.method", "rl")
-    if method in ("sft", "dpo") and "task.train_file" in out:  # examples, not rows to play
-        out["train.data"] = out.pop("task.train_file")
-        out.pop("task.validation_file", None)
     if "task.name" not in out:
-        task = _task(" ".join(str(out.get(key, "")) for key in ("task.train_file", "train.data")), theirs.original)
+        task = _task(str(out.get("task.train_file", "")), theirs.original)
         out |= {"task.name": "judged", "task.behaviour": task} if task in BEHAVIOURS else {"task.name": task}
-    if out["task.name"] == "collabllm" and method in ("sft", "dpo"):
-        out["task.file"] = out["train.data"]
+    if method in ("sft", "dpo"):
+        out |= _examples(out, method, left)
     if theirs.original == "classmate" and "futures.classmates" in out:
         out["futures.name"] = "classmates"
     elif out.get("futures.window"):
         out.setdefault("models.user", DEFAULT_USER)
         out |= {"futures.user.name": "llm", "futures.user.model": "user"}
     return out
+
+
+def _examples(out: dict[str, Any], method: str, left: list[tuple[str, Any, str]]) -> dict[str, Any]:
+    """Where sft and dpo learn from: the file that is named, or the one that must be made of a published set first."""
+    source = str(out.pop("task.train_file", ""))
+    out.pop("task.validation_file", None)
+    folder = f"data/{out['task.name']}"
+    file = f"{folder}/{method}_train.parquet"
+    if PurePath(source).suffix in (".parquet", ".jsonl", ".json"):
+        file = source
+    elif source:
+        how = f"make the file first: upshot data prepare --dataset {source} --for {method} --out {folder}"
+        left.append(("train.data", file, how))
+    return {"train.data": file, **({"task.file": file} if out["task.name"] == "collabllm" else {})}
 
 
 def _task(path: str, original: str) -> str:
