@@ -145,6 +145,22 @@ def test_a_hydra_config_and_a_file_of_arguments_are_read(tmp_path: Path) -> None
     assert read_config(nested).original == "verl" and read_config("peft_r: 3").original == "collabllm"
 
 
+def test_the_files_that_a_script_names_are_read_beside_it(tmp_path: Path) -> None:
+    user = {"user_model": "gpt-4o", "num_retries": 5, "max_tokens": 512, "temperature": 0.7, "enable_log": True}
+    files = {
+        "train.sh": VERL.replace("made.up=1", "actor_rollout_ref.rollout.multi_turn.interaction_config_path=$X/i.yaml"),
+        "trainer.yaml": "data: {seed: 3, train_batch_size: 99}\n",
+        "interaction.yaml": yaml.safe_dump({"interaction": [{"name": "collabllm", "class_name": "x", "config": user}]}),
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert main(["recipe", "import", *(str(tmp_path / name) for name in files), "--out", str(tmp_path / "m.yaml")]) == 0
+    recipe = load(str(tmp_path / "m.yaml")).recipe
+    assert recipe.seed == 3 and recipe.train.prompts_per_step == 16  # the script has the last word
+    assert (recipe.models["user"].model, recipe.models["user"].retries) == ("openai/gpt-4o", 5)
+    assert recipe.futures.user.options == {"model": "user", "max_tokens": 512, "temperature": 0.7}
+
+
 def test_sft_and_dpo_learn_from_their_file(tmp_path: Path) -> None:
     script = "torchrun -m verl.trainer.fsdp_sft_trainer data.train_files=d/medium/sft_train.parquet optim.lr=1e-6 $@"
     recipe = carry(read_script(script)).recipe

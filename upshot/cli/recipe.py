@@ -24,7 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Turn a config (.yaml, .json) or a launch script (.sh) of CollabLLM, of its verl recipe or of the "
         "classmate fork into a recipe. What it could not carry is listed with the reason. Nothing of theirs is run.",
     )
-    other.add_argument("theirs", metavar="THEIRS", help="a .yaml, .json or .sh file")
+    other.add_argument("theirs", nargs="+", metavar="THEIRS", help="a .sh, .yaml or .json file, and those it names")
     other.add_argument("--out", metavar="FILE", help="write the recipe there (default: print it)")
     other.set_defaults(run=run_import)
 
@@ -86,12 +86,13 @@ def run_import(args: argparse.Namespace) -> int:
 
     from upshot import config
     from upshot.migrate.carry import carry
-    from upshot.migrate.theirs import read
+    from upshot.migrate.theirs import read_all
     from upshot.rollout.company import check_names
 
-    carried = carry(read(args.theirs))
-    check_names(config.validate(carried.recipe, args.theirs))
-    made = f"# Made from {Path(args.theirs).name} by `upshot recipe import`.\n"
+    carried = carry(read_all(args.theirs))
+    names = ", ".join(Path(path).name for path in args.theirs)
+    check_names(config.validate(carried.recipe, names))
+    made = f"# Made from {names} by `upshot recipe import`.\n"
     text = made + yaml.safe_dump(carried.recipe, sort_keys=False, allow_unicode=True)
     if args.out:
         Path(args.out).write_text(text, encoding="utf-8")

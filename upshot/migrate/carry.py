@@ -87,7 +87,8 @@ def _with_defaults(keys: dict[str, Any], theirs: Theirs, left: list[tuple[str, A
     if theirs.original == "classmate" and "futures.classmates" in out:
         out["futures.name"] = "classmates"
     elif out.get("futures.window"):
-        out.setdefault("models.user", DEFAULT_USER)
+        if "models.user.model" not in out:
+            out.setdefault("models.user", DEFAULT_USER)
         out |= {"futures.user.name": "llm", "futures.user.model": "user"}
     return out
 

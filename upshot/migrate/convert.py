@@ -202,8 +202,28 @@ def user(value: Any, theirs: Values, part: str) -> dict[str, Any]:
 
 @conversion
 def interaction(value: Any, theirs: Values, part: str) -> dict[str, Any]:
-    """The published file's values: the file itself is not read."""
-    raise Left("the simulated user of that file is taken to be the published one, gpt-4o-mini; change models.user")
+    """The file of the simulated user, which is given beside the script or not at all."""
+    if any(key.startswith("interaction.") for key in theirs):
+        return {}
+    raise Left("give that file as well; without it the user is the published one, gpt-4o-mini")
+
+
+@conversion
+def user_model(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """The simulated user's model."""
+    return {"models.user.model": spec({"model": value}), "futures.user.name": "llm", "futures.user.model": "user"}
+
+
+@conversion
+def user_option(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """The simulated user's sampling, under the same names."""
+    return {f"futures.user.{part}": value}
+
+
+@conversion
+def user_retries(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """How often a failed call is repeated."""
+    return {"models.user.retries": value}
 
 
 @conversion

@@ -17,7 +17,7 @@ HEAD = """# Coming from the originals
 `upshot recipe import THEIRS.yaml` (or `THEIRS.sh`) turns a config or a launch script of any of the three into a recipe
 and lists what it could not carry, with the reason:
 
-    upshot recipe import train_rl_collabllm.sh --out mine.yaml
+    upshot recipe import train_rl_collabllm.sh collabllm_interaction_config.yaml --out mine.yaml
     upshot train mine.yaml --dry-run
 
 Their files are read as they are. `python -m tests.peers.collabllm_original` runs the original's session, reward,

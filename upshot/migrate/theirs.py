@@ -46,6 +46,13 @@ class Theirs:
         return "verl" if any("." in key for key in self.settings) else "collabllm"
 
 
+def read_all(paths: Sequence[str]) -> Theirs:
+    """The settings of a script and the configs it names; what an earlier file sets stands."""
+    files = [read(path) for path in paths]
+    settings = {key: value for file in reversed(files) for key, value in file.settings.items()}
+    return Theirs(next((file.program for file in files if file.program), ""), settings)
+
+
 def read(path: str) -> Theirs:
     """The settings of a file of theirs."""
     file = Path(path)
@@ -71,10 +78,10 @@ def read_config(text: str, path: str = "config") -> Theirs:
         raise UserError(f"'{path}' is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(loaded, dict):
         raise UserError(f"'{path}' is no mapping of settings")
-    if all(not isinstance(value, Mapping) and "." not in str(key) for key, value in loaded.items()):
-        return Theirs(settings={f"--{key}": value for key, value in loaded.items()})
-    about = ("hydra", "defaults")
-    return Theirs(settings=dict(flatten({k: v for k, v in loaded.items() if k not in about})))
+    flat = dict(flatten({k: v for k, v in loaded.items() if k not in ("hydra", "defaults")}))
+    if any("." in key for key in flat):
+        return Theirs(settings=flat)
+    return Theirs(settings={f"--{key}": value for key, value in flat.items()})
 
 
 def read_script(text: str) -> Theirs:
