@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -269,7 +270,9 @@ class TokenCounter:
 
             from upshot.models.local import local_path
 
-            return AutoTokenizer.from_pretrained(local_path(self.given))
+            own = Path(self.given).expanduser()  # a folder may hold a tokenizer and no model
+            alone = (own / "tokenizer_config.json").is_file()
+            return AutoTokenizer.from_pretrained(str(own) if alone else local_path(self.given))
         return self.given if self.given is not None or self.policy is None else self.policy.tokenizer
 
     def __bool__(self) -> bool:

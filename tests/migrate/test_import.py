@@ -67,6 +67,7 @@ python3 -m verl.trainer.classmate_cot_main_ppo algorithm.adv_estimator=grpo_w_cl
     reward_model.classmate_cot_reward_configs.main_cot_keep_rate=first-100-tokens \
     "reward_model.think_start_str='${think_start_str}'" "reward_model.think_end_str='</think>'" \
     "reward_model.classmate_think_start_str='### Reasoning'" "reward_model.classmate_think_end_str='### Output'" \
+    reward_model.judge_api_key=do-not-show-me \
     trainer.default_local_dir="${WHO_KNOWS}/x"
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -24,6 +25,8 @@ TASKS = {
 """By a word in the path of the data, the first that fits."""
 BEHAVIOURS = ("sycophancy", "confidence")
 DEFAULT_USER = "openai/gpt-4o-mini"
+SECRET = re.compile(r"api_?key|secret|password|access_token", re.IGNORECASE)
+"""Settings whose values are nobody's to print."""
 
 
 @dataclass
@@ -44,7 +47,8 @@ def carry(theirs: Theirs) -> Carried:
             continue
         line = _line(theirs.original, name)
         if line is None:
-            done.left.append((name, value, "no counterpart is known"))
+            shown = "…" if SECRET.search(name) else value
+            done.left.append((name, shown, "no counterpart is known"))
         elif not line.key:
             done.left.append((name, value, line.reason or f"is `{line.command}`"))
         else:
