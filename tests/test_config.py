@@ -124,3 +124,39 @@ def test_every_recipe_field_has_a_docstring() -> None:
     schema = Recipe.model_json_schema()
     undocumented = bare(schema, "recipe") + [x for name, part in schema["$defs"].items() for x in bare(part, name)]
     assert undocumented == []
+
+
+def test_a_metric_is_added_without_repeating_the_list() -> None:
+    before = [metric.name for metric in config.load("collabllm-grpo").recipe.reward.metrics]
+    more = ["reward.metrics.+=bleu", "reward.metrics.+={name: rm_score, model: rm, weight: 0.5}"]
+    added = config.load("collabllm-grpo", more)
+    metrics = added.recipe.reward.metrics
+    assert [metric.name for metric in metrics] == [*before, "bleu", "rm_score"]
+    assert metrics[-1].weight == 0.5 and metrics[-1].options == {"model": "rm"}
+    assert added.origin("reward.metrics.3") == config.COMMAND_LINE
+    assert added.origin("reward.metrics.0.name") == "math-hard.yaml"
+
+
+def test_a_metric_is_added_to_those_that_are_there_by_default(tmp_path: Path) -> None:
+    bare = write(tmp_path, "task: arithmetic\n")
+    recipe = config.load(bare, ["reward.metrics.+=token_amount", "trackers.+=wandb"]).recipe
+    assert [metric.name for metric in recipe.reward.metrics] == ["verifier", "token_amount"]
+    assert recipe.trackers == ["wandb"]
+
+
+@pytest.mark.parametrize("override", ["train.lr.+=1", "train.+=1", "nothing.+=1"])
+def test_only_lists_can_be_added_to(override: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"train|nothing"):
+        config.load(write(tmp_path, "task: arithmetic\n"), [override])
+
+
+def test_the_verl_recipes_settings_are_beside_the_papers() -> None:
+    grpo, sft = (config.load(f"collabllm-verl-{name}").recipe for name in ("grpo", "sft"))
+    assert grpo.model.lora is None and sft.model.lora is None and grpo.model.path == "Qwen/Qwen2.5-7B-Instruct"
+    train = grpo.train
+    assert (train.epochs, train.prompts_per_step, train.group_size, train.lr, train.kl) == (20, 16, 8, 1e-6, 0.001)
+    assert (grpo.eval.every, train.save_every, train.minibatches) == (10, 100, 2)
+    assert (grpo.futures.window, grpo.futures.samples, grpo.episode.max_tokens) == (2, 3, 2048)
+    weights = {metric.name: metric.weight for metric in grpo.reward.metrics}
+    assert weights == {"accuracy": 1.0, "interactivity": 1.0, "token_amount": -0.0001}
+    assert (sft.train.method, sft.train.lr, sft.train.epochs, sft.train.prompts_per_step) == ("sft", 1e-6, 3, 64)

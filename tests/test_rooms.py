@@ -14,7 +14,7 @@ FLOORS = [
     {"models", "engine", "sandbox"},
     {"participants", "verifiers", "tasks"},
     {"rollout", "rewards"},
-    {"train", "evaluate", "view", "data", "api"},
+    {"train", "evaluate", "view", "data", "api", "migrate"},
     {"cli"},
 ]
 """`models.base` and `models.spec` are plain data that a recipe is made of, so they stand on the ground floor."""

@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -184,7 +185,7 @@ async def open_rater(**settings: Any) -> AsyncIterator[Rater]:
     roles = {"policy": chosen.policy, "user": chosen.user, "judge": chosen.judge}
     models = {role: given for role, given in roles.items() if given is not None and not isinstance(given, Participant)}
     wants_user = chosen.user is not None and not isinstance(chosen.user, Participant)
-    counter = _Counter(chosen.tokenizer)
+    counter = TokenCounter(chosen.tokenizer)
     company = assemble(
         tasks.create(chosen.task) if isinstance(chosen.task, str) else chosen.task,
         models,
@@ -254,7 +255,7 @@ def _wants(metrics: Mapping[str, Any], name: str) -> bool:
     return any(key.split(ARROW)[-1].strip() == name for key in metrics)
 
 
-class _Counter:
+class TokenCounter:
     """Counts tokens with the tokenizer that was given, else with that of a started policy in this process."""
 
     def __init__(self, given: Any) -> None:
@@ -269,8 +270,13 @@ class _Counter:
 
             from upshot.models.local import local_path
 
-            return AutoTokenizer.from_pretrained(local_path(self.given))
+            own = Path(self.given).expanduser()  # a folder may hold a tokenizer and no model
+            alone = (own / "tokenizer_config.json").is_file()
+            return AutoTokenizer.from_pretrained(str(own) if alone else local_path(self.given))
         return self.given if self.given is not None or self.policy is None else self.policy.tokenizer
+
+    def __bool__(self) -> bool:
+        return self.found is not None
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """The ids of a text."""

@@ -19,6 +19,8 @@ _CHECKOUT = Path(__file__).parent.parent / "recipes"
 RECIPES = _CHECKOUT if _CHECKOUT.is_dir() else Path(sys.prefix) / "share" / "upshot" / "recipes"
 """The recipes of the checkout, or those an installed wheel brought along."""
 COMMAND_LINE = "command line"
+ADD = "+"
+"""As the last part of an override's key: put the value behind those that the list has (reward.metrics.+=rm_score)."""
 DEFAULT = "default"
 
 
@@ -164,7 +166,10 @@ def _override(data: dict[str, Any], origins: dict[str, str], text: str) -> None:
     for position, part in enumerate(parts):
         last = position == len(parts) - 1
         where = ".".join(parts[:position])
-        if isinstance(node, list):
+        if part == ADD and last and isinstance(node, list):
+            key = f"{where}.{len(node)}"
+            node.append(value)
+        elif isinstance(node, list):
             index = _index(node, part, where)
             if last:
                 node[index] = value
@@ -175,11 +180,21 @@ def _override(data: dict[str, Any], origins: dict[str, str], text: str) -> None:
             if isinstance(node.get(part), str) and part in ("task", "user", "manager"):
                 node[part] = {"name": node[part]}  # the short form of a named thing
             if not isinstance(node.get(part), (dict, list)):
-                node[part] = {}
+                node[part] = _own_list(parts[: position + 1]) if parts[position + 1] == ADD else {}
             node = node[part]
     for old in [k for k in origins if k.startswith(key + ".")]:
         del origins[old]
     origins[key] = COMMAND_LINE
+
+
+def _own_list(path: Sequence[str]) -> list[Any]:
+    """The list that a key has when the recipe does not set it, to be added to."""
+    section = _model_at(Recipe, path[:-1])
+    info = section.model_fields.get(path[-1]) if section is not None else None
+    default = info.get_default(call_default_factory=True) if info is not None else None
+    if not isinstance(default, list):
+        raise UserError(f"override '{'.'.join(path)}.+=…' adds to a list, and '{'.'.join(path)}' is none")
+    return [item.model_dump() if isinstance(item, BaseModel) else item for item in default]
 
 
 def _index(items: list[Any], part: str, where: str) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import pkgutil
 import typing
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from upshot.errors import UserError, did_you_mean
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -26,6 +28,7 @@ class Registry(Generic[T]):
         self.kind = kind
         self.package = package
         self._things: dict[str, Callable[..., T]] = {}
+        self._elsewhere: dict[str, tuple[str, str]] = {}
         self._loaded = False
 
     def register(self, name: str, *aliases: str) -> Callable[[C], C]:
@@ -39,6 +42,10 @@ class Registry(Generic[T]):
             return thing
 
         return add
+
+    def called(self, other: str, name: str, hint: str) -> None:
+        """Take the name that a thing has in another project, too, and tell who uses it what is different here."""
+        self._elsewhere[other] = (name, hint)
 
     def names(self) -> list[str]:
         """All known names, sorted."""
@@ -54,6 +61,9 @@ class Registry(Generic[T]):
         if ":" in name:
             return self._import(name, where)
         self._load()
+        if name in self._elsewhere:
+            other, (name, hint) = name, self._elsewhere[name]
+            log.warning("%s '%s' is '%s' here: %s", self.kind, other, name, hint)
         if name in self._things:
             return self._things[name]
         place = f" in {where}" if where else ""

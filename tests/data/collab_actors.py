@@ -110,3 +110,14 @@ def coder(request: Request) -> str:
     """Writes a function that adds some number, by its seed."""
     number = random.Random(request.sampling.seed).randrange(3)
     return f"Here it is:\n\n```python\ndef task_func(x):\n    return x + {number}\n```\n"
+
+
+async def planner(request: Request) -> str:
+    """Plans in JSON where it is asked to, and says what it was told."""
+    text = _text(request)
+    if '"current_problem"' not in text:
+        return await policy(request)
+    informed = "informed" if "MARK-01 is a street." in text else "guessing"
+    limit = re.findall(r"at most (\d+) tokens", text)[0]
+    response = f"What more about MARK-01? ({limit} tokens, {informed})"
+    return json.dumps({"current_problem": "open", "thought": "ask", "response": response})

@@ -68,7 +68,8 @@ def test_rows_have_the_published_columns_and_conversations_the_published_shape(
     for row in rows:
         assert row["turn_id"] == len(row["prompt"]) and row["turn_id"] % 2 == 1 and row["turn_id"] + 1 <= 14
         assert [m["role"] for m in row["prompt"]] == (["user", "assistant"] * 7)[: row["turn_id"]]
-        assert len(row["sessions"]) == 2 and set(row["rewards"]) == {"accuracy", "interactivity", "token_amount"}
+        assert set(row["rewards"]) == {"accuracy", "interactivity", "token_amount", "MR"}
+        assert len(row["sessions"]) == len(row["rewards"]["MR"]) == 2
     assert summary["finished"] == 6 and summary["candidates"] == len(rows)
     assert set(summary["ended"]) <= {"user", "messages"} and max(row["turn_id"] for row in rows) == 13
 
@@ -177,10 +178,12 @@ def test_an_outage_stops_the_build_and_what_failed_is_tried_again(
 
 def test_fault_5_a_failed_judge_is_no_score_and_never_the_best(tmp_path: Path, actors: Any) -> None:
     build(command(tmp_path / "out", actors.goals(tmp_path, 8), "--samples", "1", judge="failing_judge"))
+    tried = [c for line in lines_of(tmp_path / "out") for c in line.get("candidates", ())]
+    missing = [c for c in tried if c["score"] is None]
+    assert missing and len(missing) < len(tried)
+    assert all(None in c["rewards"]["accuracy"] + c["rewards"]["interactivity"] for c in missing)
     rows = rows_of(tmp_path / "out")
-    missing = [row for row in rows if row["score"] is None]
-    assert missing and len(missing) < len(rows)
-    assert all(None in row["rewards"]["accuracy"] + row["rewards"]["interactivity"] for row in missing)
+    assert len(rows) == len(tried) - len(missing) and None not in {row["score"] for row in rows}
     for line in lines_of(tmp_path / "out"):
         if line.get("best") is not None:
             assert line["candidates"][line["best"]]["score"] is not None
@@ -257,3 +260,23 @@ def test_a_half_written_line_is_cut_off_and_two_writers_are_refused(tmp_path: Pa
         journal.append({"n": 3})
     with Journal(path, {"a": 1}) as journal:
         assert journal.lines == [{"n": 1}, {"n": 3}]
+
+
+def test_a_share_of_the_other_candidates_has_no_system_prompt(tmp_path: Path, actors: Any) -> None:
+    build(command(tmp_path / "out", actors.goals(tmp_path, 2), "--system-share", "0.5", "--max-messages", "2"))
+    for line in lines_of(tmp_path / "out"):
+        if "candidates" in line:
+            assert Counter(c["prompt"] for c in line["candidates"]) == {"proactive": 1, "plain": 1, "bare": 1}
+    with pytest.raises(UserError, match=r"system-share is 1\.5"):
+        build(command(tmp_path / "other", actors.goals(tmp_path, 2), "--system-share", "1.5"))
+
+
+def test_the_proactive_prompt_may_have_the_originals_json_form(tmp_path: Path, actors: Any) -> None:
+    file = tmp_path / "goals.jsonl"
+    file.write_text(json.dumps({"goal": "Find MARK-01.", "reference": "1", "additional_info": "MARK-01 is a street."}))
+    words = ["--proactive", "json", "--max-messages", "2", "--max-tokens", "77"]
+    build(command(tmp_path / "out", file, *words, policy="planner"))
+    (turn,) = [line for line in lines_of(tmp_path / "out") if "candidates" in line]
+    said = {c["prompt"]: c["completion"] for c in turn["candidates"]}
+    assert said["proactive"] == "What more about MARK-01? (77 tokens, informed)"
+    assert not said["plain"].startswith("{")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import pyarrow.parquet
@@ -26,7 +25,7 @@ def test_the_candidate_whose_code_passes_is_the_best(tmp_path: Path, monkeypatch
     rows = pyarrow.parquet.read_table(tmp_path / "candidates.parquet").to_pylist()
     assert len(rows) == 12
     for row in rows:
-        right = int(json.loads(row["single_turn_metadata"])["task_id"].split("/")[1])
+        right = int(row["single_turn_metadata"]["task_id"].split("/")[1])
         passes = f"x + {right}\n" in row["completion"]
         assert row["rewards"]["code->pass_rate"] == [1.0 if passes else 0.0] and row["score"] == float(passes)
     assert {row["score"] for row in rows} == {0.0, 1.0}

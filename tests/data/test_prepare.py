@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upshot.chat import Message
+from upshot.cli import main
 from upshot.cli.data import run
 from upshot.data.candidate import Candidate, Unusable, parse
-from upshot.data.parquet import schema_for
 from upshot.data.prepare import Settings, Summary, prepare
 from upshot.data.select import best_and_worst, merge_duplicates
 from upshot.data.split import split_by_goal
@@ -31,11 +31,8 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 def prepared(tmp_path: Path, purpose: str, dataset: str = MULTITURN, **options: Any) -> tuple[Summary, list, list]:
     summary = prepare(dataset, tmp_path, Settings(purpose, **{"default_system": "Be kind.", **options}))
-    return (
-        summary,
-        rows_of(tmp_path / f"{purpose}_train.parquet"),
-        rows_of(tmp_path / f"{purpose}_validation.parquet"),
-    )
+    train, validation = (tmp_path / f"{purpose}_{split}.parquet" for split in ("train", "validation"))
+    return summary, rows_of(train), rows_of(validation) if validation.exists() else []
 
 
 def candidate(goal: str, conv: str, text: str = "reply", score: float | None = 1.0, opening: str = "hi") -> Candidate:
@@ -207,10 +204,67 @@ def test_parquet_in_gives_the_same_rows_as_jsonl_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("purpose", ["sft", "rl", "dpo"])
-def test_an_empty_validation_file_has_the_same_types(tmp_path: Path, purpose: str) -> None:
-    prepared(tmp_path, purpose, validation=0.0)
-    table = pyarrow.parquet.read_table(tmp_path / f"{purpose}_validation.parquet")
-    assert table.num_rows == 0 and table.schema.equals(schema_for(purpose))
+def test_an_empty_validation_split_is_not_written_nor_left_from_before(tmp_path: Path, purpose: str) -> None:
+    prepared(tmp_path, purpose, validation=0.3, min_gap=0.0)
+    assert (tmp_path / f"{purpose}_validation.parquet").exists()
+    summary, train, _ = prepared(tmp_path, purpose, validation=0.0, min_gap=0.0)
+    assert not (tmp_path / f"{purpose}_validation.parquet").exists()
+    assert train and summary.rows["validation"] == 0 and summary.files == [str(tmp_path / f"{purpose}_train.parquet")]
+
+
+@pytest.mark.parametrize("purpose", ["sft", "rl", "dpo"])
+def test_a_small_file_has_the_same_types_as_a_large_one(tmp_path: Path, purpose: str) -> None:
+    prepared(tmp_path, purpose, validation=1, min_gap=0.0)
+    tables = [pyarrow.parquet.read_table(tmp_path / f"{purpose}_{split}.parquet") for split in ("train", "validation")]
+    assert tables[0].schema == tables[1].schema
+
+
+def test_validation_may_be_a_number_of_goals(tmp_path: Path) -> None:
+    summary, _, _ = prepared(tmp_path, "rl", validation=2)
+    assert summary.goals == {"train": 2, "validation": 2}
+    with pytest.raises(UserError, match="4 goals cannot be held out of 4"):
+        prepared(tmp_path, "rl", validation=4)
+    with pytest.raises(UserError, match=r"validation is 1\.5"):
+        prepared(tmp_path, "rl", validation=1.5)
+
+
+def test_the_task_may_be_described_in_free_text(tmp_path: Path) -> None:
+    words = ["--dataset", MULTITURN, "--for", "rl", "--out", str(tmp_path), "--task-desc", "solving math problems"]
+    assert main(["data", "prepare", *words]) == 0
+    (told,) = {row["extra_info"]["interaction_kwargs"]["task_desc"] for row in rows_of(tmp_path / "rl_train.parquet")}
+    assert told == "solving math problems"
+
+
+def test_rl_rows_keep_the_reply_they_came_from(tmp_path: Path) -> None:
+    _, train, validation = prepared(tmp_path, "rl")
+    for row in train + validation:
+        extra = row["extra_info"]
+        assert extra["prompt"] == row["prompt"] and extra["completion"]
+        assert extra["sessions"][0][0] == {"role": "user", "content": "ok thanks"}
+        assert set(extra["rewards"]) == {"accuracy", "interactivity", "token_amount"}
+    assert any(row["extra_info"]["score"] is not None for row in train)
+
+
+def test_rows_can_be_filtered_by_any_metric(tmp_path: Path) -> None:
+    words = ["data", "prepare", "--dataset", MULTITURN, "--out", str(tmp_path), "--validation", "0", "--json"]
+    everything = read_all(MULTITURN)
+    wrong = {
+        (row["prompt"][-1]["content"], row["completion"]) for row in everything if row["rewards"]["accuracy"] == [0.0]
+    }
+    for purpose in ("sft", "dpo"):
+        assert main([*words, "--for", purpose, "--min", "rewards.accuracy=0.5", "--min-gap", "0"]) == 0
+        rows = rows_of(tmp_path / f"{purpose}_train.parquet")
+        said = [row["messages"] if purpose == "sft" else row["prompt"] + row["chosen"] for row in rows]
+        kept = {(messages[-2]["content"], messages[-1]["content"]) for messages in said}
+        assert kept and wrong and not kept & wrong
+    assert main([*words, "--for", "sft", "--min", "acuracy=1"]) == 2
+    assert main([*words, "--for", "rl", "--min", "accuracy=1"]) == 2
+    with pytest.raises(UserError, match=r"no metric 'acuracy' .*did you mean 'accuracy'"):
+        prepared(tmp_path, "sft", least={"acuracy": 1.0})
+
+
+def read_all(path: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
 def test_nothing_usable_is_an_error_that_says_why(tmp_path: Path) -> None:

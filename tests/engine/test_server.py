@@ -23,6 +23,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.model import EngineModel
+from upshot.engine.protocol import ChatRequest, CompletionRequest
 from upshot.engine.server import Server
 from upshot.engine.streaming import GrowingText
 from upshot.models.connect import connect
@@ -265,6 +266,43 @@ def test_fields_that_ask_for_nothing_are_taken(url: str) -> None:
     body |= {"presence_penalty": 0.0, "repetition_penalty": 1.0, "metadata": {"a": "b"}, "seed": None, "logprobs": None}
     answer = httpx.post(url + CHAT, json=body, headers={"Authorization": f"Bearer {KEY}"})
     assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("request_type", [ChatRequest, CompletionRequest])
+def test_null_for_an_optional_field_is_the_field_left_out(request_type: type[ChatRequest | CompletionRequest]) -> None:
+    needed = {"messages": HI} if request_type is ChatRequest else {"prompt": "a"}
+    nulls = {name: None for name in request_type.model_fields if name not in needed}
+    assert request_type.model_validate({**nulls, **needed}) == request_type.model_validate(needed)
+    inside = [{"type": None}, {"type": "json_object", "json_schema": None}]
+    assert [request_type(**needed, response_format=form).schema_of() for form in inside] == [None, {"type": "object"}]
+    unnamed = {"type": "json_schema", "json_schema": {"name": "x", "strict": None, "schema": None}}
+    assert request_type(**needed, response_format=unnamed).schema_of() == {"type": "object"}
+
+
+def test_null_inside_a_message_is_the_field_left_out(url: str) -> None:
+    said = {"role": "user", "content": "hi", "name": None, "tool_calls": None, "tool_call_id": None}
+    body = {
+        "model": "tiny",
+        "messages": [said],
+        "max_tokens": 2,
+        "stream": True,
+        "stream_options": {"include_usage": None},
+    }
+    answer = httpx.post(url + CHAT, json=body, headers={"Authorization": f"Bearer {KEY}"})
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": HI}), (TEXT, {"prompt": "a"})])
+def test_another_model_is_not_found_unless_any_name_is_taken(server: Server, url: str, path: str, body: Any) -> None:
+    asked = {**body, "model": "gpt-4o", "max_tokens": 2}
+    refused = httpx.post(url + path, json=asked, headers={"Authorization": f"Bearer {KEY}"})
+    assert refused.status_code == 404 and "no model 'gpt-4o' here, only 'tiny'" in refused.json()["error"]["message"]
+    server.any_name = True
+    try:
+        taken = httpx.post(url + path, json=asked, headers={"Authorization": f"Bearer {KEY}"})
+    finally:
+        server.any_name = False
+    assert taken.status_code == 200 and taken.json()["model"] == "tiny"
 
 
 def test_a_stream_counts_the_tokens_of_every_prompt(client: Any) -> None:

@@ -274,3 +274,26 @@ def test_a_local_model_plays_the_base_and_the_proactive_row_and_is_loaded_once(
     assert len(lines) == 6 and len(loads) == 1 and not any(line["missing"] for line in lines)
     table = table_of(tmp_path / "out")["cells"]
     assert table["base"]["k-tokens"]["n"] == 3 and table["proactive"]["k-tokens"]["mean"] > 0
+
+
+def test_all_rows_are_counted_by_one_tokenizer_where_it_is_named(tmp_path: Path, actors: Any) -> None:
+    from upshot.models.tiny import tiny_tokenizer
+
+    tokenizer = tiny_tokenizer(["it", "is.", "So."])
+    tokenizer.save_pretrained(tmp_path / "words")
+    words = [
+        "--task",
+        str(actors.goals(tmp_path, 2)),
+        "--split",
+        "all",
+        "--metrics",
+        "token_amount",
+        "--user",
+        "script",
+    ]
+    words += ["--max-messages", "2", "--tokenizer", str(tmp_path / "words")]
+    evaluate(tmp_path / "out", *words, models="base={0}:policy,other={0}:answers")
+    for line in lines_of(tmp_path / "out"):
+        said = [m["content"] for m in line["messages"] if m["role"] == "assistant"]
+        counted = sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in said)
+        assert line["scores"]["token_amount"]["value"] == counted > 0

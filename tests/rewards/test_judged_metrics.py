@@ -83,3 +83,11 @@ def test_a_metric_by_import_path() -> None:
     path = "upshot.rewards.metrics.bleu:Bleu"
     assert type(build_metric(path)).__name__ == "Bleu"
     assert build_metric(f"document->{path}", {"extract": "last"}).inner.__class__.__name__ == "Bleu"
+
+
+def test_the_interactivity_judge_is_told_the_goal_only_if_asked_to() -> None:
+    judge = in_turn(verdict("interactivity", 0.4))
+    score(build_metric("interactivity", judge=judge), goal="a cup of tea")
+    score(build_metric("interactivity", {"show_goal": True}, judge=judge), goal="a cup of tea")
+    blind, told = (request.prompt[0].content for request in judge.requests)
+    assert "a cup of tea" not in blind and "a cup of tea" in told

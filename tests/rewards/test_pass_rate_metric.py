@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.participants.speakers import chat
+from tests.participants.speakers import chat, speaker
+from upshot.chat import Conversation, Message
 from upshot.errors import UserError
+from upshot.models.base import Request
 from upshot.rewards.build import build_metric
 from upshot.sandbox.inside.cases import standalone
+from upshot.tasks.collabllm_records import code_row
 
 UNIT = """
 import unittest
@@ -125,3 +130,28 @@ def test_in_the_real_sandbox() -> None:
     asserts, units = asyncio.run(main())
     assert asserts.value == 0.5, asserts
     assert units.value == 0.5, units
+
+
+def test_right_code_under_another_name_passes_once_it_is_extracted_in_the_form_the_tests_need() -> None:
+    """The user never says what the function is called; the judge who extracts it is told."""
+    record = {
+        "instruct_prompt": "Add two numbers.",
+        "code_prompt": "def add(a, b):\n",
+        "entry_point": "add",
+        "test": UNIT,
+    }
+    row = code_row(record, "bigcodebench")
+    assert row is not None
+
+    def judge(request: Request) -> str:
+        asked = request.prompt[0].content
+        assert "Add two numbers." in asked and "def add(a, b):" in asked
+        (name,) = re.findall(r"The function the tests call is `(\w+)`", asked)
+        return json.dumps({"found": True, "runnable code": f"def {name}(x, y):\n    return x + y"})
+
+    options = {"sandbox": InProcess(), "judge": speaker(judge)}
+    conversation = Conversation(row)
+    conversation.say(Message("assistant", "```python\ndef plus(x, y):\n    return x + y\n```"))
+    metric = build_metric("runnable code->pass_rate", {}, **options)
+    assert asyncio.run(metric.score(conversation)).value == 0.5  # one of the two tests is wrong on purpose
+    assert asyncio.run(build_metric("pass_rate", {}, **options).score(conversation)).value == 0.0

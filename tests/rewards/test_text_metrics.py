@@ -74,6 +74,28 @@ def test_extraction_without_a_judge_needs_another_way() -> None:
     assert score(last, chat("hi", TEXT, reference=TEXT)).value == pytest.approx(1.0)
 
 
+def test_an_artefact_may_be_called_anything() -> None:
+    judge = in_turn(json.dumps({"found": True, "travel plan": TEXT}))
+    metric = build_metric("travel plan->bleu", {}, judge=judge)
+    assert score(metric, chat("hi", "Here it is.", reference=TEXT)).value == pytest.approx(1.0)
+    assert "the travel plan" in judge.requests[0].prompt[0].content
+
+
+def test_extraction_knows_the_goal_and_the_form_that_the_tests_need() -> None:
+    judge = in_turn(json.dumps({"found": True, "runnable code": "def task_func(): pass"}))
+    metric = build_metric("runnable code->bleu", {}, judge=judge)
+    row = {"goal": "Add two numbers.", "extraction_requirement": "Call it `task_func`.", "reference": TEXT}
+    score(metric, chat("hi", "def add(): pass", **row))
+    asked = judge.requests[0].prompt[0].content
+    assert "Add two numbers." in asked and "Call it `task_func`." in asked
+
+
+def test_the_names_of_the_originals_work_and_say_what_differs(caplog: pytest.LogCaptureFixture) -> None:
+    assert score(build_metric("bleu_score"), chat("hi", TEXT, reference=TEXT)).value == pytest.approx(1.0)
+    assert "metric 'bleu_score' is 'bleu' here: on words" in caplog.text
+    assert type(build_metric("document->bleu_score", {"extract": "last"}).inner).__name__ == "Bleu"
+
+
 @pytest.mark.parametrize(
     ("text", "block"),
     [

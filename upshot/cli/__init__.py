@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from upshot import __version__
+from upshot.cli.environment import load_environment
 from upshot.errors import user_error_in
 
 VERBS = ("demo", "train", "recipe", "eval", "view", "data", "score", "verify", "sandbox", "serve", "cache")
@@ -17,6 +18,7 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a verb; what the user must mend is one line on stderr and exit code 2."""
     words = list(sys.argv[1:] if argv is None else argv)
+    load_environment()
     if words[:1] == ["eval"] and words[1:2] in (["judge"], ["monitor"]):  # verbs of their own, with their own options
         from upshot.cli.eval import inner_parser
 

@@ -32,7 +32,7 @@ def _add_prepare(halves: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--dataset",
         required=True,
         metavar="SOURCE",
-        help="a .jsonl, .json, .parquet or .csv file, a folder, or a Hugging Face name",
+        help="a .jsonl, .json, .parquet or .csv file, a folder (save_to_disk, too), or a Hugging Face name",
     )
     add("--for", dest="purpose", required=True, choices=("sft", "rl", "dpo"), help="what the rows are for")
     add("--out", required=True, metavar="DIR", help="folder of the parquet files")
@@ -43,7 +43,14 @@ def _add_prepare(halves: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "task with a verifier, a behaviour (sycophancy, confidence …), or math-hard, medium … with a hidden goal; "
         "default: read off the dataset's name",
     )
-    add("--validation", type=float, default=0.1, metavar="SHARE", help="share of the goals held out (default 0.1)")
+    add("--task-desc", metavar="TEXT", help="rl: what the simulated user is told the task is (default: the task's own)")
+    add(
+        "--validation",
+        type=float,
+        default=0.1,
+        metavar="SHARE|N",
+        help="share of the goals held out, or how many of them (default 0.1); 0 writes no validation file",
+    )
     add(
         "--min-gap",
         type=float,
@@ -51,7 +58,14 @@ def _add_prepare(halves: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="GAP",
         help="dpo: least gap between chosen and rejected (default 0.1)",
     )
-    add("--min-score", type=float, metavar="SCORE", help="sft: least score of a conversation (default: none)")
+    add(
+        "--min",
+        type=_least,
+        action="append",
+        default=[],
+        metavar="METRIC=VALUE",
+        help="sft, dpo: least mean of a metric of what is imitated or chosen: score=0.5, accuracy=1 … (repeatable)",
+    )
     add(
         "--system",
         metavar="PROMPT",
@@ -61,6 +75,14 @@ def _add_prepare(halves: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--seed", type=int, default=0, help="which goals are held out (default 0)")
     add("--json", action="store_true", help="print the summary as one line of JSON")
     parser.set_defaults(run=run)
+
+
+def _least(text: str) -> tuple[str, float]:
+    name, _, value = text.rpartition("=")
+    try:
+        return name, float(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} should read METRIC=VALUE, such as accuracy=0.5") from error
 
 
 def _add_build(halves: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -103,10 +125,24 @@ def _add_build(halves: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="SHARE",
         help="share of the candidates with the proactive prompt (default 0.5)",
     )
+    add(
+        "--proactive",
+        choices=("system", "json"),
+        default="system",
+        help="form of that prompt: a system message, or CollabLLM's request for JSON (default system)",
+    )
+    add(
+        "--system-share",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="share of the other candidates with the plain system prompt; the rest have none (default 1)",
+    )
     add("--samples", type=int, default=3, help="futures a candidate (default 3)")
     add("--window", type=int, default=2, help="rounds a future lasts (default 2)")
     add("--max-messages", type=int, metavar="N", help="most messages of a conversation (default 14)")
     add("--metrics", metavar="NAME=WEIGHT,…", help="metrics of the reward (default: the task's own)")
+    add("--tokenizer", metavar="NAME", help="whose tokens token_amount counts, where the policy is no local model")
     add("--max-tokens", type=int, default=1024, help="most tokens of a reply (default 1024)")
     add("--temperature", type=float, default=1.0, help="of the replies (default 1.0)")
     add(
@@ -135,8 +171,11 @@ def _prepare(args: argparse.Namespace) -> int:
 
     from upshot.data.parquet import AGENT_NAME
     from upshot.data.prepare import Settings, prepare
+    from upshot.errors import UserError
     from upshot.tasks.collabllm_prompts import PLAIN, system_prompt
 
+    if args.purpose == "rl" and args.min:
+        raise UserError("--min is for sft and dpo: an rl row is a prompt, and no reply is taken from it")
     if args.purpose == "rl" and args.task:
         summary = _prepare_verified(args)
         if summary is not None:
@@ -146,11 +185,11 @@ def _prepare(args: argparse.Namespace) -> int:
         purpose=args.purpose,
         validation=args.validation,
         min_gap=args.min_gap,
-        min_score=args.min_score,
+        least=dict(args.min),
         system=None if args.system is None else system_prompt(args.system),
         default_system=PLAIN,
         source=name,
-        task_desc=description,
+        task_desc=args.task_desc or description,
         agent_name=args.agent_name or AGENT_NAME,
         seed=args.seed,
     )
@@ -169,8 +208,9 @@ def _prepare_verified(args: argparse.Namespace) -> Summary | None:
     task = verified_task(args.task, args.seed, system)
     if task is None:
         return None
-    if args.agent_name:
-        raise UserError(f"--agent-name is for rows with a hidden goal; those of '{args.task}' need no agent loop")
+    for flag, given in (("--agent-name", args.agent_name), ("--task-desc", args.task_desc)):
+        if given:
+            raise UserError(f"{flag} is for rows with a hidden goal; those of '{args.task}' have none")
     return prepare_verified(args.dataset, Path(args.out), task, args.validation, args.seed)
 
 

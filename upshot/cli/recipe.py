@@ -1,4 +1,4 @@
-"""`upshot recipe list|show|schema`: what recipes there are, and what one resolves to."""
+"""`upshot recipe list|show|schema|import`: what there is, what it resolves to, and a recipe out of others' settings."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb and its three halves."""
+    """Add the verb and its parts."""
     parser = subparsers.add_parser("recipe", help="list recipes, or show one resolved", description="Look at recipes.")
-    verbs = parser.add_subparsers(metavar="list|show|schema", required=True)
+    verbs = parser.add_subparsers(metavar="list|show|schema|import", required=True)
     listing = verbs.add_parser("list", help="the recipes that ship with the project")
     listing.set_defaults(run=run_list)
     show = verbs.add_parser("show", help="a recipe resolved, with the origin of each value")
@@ -18,6 +18,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     show.set_defaults(run=run_show)
     schema = verbs.add_parser("schema", help="the JSON schema of recipes, for editors")
     schema.set_defaults(run=run_schema)
+    other = verbs.add_parser(
+        "import",
+        help="a recipe out of a config or launch script of CollabLLM, its verl recipe or the classmate fork",
+        description="Turn a config (.yaml, .json) or a launch script (.sh) of CollabLLM, of its verl recipe or of the "
+        "classmate fork into a recipe. What it could not carry is listed with the reason. Nothing of theirs is run.",
+    )
+    other.add_argument("theirs", nargs="+", metavar="THEIRS", help="a .sh, .yaml or .json file, and those it names")
+    other.add_argument("--out", metavar="FILE", help="write the recipe there (default: print it)")
+    other.set_defaults(run=run_import)
 
 
 def run_list(args: argparse.Namespace) -> int:
@@ -65,4 +74,32 @@ def run_schema(args: argparse.Namespace) -> int:
     from upshot.recipe import Recipe
 
     print(json.dumps(Recipe.model_json_schema(), indent=2))
+    return 0
+
+
+def run_import(args: argparse.Namespace) -> int:
+    """The recipe on stdout or in a file, what was not carried on stderr."""
+    import sys
+    from pathlib import Path
+
+    import yaml
+
+    from upshot import config
+    from upshot.migrate.carry import carry
+    from upshot.migrate.theirs import read_all
+    from upshot.rollout.company import check_names
+
+    carried = carry(read_all(args.theirs))
+    names = ", ".join(Path(path).name for path in args.theirs)
+    check_names(config.validate(carried.recipe, names))
+    made = f"# Made from {names} by `upshot recipe import`.\n"
+    text = made + yaml.safe_dump(carried.recipe, sort_keys=False, allow_unicode=True)
+    if args.out:
+        Path(args.out).write_text(text, encoding="utf-8")
+    else:
+        print(text, end="")
+    for key, value, why in carried.left:
+        print(f"not carried: {key}={value}: {why}", file=sys.stderr)
+    if args.out:
+        print(f"{args.out}: {len(carried.left)} settings not carried; look at it with  upshot recipe show {args.out}")
     return 0

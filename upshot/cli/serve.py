@@ -14,6 +14,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; anything but loopback needs a key")
     parser.add_argument("--port", type=port, default=8000)
     parser.add_argument("--name", default="", help="the name clients ask for (default: MODEL)")
+    parser.add_argument("--any-name", action="store_true", help="answer whatever model a request names (default: 404)")
     parser.add_argument("--api-key", default="", help="ask clients for this key (default: $UPSHOT_API_KEY, else none)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 …")
     parser.add_argument(
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         kv_bytes=int(args.kv_gib * 2**30), max_running=args.max_running, max_waiting=args.max_waiting
     )
     model = EngineModel(Engine(module, settings=settings), tokenizer, args.name or args.model)
-    server = Server(model, key, args.max_tokens)
+    server = Server(model, key, args.max_tokens, args.any_name)
     print(f"serving {model.name} at http://{args.host}:{args.port}/v1 (health: /health, metrics: /metrics)", flush=True)
     uvicorn.run(server.app, host=args.host, port=args.port, log_level="warning", timeout_graceful_shutdown=5)
     return 0

@@ -20,15 +20,17 @@ from upshot.chat import Conversation, Message, Row, Turn, derive_seed
 from upshot.data.gather import POLICY
 from upshot.data.journal import Journal
 from upshot.data.outage import Outage
+from upshot.data.proactive import JsonProactive
 from upshot.errors import UserError
 from upshot.models.base import Sampling
 from upshot.participants.base import Observation, Participant
+from upshot.participants.llm_user import END_SIGNAL
 from upshot.rollout.company import Company
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.guard import describe
 from upshot.rollout.play import score_reply
 from upshot.rollout.policy import Policy
-from upshot.rollout.reply import Reply
+from upshot.rollout.reply import Future, Reply
 from upshot.rollout.stage import Stage
 from upshot.tasks.collabllm_prompts import PLAIN, PROACTIVE
 from upshot.time_limit import limited
@@ -44,6 +46,10 @@ class BuildSettings:
     """Replies tried at every turn."""
     proactive_share: float = 0.5
     """Share of them that the policy gives with the proactive prompt."""
+    proactive: str = "system"
+    """Form of that prompt: a `system` message, or CollabLLM's request for `json`."""
+    system_share: float = 1.0
+    """Share of the other candidates that have the plain system prompt; the rest have none."""
     samples: int = 3
     """Futures of a candidate."""
     window: int = 2
@@ -57,8 +63,9 @@ class BuildSettings:
     def __post_init__(self) -> None:
         if self.candidates < 1:
             raise UserError(f"candidates is {self.candidates}; at least one reply must be tried")
-        if not 0 <= self.proactive_share <= 1:
-            raise UserError(f"proactive-share is {self.proactive_share}; it is a share, from 0 to 1")
+        for name, share in (("proactive-share", self.proactive_share), ("system-share", self.system_share)):
+            if not 0 <= share <= 1:
+                raise UserError(f"{name} is {share}; it is a share, from 0 to 1")
         if self.max_messages < 2:
             raise UserError(f"max-messages is {self.max_messages}; a question and a reply are two")
 
@@ -109,8 +116,12 @@ class Builder:
         self.journal = journal
         (model,) = (model for name, model in company.models.items() if name.startswith(POLICY))
         self.plain = Policy(model, sampling=settings.sampling, system=PLAIN)
+        self.bare = Policy(model, sampling=settings.sampling)
         self.proactive = Policy(model, sampling=settings.sampling, system=PROACTIVE)
+        if settings.proactive == "json":
+            self.proactive = JsonProactive(model, sampling=settings.sampling)
         user = FirstAnswer(company.user) if company.user is not None else None
+        self.signal = str(getattr(company.user, "end_signal", END_SIGNAL))
         futures = Talk(company.metrics, company.weights, user, settings.samples, settings.window)
         self.stage = Stage(self.plain, futures)
 
@@ -171,7 +182,7 @@ class Builder:
     async def _turn(self, progress: Progress) -> dict[str, Any]:
         """Try all candidates, keep the best, hear what the user says to it."""
         replies = await self._candidates(progress)
-        candidates = [_tried(reply, kind, spoken) for reply, kind, spoken in replies]
+        candidates = [_tried(reply, kind, spoken, self.signal) for reply, kind, spoken in replies]
         scored = [i for i, c in enumerate(candidates) if c["score"] is not None]
         length = sum(turn.message.role != "system" for turn in progress.turns)
         line: dict[str, Any] = {"conv": progress.row.id, "turn": length, "candidates": candidates, "ended": None}
@@ -185,25 +196,22 @@ class Builder:
 
     async def _candidates(self, progress: Progress) -> list[tuple[Reply, str, str | None]]:
         """(reply, prompt it was given with, why it was not given) for every candidate."""
-        proactive = round(self.settings.candidates * self.settings.proactive_share)
         conversation = self._conversation(progress)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tried = [
-                    tasks.create_task(self._candidate(conversation, index, index < proactive))
-                    for index in range(self.settings.candidates)
+                    tasks.create_task(self._candidate(conversation, index, kind))
+                    for index, kind in enumerate(kinds_of(self.settings))
                 ]
         except ExceptionGroup as group:
             raise first_of(group) from group
         return [task.result() for task in tried]
 
-    async def _candidate(
-        self, conversation: Conversation, index: int, proactive: bool
-    ) -> tuple[Reply, str, str | None]:
-        kind = "proactive" if proactive else "plain"
+    async def _candidate(self, conversation: Conversation, index: int, kind: str) -> tuple[Reply, str, str | None]:
+        policy = {"proactive": self.proactive, "plain": self.plain, "bare": self.bare}[kind]
         reply = Reply(conversation.fork("candidate", index))
         try:
-            await (self.proactive if proactive else self.plain).reply(reply.conversation)
+            await policy.reply(reply.conversation)
         except UserError:
             raise
         except Exception as error:  # this candidate is missing, with the reason; its siblings are not
@@ -245,12 +253,29 @@ class Builder:
         return conversation
 
 
+def kinds_of(settings: BuildSettings) -> list[str]:
+    """With which prompt each candidate of a turn is given."""
+    proactive = round(settings.candidates * settings.proactive_share)
+    plain = round((settings.candidates - proactive) * settings.system_share)
+    return ["proactive"] * proactive + ["plain"] * plain + ["bare"] * (settings.candidates - proactive - plain)
+
+
 def _failure(reason: str) -> dict[str, Any]:
     """The end of a conversation for now: another run tries its turn again."""
     return {"ended": reason, "failed": reason}
 
 
-def _tried(reply: Reply, kind: str, failed: str | None) -> dict[str, Any]:
+def _session(future: Future, start: int, signal: str) -> list[dict[str, str]]:
+    """What was said after the reply; the user's leaving is written as the signal, as the published sets have it."""
+    said = [{"role": t.message.role, "content": t.message.content} for t in future.conversation.turns[start:]]
+    if future.conversation.ended != "user":
+        return said
+    if not said or said[-1]["role"] != "user":
+        return [*said, {"role": "user", "content": signal}]
+    return [*said[:-1], {"role": "user", "content": f"{said[-1]['content']} {signal}"}]
+
+
+def _tried(reply: Reply, kind: str, failed: str | None, signal: str) -> dict[str, Any]:
     """A candidate for the journal."""
     total = reply.reward.total
     if failed is not None:
@@ -261,10 +286,7 @@ def _tried(reply: Reply, kind: str, failed: str | None) -> dict[str, Any]:
         "prompt": kind,
         "score": total.value,
         "missing": total.reason if total.value is None else None,
-        "sessions": [
-            [{"role": t.message.role, "content": t.message.content} for t in future.conversation.turns[start:]]
-            for future in reply.futures
-        ],
+        "sessions": [_session(future, start, signal) for future in reply.futures],
         "rewards": {
             name: [future.scores[name].value for future in reply.futures if name in future.scores]
             for name in reply.reward.terms

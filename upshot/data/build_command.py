@@ -16,6 +16,7 @@ from upshot.data.journal import Journal
 from upshot.data.published import published_rows, push, summarise, write_published
 from upshot.models.base import Sampling
 from upshot.models.budget import Budget
+from upshot.rollout.company import metric_configs
 from upshot.tasks.collabllm import CollabTask
 from upshot.time_limit import call_seconds
 
@@ -37,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
 
         async def play() -> dict[str, float]:
             call_seconds.set(args.call_seconds)
-            async with gather(task, {"policy": args.policy}, args.user, args.judge, metrics, budget) as company:
+            people = gather(task, {"policy": args.policy}, args.user, args.judge, metrics, budget, args.tokenizer)
+            async with people as company:
                 with _progress(len(rows), lines, args.quiet or args.json) as show:
 
                     def told(line: dict[str, Any]) -> None:
@@ -50,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
         try:
             stats = asyncio.run(play())
         finally:
-            path = write_published(out, published_rows(rows, lines), list(metrics))
+            weights = {metric.name: metric.weight for metric in metric_configs(metrics)}
+            path = write_published(out, published_rows(rows, lines, weights), list(metrics))
     if args.push:
         push(path, args.push)
     _print({**summarise(rows, lines), "spent": budget.state(), "file": str(path)}, stats, args.json)
@@ -61,6 +64,8 @@ def _settings(args: argparse.Namespace, task: CollabTask) -> BuildSettings:
     return BuildSettings(
         candidates=args.candidates,
         proactive_share=args.proactive_share,
+        proactive=args.proactive,
+        system_share=args.system_share,
         samples=args.samples,
         window=args.window,
         max_messages=args.max_messages or task.max_messages,
@@ -72,8 +77,8 @@ def _settings(args: argparse.Namespace, task: CollabTask) -> BuildSettings:
 
 def _identity(args: argparse.Namespace, settings: BuildSettings, metrics: dict[str, Any]) -> dict[str, Any]:
     """What must stay the same when a build is resumed; limits, concurrency and the number of conversations need not."""
-    names = ("task", "file", "split", "policy", "user", "judge", "max_tokens", "temperature", "seed")
-    numbers = ("candidates", "proactive_share", "samples", "window", "max_messages")
+    names = ("task", "file", "split", "policy", "user", "judge", "tokenizer", "max_tokens", "temperature", "seed")
+    numbers = ("candidates", "proactive_share", "proactive", "system_share", "samples", "window", "max_messages")
     given = {name: getattr(args, name) for name in names}
     return {**given, **{name: getattr(settings, name) for name in numbers}, "metrics": metrics}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -41,11 +41,24 @@ class Candidate:
     """The single-turn set's other columns: unit tests, level, tags."""
     system: str = ""
     """The record's own system message."""
+    sessions: Sequence[Any] = ()
+    """The futures behind the score, as transcripts; none where the record holds none."""
+    rewards: Mapping[str, Any] = field(default_factory=dict)
+    """What each metric gave each of them."""
 
     @property
     def turn(self) -> int:
         """Length of the history: 1, 3, 5 …"""
         return len(self.history)
+
+    def measured(self, name: str) -> float | None:
+        """`score`, or the mean of a metric over the futures that have a value; None when it is missing."""
+        if name == "score":
+            return self.score
+        given = self.rewards.get(name.removeprefix("rewards."))
+        numbers = map(_number, given if isinstance(given, list) else [given])
+        values = [number for number in numbers if number is not None]
+        return sum(values) / len(values) if values else None
 
     @cached_property
     def goal_key(self) -> str:
@@ -83,6 +96,8 @@ def parse(record: Mapping[str, Any]) -> Candidate:
         reference=_text(record.get("single_turn_completion", record.get("reference"))),
         metadata=_mapping(record.get("single_turn_metadata")),
         system="\n".join(m.content for m in said if m.role == "system"),
+        sessions=record.get("sessions") or (),
+        rewards=_mapping(record.get("rewards")),
     )
 
 
@@ -93,8 +108,9 @@ def _spoken(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], str]:
         if len(said) != 1 or said[0].role != "assistant":
             raise Unusable("completion is not one assistant message")
         return _messages(record["prompt"], "user"), said[0].content
-    if record.get("messages"):
-        said = _messages(record["messages"], "user")
+    whole = record.get("messages") or record.get("prompt")  # the verl recipe's sft files call it prompt
+    if whole and not isinstance(whole, str):
+        said = _messages(whole, "user")
         if said[-1].role != "assistant":
             raise Unusable("messages do not end with the assistant")
         return said[:-1], said[-1].content

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from upshot.api import TokenCounter
 from upshot.chat import Row
 from upshot.errors import UserError
 from upshot.models.budget import Budget
@@ -28,8 +29,12 @@ def gather(
     judge: Spec | None,
     metrics: Mapping[str, Any],
     budget: Budget | None = None,
+    tokenizer: str | None = None,
 ) -> Company:
-    """Policies, simulated user, judge and metrics of a simulation, not yet started; equal specs share one model."""
+    """Policies, simulated user, judge and metrics of a simulation, not yet started; equal specs share one model.
+
+    tokenizer: whose tokens are counted; None: as the policy or its endpoint counts.
+    """
     specs = {f"{POLICY}{name}": read_spec(spec) for name, spec in policies.items()}
     if user and user != SCRIPT:
         specs["user"] = read_spec(user)
@@ -40,7 +45,11 @@ def gather(
         person = users.create("scripted", {}, "--user")
     elif user:
         person = Named(name="llm")
-    return assemble(task, specs, metric_configs(metrics), user=person, budget=budget)
+    counter = TokenCounter(tokenizer)
+    company = assemble(task, specs, metric_configs(metrics), user=person, budget=budget, tokenizer=counter)
+    if len(policies) == 1:  # several speak in tongues of their own
+        counter.policy = company.models[next(iter(specs))]
+    return company
 
 
 def open_task(name: str, file: str | None, **options: Any) -> CollabTask:

@@ -63,6 +63,11 @@ def rl_row(
             "single_turn_prompt": candidate.goal,
             "single_turn_completion": candidate.reference,
             "single_turn_metadata": json.dumps(dict(candidate.metadata), ensure_ascii=False, default=str),
+            "prompt": prompt,
+            "completion": candidate.completion,
+            "score": candidate.score,
+            "sessions": [[{"role": m["role"], "content": m["content"]} for m in s] for s in candidate.sessions],
+            "rewards": dict(candidate.rewards),
             "interaction_kwargs": {
                 "name": "collabllm",
                 "single_turn_prompt": candidate.goal,
@@ -78,8 +83,8 @@ def opening(candidate: Candidate, system: str) -> list[dict[str, str]]:
     return [{"role": m.role, "content": m.content} for m in said]
 
 
-def schema_for(purpose: str) -> pyarrow.Schema:
-    """The arrow schema of the sft, rl or dpo files."""
+def schema_for(purpose: str, metrics: Sequence[str] = ()) -> pyarrow.Schema:
+    """The arrow schema of the sft, rl or dpo files; rl rows keep what the metrics gave."""
     import pyarrow as pa
 
     text, number = pa.string(), pa.float64()
@@ -93,7 +98,11 @@ def schema_for(purpose: str) -> pyarrow.Schema:
     interaction = pa.struct([("name", text), ("single_turn_prompt", text), ("task_desc", text)])
     places = [("index", pa.int64()), ("split", text), ("conv_id", text), ("turn_id", pa.int64())]
     single_turn = [(f"single_turn_{part}", text) for part in ("prompt", "completion", "metadata")]
-    extra = pa.struct([*places, *single_turn, ("interaction_kwargs", interaction)])
+    reply: list[tuple[str, Any]] = [("prompt", messages), ("completion", text), ("score", number)]
+    reply += [("sessions", pa.list_(messages))]
+    if metrics:  # parquet has no struct without fields
+        reply.append(("rewards", pa.struct([(name, pa.list_(number)) for name in metrics])))
+    extra = pa.struct([*places, *single_turn, *reply, ("interaction_kwargs", interaction)])
     return pa.schema(
         [
             ("prompt", messages),

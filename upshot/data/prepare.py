@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,12 @@ from upshot.data.candidate import Candidate, Unusable, parse
 from upshot.data.parquet import AGENT_NAME, dpo_row, rl_row, schema_for, sft_row, write_parquet
 from upshot.data.select import best_and_worst, best_conversations, distinct_prompts, merge_duplicates
 from upshot.data.split import split_by_goal, without_goals_of
-from upshot.errors import UserError
+from upshot.errors import UserError, did_you_mean
 from upshot.tasks.tables import Record, read_tables
 
 PURPOSES = ("sft", "rl", "dpo")
-UNUSED = ("sessions", "rewards")
-"""Columns of the published sets that no row here is made of, and most of their bytes."""
+UNUSED = {"sft": ("sessions",), "dpo": ("sessions",), "rl": ()}
+"""Columns of the published sets that rows of a purpose are not made of, and most of their bytes."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Settings:
     purpose: str
     """sft, rl or dpo."""
     validation: float = 0.1
-    """Share of the goals that goes to validation."""
+    """Share of the goals that goes to validation; from 1 on: how many of them."""
     min_gap: float = 0.1
     """dpo: least difference of score between chosen and rejected."""
-    min_score: float | None = None
-    """sft: least score of a conversation; None keeps all."""
+    least: Mapping[str, float] = field(default_factory=dict)
+    """sft, dpo: least `score`, or mean of a metric, of what is imitated or chosen."""
     system: str | None = None
     """System prompt; None keeps a record's own or takes `default_system`, '' means none."""
     default_system: str = ""
@@ -71,22 +71,39 @@ def prepare(dataset: str, out: Path, settings: Settings) -> Summary:
     if settings.purpose not in PURPOSES:
         raise UserError(f"unknown purpose '{settings.purpose}'; data can be prepared for {', '.join(PURPOSES)}")
     check_share(settings.validation)
-    tables = read_tables(dataset, without=UNUSED)
+    tables = read_tables(dataset, without=UNUSED[settings.purpose])
     summary = Summary(settings.purpose, read=sum(map(len, tables.values())))
     splits = split_tables(tables, settings, summary.dropped)
+    metrics = metrics_of(c for candidates in splits.values() for c in candidates)
+    unknown = next((name for name in settings.least if name.removeprefix("rewards.") not in ("score", *metrics)), None)
+    if unknown is not None:
+        raise UserError(f"no metric '{unknown}' in '{dataset}'; {did_you_mean(unknown, ['score', *metrics])}")
     rows = {split: _rows(candidates, split, settings, summary) for split, candidates in splits.items()}
     check_rows(rows, dataset, summary)
-    for split, content in rows.items():
-        path = out / f"{settings.purpose}_{split}.parquet"
-        write_parquet(path, content, schema_for(settings.purpose))
-        summary.files.append(str(path))
+    write_splits(out, rows, schema_for(settings.purpose, metrics), summary)
     return summary
+
+
+def metrics_of(candidates: Iterable[Candidate]) -> list[str]:
+    """The metrics that any of the candidates was scored by, in the order of their first mention."""
+    return list(dict.fromkeys(name for candidate in candidates for name in candidate.rewards))
+
+
+def write_splits(out: Path, rows: Mapping[str, Sequence[Any]], schema: Any, summary: Summary) -> None:
+    """One parquet file a split; none for an empty one (many readers fail on it), nor one left from an earlier run."""
+    for split, content in rows.items():
+        path = out / f"{summary.purpose}_{split}.parquet"
+        if content:
+            write_parquet(path, content, schema)
+            summary.files.append(str(path))
+        else:
+            path.unlink(missing_ok=True)
 
 
 def check_share(validation: float) -> None:
     """Refuse a share of held-out goals that is none."""
-    if not 0 <= validation < 1:
-        raise UserError(f"validation is {validation}; it is a share of the goals, from 0 to below 1")
+    if not 0 <= validation < float("inf") or (validation > 1 and validation != int(validation)):
+        raise UserError(f"validation is {validation}; it is a share of the goals, from 0 to below 1, or their number")
 
 
 def check_rows(rows: Mapping[str, Sequence[Any]], dataset: str, summary: Summary) -> None:
@@ -126,10 +143,10 @@ def _rows(candidates: list[Candidate], split: str, settings: Settings, summary: 
     """The rows of one split, counted in the summary."""
     chosen: list[Candidate]
     if settings.purpose == "sft":
-        chosen = best_conversations(candidates, summary.dropped, settings.min_score)
+        chosen = best_conversations(candidates, summary.dropped, settings.least)
         rows = [sft_row(c, _system(c, settings)) for c in chosen]
     elif settings.purpose == "dpo":
-        pairs = best_and_worst(candidates, summary.dropped, settings.min_gap)
+        pairs = best_and_worst(candidates, summary.dropped, settings.min_gap, settings.least)
         chosen = [pair.chosen for pair in pairs]
         rows = [dpo_row(pair, _system(pair.chosen, settings)) for pair in pairs]
     else:

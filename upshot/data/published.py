@@ -1,7 +1,12 @@
-"""A build's journal → rows of the published format, one per candidate reply, and what happened in numbers."""
+"""A build's journal → rows of the published format, one per candidate reply, and what happened in numbers.
+
+Column by column what CollabLLM's own sets hold, so that its converters and metrics run on them: `sessions` are whole
+transcripts, the user's end signal included; `rewards` has the weighted sum as `MR`; `conv_id` is a number.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,10 +18,17 @@ from upshot.data.parquet import write_parquet
 from upshot.errors import UserError
 
 FILE = "candidates.parquet"
+MR = "MR"
+"""The multiturn-aware reward of each future, among its metrics."""
 
 
-def published_rows(rows: Sequence[Row], lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row per candidate that was given, in the order of goals and turns; a missing score stays missing."""
+def published_rows(
+    rows: Sequence[Row], lines: Iterable[Mapping[str, Any]], weights: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """One row per candidate that has a score, in the order of goals and turns.
+
+    The original's converters compare scores; candidates without one stay in the journal, with the reason.
+    """
     by_conversation: dict[str, list[Mapping[str, Any]]] = {}
     for line in latest(lines):
         by_conversation.setdefault(line["conv"], []).append(line)
@@ -25,8 +37,8 @@ def published_rows(rows: Sequence[Row], lines: Iterable[Mapping[str, Any]]) -> l
         history = [{"role": m.role, "content": m.content} for m in row.messages if m.role != "system"]
         for line in by_conversation.get(row.id, ()):
             for candidate in line.get("candidates", ()):
-                if candidate["completion"] is not None:
-                    out.append(_row(row, list(history), candidate))
+                if candidate["score"] is not None:
+                    out.append(_row(row, list(history), candidate, weights))
             if line.get("best") is not None:
                 history.append({"role": "assistant", "content": line["candidates"][line["best"]]["completion"]})
             if line.get("next") is not None:
@@ -39,20 +51,37 @@ def latest(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return list({(line["conv"], line["turn"]): line for line in lines}.values())
 
 
-def _row(row: Row, history: list[dict[str, str]], candidate: Mapping[str, Any]) -> dict[str, Any]:
-    meta = {key: value for key, value in row.meta.items() if key != "task_desc"}
+def _row(
+    row: Row, history: list[dict[str, str]], candidate: Mapping[str, Any], weights: Mapping[str, float]
+) -> dict[str, Any]:
+    start = [*history, {"role": "assistant", "content": candidate["completion"]}]
     return {
         "prompt": history,
         "completion": candidate["completion"],
-        "conv_id": row.id,
+        "conv_id": number_of(row.id),
         "turn_id": len(history),
         "score": candidate["score"],
         "single_turn_prompt": str(row.goal),
         "single_turn_completion": "" if row.reference is None else str(row.reference),
-        "single_turn_metadata": json.dumps(meta, ensure_ascii=False, default=str),
-        "sessions": candidate["sessions"],
-        "rewards": candidate["rewards"],
+        "single_turn_metadata": {"source": row.source} | {k: v for k, v in row.meta.items() if k != "task_desc"},
+        "sessions": [start + session for session in candidate["sessions"]],
+        "rewards": {**candidate["rewards"], MR: weighted_sums(candidate["rewards"], weights)},
     }
+
+
+def number_of(name: str) -> int:
+    """A number for a conversation that stays its own when sets are put together."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest(), "big")
+
+
+def weighted_sums(rewards: Mapping[str, Sequence[float | None]], weights: Mapping[str, float]) -> list[float | None]:
+    """The weighted sum of the metrics for every future, without clamps; None where one of them is missing."""
+    futures = zip(*(rewards[name] for name in rewards), strict=True)
+    factors = [weights[name] for name in rewards]
+    return [
+        None if None in values else sum(f * v for f, v in zip(factors, values, strict=True) if v is not None)
+        for values in futures
+    ]
 
 
 def write_published(folder: Path, rows: Sequence[dict[str, Any]], metrics: Sequence[str]) -> Path:
@@ -61,22 +90,43 @@ def write_published(folder: Path, rows: Sequence[dict[str, Any]], metrics: Seque
 
     text, number = pa.string(), pa.float64()
     messages = pa.list_(pa.struct([("role", text), ("content", text)]))
-    single_turn = [(f"single_turn_{part}", text) for part in ("prompt", "completion", "metadata")]
+    facts = metadata_column([row["single_turn_metadata"] for row in rows])
     schema = pa.schema(
         [
             ("prompt", messages),
             ("completion", text),
-            ("conv_id", text),
+            ("conv_id", pa.int64()),
             ("turn_id", pa.int64()),
             ("score", number),
-            *single_turn,
+            ("single_turn_prompt", text),
+            ("single_turn_completion", text),
+            ("single_turn_metadata", pa.array(facts).type if facts else pa.struct([("source", text)])),
             ("sessions", pa.list_(messages)),
-            ("rewards", pa.struct([(name, pa.list_(number)) for name in metrics])),
+            ("rewards", pa.struct([(name, pa.list_(number)) for name in (*metrics, MR)])),
         ]
     )
     path = folder / FILE
-    write_parquet(path, rows, schema)
+    write_parquet(path, [{**row, "single_turn_metadata": f} for row, f in zip(rows, facts, strict=True)], schema)
     return path
+
+
+def metadata_column(facts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Metadata with the same keys in every row; values that no one type holds become JSON text."""
+    keys = dict.fromkeys(key for one in facts for key in one)
+    columns = {key: _one_type([one.get(key) for one in facts]) for key in keys}
+    return [{key: columns[key][i] for key in keys} for i in range(len(facts))]
+
+
+def _one_type(values: list[Any]) -> list[Any]:
+    import pyarrow as pa
+
+    try:
+        kind = pa.array(values).type
+        if pa.types.is_struct(kind) and not kind.num_fields:  # parquet has no struct without fields
+            raise pa.ArrowInvalid(kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return [None if value is None else json.dumps(value, ensure_ascii=False, default=str) for value in values]
+    return values
 
 
 def summarise(rows: Sequence[Row], lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from upshot.data.candidate import Candidate
@@ -38,7 +38,7 @@ def merge_duplicates(candidates: Iterable[Candidate], dropped: Counter[str]) -> 
 
 
 def best_conversations(
-    candidates: Sequence[Candidate], dropped: Counter[str], min_score: float | None = None
+    candidates: Sequence[Candidate], dropped: Counter[str], least: Mapping[str, float] | None = None
 ) -> list[Candidate]:
     """SFT: per conversation the best reply of its last turn, which carries the best replies before it in its history.
 
@@ -57,8 +57,9 @@ def best_conversations(
             _count(dropped, "no score at the last turn", len(own))
             continue
         best = max(usable, key=_score)
-        if min_score is not None and _score(best) < min_score:
-            _count(dropped, "score below the minimum", len(own))
+        low = too_low(best, least or {})
+        if low is not None:
+            _count(dropped, low, len(own))
             continue
         _count(dropped, "not the best of its conversation", len(own) - 1)
         chosen.append(best)
@@ -72,7 +73,9 @@ def distinct_prompts(candidates: Sequence[Candidate], dropped: Counter[str]) -> 
     return _unique(with_goal, dropped, "same prompt and goal", with_reply=False)
 
 
-def best_and_worst(candidates: Sequence[Candidate], dropped: Counter[str], min_gap: float) -> list[Pair]:
+def best_and_worst(
+    candidates: Sequence[Candidate], dropped: Counter[str], min_gap: float, least: Mapping[str, float] | None = None
+) -> list[Pair]:
     """DPO: per history the best against the worst reply, where their scores are at least `min_gap` apart."""
     turns: dict[bytes, list[Candidate]] = {}
     for candidate in candidates:
@@ -87,10 +90,23 @@ def best_and_worst(candidates: Sequence[Candidate], dropped: Counter[str], min_g
             _count(dropped, "only one scored candidate", 1)
         elif _score(best) - _score(worst) < max(min_gap - ROUNDING, ROUNDING):
             _count(dropped, f"gap below {min_gap:g}", len(tried))
+        elif (low := too_low(best, least or {})) is not None:
+            _count(dropped, low, len(tried))
         else:
             _count(dropped, "neither best nor worst", len(tried) - 2)
             pairs.append(Pair(best, worst))
     return pairs
+
+
+def too_low(candidate: Candidate, least: Mapping[str, float]) -> str | None:
+    """Why a candidate is not good enough by its metrics, the first reason; None when it is."""
+    for name, value in least.items():
+        measured = candidate.measured(name)
+        if measured is None:
+            return f"no {name}"
+        if measured < value:
+            return f"{name} below {value:g}"
+    return None
 
 
 def _unique(candidates: Sequence[Candidate], dropped: Counter[str], why: str, with_reply: bool) -> list[Candidate]:

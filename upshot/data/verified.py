@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from upshot.chat import Row
 from upshot.data.candidate import Unusable
-from upshot.data.parquet import write_parquet
-from upshot.data.prepare import Summary, check_rows, check_share
+from upshot.data.prepare import Summary, check_rows, check_share, write_splits
 from upshot.data.truth import TEST_COLUMNS, ground_truth, style
 from upshot.errors import UserError
 from upshot.tasks.base import tasks
@@ -57,11 +56,10 @@ def prepare_verified(dataset: str, out: Path, task: VerifiedTask, validation: fl
     splits = split_rows(parsed, validation, seed, summary.dropped)
     check_rows(splits, dataset, summary)
     for split, rows in splits.items():
-        path = out / f"rl_{split}.parquet"
-        write_parquet(path, [record_of(row, number, split) for number, row in enumerate(rows)], schema())
         summary.rows[split] = len(rows)
         summary.goals[split] = len(set(map(question_key, rows)))
-        summary.files.append(str(path))
+    records = {s: [record_of(row, number, s) for number, row in enumerate(rows)] for s, rows in splits.items()}
+    write_splits(out, records, schema(), summary)
     return summary
 
 

@@ -16,6 +16,9 @@ import numpy as np
 from upshot.engine.sequence import Grammar
 from upshot.errors import UserError
 
+WHITESPACE = r"\n? {0,8}"
+"""All that may stand between two parts of a JSON text. Unlimited blanks are a place where weak models stay for ever."""
+
 
 def available() -> bool:
     """Whether the JSON schema library is installed."""
@@ -65,7 +68,8 @@ class SchemaCompiler:
         """A factory of fresh grammar states for a schema."""
         from llguidance import LLMatcher
 
-        text = LLMatcher.grammar_from_json_schema(json.dumps(dict(schema)))
+        own = {"whitespace_pattern": WHITESPACE, **schema.get("x-guidance", {})}
+        text = LLMatcher.grammar_from_json_schema(json.dumps({**schema, "x-guidance": own}))
         trouble = LLMatcher.validate_grammar(text, self._tokenizer)
         if trouble:
             raise UserError(f"the JSON schema cannot be enforced: {trouble}")

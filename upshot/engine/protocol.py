@@ -123,17 +123,17 @@ class Shared(Strict):
     def schema_of(self) -> dict[str, Any] | None:
         """The JSON schema asked for."""
         form = self.response_format or {}
-        kind = form.get("type", "text")
+        kind = form.get("type") or "text"
         if kind == "text":
             return None
         if kind == "json_object":
             return {"type": "object"}
         if kind == "json_schema":
             described = form.get("json_schema")
-            schema = described.get("schema", {"type": "object"}) if isinstance(described, dict) else None
+            schema = described.get("schema") or {"type": "object"} if isinstance(described, dict) else None
             if not isinstance(schema, dict):
                 raise UserError("response_format.json_schema.schema must be a JSON schema, an object")
-            return schema or {"type": "object"}
+            return schema
         raise UserError(f"response_format.type '{kind}' is not known; use text, json_object or json_schema")
 
 

@@ -55,10 +55,12 @@ def failure(status: int, message: str, kind: str = "invalid_request_error") -> J
 class Server:
     """Routes and counters of one served model."""
 
-    def __init__(self, model: EngineModel, api_key: str = "", max_tokens: int = 1024) -> None:
+    def __init__(self, model: EngineModel, api_key: str = "", max_tokens: int = 1024, any_name: bool = False) -> None:
         self.model = model
         self.api_key = api_key
         self.max_tokens = max_tokens
+        self.any_name = any_name
+        """Whether a request that names another model is answered all the same."""
         self.pieces = Pieces(model.tokenizer)
         self.counts = {"requests": 0, "refused": 0, "failed": 0, "disconnected": 0}
         self.seconds = 0.0
@@ -102,6 +104,13 @@ class Server:
             return failure(status, str(error), error.reason)
         return failure(400, str(error))
 
+    def _check_name(self, asked: ChatRequest | CompletionRequest) -> None:
+        """Refuse a request for another model; one that names none means the one that is here."""
+        if asked.model not in ("", self.model.name) and not self.any_name:
+            raise NotAdmitted(
+                404, f"no model '{asked.model}' here, only '{self.model.name}' (upshot serve --any-name takes any name)"
+            )
+
     # --- small endpoints
 
     async def health(self) -> dict[str, Any]:
@@ -127,6 +136,7 @@ class Server:
 
     async def chat(self, asked: ChatRequest, http: HttpRequest) -> Any:
         """POST /v1/chat/completions."""
+        self._check_name(asked)
         [request] = asked.requests(self.max_tokens)
         if asked.stream:
             return self._stream(asked, [request], http)
@@ -137,6 +147,7 @@ class Server:
 
     async def completions(self, asked: CompletionRequest, http: HttpRequest) -> Any:
         """POST /v1/completions."""
+        self._check_name(asked)
         prompts = asked.prompts(self._encode)
         requests, scores = asked.requests(prompts), asked.scores(prompts)
         for ids in prompts:  # also those of which nothing is computed, and before anything is

@@ -27,6 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="system prompt of a row: plain, proactive, none or a text file (default: proactive for the row of that "
         "name, plain for the others)",
     )
+    add(
+        "--tokenizer",
+        metavar="NAME",
+        help="whose tokens token_amount counts (default: as each endpoint counts)",
+    )
     add("--max-messages", type=int, metavar="N", help="most messages of a conversation (default 14)")
     add("--max-tokens", type=int, default=1024, help="most tokens of a reply (default 1024)")
     add("--temperature", type=float, default=1.0, help="of the replies (default 1.0)")

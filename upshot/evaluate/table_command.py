@@ -43,7 +43,8 @@ class Plan:
 
     def identity(self) -> dict[str, Any]:
         """What must stay the same when an evaluation is resumed; models and goals may be added."""
-        names = ("task", "file", "split", "user", "judge", "max_messages", "max_tokens", "temperature", "seed")
+        who, how = ("task", "file", "split", "user", "judge"), ("max_messages", "max_tokens", "temperature", "seed")
+        names = (*who, "tokenizer", *how)
         return {**{name: getattr(self.args, name) for name in names}, "metrics": dict(self.metrics)}
 
     def speaker(self, name: str) -> str:
@@ -110,7 +111,8 @@ async def _play(plan: Plan, openings: Journal, rollouts: Journal, lines: list[di
     budget = Budget(max_calls=args.max_calls, max_dollars=args.max_dollars)
     if rollouts.lines:
         budget.restore(max((line["spent"] for line in rollouts.lines), key=lambda spent: spent["calls"]))
-    async with gather(plan.task, models, args.user, args.judge, plan.metrics, budget) as company:
+    people = gather(plan.task, models, args.user, args.judge, plan.metrics, budget, args.tokenizer)
+    async with people as company:
         evaluation = Evaluation(
             plan.task,
             company,

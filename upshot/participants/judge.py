@@ -37,6 +37,7 @@ class Judge:
         whole: bool = False,
         max_tokens: int = 2048,
         repairs: int = 2,
+        show_goal: bool = True,
     ) -> None:
         """Make the judge.
 
@@ -44,6 +45,7 @@ class Judge:
         key: the JSON key the rating comes under.
         low, high: the range of the rating; anything else is asked for again.
         whole: whether only whole numbers are ratings.
+        show_goal: whether the judge is told the hidden goal.
         """
         self.model = model
         self.rubric = rubric
@@ -53,6 +55,7 @@ class Judge:
         self.whole = whole
         self.sampling = Sampling(max_tokens=max_tokens, temperature=0.0)
         self.repairs = repairs
+        self.show_goal = show_goal
         kind: dict[str, Any] = {"type": "number", "minimum": low, "maximum": high}
         if whole:
             kind = {"type": "integer", "enum": list(range(int(low), int(high) + 1))}
@@ -61,7 +64,7 @@ class Judge:
     async def rate(self, conversation: Conversation) -> Score:
         """The rating of a finished conversation, its last word included; or missing with the reason."""
         flaws: list[str] = []
-        prompt = judge_prompt(self.rubric, conversation)
+        prompt = judge_prompt(self.rubric, conversation, self.show_goal)
         try:
             answer = await ask(self.model, prompt, self.schema, self._flaw, self.sampling, "judge", self.repairs, flaws)
         except ModelCallError as error:
@@ -86,12 +89,12 @@ class Judge:
         return None
 
 
-def judge_prompt(rubric: str, conversation: Conversation) -> str:
+def judge_prompt(rubric: str, conversation: Conversation, show_goal: bool = True) -> str:
     """What a judge is shown of a conversation."""
     return render(
         rubric,
         task=task_of(conversation, ""),
-        goal=as_text(conversation.row.goal),
+        goal=as_text(conversation.row.goal) if show_goal else "",
         reference=as_text(conversation.row.reference),
         conversation=as_lines(conversation.messages),
     )
@@ -103,7 +106,9 @@ async def extract_artefact(model: Model, artefact: str, conversation: Conversati
     prompt = render(
         "extract",
         artefact=artefact,
-        description=DESCRIPTIONS[artefact],
+        description=DESCRIPTIONS.get(artefact, f"the {artefact}"),
+        goal=as_text(conversation.row.goal),
+        requirement=as_text(conversation.row.meta.get("extraction_requirement")),
         conversation=as_lines(conversation.messages),
     )
 

@@ -6,6 +6,7 @@ lives in `conversation.session['user']`; the object itself only counts, so it se
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,6 +22,8 @@ from upshot.participants.template import render
 from upshot.participants.transcript import as_lines, as_text, task_of
 
 END_SIGNAL = "[[TERMINATE CHAT]]"
+SIGNAL_VARIABLE = "COLLABLLM_TERMINATION_SIGNAL"
+"""The environment variable that CollabLLM takes another signal from."""
 SCHEMA = text_schema("current_answer", "thought", "response")
 _NAMES = {"user": "You", "assistant": "Assistant", "tool": "Tool"}
 
@@ -36,7 +39,7 @@ class LLMUser(User):
         task_description: str = "",
         persona: str | list[str] = "plain",
         vagueness: Literal["low", "medium", "high"] = "medium",
-        end_signal: str = END_SIGNAL,
+        end_signal: str = "",
         template: str = "user",
         temperature: float = 1.0,
         max_tokens: int = 512,
@@ -52,6 +55,7 @@ class LLMUser(User):
             comes first.
         persona: a name of `personas.PERSONAS`, 'mixed', a list to draw from by row, or a description in words.
         vagueness: how much the user tells by itself.
+        end_signal: what the user writes to leave (default: $COLLABLLM_TERMINATION_SIGNAL, else [[TERMINATE CHAT]]).
         template: name or path (.j2) of the prompt.
         repairs: how often an unusable or out-of-role answer is asked for again.
         paste_share: share of copied word 6-grams (`quality.pasted`) from which a message counts as a pasted goal.
@@ -62,7 +66,7 @@ class LLMUser(User):
         self.task_description = task_description or str(getattr(task, "description", ""))
         self.persona = persona
         self.vagueness = VAGUENESS[vagueness]
-        self.end_signal = end_signal
+        self.end_signal = end_signal or os.environ.get(SIGNAL_VARIABLE) or END_SIGNAL
         self.template = template
         self.sampling = Sampling(max_tokens=max_tokens, temperature=temperature)
         self.repairs = repairs

@@ -21,6 +21,7 @@ from upshot.tasks.collabllm_records import (
     coqa_row,
     facts,
     is_candidate,
+    is_dialogue,
     is_rl,
     math_row,
     medium_row,
@@ -106,9 +107,9 @@ class CollabTask(Task):
         return self._rows
 
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
-        """The whole conversations of sft parquet (rows with `messages`)."""
-        records = self._load().get(split, [])
-        return [messages_from(record["messages"]) for record in records if record.get("messages")][: self.limit]
+        """The whole conversations of sft parquet: rows with `messages`, or with a `prompt` that is one."""
+        said: list[Any] = [record.get("messages") or record.get("prompt") for record in self._load().get(split, [])]
+        return [messages_from(messages) for messages in said if is_dialogue(messages)][: self.limit]
 
     def vocabulary(self) -> Sequence[str]:
         """The commonest words of prompts, replies, goals and references, when `tiny_words` asks for any."""

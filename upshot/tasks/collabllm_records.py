@@ -46,7 +46,15 @@ def code_row(record: Record, source: str) -> Row | None:
     solution = f"{record.get('code_prompt') or ''}{record.get('canonical_solution') or ''}"
     kept = ("task_id", "test", "entry_point", "libs", "code_prompt")
     meta: dict[str, Any] = {key: record[key] for key in kept if key in record}
+    meta["extraction_requirement"] = record.get("extraction_requirement") or code_form(meta)
     return _row(source, str(record["instruct_prompt"]), solution, meta)
+
+
+def code_form(meta: Mapping[str, Any]) -> str:
+    """What extracted code must look like for the tests to find it: the name they call, and how it begins."""
+    name, start = str(meta.get("entry_point") or ""), str(meta.get("code_prompt") or "").rstrip()
+    told = [f"Runnable Python, no code fences. The function the tests call is `{name}`."] if name else []
+    return "\n".join([*told, *([f"It begins with:\n{start}"] if start else [])])
 
 
 def coqa_row(record: Record, source: str) -> Row | None:
@@ -65,8 +73,8 @@ def coqa_row(record: Record, source: str) -> Row | None:
 
 def plain_row(record: Record, source: str) -> Row | None:
     """A row of any prompt/completion file; None when it has no prompt, or is one of sft or dpo parquet."""
-    if "chosen" in record or "messages" in record:  # prepared for dpo or sft: nothing to play from
-        return None
+    if "chosen" in record or "messages" in record or is_dialogue(record.get("prompt")):
+        return None  # prepared for dpo or sft: nothing to play from
     goal = _said(record.get("goal", record.get("single_turn_prompt", record.get("prompt"))))
     reference = _said(record.get("reference", record.get("single_turn_completion", record.get("completion"))))
     if not goal:
@@ -89,6 +97,12 @@ def rl_row(record: Record, source: str) -> Row | None:
     name = f"{source}/{fingerprint(goal)}/{fingerprint(json.dumps([m.to_dict() for m in messages]))}"
     reference = record.get("ground_truth") or (record.get("reward_model") or {}).get("ground_truth")
     return Row(name, messages, goal, reference, record.get("data_source") or source, meta)
+
+
+def is_dialogue(value: Any) -> bool:
+    """Whether a value is the messages of a conversation in which the assistant has the last word."""
+    last = value[-1] if isinstance(value, list) and value else None
+    return isinstance(last, Mapping) and last.get("role") == "assistant"
 
 
 def is_rl(record: Record) -> bool:

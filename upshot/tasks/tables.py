@@ -1,9 +1,11 @@
-"""Tables from anywhere: a .jsonl, .json, .parquet or .csv file, a folder of them, or a Hugging Face name.
+"""Tables from anywhere: a .jsonl, .json, .parquet, .csv or .arrow file, a folder of them, or a Hugging Face name.
 
-A Hub name is `owner/name`, or `owner/name@config` where the dataset has several.
+A folder may be one that `datasets` wrote with save_to_disk. A Hub name is `owner/name`, or `owner/name@config` where
+the dataset has several.
 
-Covers reading only: the result is plain dictionaries by split. What the columns mean is decided by the caller.
-`datasets` is imported only for a Hugging Face name; without a network that is one clear line.
+Covers reading only: the result is plain dictionaries by split. What the columns mean is decided by the caller; only
+CollabLLM's nested conversations are taken apart (`nested.py`). `datasets` is imported only for a Hugging Face name;
+without a network that is one clear line.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 
 from upshot import jsonl
 from upshot.errors import UserError
+from upshot.tasks.nested import unnested
 
 Record = dict[str, Any]
 
@@ -28,6 +31,7 @@ SPLITS = {
     "validation": "validation",
     "dev": "validation",
     "test": "test",
+    "eval": "validation",
 }
 """Words in a file name (or splits of the Hub) that say which split it is."""
 
@@ -42,6 +46,11 @@ def read_tables(
     `hub_splits` picks splits of a Hub dataset by their own names (they then count as 'train'); columns `without` which
     the caller can do are not read from parquet and the Hub, where they can be most of the bytes.
     """
+    tables = _tables(source, hub_splits, without)
+    return {split: unnested(records) for split, records in tables.items()}
+
+
+def _tables(source: str, hub_splits: tuple[str, ...], without: tuple[str, ...]) -> dict[str, list[Record]]:
     path = Path(source).expanduser()
     if path.is_dir():
         return _folder(path, without)
@@ -72,12 +81,27 @@ def split_of(file_name: str) -> str:
 
 def _folder(folder: Path, without: tuple[str, ...]) -> dict[str, list[Record]]:
     files = sorted(p for p in folder.rglob("*") if p.suffix in READERS and p.is_file() and p.name[0] not in "._")
+    if any(file.suffix == ".arrow" for file in files):  # save_to_disk, whose .json files describe the data
+        files = [file for file in files if file.suffix == ".arrow"]
     if not files:
         raise UserError(f"folder '{folder}' holds no file ending in {', '.join(READERS)}")
     tables: dict[str, list[Record]] = {}
     for file in files:
-        tables.setdefault(split_of(file.name), []).extend(read_table(file, without))
+        named = file.parent.name if file.suffix == ".arrow" and file.parent != folder else file.name
+        tables.setdefault(split_of(named), []).extend(read_table(file, without))
     return tables
+
+
+def _arrow(path: Path) -> Iterator[Record]:
+    """A stream of record batches, as `datasets` writes it."""
+    import pyarrow
+
+    try:
+        with pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as batches:
+            for batch in batches:
+                yield from batch.to_pylist()
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise UserError(f"{path} is not readable as arrow: {error}") from error
 
 
 def _jsonl(path: Path) -> Iterator[Record]:
@@ -121,6 +145,7 @@ READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
     ".json": _json,
     ".parquet": _parquet,
     ".csv": _csv,
+    ".arrow": _arrow,
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from upshot.chat import Message, messages_from
 from upshot.errors import UserError
+from upshot.tasks.collabllm_records import is_dialogue
 
 COLUMNS = ("prompt", "chosen", "rejected")
 SCORES = ("score_chosen", "score_rejected")
@@ -26,12 +27,17 @@ class Preference:
 
 
 def read_dialogues(path: str) -> list[tuple[Message, ...]]:
-    """Whole conversations from a parquet or JSONL file with a `messages` column (or prompt and completion)."""
+    """Whole conversations from a parquet or JSONL file with a `messages` column (or prompt and completion).
+
+    A `prompt` that ends with the assistant is a whole conversation, too: so the verl recipe writes them.
+    """
     dialogues = []
     for record in _records(path, "sft"):
         messages = record.get("messages")
         if messages is None and "prompt" in record and "completion" in record:
             messages = [*_as_messages(record["prompt"], "user"), *_as_messages(record["completion"], "assistant")]
+        elif messages is None and is_dialogue(record.get("prompt")):
+            messages = record["prompt"]
         if messages is None:
             raise UserError(f"train.data '{path}': a row has no 'messages' and no 'prompt' with 'completion'")
         dialogues.append(messages_from(messages))

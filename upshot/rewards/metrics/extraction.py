@@ -7,6 +7,7 @@ policy's, not a failure to measure: the artefact is then empty, marked `absent` 
 
 from __future__ import annotations
 
+import difflib
 import re
 from abc import ABC, abstractmethod
 
@@ -18,6 +19,9 @@ from upshot.score import Score
 from upshot.time_limit import limited
 
 ARTEFACTS = ("answer", "code", "document")
+"""Artefacts that the judge is told more about; any other is asked for by the words that name it."""
+TYPO = 0.85
+"""How alike a name must be to one of those to be taken for a slip of the pen."""
 WAYS = ("fence", "judge", "last")
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})(.*)")
 
@@ -117,9 +121,9 @@ def last_fence(text: str) -> str | None:
 
 
 def check_extraction(artefact: str, how: str, where: str = "") -> None:
-    """Raise when the artefact or the way to find it is unknown."""
+    """Raise when the artefact is misspelled or the way to find it unknown."""
     place = f" in {where}" if where else ""
-    if artefact not in ARTEFACTS:
+    if artefact not in ARTEFACTS and difflib.get_close_matches(artefact, ARTEFACTS, 1, TYPO):
         raise UserError(f"unknown artefact '{artefact}'{place}; {did_you_mean(artefact, ARTEFACTS)}")
     if how not in WAYS:
         raise UserError(f"unknown way '{how}' to extract a {artefact}{place}; {did_you_mean(how, WAYS)}")

@@ -9,11 +9,19 @@ from upshot.rewards.metrics.judged import Judged
 
 @metrics.register("interactivity")
 class Interactivity(Judged):
-    """Understanding, clarification and suggestions, from 0 to 1."""
+    """Understanding, clarification and suggestions, from 0 to 1, by a judge who knows no more than the assistant did.
+
+    `show_goal: true` tells the judge what the person wanted.
+    """
 
     intrinsic = True
 
     def __init__(
-        self, judge: Model | None = None, rubric: str = "interactivity", max_tokens: int = 2048, repairs: int = 2
+        self,
+        judge: Model | None = None,
+        rubric: str = "interactivity",
+        max_tokens: int = 2048,
+        repairs: int = 2,
+        show_goal: bool = False,
     ) -> None:
-        super().__init__(rubric, judge, "interactivity", 0.0, 1.0, max_tokens=max_tokens, repairs=repairs)
+        super().__init__(rubric, judge, "interactivity", 0.0, 1.0, False, max_tokens, repairs, show_goal)

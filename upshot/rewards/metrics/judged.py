@@ -29,13 +29,14 @@ class Judged(Metric):
         whole: bool = False,
         max_tokens: int = 2048,
         repairs: int = 2,
+        show_goal: bool = True,
     ) -> None:
         if judge is None:
             raise UserError(f"the metric with the rubric '{rubric}' needs a judge model; the recipe names none")
         if not low < high:
             raise UserError(f"the rubric '{rubric}' has the range {low:g} to {high:g}; low must be below high")
         template_source(rubric)
-        self.judge = Judge(judge, rubric, key, low, high, whole, max_tokens, repairs)
+        self.judge = Judge(judge, rubric, key, low, high, whole, max_tokens, repairs, show_goal)
 
     async def score(self, conversation: Conversation) -> Score:
         """The judge's rating."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from upshot.chat import Conversation
+from upshot.chat import Conversation, Turn
 from upshot.rewards.metric import Metric, metrics
 from upshot.score import Reason, Score
 
@@ -13,8 +13,10 @@ from upshot.score import Reason, Score
 class TokenAmount(Metric):
     """Assistant tokens of the reply and all that follows it, in single tokens of the policy's tokenizer.
 
-    One unit everywhere: tokens, not thousands. A weight of −0.0001 is the λ = 1e-4 of the paper. The history that was
-    given in the row is not counted: the reply under training did not spend it.
+    One number by every route (training, an endpoint, a file): what the tokenizer makes of thought and answer, without
+    the template's own tokens. Only where no tokenizer is at hand do the sampled ids count, or the endpoint's word. One
+    unit everywhere: tokens, not thousands. A weight of −0.0001 is the λ = 1e-4 of the paper. The history that was given
+    in the row is not counted: the reply under training did not spend it.
     """
 
     intrinsic = True
@@ -24,15 +26,16 @@ class TokenAmount(Metric):
 
     async def score(self, conversation: Conversation) -> Score:
         """The number of tokens; missing when a turn has no ids and there is no tokenizer to count with."""
-        total = 0
-        for turn in conversation.turns[len(conversation.row.messages) :]:
-            if turn.sample is not None:
-                total += len(turn.sample.ids)
-            elif turn.message.role == "assistant":
-                if self.tokenizer is not None:
-                    total += len(self.tokenizer.encode(turn.message.content, add_special_tokens=False))
-                elif "tokens" in turn.note:  # as the policy's own endpoint counted them
-                    total += int(turn.note["tokens"])
-                else:
-                    return Score.missing(Reason.NOT_SCORED, "token_amount: no tokenizer")
-        return Score(float(total))
+        own = conversation.turns[len(conversation.row.messages) :]
+        counts = [self._count(turn) for turn in own if turn.message.role == "assistant"]
+        if None in counts:
+            return Score.missing(Reason.NOT_SCORED, "token_amount: no tokenizer")
+        return Score(float(sum(count for count in counts if count is not None)))
+
+    def _count(self, turn: Turn) -> int | None:
+        if self.tokenizer:
+            said = (turn.message.content, str(turn.note.get("thought") or ""))
+            return sum(len(self.tokenizer.encode(text, add_special_tokens=False)) for text in said if text)
+        if turn.sample is not None:
+            return len(turn.sample.ids)
+        return int(turn.note["tokens"]) if "tokens" in turn.note else None

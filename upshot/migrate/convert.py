@@ -1,0 +1,311 @@
+"""Values of theirs that mean the same under another form here. Each conversion gives recipe keys with their values.
+
+A conversion that cannot raises `Left` with the reason; the setting is then listed as not carried.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import Any
+
+Values = Mapping[str, Any]
+Conversion = Callable[[Any, Values, str], dict[str, Any]]
+CONVERSIONS: dict[str, Conversion] = {}
+"""By the name that `how` has in table.yaml; called with the value, all settings, and the last part of the key."""
+THOUSANDS = 1000
+"""Tokens of one unit of the original's token_amount."""
+PROVIDERS = {"gpt": "openai", "o1": "openai", "o3": "openai", "claude": "anthropic", "gemini": "gemini"}
+
+
+class Left(Exception):
+    """Why a setting was not carried."""
+
+
+def conversion(function: Conversion) -> Conversion:
+    """Decorator: known by the function's name."""
+    CONVERSIONS[function.__name__] = function
+    return function
+
+
+def _same(key: str, words: Mapping[str, Any], what: str) -> Conversion:
+    def convert(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+        if str(value) not in words:
+            raise Left(f"{what} are {', '.join(words)}")
+        return {key: words[str(value)]}
+
+    return convert
+
+
+ESTIMATORS = {"grpo": "grpo", "grpo_w_classmate": "dr-grpo", "rloo": "rloo", "gdpo": "gdpo", "gdpo_wo_bn": "separated"}
+NORMS = {"token-mean": "token", "seq-mean-token-mean": "sequence", "seq-mean-token-sum-norm": "constant"}
+KINDS = {
+    "vanilla_reward": "vanilla",
+    "remove_wo_cot": "without-thought",
+    "random_truncate": "vanilla",
+    "help_other_questions": "other-question",
+    "help_other_similar_questions": "similar-question",
+}
+CONVERSIONS |= {
+    "length_norm": _same("train.length_norm", NORMS, "ways to average that are known"),
+    "kl_type": _same("train.kl_estimator", {"low_var_kl": "k3", "k3": "k3", "mse": "k2", "k2": "k2"}, "KL estimators"),
+    "classmate_reward": _same("futures.reward", KINDS, "classmate rewards"),
+    "classmate_tokens": _same("futures.tokens", {"classmate_partial": "kept", "all": "all"}, "token modes"),
+    "classmate_mode": _same("futures.mode", {"continue_cot": "continue", "answer": "answer"}, "continue modes"),
+}
+
+
+@conversion
+def estimator(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """gae is PPO, a method; the others are estimators."""
+    if value == "gae":
+        return {"train.method": "ppo"}
+    if value not in ESTIMATORS:
+        raise Left(f"estimators that are known: gae, {', '.join(ESTIMATORS)}")
+    return {"train.advantage": ESTIMATORS[value]}
+
+
+@conversion
+def by_std(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """Without the standard deviation GRPO is Dr.GRPO."""
+    return {} if value else {"train.advantage": "dr-grpo"}
+
+
+@conversion
+def kl_on(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """Off is a weight of 0; on is what the weight says."""
+    return {} if value else {"train.kl": 0.0}
+
+
+@conversion
+def kl(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """The weight counts where the loss is on."""
+    return {"train.kl": value} if theirs.get("actor_rollout_ref.actor.use_kl_loss", True) else {}
+
+
+@conversion
+def clip(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """One number there, two here."""
+    return {"train.clip_low": value, "train.clip_high": value}
+
+
+@conversion
+def minibatches(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """How many updates a step's prompts make."""
+    batch = theirs.get("data.train_batch_size")
+    if not isinstance(batch, int) or not isinstance(value, int) or value < 1:
+        raise Left("it is counted against data.train_batch_size, which is not set")
+    return {"train.minibatches": max(1, batch // value)}
+
+
+@conversion
+def batch(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """Examples of an update: those of a device times the accumulation times the processes."""
+    size = theirs.get("--batch_size", theirs.get("--per_device_train_batch_size", 1))
+    for factor in ("--gradient_accumulation_steps", "--nproc_per_node"):
+        size *= theirs.get(factor, 1)
+    if not isinstance(size, int):
+        raise Left("it is no whole number that can be read off the script")
+    return {"train.prompts_per_step": size}
+
+
+@conversion
+def rounds(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """Messages there, pairs of them here."""
+    return {"futures.window": (int(value) + 1) // 2}
+
+
+@conversion
+def not_negative(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """−1 there is 0 here."""
+    keys = {"save_freq": "train.save_every", "test_freq": "eval.every", "top_k": "episode.top_k"}
+    if not isinstance(value, int):
+        raise Left("it is no whole number that can be read off the script")
+    return {keys.get(part, "train.warmup_steps"): max(0, value)}
+
+
+@conversion
+def lora(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """The originals' own adapter."""
+    return {"model.lora.r": theirs.get("--peft_r", 32)} if value else {}
+
+
+@conversion
+def rank(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """Rank 0 trains all weights."""
+    return {"model.lora.r": value} if value else {}
+
+
+@conversion
+def names(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """A list, or names with commas between them; all-linear is the default of models without the seven projections."""
+    if value == "all-linear":
+        return {}
+    return {"model.lora.targets": value if isinstance(value, list) else [v.strip() for v in str(value).split(",")]}
+
+
+@conversion
+def file(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """One file; the home folder as `~`."""
+    files = value if isinstance(value, list) else [value]
+    if len(files) != 1:
+        raise Left("a task reads one file a split; put them into a folder, or mix tasks (task.name=mix)")
+    key = "task.validation_file" if part == "val_files" else "task.train_file"
+    return {key: re.sub(r"^\$\{?HOME\}?", "~", str(files[0]))}
+
+
+@conversion
+def name(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """A run is named in one word."""
+    return {"name": re.sub(r"[^\w.-]+", "-", str(value)).strip("-")[:80]}
+
+
+@conversion
+def trackers(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """File and console are always there."""
+    asked = value if isinstance(value, list) else [value]
+    return {"trackers": [one for one in asked if one in ("wandb", "tensorboard", "trackio")]}
+
+
+@conversion
+def wandb(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """A project means that wandb is used."""
+    return {"trackers": ["wandb"]}
+
+
+@conversion
+def weight(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """A metric with its weight."""
+    return {f"metrics.{part}": value}
+
+
+@conversion
+def metrics(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """Names and weights of the original's two flags; its token_amount counts thousands."""
+    asked = _list(theirs.get("--metric_names", []))
+    weights = _list(theirs.get("--metric_weights", [1.0] * len(asked)))
+    if len(weights) != len(asked):
+        raise Left(f"{len(asked)} metrics and {len(weights)} weights")
+    given = dict(zip(asked, weights, strict=True))
+    return {f"metrics.{n}": w / THOUSANDS if n == "token_amount" else w for n, w in given.items()}
+
+
+@conversion
+def user(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """The simulated user's model and its sampling."""
+    given = _mapping(value)
+    own = {f"futures.user.{k}": given[k] for k in ("temperature", "max_tokens") if k in given}
+    return {"models.user": spec(given), "futures.user.name": "llm", "futures.user.model": "user", **own}
+
+
+@conversion
+def interaction(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """The file of the simulated user, which is given beside the script or not at all."""
+    if any(key.startswith("interaction.") for key in theirs):
+        return {}
+    raise Left("give that file as well; without it the user is the published one, gpt-4o-mini")
+
+
+@conversion
+def user_model(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """The simulated user's model."""
+    return {"models.user.model": spec({"model": value}), "futures.user.name": "llm", "futures.user.model": "user"}
+
+
+@conversion
+def user_option(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """The simulated user's sampling, under the same names."""
+    return {f"futures.user.{part}": value}
+
+
+@conversion
+def user_retries(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """How often a failed call is repeated."""
+    return {"models.user.retries": value}
+
+
+@conversion
+def assistant(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """The policy's sampling; which model it is `--model_name` says."""
+    given = _mapping(value)
+    return {f"episode.{k}": given[k] for k in ("temperature", "max_tokens", "top_p") if k in given}
+
+
+@conversion
+def judge(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """The judge's model."""
+    return {"models.judge": spec(_mapping(value) if not _is_name(value) else {"model": value})}
+
+
+@conversion
+def judge_tokens(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """A limit of the judge's answers."""
+    raise Left("each judged metric has its own max_tokens (2048): reward.metrics.accuracy.max_tokens=…")
+
+
+@conversion
+def monitor(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """The model that reads thoughts at evaluation."""
+    return {"models.monitor": spec({"model": value}), "eval.monitor": "monitor"}
+
+
+@conversion
+def classmates(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """Each classmate a helper model, with its own markers where they are set."""
+    out: dict[str, Any] = {}
+    found = []
+    marks = [theirs.get(f"reward_model.classmate_think_{end}_str") for end in ("start", "end")]
+    for number, model in enumerate(_list(value)):
+        own = "peer" if number == 0 else f"peer{number + 1}"
+        out[f"models.{own}"] = f"local:{model}"
+        found.append({"name": own, **({"think": marks} if all(marks) else {})})
+    return {**out, "futures.classmates": found}
+
+
+def _think(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    marks = [theirs.get(f"reward_model.think_{end}_str") for end in ("start", "end")]
+    if not all(marks):
+        raise Left("a marker alone; both are needed")
+    return {"episode.think": marks}
+
+
+def _with_classmates(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    return {}  # carried with the classmates themselves
+
+
+CONVERSIONS |= {"think_open": _think, "think_close": _think}
+CONVERSIONS |= {"classmate_open": _with_classmates, "classmate_close": _with_classmates}
+
+
+def spec(given: Mapping[str, Any]) -> Any:
+    """A model of litellm's naming as a spec: an address, a provider's, or a Hub name in this process."""
+    model = str(given.get("model", ""))
+    address = given.get("api_base") or given.get("base_url")
+    if address:
+        return {"url": address, "model": model.removeprefix("openai/")}
+    if "/" not in model:
+        provider = next((p for start, p in PROVIDERS.items() if model.startswith(start)), "openai")
+        return f"{provider}/{model}"
+    known = PurePath(model).parts[0] in {"openai", "anthropic", "gemini", "azure", "together_ai", "groq", "mistral"}
+    return model if known else f"local:{model}"
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and not value.lstrip().startswith("{")
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise Left("it is no JSON object") from error
+    if not isinstance(value, Mapping):
+        raise Left("it is no JSON object")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list) else [value]
