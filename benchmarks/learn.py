@@ -234,11 +234,14 @@ def run(name: str, args: argparse.Namespace, device: torch.device) -> None:
     for title in [title for title in every if not args.ways or any(wanted in title for wanted in args.ways)]:
         for budget in args.budgets or [BUDGETS[name]]:
             learner.config = learner.config.model_copy(update={"token_budget": budget})
+            row: dict[str, float] = {}
             try:
                 row = one(learner, data, title, budget, args, device)
-            except (ImportError, torch.OutOfMemoryError, RuntimeError, TypeError, AttributeError) as error:
+            except Exception as error:  # one way that fails must not cost the others their turn on a GPU
+                print(f"  {title:22} {budget:7} {type(error).__name__}: {str(error)[:200]}", flush=True)
+            if not row:
                 learner.optimizer.zero_grad()
-                print(f"  {title:22} {budget:7} {type(error).__name__}: {str(error).splitlines()[0][:120]}", flush=True)
+                gc.collect()
                 continue
             rate = tokens / row["best_s"]
             print(
