@@ -231,6 +231,7 @@ def run(name: str, args: argparse.Namespace, device: torch.device) -> None:
     )
     kinds = [make.__name__ for make in states_of(module)]
     every = [*(f"{kind}, shared" for kind in kinds), *kinds, "padded", "trl"]
+    rows: dict[str, dict[str, float]] = {}
     for title in [title for title in every if not args.ways or any(wanted in title for wanted in args.ways)]:
         for budget in args.budgets or [BUDGETS[name]]:
             learner.config = learner.config.model_copy(update={"token_budget": budget})
@@ -243,6 +244,7 @@ def run(name: str, args: argparse.Namespace, device: torch.device) -> None:
                 learner.optimizer.zero_grad()
                 gc.collect()
                 continue
+            rows[title] = row
             rate = tokens / row["best_s"]
             print(
                 f"  {title:22} {budget:7} {rate:9.0f} {work / row['best_s'] / 1e12:8.1f} {row['peak_gb']:8.2f} "
@@ -251,6 +253,13 @@ def run(name: str, args: argparse.Namespace, device: torch.device) -> None:
             )
             if args.json:
                 print(json.dumps({"shape": name, "way": title, "budget": budget, "tokens_s": rate, **row}), flush=True)
+
+    for peer in {"padded", "trl"} & rows.keys():
+        gaps = [
+            max(abs(row[key] - rows[peer][key]) / (abs(rows[peer][key]) + 1e-9) for row in rows.values())
+            for key in ("loss", "grad_norm")
+        ]
+        print(f"  farthest from {peer}: loss {gaps[0]:.1e}, gradient norm {gaps[1]:.1e} (relative)", flush=True)
 
 
 def one(
