@@ -1,11 +1,7 @@
-"""Log-probabilities from hidden states: those of all logits at once, whatever the chunks; the kernels too."""
+"""Log-probabilities from hidden states: those of all logits at once, whatever the chunks."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,24 +72,3 @@ def test_no_rows_are_no_log_probabilities() -> None:
     )
     assert found.shape == (0,) and spread is not None and spread.shape == (0,)
     found.sum().backward()
-
-
-def run_checks(interpret: bool) -> None:
-    """In a process of its own: the interpreter is chosen when Triton is first imported."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    env |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""} if interpret else {"TRITON_INTERPRET": "0"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    command.append(str(Path(__file__).with_name("logprob_checks.py")))
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-
-
-def test_the_kernels_agree_with_pytorch_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    run_checks(interpret=True)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_the_kernels_agree_with_pytorch_on_the_device() -> None:
-    run_checks(interpret=False)

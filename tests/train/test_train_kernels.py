@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-CHECKS = ["block_kernel_checks.py"]
+CHECKS = ["block_kernel_checks.py", "logprob_kernel_checks.py"]
 
 
 def run_checks(file: str, interpret: bool) -> None:
@@ -26,7 +26,7 @@ def run_checks(file: str, interpret: bool) -> None:
 
 
 @pytest.mark.parametrize("file", CHECKS)
-def test_kernels_agree_with_autograd_in_the_interpreter(file: str) -> None:
+def test_kernels_agree_with_pytorch_in_the_interpreter(file: str) -> None:
     pytest.importorskip("triton")
     run_checks(file, interpret=True)
 
@@ -34,5 +34,5 @@ def test_kernels_agree_with_autograd_in_the_interpreter(file: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("file", CHECKS)
-def test_kernels_agree_with_autograd_on_the_device(file: str) -> None:
+def test_kernels_agree_with_pytorch_on_the_device(file: str) -> None:
     run_checks(file, interpret=False)

@@ -1,4 +1,4 @@
-"""Kernels of log-probabilities and of sums against plain PyTorch: run by test_logprobs.py in a process of its own."""
+"""Kernels of log-probabilities and sums against plain PyTorch: run by test_train_kernels.py in its own process."""
 
 from __future__ import annotations
 
