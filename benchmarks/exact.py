@@ -135,7 +135,7 @@ class Compare(PolicyGradient):
 
     wrong = count = 0
 
-    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, dict[str, Tensor]]:
         """The policy loss, after a look."""
         self.wrong += int((found.logprobs != batch.columns["old"]).sum())
         self.count += len(found.logprobs)

@@ -16,7 +16,7 @@ from upshot.train.batch import Datum, Found, micro_batches, pack, shareable, unp
 from upshot.train.dropout import without_dropout
 from upshot.train.forward import Forward
 from upshot.train.master import MasterAdamW
-from upshot.train.objectives import Objective
+from upshot.train.objectives import Logs, Objective
 from upshot.train.reading import forward_of
 
 
@@ -81,7 +81,7 @@ class Learner:
         """Accumulate the gradient of the objective over all units; what to log."""
         data = [datum for unit in units for datum in unit]
         objective.begin(data, self.max_tokens, self.config.length_norm)
-        logs: dict[str, float] = {}
+        logs: Logs = {}
         self._rng = self._rng or random_states()
         self.module.train()
         # Replies that share a beginning would share its noise.
@@ -95,8 +95,8 @@ class Learner:
                 loss.backward()  # type: ignore[no-untyped-call]
                 self.optimizer.gather()
                 for name, value in more.items():
-                    logs[name] = logs.get(name, 0.0) + value
-        return logs
+                    logs[name] = logs[name] + value if name in logs else value
+        return dict(zip(logs, torch.stack([*logs.values()]).tolist(), strict=True)) if logs else {}
 
     def step(self) -> dict[str, float]:
         """Clip the gradient, take one optimizer step, tell the sampler."""

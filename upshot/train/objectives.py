@@ -12,6 +12,9 @@ from upshot.train import losses
 from upshot.train.batch import Batch, Datum, Found
 from upshot.train.surrogates.base import surrogate
 
+Logs = dict[str, Tensor]
+"""Scalars where they were computed: to read one at once would wait for the GPU in every micro-batch."""
+
 
 class Objective(ABC):
     """A loss over a step's data, computed micro-batch by micro-batch.
@@ -34,12 +37,12 @@ class Objective(ABC):
         self.by = losses.Denominator(mode, len(data), tokens, max_tokens)
 
     @abstractmethod
-    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, Logs]:
         """This micro-batch's share of the loss and of the logged values."""
 
-    def share(self, per_token: Tensor) -> float:
+    def share(self, per_token: Tensor) -> Tensor:
         """This micro-batch's share of a mean over the step's trained tokens."""
-        return float(per_token.detach().sum()) / max(self.by.tokens, 1)
+        return per_token.detach().sum() / max(self.by.tokens, 1)
 
 
 class Sft(Objective):
@@ -47,10 +50,10 @@ class Sft(Objective):
 
     dropout = True
 
-    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, Logs]:
         """Mean negative log-likelihood."""
         loss = losses.normalise(-found.logprobs, batch, self.by)
-        return loss, {"loss/nll": float(loss.detach())}
+        return loss, {"loss/nll": loss.detach()}
 
 
 class PolicyGradient(Objective):
@@ -61,7 +64,7 @@ class PolicyGradient(Objective):
         self.surrogate = surrogate(config.loss.name, config.loss.options)
         self.needs_entropy = bool(config.entropy)
 
-    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, Logs]:
         """Surrogate x importance + kl x divergence - entropy bonus."""
         config, columns, logprobs = self.config, batch.columns, found.logprobs
         pg = self.surrogate(batch, logprobs, config)
@@ -80,7 +83,7 @@ class PolicyGradient(Objective):
         if config.entropy:
             per_token = per_token - config.entropy * entropy
         loss = losses.normalise(per_token, batch, self.by)
-        logs["loss/policy"] = float(loss.detach())
+        logs["loss/policy"] = loss.detach()
         return loss, logs
 
 
@@ -89,7 +92,7 @@ class Ppo(PolicyGradient):
 
     needs_values = True
 
-    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, Logs]:
         """Policy loss + value_weight × value loss."""
         loss, logs = super().loss(batch, found)
         if found.values is None:
@@ -97,7 +100,7 @@ class Ppo(PolicyGradient):
         columns = batch.columns
         errors = losses.clipped_value(found.values, columns["values"], columns["returns"], self.config.clip_high)
         value_loss = losses.normalise(errors, batch, self.by)
-        logs["loss/value"] = float(value_loss.detach())
+        logs["loss/value"] = value_loss.detach()
         return loss + self.config.value_weight * value_loss, logs
 
 
@@ -107,7 +110,7 @@ class Dpo(Objective):
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
 
-    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, Logs]:
         """Mean over pairs of the preference loss."""
         own, reference = batch.sums(found.logprobs), batch.sums(batch.columns["reference"])
         gained = own - reference
@@ -117,7 +120,7 @@ class Dpo(Objective):
         pairs = max(self.by.sequences // 2, 1)
         loss = losses.preference(margin, self.config.beta, self.config.dpo_loss).sum() / pairs
         return loss, {
-            "loss/dpo": float(loss.detach()),
-            "dpo/accuracy": float((margin.detach() > 0).float().sum()) / pairs,
-            "dpo/margin": float(self.config.beta * margin.detach().sum()) / pairs,
+            "loss/dpo": loss.detach(),
+            "dpo/accuracy": (margin.detach() > 0).float().sum() / pairs,
+            "dpo/margin": self.config.beta * margin.detach().sum() / pairs,
         }
