@@ -104,6 +104,9 @@ class EpisodeConfig(Section):
     """Keep the k likeliest tokens; 0 keeps all."""
     system: str = ""
     """A system prompt for the policy, put before the row's own messages."""
+    long_prompts: Literal["error", "filter", "truncate"] = "error"
+    """Rows whose prompt leaves no room for a reply in the model's context. error: refused before the run begins.
+    filter: left out. truncate: the beginning of their longest message is left out."""
     think: tuple[str, str] | None = ("<think>", "</think>")
     """Markers around the policy's thoughts, which nobody else hears; None: everything it writes is said."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="key=value", help="such as train.lr=1e-5 futures.samples=3"
     )
-    parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, train nothing")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check everything (keys, endpoints, files, model, prompts …), print the plan, train nothing",
+    )
+    parser.add_argument("--offline", action="store_true", help="check without calling any endpoint or asking the hub")
     parser.add_argument("--resume", metavar="DIR", help="go on with the run in this folder")
     parser.add_argument("--quiet", action="store_true", help="print only the run folder")
     parser.add_argument("--json", action="store_true", help="print a line of JSON per step")
@@ -36,22 +42,23 @@ def run(args: argparse.Namespace) -> int:
     from upshot.train.folder import RunFolder
 
     recipe, folder = _recipe(args)
+    if not _checked(recipe, args, resumed=folder is not None):
+        return 2
     if args.dry_run:
-        from upshot.train.plan import plan
-
-        print(plan(recipe))
         return 0
-    if folder is None:
-        from upshot.rollout.company import check_names
-
-        check_names(recipe)
-        folder = RunFolder.create(recipe)
-    from upshot.train.runner import train
+    from upshot.train.runner import train_checked
     from upshot.view.report import write_report
 
+    new = folder is None
+    folder = folder or RunFolder.create(recipe)
     try:
-        train(recipe, folder, make_reporter(args.quiet, args.json))
+        train_checked(recipe, folder, make_reporter(args.quiet, args.json))
     except BaseException:
+        if new:
+            folder.drop_failed_start()
+        if folder.begun:
+            with contextlib.suppress(Exception):  # a run that was stopped can be looked at, too
+                write_report(folder.path)
         if folder.latest() is not None:
             print(f"go on with  upshot train --resume {folder.path}", file=sys.stderr)
         raise
@@ -59,6 +66,22 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         print(folder.path if args.quiet else f"run folder  {folder.path}\nreport      {page}")
     return 0
+
+
+def _checked(recipe: Recipe, args: argparse.Namespace, resumed: bool) -> bool:
+    """Whether nothing is wrong with the recipe; a line for each thing that is, and with --dry-run the plan."""
+    from upshot.train.checks import find
+    from upshot.train.plan import plan
+
+    findings = find(recipe, args.offline, resumed)
+    wrong = [finding.says for finding in findings if finding.fatal]
+    notes = [finding.says for finding in findings if not finding.fatal]
+    if args.dry_run and not wrong:
+        print(plan(recipe))
+    if not args.quiet:
+        print("".join(f"note       {' '.join(says.split())}\n" for says in notes), end="", file=sys.stderr)
+    print("".join(f"upshot: {' '.join(says.split())}\n" for says in wrong), end="", file=sys.stderr)
+    return not wrong
 
 
 def _recipe(args: argparse.Namespace) -> tuple[Recipe, RunFolder | None]:

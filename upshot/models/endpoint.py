@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from upshot.errors import UserError
+from upshot.errors import UserError, did_you_mean
 from upshot.models.base import Abilities, ModelCallError, Request
 from upshot.models.budget import Budget
 from upshot.models.guarded import AttemptFailed, GuardedModel
@@ -32,6 +34,8 @@ from upshot.models.wire import (
 
 if TYPE_CHECKING:
     import aiohttp
+
+log = logging.getLogger(__name__)
 
 ID_SERVERS = ("vllm", "upshot")
 """Owners, as their model lists name them, that answer `return_token_ids`."""
@@ -130,6 +134,8 @@ class EndpointModel(GuardedModel):
                     f"{self.spec.url} serves {sorted(owners) or 'no list of models'}: name one with 'model'"
                 )
             self.served = next(iter(owners))
+        if owners and self.served not in owners:
+            tell_unlisted(self.spec.url or "", self.served, tuple(sorted(owners)))
         if self.spec.token_ids is None and owners.get(self.served) in ID_SERVERS:
             self.abilities = replace(self.abilities, ids_out=True, seed=True, scores=True)
 
@@ -238,6 +244,12 @@ class EndpointModel(GuardedModel):
         variable = key_variable(self.spec)
         way_out = f"is the key in ${variable} right?" if variable else "name the variable with the key: api_key_env"
         return UserError(f"{self.spec.url} refuses us (HTTP {status}); {way_out}")
+
+
+@lru_cache  # said once, however often a model is started
+def tell_unlisted(url: str, served: str, listed: tuple[str, ...]) -> None:
+    """Warn of a name that an endpoint does not list: some serve what they do not list, most do not."""
+    log.warning("%s does not list the model '%s'; %s", url, served, did_you_mean(served, listed[:20]))
 
 
 def key_variable(spec: ModelSpec) -> str | None:

@@ -17,7 +17,6 @@ SPECIALS = ["<|pad|>", "<|end|>", "<|unknown|>", "<|system|>", "<|user|>", "<|as
 
 def tiny_tokenizer(words: Sequence[str]) -> Any:
     """A transformers tokenizer that knows just these words, with a chat template."""
-    import_frameworks()
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit

@@ -104,18 +104,18 @@ class Policy:
         return own or self.tools
 
     def _shown(self, conversation: Conversation) -> Conversation:
-        """The conversation as this model sees it: with its own system prompt in front."""
-        if not self.system:
-            return conversation
-        first = conversation.turns[:1]
-        own = self.system
-        rest = conversation.turns
-        if first and first[0].message.role == "system":
-            own = f"{first[0].message.content}\n\n{own}"
-            rest = conversation.turns[1:]
-        return Conversation(
-            conversation.row, conversation.seed, conversation.key, (Turn(Message("system", own)), *rest)
-        )
+        return shown(conversation, self.system)
+
+
+def shown(conversation: Conversation, system: str) -> Conversation:
+    """The conversation as a model with a system prompt of its own sees it: with that in front."""
+    if not system:
+        return conversation
+    rest = conversation.turns
+    if rest and rest[0].message.role == "system":
+        system = f"{rest[0].message.content}\n\n{system}"
+        rest = rest[1:]
+    return Conversation(conversation.row, conversation.seed, conversation.key, (Turn(Message("system", system)), *rest))
 
 
 def _sample(completion: Completion, context: Sequence[int]) -> Sample:

@@ -9,9 +9,11 @@ report.html     written at the end and by `upshot view`
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -24,12 +26,16 @@ from upshot import __version__, config, jsonl
 from upshot.errors import UserError
 from upshot.recipe import Recipe
 from upshot.train.checkpoints import Checkpoint, Checkpoints
+from upshot.train.lock import NAME as LOCK
 from upshot.train.lock import locked
 from upshot.train.phases import order
 from upshot.whole_files import write_json, write_whole
 
 PACKAGES = ("torch", "transformers", "numpy", "tokenizers", "pydantic", "peft")
 METRICS, ROLLOUTS, SPENT = "metrics.jsonl", "rollouts.jsonl", "spent.json"
+WRITTEN = ("recipe.yaml", "versions.json", "status.json", "report.html", METRICS, ROLLOUTS, SPENT)
+FOLDERS = ("checkpoints", "reference", "start", "tensorboard", "samples")
+"""What a run writes into its folder."""
 
 
 class RunFolder:
@@ -41,21 +47,50 @@ class RunFolder:
 
     @classmethod
     def create(cls, recipe: Recipe) -> RunFolder:
-        """A new folder with the recipe and versions in it."""
-        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        path = Path(recipe.run_dir) if recipe.run_dir else Path("runs") / f"{recipe.name}-{stamp}"
-        if (path / "recipe.yaml").exists():
-            raise UserError(
-                f"run folder '{path}' already holds a run; continue it with --resume {path}, or choose another run_dir"
-            )
+        """A new folder with the recipe and versions in it; what a failed start left in its place goes."""
+        path = place_of(recipe)
         folder = cls(path)
+        folder.check_free()
         try:
             folder.checkpoints.path.mkdir(parents=True, exist_ok=True)
-            folder.write_recipe(recipe)
-            write_json(path / "versions.json", versions())
+            with folder.locked(lambda _: None):
+                folder._clear()
+                folder.checkpoints.path.mkdir(exist_ok=True)
+                folder.write_recipe(recipe)
+                write_json(path / "versions.json", versions())
         except OSError as error:
-            raise UserError(f"cannot write run folder '{path}': {error.strerror}; set run_dir=…") from error
+            raise UserError(cannot_write(path, error.strerror or str(error))) from error
         return folder
+
+    def check_free(self) -> None:
+        """Refuse a folder that holds a run which has finished a step."""
+        if self.begun:
+            raise UserError(
+                f"run folder '{self.path}' already holds a run; continue it with --resume {self.path}, "
+                "or choose another run_dir"
+            )
+
+    @property
+    def begun(self) -> bool:
+        """Whether a run came to a step in it, or to its end."""
+        metrics = self.path / METRICS
+        return (metrics.is_file() and metrics.stat().st_size > 0) or self._status().get("state") == "finished"
+
+    def drop_failed_start(self) -> None:
+        """Take the folder away again when its run never came to a step and saved nothing."""
+        if self.begun or self.latest() is not None:
+            return
+        self._clear()
+        (self.path / LOCK).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # something else is in it, which stays
+            self.path.rmdir()
+
+    def _clear(self) -> None:
+        """Remove what a run writes; what somebody else put into the folder stays."""
+        for name in WRITTEN:
+            (self.path / name).unlink(missing_ok=True)
+        for name in FOLDERS:
+            shutil.rmtree(self.path / name, ignore_errors=True)
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -90,14 +125,18 @@ class RunFolder:
 
     def status(self, state: str, **more: Any) -> None:
         """Say how the run stands, since when, and how many seconds it has run in all."""
-        path = self.path / "status.json"
-        before = (jsonl.parse(path.read_bytes()) if path.is_file() else None) or {}
+        before = self._status()
         now = time.time()
         seconds = before.get("seconds", 0.0)
         if before.get("state") == "running" and state != "running":
             seconds += now - before.get("time", now)
         started = before.get("started", now)
-        write_json(path, {"state": state, "started": started, "time": now, "seconds": seconds, **more})
+        told = {"state": state, "started": started, "time": now, "seconds": seconds, **more}
+        write_json(self.path / "status.json", told)
+
+    def _status(self) -> dict[str, Any]:
+        path = self.path / "status.json"
+        return (jsonl.parse(path.read_bytes()) if path.is_file() else None) or {}
 
     def spent(self) -> dict[str, float]:
         """What the helper models have cost so far, steps that were lost and played again included."""
@@ -131,6 +170,17 @@ class RunFolder:
                 f"cannot write '{self.path / name}': {error.strerror or error}; "
                 f"free some space and continue with --resume {self.path}"
             ) from error
+
+
+def place_of(recipe: Recipe) -> Path:
+    """The folder that a recipe is run in."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path(recipe.run_dir) if recipe.run_dir else Path("runs") / f"{recipe.name}-{stamp}"
+
+
+def cannot_write(path: Path, why: str) -> str:
+    """What is said of a run folder that cannot be made."""
+    return f"cannot write run folder '{path}': {why}; set run_dir=…"
 
 
 def versions() -> dict[str, str]:

@@ -52,7 +52,7 @@ async def _play(run: Run, stage: Stage) -> dict[str, float]:
     config = run.recipe.eval
     started = time.perf_counter()
     calm = replace(stage, policy=stage.policy.at(config.temperature))
-    rows = list(run.task.rows("validation")[: config.rows])
+    rows = run.fitting(run.task.rows("validation")[: config.rows])
     groups = await play_step(calm, rows, 1, derive_seed(run.recipe.seed, "eval"))
     replies = [reply for group in groups for reply in group]
     found = summarise(groups) | stage.futures.measure(replies)

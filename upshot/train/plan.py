@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from upshot.errors import UserError
-from upshot.models.local import local_path
 from upshot.participants.classmate_map import read_map
 from upshot.recipe import FuturesConfig, Recipe
-from upshot.rollout.company import check_names
 from upshot.tasks.base import Task, tasks
 from upshot.train.examples import read_dialogues, read_preferences
 
@@ -17,14 +15,11 @@ SAMPLED = ("rl", "online-dpo", "ppo")
 
 
 def plan(recipe: Recipe) -> str:
-    """Check every name, file and row, and describe the run; nothing is loaded or written."""
-    check_names(recipe)
+    """Describe the run; nothing is loaded or written. What is wrong with it: `checks`."""
     config = recipe.train
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     lines = [f"recipe     {recipe.name}, seed {recipe.seed}"]
     lines.append(f"policy     {recipe.model.path or 'a new tiny model'}{', LoRA' if recipe.model.lora else ''}")
-    if recipe.model.path.startswith((".", "/", "~")):
-        local_path(recipe.model.path)
     examples = count_examples(recipe, task)
     if config.method in SAMPLED:
         lines += _rollouts(recipe, examples)

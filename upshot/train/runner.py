@@ -11,28 +11,29 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from upshot.chat import derive_seed
+from upshot.chat import Row, derive_seed
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.jsonl import plain
 from upshot.models.rendering import Renderer
 from upshot.recipe import Recipe, TrainConfig
 from upshot.rewards.task_metrics import task_metrics
-from upshot.rollout.company import Company, check_names, of_recipe, stage_of
+from upshot.rollout.company import Company, of_recipe, stage_of
 from upshot.rollout.policy import Policy
 from upshot.rollout.reply import Reply
+from upshot.rollout.room import fitting
 from upshot.rollout.stage import Stage
 from upshot.tasks.base import Task, groups_of, tasks
 from upshot.time_limit import call_seconds
-from upshot.train import dpo, online_dpo, ppo, rl, sft
+from upshot.train import checks, dpo, online_dpo, ppo, rl, sft
 from upshot.train.adapters import add_lora, find_start
+from upshot.train.checks.bench import room_of
 from upshot.train.folder import RunFolder
 from upshot.train.frozen import PolicyModel
 from upshot.train.learner import Learner
-from upshot.train.phases import WARM_START, phase_config, phases_of
-from upshot.train.plan import SAMPLED, count_examples
+from upshot.train.phases import phase_config, phases_of
+from upshot.train.plan import SAMPLED
 from upshot.train.reporter import Reporter
 from upshot.train.setup import (
-    check_helpers,
     context_limit,
     load_policy,
     sampling_of,
@@ -77,8 +78,6 @@ class Run:
         recipe = self.recipe
         call_seconds.set(recipe.call_seconds)
         self.trackers = make_trackers(recipe.trackers, self.folder.path, recipe.model_dump(mode="json"))
-        if self.phase == WARM_START and recipe.train.method in SAMPLED:
-            await check_helpers(recipe, self.task, self.tokenizer)
         self.folder.status("running")
         try:
             for phase in self.phases[self.phases.index(self.phase) :]:
@@ -120,8 +119,6 @@ class Run:
     def _prepare(self) -> None:
         recipe = self.recipe
         self.task: Task = tasks.create(recipe.task.name, recipe.task.options, "task")
-        if recipe.model.path:  # takes long to load: what it is to learn from is looked for first
-            count_examples(recipe, self.task)
         checkpoint = str(self.start_from or "")
         seed_torch(recipe.seed)
         self.start = find_start(recipe.model, self.folder.path, self.reporter.say)
@@ -189,6 +186,12 @@ class Run:
             learner.keep_reference(dict(self._load()[0].named_parameters()))
         else:
             learner.keep_reference(load_weights(saved))
+
+    def fitting(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """The rows whose prompt leaves room for a reply, by the recipe's rule for those that do not."""
+        context = context_limit(self.recipe.model, self.module)
+        room = room_of(self.recipe, self.task, self.renderer, context)
+        return fitting(rows, room, self.recipe.episode.long_prompts)
 
     @asynccontextmanager
     async def company(self) -> AsyncIterator[tuple[Company, Stage]]:
@@ -281,11 +284,22 @@ METHODS = {"sft": sft.train, "dpo": dpo.train, "online-dpo": online_dpo.train, "
 
 def train(recipe: Recipe, folder: RunFolder | None = None, reporter: Reporter | None = None) -> RunFolder:
     """Run a recipe to its end in this process; the run folder."""
-    check_names(recipe)
+    found = checks.find(recipe, resumed=folder is not None)
+    checks.refuse(found)
+    return train_checked(recipe, folder, reporter)
+
+
+def train_checked(recipe: Recipe, folder: RunFolder | None = None, reporter: Reporter | None = None) -> RunFolder:
+    """The same for a recipe in which `checks.find` found nothing wrong."""
+    new = folder is None
     folder = folder or RunFolder.create(recipe)
     reporter = reporter or Reporter()
     try:
         asyncio.run(Run(recipe, folder, reporter).train())
+    except BaseException:
+        if new:
+            folder.drop_failed_start()
+        raise
     finally:
         reporter.close()
         gc.collect()  # model and engine refer to each other; their memory is needed by whatever runs next

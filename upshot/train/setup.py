@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from upshot.chat import derive_seed
 from upshot.errors import UserError
-from upshot.models.base import Completion, Model, Request, Sampling
+from upshot.models.base import Sampling
 from upshot.models.local import (
-    BorrowedModel,
-    LocalModel,
+    adapter_config,
     load_whole,
     local_path,
     own_tokenizer,
@@ -18,7 +18,6 @@ from upshot.models.local import (
     pick_dtype,
 )
 from upshot.recipe import PolicyConfig, Recipe
-from upshot.rollout.company import of_recipe
 from upshot.tasks.base import Task
 
 
@@ -36,20 +35,64 @@ def load_policy(config: PolicyConfig, task: Task, seed: int, path: str = "", ada
         module, tokenizer = load_whole(path, config.dtype, device)
         tokenizer = (own_tokenizer(adapter) if adapter else None) or tokenizer
     else:
-        from upshot.models.tiny import tiny_model, tiny_tokenizer
+        from upshot.models.tiny import tiny_model
 
-        words = task.vocabulary()
-        if not words:
-            raise UserError(f"task '{task.name}' speaks a real language; name a model with model.path=FOLDER")
-        tokenizer = tiny_tokenizer(words)
+        tokenizer = _new_tokenizer(task)
         module = tiny_model(config.tiny, tokenizer, seed).to(device, pick_dtype(config.dtype, device))
+    _set_template(tokenizer, config)
+    if config.gradient_checkpointing:
+        module.gradient_checkpointing_enable()
+    return module, tokenizer
+
+
+def load_tokenizer(config: PolicyConfig, task: Task) -> Any:
+    """The policy's tokenizer alone, in a second or two; a folder without one is a `UserError`."""
+    if not config.path:
+        return _set_template(_new_tokenizer(task), config)
+    path, found = local_path(config.path), adapter_config(config.path)
+    if found is not None:
+        path = path if own_tokenizer(path) else local_path(found["base_model_name_or_path"])
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise UserError(f"model.path '{config.path}': cannot load its tokenizer ({why})") from error
+    return _set_template(tokenizer, config)
+
+
+def find_context(config: PolicyConfig) -> int:
+    """The context limit of a policy that is not loaded, as `context_limit` will find it."""
+    if config.max_context or not config.path:
+        return config.max_context or config.tiny.context
+    found = adapter_config(config.path)
+    from transformers import AutoConfig
+
+    path = local_path(found["base_model_name_or_path"] if found else config.path)
+    try:
+        return context_limit(config, SimpleNamespace(config=AutoConfig.from_pretrained(path)))
+    except (OSError, ValueError, KeyError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise UserError(f"model.path '{config.path}': cannot read its configuration ({why})") from error
+
+
+def _new_tokenizer(task: Task) -> Any:
+    from upshot.models.tiny import tiny_tokenizer
+
+    words = task.vocabulary()
+    if not words:
+        raise UserError(f"task '{task.name}' speaks a real language; name a model with model.path=FOLDER")
+    return tiny_tokenizer(words)
+
+
+def _set_template(tokenizer: Any, config: PolicyConfig) -> Any:
+    """The tokenizer with the recipe's own chat template, where it has one."""
     if config.chat_template:
         file = Path(config.chat_template)
         is_file = len(config.chat_template) < 256 and file.is_file()
         tokenizer.chat_template = file.read_text() if is_file else config.chat_template
-    if config.gradient_checkpointing:
-        module.gradient_checkpointing_enable()
-    return module, tokenizer
+    return tokenizer
 
 
 def seed_torch(seed: int) -> None:
@@ -62,34 +105,6 @@ def seed_torch(seed: int) -> None:
 def context_limit(config: PolicyConfig, module: Any) -> int:
     """Most tokens of prompt and reply together."""
     return config.max_context or int(getattr(module.config.get_text_config(), "max_position_embeddings", 0) or 0)
-
-
-async def check_helpers(recipe: Recipe, task: Task, tokenizer: Any) -> None:
-    """Refuse what would fail only after the warm start: helpers without key or endpoint, a user without model.
-
-    Models in this process are not loaded, which takes long; only their folders are looked for.
-    """
-    company = of_recipe(recipe, task, _Unheard(), tokenizer)
-    for model in dict.fromkeys(company.models.values()):
-        if isinstance(model, LocalModel) and model.spec.model.startswith((".", "/", "~")):
-            local_path(model.spec.model)
-        if not isinstance(model, BorrowedModel):
-            async with model:
-                pass
-
-
-class _Unheard(Model):
-    """Stands in for the policy where nobody asks it."""
-
-    name = "policy"
-
-    def frozen(self, when: str) -> Model:
-        """Nobody's copy."""
-        return self
-
-    async def generate(self, request: Request) -> list[Completion]:
-        """Never called."""
-        raise NotImplementedError
 
 
 def sampling_of(recipe: Recipe) -> Sampling:

@@ -10,7 +10,7 @@ import hashlib
 import importlib
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -101,9 +101,7 @@ TRACKERS: dict[str, Callable[[Path, Mapping[str, Any]], Tracker]] = {
 
 def make_trackers(names: list[str], run: Path, recipe: Mapping[str, Any]) -> list[Tracker]:
     """The trackers a recipe names, started; `recipe` is the resolved one, as plain data."""
-    for name in names:
-        if name not in TRACKERS:
-            raise UserError(f"unknown tracker '{name}' in trackers; {did_you_mean(name, TRACKERS)}")
+    check_names(names)
     made: list[Tracker] = []
     try:
         for name in dict.fromkeys(names):
@@ -113,6 +111,13 @@ def make_trackers(names: list[str], run: Path, recipe: Mapping[str, Any]) -> lis
             tracker.finish()
         raise
     return made
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse a tracker that there is not."""
+    for name in names:
+        if name not in TRACKERS:
+            raise UserError(f"unknown tracker '{name}' in trackers; {did_you_mean(name, TRACKERS)}")
 
 
 def present(metrics: Mapping[str, float | None]) -> dict[str, float]:

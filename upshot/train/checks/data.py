@@ -1,0 +1,21 @@
+"""What there is to learn from: files, columns, rows of every split that the run uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from upshot.train.checks.bench import Bench, Finding
+from upshot.train.phases import WARM_START, phases_of
+from upshot.train.plan import count_examples
+
+
+def check(bench: Bench) -> Iterator[Finding]:
+    """Read the rows as the run would; what is wrong with a file is the reader's `UserError`."""
+    recipe, task = bench.recipe, bench.task
+    if WARM_START in phases_of(recipe) and not task.dialogues("train"):
+        yield Finding(f"warm_start: task '{task.name}' has no dialogues to imitate; leave warm_start out")
+    if not count_examples(recipe, task):
+        what = recipe.train.data or f"task '{task.name}'"
+        yield Finding(f"{what} has no rows to train on; look at the options under `task`")
+    if recipe.eval.every and bench.sampled and not task.rows("validation"):
+        yield Finding(f"eval.every is {recipe.eval.every}, but task '{task.name}' has no rows in split 'validation'")

@@ -1,0 +1,108 @@
+"""Everybody but the policy: metrics that need a judge, keys, and endpoints, each asked for a few tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing
+
+from upshot.api import run_anywhere
+from upshot.chat import Message
+from upshot.errors import UserError
+from upshot.models.base import Completion, Model, ModelCallError, Request, Sampling
+from upshot.models.budget import Budget
+from upshot.models.connect import connect
+from upshot.models.endpoint import headers_of
+from upshot.models.local import local_path
+from upshot.models.spec import ModelSpec
+from upshot.participants.classmate_map import read_map
+from upshot.recipe import Recipe
+from upshot.rollout.company import of_recipe
+from upshot.train.checks.bench import Bench, Finding
+
+ATTEMPTS, SECONDS, TOKENS = 2, 30.0, 16
+"""Of the call that an endpoint is tried with."""
+FINE = ("refused", "too_long", "http_400", "http_422")
+"""Answers of an endpoint that is there: it did not like this question."""
+HEALTH_SECONDS = 5.0
+
+
+def check(bench: Bench) -> Iterator[Finding]:
+    """Build everybody, as the run would, and try every endpoint at once."""
+    if not bench.sampled:
+        return
+    recipe = bench.recipe
+    company = of_recipe(recipe, bench.task, _Unheard(), None)
+    specs = {spec.model_dump_json(): spec for spec in _specs(recipe).values()}
+    tries = [_try_model(spec, recipe, bench.offline) for spec in specs.values()]
+    if not bench.offline:
+        tries += [_try_server(what, url) for what, url in _servers(recipe).items()]
+
+    async def all_of_them() -> list[str | None]:
+        async with aclosing(company):
+            return await asyncio.gather(*tries)
+
+    yield from (Finding(says) for says in run_anywhere(all_of_them()) if says)
+
+
+def _specs(recipe: Recipe) -> Mapping[str, ModelSpec]:
+    """The helper models by name, those of a map of classmates among them."""
+    served = read_map(recipe.futures.map_file)[0] if recipe.futures.map_file is not None else {}
+    specs = {**served, **recipe.models}
+    return {name: ModelSpec.parse(given, f"models.{name}") for name, given in specs.items()}
+
+
+def _servers(recipe: Recipe) -> dict[str, str]:
+    """Servers of ours that the run needs, by the recipe's field."""
+    found = {"sandbox": recipe.sandbox, "reward.manager.url": str(recipe.reward.manager.options.get("url", ""))}
+    return {what: url for what, url in found.items() if url.startswith(("http://", "https://"))}
+
+
+async def _try_model(spec: ModelSpec, recipe: Recipe, offline: bool) -> str | None:
+    """What is wrong with a helper model; None when it answers, or is there to be loaded."""
+    try:
+        if spec.kind == "local":
+            local_path(spec.model)
+        elif spec.kind == "endpoint" and offline:
+            headers_of(spec)
+        elif spec.kind in ("endpoint", "provider"):
+            await _ask(spec, recipe, offline)
+    except UserError as error:
+        return str(error)
+    except ModelCallError as error:
+        if error.reason not in FINE:
+            return f"'{spec.label}' does not answer: {error}"
+    return None
+
+
+async def _ask(spec: ModelSpec, recipe: Recipe, offline: bool) -> None:
+    brief = {"retries": ATTEMPTS - 1, "timeout_s": min(SECONDS, spec.timeout_s), "patience_s": SECONDS}
+    tried = spec.model_copy(update={**brief, "max_tokens": TOKENS, "cache": False})
+    async with connect(tried, role="check", budget=Budget(max_dollars=recipe.budget.max_dollars)) as model:
+        if not offline:
+            await model.generate(Request([Message("user", "Say yes.")], Sampling(TOKENS)))
+
+
+async def _try_server(what: str, url: str) -> str | None:
+    import aiohttp
+
+    try:
+        timeout = aiohttp.ClientTimeout(HEALTH_SECONDS)
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{url.rstrip('/')}/health"):
+            return None
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        return f"{what}: cannot reach {url} ({str(error) or type(error).__name__}); is the server running?"
+
+
+class _Unheard(Model):
+    """Stands in for the policy where nobody asks it."""
+
+    name = "policy"
+
+    def frozen(self, when: str) -> Model:
+        """Nobody's copy."""
+        return self
+
+    async def generate(self, request: Request) -> list[Completion]:
+        """Never called."""
+        raise NotImplementedError
