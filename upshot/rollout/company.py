@@ -208,6 +208,7 @@ def stage_of(recipe: Recipe, company: Company, policy: Policy) -> Stage:
         policy=policy,
         futures=company.futures,
         environment=company.task.environment(),
+        user=company.user,
         max_turns=recipe.episode.max_turns,
         overlong=ReplyRule(overlong.rule, overlong.penalty),
         malformed=ReplyRule(malformed.rule, malformed.penalty),

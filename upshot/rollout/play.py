@@ -7,15 +7,21 @@ an exception in a participant or a metric makes that future's score missing, wit
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from upshot.chat import Conversation, Row, derive_seed
+from upshot.chat import Conversation, Row, Turn, derive_seed
+from upshot.errors import UserError
 from upshot.rewards.reward import Reward
 from upshot.rollout.episode import play_episode
 from upshot.rollout.guard import guard
 from upshot.rollout.reply import Reply
 from upshot.rollout.stage import Stage
+from upshot.score import Reason, Score
+from upshot.time_limit import limited
 
 
 async def play_step(
@@ -25,21 +31,23 @@ async def play_step(
     gate = asyncio.Semaphore(stage.concurrency)
     earlier = _earlier([row.id for row in rows])
 
-    async def one(group: int, row: Row, index: int) -> Reply:
+    async def one(group: int, row: Row, index: int, opening: asyncio.Task[Opening]) -> Reply:
         # A row may come twice in a step; its later replies count on, so that every key (and session id) is its own.
         own = index + group_size * earlier[group]
+        opened = await opening
         async with gate:
-            conversation = Conversation(row, derive_seed(seed, row.id, group, index), key=f"{row.id}#{own}")
-            reply = await play_reply(stage, conversation, group)
+            conversation = Conversation(row, derive_seed(seed, row.id, group, index), f"{row.id}#{own}", opened.turns)
+            conversation.session = copy.deepcopy(opened.session)
+            reply = await play_reply(stage, conversation, group, opened.failure)
         if done is not None:
             done(reply)
         return reply
 
     async with asyncio.TaskGroup() as tasks:
-        groups = [
-            [tasks.create_task(one(number, row, index)) for index in range(group_size)]
-            for number, row in enumerate(rows)
-        ]
+        groups = []
+        for number, row in enumerate(rows):
+            opening = tasks.create_task(open_row(stage, row, derive_seed(seed, row.id, number, "opening")))
+            groups.append([tasks.create_task(one(number, row, index, opening)) for index in range(group_size)])
     return [[task.result() for task in group] for group in groups]
 
 
@@ -53,12 +61,41 @@ def _earlier(ids: Sequence[str]) -> list[int]:
     return out
 
 
-async def play_reply(stage: Stage, conversation: Conversation, group: int = 0) -> Reply:
-    """Play one episode, continue it into its futures, settle reward and credit."""
+@dataclass(frozen=True)
+class Opening:
+    """How the conversations of a row begin; the same for all replies to it, so that they can be compared."""
+
+    turns: tuple[Turn, ...]
+    session: dict[str, Any] = field(default_factory=dict)
+    failure: Score | None = None
+    """Why there is none: the simulated user, who was to open, failed or said nothing."""
+
+
+async def open_row(stage: Stage, row: Row, seed: int) -> Opening:
+    """What is said before the policy speaks: the row's own messages, or the user's where it has only a goal."""
+    conversation = Conversation(row, seed)
+    if row.goal is None or spoken(row):
+        return Opening(conversation.turns)
+    if stage.user is None:
+        raise UserError(f"row '{row.id}' has a goal, no message, and there is no user to open; set futures.user")
+    failure = await guard(limited(stage.user, stage.user.start, conversation), "user")
+    if failure is None and (conversation.ended is not None or len(conversation.turns) == len(row.messages)):
+        failure = Score.missing(Reason.NOTHING_SAID, "the user opened with nothing, or left at once")
+    return Opening(conversation.turns, conversation.session, failure)
+
+
+def spoken(row: Row) -> bool:
+    """Whether anybody has spoken in the row's opening, a system prompt aside."""
+    return any(message.role in ("user", "assistant") for message in row.messages)
+
+
+async def play_reply(stage: Stage, conversation: Conversation, group: int = 0, failure: Score | None = None) -> Reply:
+    """Play one episode, continue it into its futures, settle reward and credit; a `failure` has ended it already."""
     reply = Reply(conversation, group)
     moments = reply.moments if stage.futures.every_turn else None
-    episode = play_episode(conversation, stage.policy, stage.environment, stage.max_turns, moments)
-    failure = await guard(episode, "episode")
+    if failure is None:
+        episode = play_episode(conversation, stage.policy, stage.environment, stage.max_turns, moments)
+        failure = await guard(episode, "episode")
     if failure is not None:
         reply.reward = Reward(failure)
         reply.credit = stage.futures.decided(reply, reply.reward)

@@ -56,8 +56,12 @@ class Reply:
             "step": step,
             "row": self.conversation.row.id,
             "source": self.conversation.row.source,
+            "goal": self.conversation.row.goal,
+            "reference": self.conversation.row.reference,
             "group": self.group,
             "key": self.conversation.key,
+            "seed": self.conversation.seed,
+            "opening": len(self.conversation.row.messages),
             "messages": [turn_to_dict(turn) for turn in self.conversation.turns],
             "ended": self.conversation.ended,
             "futures": [self._future_to_dict(future) for future in self.futures],
@@ -65,7 +69,7 @@ class Reply:
             | {"parts": {name: part.to_dict() for name, part in self.credit.parts.items()} if self.credit else {}},
             "credit": self._credit_to_list(spell),
             "groups": dict(groups or {}),
-        }
+        } | _environment(self.conversation.session)
 
     def _credit_to_list(self, spell: Callable[[Sequence[int]], str] | None) -> list[dict[str, Any]]:
         spans = self.credit.spans if self.credit else ()
@@ -77,11 +81,14 @@ class Reply:
             for span, advantage in zip(spans, advantages, strict=True)
         ]
 
-    @staticmethod
-    def _future_to_dict(future: Future) -> dict[str, Any]:
+    def _future_to_dict(self, future: Future) -> dict[str, Any]:
         new = future.conversation.turns[future.shared :]
+        row = future.conversation.row.id
         return {
             "key": future.conversation.key,
+            "seed": future.conversation.seed,
+            **({"row": row} if row != self.conversation.row.id else {}),
+            "shared": future.shared,
             "by": future.by,
             "turn": future.turn,
             "cut": future.cut,
@@ -91,6 +98,16 @@ class Reply:
             "missing": future.missing,
             "scores": {name: score.to_dict() for name, score in future.scores.items()},
         }
+
+
+def _environment(session: Mapping[str, Any]) -> dict[str, Any]:
+    """What an environment decided by itself, which no metric can find out again."""
+    out: dict[str, Any] = {}
+    if isinstance(session.get("score"), Score):
+        out["score"] = session["score"].to_dict()
+    if session.get("turn_scores"):
+        out["turns"] = {str(turn): score.to_dict() for turn, score in session["turn_scores"].items()}
+    return {"environment": out} if out else {}
 
 
 def turn_to_dict(turn: Turn, trained: bool = True) -> dict[str, Any]:

@@ -34,6 +34,8 @@ class Stage:
     policy: Policy
     futures: Futures
     environment: Participant | None = None
+    user: Participant | None = None
+    """Who opens where a row has only a goal."""
     max_turns: int = 1
     overlong: ReplyRule = field(default_factory=ReplyRule)
     """For replies cut at the token limit."""

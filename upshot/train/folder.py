@@ -5,6 +5,7 @@ versions.json   what it ran with             rollouts.jsonl   one line a reply, 
 status.json     running, finished, stopped   checkpoints/     Hugging Face folders
 spent.json      what the helpers have cost   lock             who is writing it
 report.html     written at the end and by `upshot view`
+samples/        a file a step: token ids and log-probabilities of those replies
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +26,8 @@ from typing import Any
 from upshot import __version__, config, jsonl
 from upshot.errors import UserError
 from upshot.recipe import Recipe
+from upshot.rollout.reply import Reply
+from upshot.train import samples
 from upshot.train.checkpoints import Checkpoint, Checkpoints
 from upshot.train.lock import NAME as LOCK
 from upshot.train.lock import locked
@@ -34,7 +37,7 @@ from upshot.whole_files import write_json, write_whole
 PACKAGES = ("torch", "transformers", "numpy", "tokenizers", "pydantic", "peft")
 METRICS, ROLLOUTS, SPENT = "metrics.jsonl", "rollouts.jsonl", "spent.json"
 WRITTEN = ("recipe.yaml", "versions.json", "status.json", "report.html", METRICS, ROLLOUTS, SPENT)
-FOLDERS = ("checkpoints", "reference", "start", "tensorboard", "samples")
+FOLDERS = ("checkpoints", "reference", "start", "tensorboard", samples.FOLDER)
 """What a run writes into its folder."""
 
 
@@ -119,6 +122,15 @@ class RunFolder:
         """Append replies to rollouts.jsonl."""
         self._append(ROLLOUTS, replies)
 
+    def samples(self, step: int, replies: Sequence[Reply]) -> None:
+        """Write token ids and log-probabilities of a step's replies."""
+        path = samples.file_of(self.path, step)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, samples.pack(replies))
+        except OSError as error:
+            raise UserError(self._full(path, error)) from error
+
     def lines(self, phase: str, step: int) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl of a step."""
         return [row for row in jsonl.read(self.path / METRICS) if (row.get("phase"), row.get("step")) == (phase, step)]
@@ -161,15 +173,20 @@ class RunFolder:
 
         for name in (METRICS, ROLLOUTS):
             jsonl.keep(self.path / name, earlier)
+        for file in (self.path / samples.FOLDER).glob("*.npz"):
+            if not earlier({"step": int(file.stem)}):
+                file.unlink()
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         try:
             jsonl.append(self.path / name, rows)
         except OSError as error:
-            raise UserError(
-                f"cannot write '{self.path / name}': {error.strerror or error}; "
-                f"free some space and continue with --resume {self.path}"
-            ) from error
+            raise UserError(self._full(self.path / name, error)) from error
+
+    def _full(self, path: Path, error: OSError) -> str:
+        return (
+            f"cannot write '{path}': {error.strerror or error}; free some space and continue with --resume {self.path}"
+        )
 
 
 def place_of(recipe: Recipe) -> Path:

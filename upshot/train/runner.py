@@ -235,6 +235,7 @@ class Run:
             logs |= by_group(replies, self._groups_of, lambda reply: reply.reward.total)
             logs |= task_metrics(groups, self.task.groups)
             kept = replies[: self.recipe.keep_rollouts or None]
+            self.folder.samples(step, kept)
             self.folder.rollouts(self._transcripts(step, kept))
         if self.company_now is not None:
             logs |= self.company_now.stats()

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from upshot.errors import UserError
 from upshot.registry import Registry
 from upshot.rewards.credit import Credit
 from upshot.rewards.reward import Reward
@@ -50,6 +51,10 @@ class Futures(ABC):
     @abstractmethod
     def decided(self, reply: Reply, reward: Reward) -> Credit:
         """The tokens that earn a reward which was decided without any future."""
+
+    async def rescore(self, reply: Reply) -> None:
+        """Score again where the reply's futures led, as they are: nobody continues anything."""
+        raise UserError(f"futures of the kind '{type(self).__name__}' cannot be scored again")
 
     def measure(self, replies: Sequence[Reply]) -> dict[str, float]:
         """Numbers of this kind over the replies of a step, for the metrics."""

@@ -232,11 +232,25 @@ class Classmates(Futures):
             return Future(conversation, scores={CLASSMATE: Score(likely)})
         note = {"finish": said.finish, "tokens": said.tokens} | ({"thought": said.thought} if said.thought else {})
         conversation.say(Message("assistant", said.text), note=note)
+        return Future(conversation, scores={CLASSMATE: await self._verdict_on(conversation, likely)})
+
+    async def _verdict_on(self, conversation: Conversation, likely: float) -> Score:
         verdict = await score_by(self.metric, conversation, CLASSMATE)
         if self.share and verdict.value is not None:
             detail = {**verdict.detail, "sampled": verdict.value, "likelihood": likely}
             verdict = Score((1 - self.share) * verdict.value + self.share * likely, detail=detail)
-        return Future(conversation, scores={CLASSMATE: verdict})
+        return verdict
+
+    async def rescore(self, reply: Reply) -> None:
+        """The main reward's futures, and the answers that classmates sampled."""
+        await self.main.rescore(reply)
+        answered = [future for future in reply.futures if future.cut and future.missing is None and self.share < 1]
+
+        async def one(future: Future) -> None:
+            likely = float(future.scores[CLASSMATE].detail.get("likelihood", 0.0))
+            future.scores = {CLASSMATE: await self._verdict_on(future.conversation, likely)}
+
+        await asyncio.gather(*map(one, answered))
 
     async def _baseline(self, talk: Conversation, classmate: Classmate) -> list[Score]:
         """What a classmate reaches on a row without any thought: asked once for each row."""

@@ -71,6 +71,13 @@ class Talk(Futures):
             future.scores = await score_conversation(self.metrics, fork)
         return future
 
+    async def rescore(self, reply: Reply) -> None:
+        """All metrics of all futures that were played to their end."""
+        played = [future for future in reply.futures if not future.cut and future.missing is None]
+        scores = await asyncio.gather(*(score_conversation(self.metrics, future.conversation) for future in played))
+        for future, found in zip(played, scores, strict=True):
+            future.scores = found
+
     def _goes_on(self, moment: Conversation) -> bool:
         """Whether futures have turns of their own; in an episode that ran out of room nobody could answer them."""
         return self.user is not None and moment.ended != "length"

@@ -18,6 +18,7 @@ from upshot.models.spec import ModelSpec
 from upshot.participants.classmate_map import read_map
 from upshot.recipe import Recipe
 from upshot.rollout.company import of_recipe
+from upshot.rollout.play import spoken
 from upshot.train.checks.bench import Bench, Finding
 
 ATTEMPTS, SECONDS, TOKENS = 2, 30.0, 16
@@ -33,6 +34,10 @@ def check(bench: Bench) -> Iterator[Finding]:
         return
     recipe = bench.recipe
     company = of_recipe(recipe, bench.task, _Unheard(), None)
+    silent = [] if company.user is not None else [row.id for row in bench.rows("train") if row.goal and not spoken(row)]
+    if silent:
+        says = f"{len(silent)} rows (such as '{silent[0]}') have a goal and no message, and there is no user to open"
+        yield Finding(f"{says}; set futures.user")
     specs = {spec.model_dump_json(): spec for spec in _specs(recipe).values()}
     tries = [_try_model(spec, recipe, bench.offline) for spec in specs.values()]
     if not bench.offline:
