@@ -11,10 +11,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
 
+from tests.view.test_report import two_runs
+from upshot import jsonl
 from upshot.view.report import write_report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -154,6 +157,35 @@ def test_every_tab_draws_and_the_browser_filters(synthetic_run: Path, tmp_path: 
     in_page(write_report(synthetic_run), tmp_path / "profile", visit)
 
 
+def test_an_address_names_run_step_and_reply_and_bars_are_to_scale(tmp_path: Path) -> None:
+    async def visit(tab: Tab) -> None:
+        async def go(fragment: str) -> str:
+            await tab.evaluate(f"location.hash = {json.dumps(fragment)}")
+            await asyncio.sleep(0.1)
+            return str(await tab.evaluate("document.querySelector('main').innerText"))
+
+        shown = await tab.evaluate("document.querySelector('.reading').innerText")
+        assert "one 3" in shown and "the goal of one" in shown and '"answer": 3' in shown
+        assert await tab.evaluate("location.hash") == "#conversations/one/3/r3%230", "as it was written"
+        assert await tab.evaluate("document.querySelector('.reward .fill').style.width") == "25%", "of the run's widest"
+        assert "two 4" in await go("#conversations/two/4")
+        assert await tab.evaluate("location.hash") == "#conversations/two/4/r4%230"
+        assert "(two, 17, r17#0) is not on this page" in await go("#conversations/two/17/r17%230")
+        await go("#overview")
+        table = await tab.evaluate("document.querySelector('table.runs').innerText")
+        assert "recipe-one" in table and "warm-start: step 300, rl: step 20" in table and "running" in table
+        assert await tab.evaluate("document.querySelector('h1').textContent.trim()") == "runs"
+
+    page = write_report(two_runs(tmp_path / "runs"))
+    in_page(page, tmp_path / "profile", visit, "#conversations/one/3/r3%230")
+
+
+def address(run: Path, place: int) -> str:
+    """The address of a reply of a run's log."""
+    reply = jsonl.read(run / "rollouts.jsonl")[place]
+    return "#" + "/".join(quote(str(part), "") for part in ("conversations", run.name, reply["step"], reply["key"]))
+
+
 def test_hostile_text_is_shown_and_does_not_run(synthetic_run: Path, tmp_path: Path) -> None:
     async def visit(tab: Tab) -> None:
         shown = await tab.evaluate("document.querySelector('.reading').innerText")
@@ -161,7 +193,7 @@ def test_hostile_text_is_shown_and_does_not_run(synthetic_run: Path, tmp_path: P
         assert await tab.evaluate("typeof window.owned") == "undefined"
         assert await tab.evaluate("document.images.length") == 0
 
-    in_page(write_report(synthetic_run), tmp_path / "profile", visit, "#conversations/3/95")
+    in_page(write_report(synthetic_run), tmp_path / "profile", visit, address(synthetic_run / "multiturn", -1))
 
 
 def test_nothing_overflows_a_phone(synthetic_run: Path, tmp_path: Path) -> None:
@@ -244,4 +276,4 @@ def test_a_thought_its_classmates_and_what_its_tokens_earned_are_shown(classmate
         await tab.evaluate("document.querySelector('[data-tab=conversations]').click()")
         assert await tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
-    in_page(write_report(classmate_run), tmp_path / "profile", visit, "#conversations/0/0")
+    in_page(write_report(classmate_run), tmp_path / "profile", visit, address(classmate_run, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -125,6 +126,40 @@ def test_sub_runs_are_laid_side_by_side_in_the_order_they_started(synthetic_run:
     assert data["runs"][0]["table"]["title"] == "Held-out goals"
     keys = {curve["key"] for curve in data["runs"][3]["curves"]["curves"]}
     assert "by/difficulty=hard/reward" in keys and "reward/mean" in keys
+
+
+def two_runs(folder: Path) -> Path:
+    """Two runs of different recipes in a folder that is none itself."""
+    for name, state, steps in (("one", "finished", {"warm-start": 300, "rl": 20}), ("two", "running", {"rl": 4})):
+        run = folder / name
+        run.mkdir(parents=True)
+        (run / "recipe.yaml").write_text(f"name: recipe-{name}\n")
+        (run / "status.json").write_text(json.dumps({"state": state, "started": 1e9, "time": 1e9, "seconds": 5.0}))
+        logged = [{"phase": phase, "step": step, "reward/mean": 0.5} for phase, step in steps.items()]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logged))
+        os.utime(run / "metrics.jsonl", (1e9 + 60, 1e9 + 60))
+        rows = [
+            {"step": step, "row": f"r{step}", "key": f"r{step}#0", "group": 0, "goal": f"the goal of {name}",
+             "reference": {"answer": step}, "messages": [{"role": "user", "content": f"{name} {step}"}], "futures": [],
+             "reward": {"total": {"value": value}, "terms": {"verifier": {"value": value}}, "parts": {}}}
+            for step, value in ((3, 0.25), (4, 1.0))
+        ]  # fmt: skip
+        (run / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_a_folder_of_runs_shows_each_with_its_own_title_state_time_and_steps_by_phase(tmp_path: Path) -> None:
+    data = embedded(write_report(two_runs(tmp_path / "runs")))
+    assert data["title"] == "runs"
+    told = [(run["title"], run["status"]["state"], run["seconds"]) for run in data["runs"]]
+    assert told == [("recipe-one", "finished", 5.0), ("recipe-two", "running", 65.0)], "a running one runs since"
+    assert data["runs"][0]["curves"]["steps_by_phase"] == {"warm-start": 300, "rl": 20}
+
+
+def test_goal_and_reference_of_a_reply_are_on_the_page(tmp_path: Path) -> None:
+    data = embedded(write_report(two_runs(tmp_path / "runs")))
+    first = data["runs"][0]["replies"][0]
+    assert data["texts"][first["goal"]] == "the goal of one" and '"answer": 3' in data["texts"][first["reference"]]
 
 
 def test_a_killed_run_still_has_its_report(synthetic_run: Path) -> None:

@@ -25,7 +25,8 @@ class Curves:
 
     series: dict[str, dict[str, list[Point]]] = field(default_factory=dict)
     rows: int = 0
-    last_step: float | None = None
+    last_steps: dict[str, float] = field(default_factory=dict)
+    """The last step of each phase: they count anew."""
     rewritten: int = 0
     """Points logged again for the same phase and step (a resumed run); the later value is kept."""
     not_finite: int = 0
@@ -58,8 +59,9 @@ def read_curves(path: Path) -> Curves:
         if step is None:
             step = float(curves.rows)
         curves.rows += 1
-        curves.last_step = step if curves.last_step is None else max(step, curves.last_step)
-        of_phase = points[str(row.get("phase") or "")]
+        phase = str(row.get("phase") or "")
+        curves.last_steps[phase] = max(step, curves.last_steps.get(phase, step))
+        of_phase = points[phase]
         for key, cell in row.items():
             if key in NOT_METRICS or not _is_metric(cell):
                 continue

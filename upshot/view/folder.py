@@ -46,7 +46,7 @@ def find_runs(root: Path) -> list[RunFolder]:
     """The run folder itself (if it is one), then its sub-runs in the order they were started."""
     found = [read_run(root, root.resolve().name)] if is_run(root) else []
     inner = [read_run(path, path.relative_to(root).as_posix()) for path in _subfolders(root, DEPTH)]
-    return found + sorted(inner, key=lambda run: (_started(run), run.name))
+    return found + sorted(inner, key=lambda run: (started(run), run.name))
 
 
 def _subfolders(root: Path, depth: int) -> Iterator[Path]:
@@ -106,11 +106,17 @@ def duration(run: RunFolder) -> float | None:
     for key in ("seconds", "duration", "elapsed"):
         stated = number(run.status.get(key))
         if stated is not None:
-            return stated
+            return stated + _since(run) if run.status.get("state") == "running" else stated
     start = moment(run.status.get("started"))
     ends = (moment(run.status.get(key)) for key in ("finished", "ended", "stopped", "updated"))
     end = next((end for end in ends if end is not None), None)
     return end - start if start is not None and end is not None and end >= start else None
+
+
+def _since(run: RunFolder) -> float:
+    """Seconds from the status of a running run to its last sign of life."""
+    told, log = moment(run.status.get("time")), run.path / LOGS[0]
+    return max(0.0, log.stat().st_mtime - told) if told is not None and log.is_file() else 0.0
 
 
 def moment(value: Any) -> float | None:
@@ -123,7 +129,7 @@ def moment(value: Any) -> float | None:
     return number(value)
 
 
-def _started(run: RunFolder) -> float:
+def started(run: RunFolder) -> float:
     """When the run began: as its status says, else its oldest file."""
     stated = moment(run.status.get("started"))
     if stated is not None:

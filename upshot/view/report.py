@@ -15,7 +15,7 @@ import upshot
 from upshot.errors import UserError
 from upshot.view import curves as curves_of
 from upshot.view import rollouts as rollouts_of
-from upshot.view.folder import RunFolder, duration, find_runs
+from upshot.view.folder import RunFolder, duration, find_runs, is_run, started
 from upshot.view.page import render
 
 ROLLOUT_BYTES = 3_200_000
@@ -69,7 +69,8 @@ def collect(root: Path) -> dict[str, Any]:
         runs[0].notes.append(f"{texts.cut:,} texts were longer than {rollouts_of.MAX_TEXT:,} characters and are cut.")
     written = datetime.now(UTC).isoformat(timespec="seconds")
     return {
-        "title": _title(runs[0], root),
+        "title": title_of(runs[0]) if is_run(root) or len(runs) == 1 else root.resolve().name,
+        "own": is_run(root) or len(runs) == 1,
         "written": written,
         "upshot": upshot.__version__,
         "runs": packed,
@@ -77,19 +78,21 @@ def collect(root: Path) -> dict[str, Any]:
     }
 
 
-def _title(run: RunFolder, root: Path) -> str:
+def title_of(run: RunFolder) -> str:
     """The recipe's name, else the folder's."""
     for line in (run.recipe or "").splitlines():
         if line.startswith("name:"):
-            return line.partition(":")[2].partition(" #")[0].strip().strip("'\"") or root.resolve().name
-    return root.resolve().name
+            return line.partition(":")[2].partition(" #")[0].strip().strip("'\"") or run.path.resolve().name
+    return run.path.resolve().name
 
 
 def _head(run: RunFolder, log: curves_of.Curves) -> dict[str, Any]:
     lasted = duration(run)
     return {
         "name": run.name,
+        "title": title_of(run),
         "status": run.status,
+        "started": started(run),
         "seconds": lasted if lasted is not None else log.total("time/step"),
         "missing_logged": log.missing_reasons(),
         "versions": run.versions,
@@ -110,7 +113,7 @@ def _curves(run: RunFolder, log: curves_of.Curves, limit: int, room: int) -> dic
         log.not_finite and f"metrics.jsonl: {log.not_finite:,} values were NaN or infinite; shown as missing.",
     ]
     run.notes += [f"{run.name}/{sentence}" for sentence in said if isinstance(sentence, str)]
-    return packed | {"rows": log.rows, "last": log.last_step}
+    return packed | {"rows": log.rows, "steps_by_phase": log.last_steps}
 
 
 def _rollouts(run: RunFolder, budget: int, texts: rollouts_of.Texts) -> dict[str, Any]:

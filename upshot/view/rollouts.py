@@ -6,6 +6,7 @@ are of the whole file whatever is kept. What is kept is chosen by step and file 
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from upshot.view.lines import Skipped, number, read_objects
 
 MAX_TEXT = 12_000
 """Characters of one message or reason that are kept."""
+HIDDEN = ("goal", "reference")
+"""What the policy did not see of its row, and the reader wants to."""
 MANY_STEPS = 8
 """When not all fits, steps are trimmed to their first prompt groups until at least so many steps fit."""
 
@@ -62,8 +65,7 @@ def survey(path: Path) -> Survey:
 def _repeated(row: Mapping[str, Any], seen: set[int]) -> int:
     """Bytes of texts that the step had before: a prompt is embedded once, not once a reply."""
     again = 0
-    for message in _messages(row):
-        text = message.get("content")
+    for text in [*(message.get("content") for message in _messages(row)), *(row.get(name) for name in HIDDEN)]:
         if isinstance(text, str):
             again += len(text) if hash(text) in seen else max(0, len(text) - MAX_TEXT)
             seen.add(hash(text))
@@ -197,6 +199,12 @@ def pack(row: dict[str, Any], texts: Texts) -> dict[str, Any]:
     for message in _messages(row):
         content = message.pop("content", "")
         message["text"] = texts.add(content if isinstance(content, str) else str(content))
+    for name in HIDDEN:
+        hidden = row.pop(name, None)
+        if hidden not in (None, "", [], {}):
+            row[name] = texts.add(
+                hidden if isinstance(hidden, str) else json.dumps(hidden, ensure_ascii=False, indent=1)
+            )
     for span in _dicts(row.get("credit")):
         if isinstance(span.get("text"), str):
             span["text"] = texts.add(span["text"])

@@ -12,7 +12,7 @@ function bar(score, [low, high]) {
   const place = (x) => (100 * (x - low)) / (high - low);
   const from = place(Math.min(0, value)), to = place(Math.max(0, value));
   return h("div", { class: "barbox" },
-    h("i", { class: value < 0 ? "fill minus" : "fill", style: `left:${from}%;width:${value === 0 ? 0 : Math.max(0.8, to - from)}%` }),
+    h("i", { class: value < 0 ? "fill minus" : "fill", style: `left:${from}%;width:${to - from}%` }),
     low < 0 && h("i", { class: "zero", style: `left:${place(0)}%` }));
 }
 
@@ -36,15 +36,20 @@ function scalesOf(run) {
   return run.scales;
 }
 
-function bars(scores, { second, scales } = {}) {
+// Terms and parts are shares of one reward: one scale for all of them, in all replies of the run.
+function rewardScale(run) {
+  if (!run.rewardScale) run.rewardScale = scale(run.replies.flatMap((reply) => [...Object.values(reply.reward?.terms || {}), ...Object.values(reply.reward?.parts || {})]));
+  return run.rewardScale;
+}
+
+function bars(scores, { second, scales, span } = {}) {
   const names = Object.keys(scores || {});
   if (!names.length) return null;
-  const span = scale(names.map((name) => scores[name]));
   return h("div", { class: "bars" }, names.map((name) => {
     const value = scoreValue(scores[name]);
     return h("div", { class: "barrow" },
       h("span", { class: "barname", title: name }, name),
-      bar(scores[name], scales?.[name] || span),
+      bar(scores[name], scales?.[name] || span || scale(names.map((other) => scores[other]))),
       h("span", { class: value === null ? "barvalue missing-text" : "barvalue" }, value === null ? "missing" : format(value),
         second && second[name] !== undefined && scoreValue(second[name]) !== null && h("small", {}, `mean ${format(scoreValue(second[name]))}`)),
       detailOf(scores[name]));
@@ -54,6 +59,7 @@ function bars(scores, { second, scales } = {}) {
 function rewardCard(reward) {
   if (!reward || !reward.total) return h("p", { class: "note" }, "No reward in this log.");
   const total = scoreValue(reward.total);
+  const span = rewardScale(data.runs[browse.run]);
   return h("div", { class: "reward" },
     h("div", { class: "total" },
       h("small", {}, "reward"),
@@ -61,8 +67,8 @@ function rewardCard(reward) {
       total === null && h("span", { class: "missing-text" }, whyMissing(reward.total)),
       isNumber(reward.extrinsic) && isNumber(reward.intrinsic) && h("span", { class: "note" }, `what was achieved ${signed(reward.extrinsic)}, how it was said ${signed(reward.intrinsic)}`)),
     Object.keys(reward.parts || {}).length > 1
-      ? h("div", { class: "parts" }, h("small", {}, "its parts"), bars(reward.parts), reward.terms && [h("small", {}, "the main part's terms"), bars(reward.terms, { second: reward.means })])
-      : bars(reward.terms || reward.parts, { second: reward.means }));
+      ? h("div", { class: "parts" }, h("small", {}, "its parts"), bars(reward.parts, { span }), reward.terms && [h("small", {}, "the main part's terms"), bars(reward.terms, { second: reward.means, span })])
+      : bars(reward.terms || reward.parts, { second: reward.means, span }));
 }
 
 const strength = (span, most) => (isNumber(span.advantage) ? 0.2 + (0.8 * Math.abs(span.advantage)) / most : 1);

@@ -191,6 +191,13 @@ function conversation(messages) {
     spoken.map(bubble));
 }
 
+// What the policy did not see: the row's hidden goal, and the reference that it is compared with.
+function wanted(reply) {
+  const known = [["the hidden goal", reply.goal], ["the reference", reply.reference]].filter(([, text]) => isNumber(text));
+  const same = known.length === 2 && known[0][1] === known[1][1];
+  return known.length > 0 && h("div", { class: "wanted" }, (same ? [["the hidden goal and reference", reply.goal]] : known).map(([name, text]) => h("div", {}, h("small", {}, name), says(data.texts[text] ?? ""))));
+}
+
 function show(reply, jump) {
   browse.reply = reply;
   document.querySelectorAll(".list .chip").forEach((button) => button.classList.toggle("open", button.dataset.reply === String(reply.at)));
@@ -203,6 +210,7 @@ function show(reply, jump) {
       slices.length > 0 ? h("div", { class: "tags" }, slices.map(([field, value]) => h("span", {}, `${field}: ${plain(value)}`))) : "",
       same.length > 1 ? h("div", { class: "chips" }, same.map((other) => chip(other, other === reply))) : ""),
     reply.reward ? rewardCard(reply.reward) : "",
+    wanted(reply) || "",
     h("h4", {}, "Conversation"),
     conversation(reply.messages || []),
     reply.ended ? h("p", { class: "note" }, `ended: ${plain(reply.ended)}`) : "",
@@ -210,22 +218,28 @@ function show(reply, jump) {
     futures.length ? h("div", { class: "tree" }, futures.map((future, index) => futureBranch(future, index, reply))) : "",
     classmatesCard(reply) || "",
     creditCard(reply.credit) || "");
-  history.replaceState(null, "", `#conversations/${browse.run}/${reply.at}`);
+  history.replaceState(null, "", address(data.runs[browse.run], reply));
   if (jump && matchMedia("(max-width: 899px)").matches) reading.scrollIntoView({ behavior: "smooth", block: "start" });
 }
 
-function conversationsView(run, at) {
+// Run, step and key name a reply on every page that holds it; its place on this page does not.
+const address = (run, reply) => ["#conversations", run.name, reply.step ?? 0, reply.key ?? reply.at].map((part, at) => (at ? encodeURIComponent(part) : part)).join("/");
+
+function conversationsView(name, step, key) {
   const usable = data.runs.findIndex((other) => other.replies.length);
   if (usable < 0) return h("p", { class: "empty" }, "There is no rollouts.jsonl in this folder, or no reply in it yet.");
   // The last run with conversations is what the recipe led to: start there.
   const latest = data.runs.length - 1 - [...data.runs].reverse().findIndex((other) => other.replies.length);
+  const run = data.runs.findIndex((other) => other.name === name);
   browse.run = data.runs[run]?.replies.length ? run : latest;
-  const asked = data.runs[run]?.replies[at];
+  const ofStep = run < 0 ? [] : data.runs[run].replies.filter((reply) => String(reply.step ?? 0) === step);
+  const asked = ofStep.find((reply) => String(reply.key ?? reply.at) === key) || ofStep[0];
+  const lost = name !== undefined && (!asked || (key !== undefined && String(asked.key ?? asked.at) !== key));
   browse.step = asked ? String(asked.step ?? 0) : lastStep();
   browse.reply = asked || null;
   drawControls();
   const groups = drawList();
   show(asked || groups[0].replies[0], false);
   const kept = data.runs[browse.run].notes.filter((note) => note.includes("rollouts.jsonl"));
-  return h("div", {}, kept.map((note) => h("p", { class: "note" }, note)), h("div", { class: "browser" }, h("div", { class: "side" }, controls, list), reading));
+  return h("div", {}, lost && h("p", { class: "note missing-text" }, `The reply that this address names (${[name, step, key].filter((part) => part !== undefined).join(", ")}) is not on this page.`), kept.map((note) => h("p", { class: "note" }, note)), h("div", { class: "browser" }, h("div", { class: "side" }, controls, list), reading));
 }

@@ -18,9 +18,12 @@ function open(id, ...rest) {
 
 const page = document.getElementById("page");
 page.replaceChildren(header(), nav, panel, h("footer", {}, `Written by Upshot ${data.upshot} on ${data.written.replace("T", " ").replace("+00:00", " UTC")}. Everything is in this one file.`), tip);
+function decode(part) {
+  try { return decodeURIComponent(part); } catch { return part; } // an address that somebody typed
+}
 function route() {
-  const [wanted, run, at] = location.hash.slice(1).split("/");
-  open(tabs[wanted] ? wanted : "overview", run === undefined ? undefined : Number(run), at === undefined ? undefined : Number(at));
+  const [name, ...rest] = location.hash.slice(1).split("/").map(decode);
+  open(tabs[name] ? name : "overview", ...rest);
 }
 addEventListener("hashchange", route);
 let pending = 0;

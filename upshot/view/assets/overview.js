@@ -9,28 +9,44 @@ function statusPill(status) {
 
 function header() {
   const first = data.runs[0];
-  const seconds = first.seconds ?? (data.runs.reduce((sum, run) => sum + (run.seconds || 0), 0) || null);
-  const steps = Math.max(...data.runs.map((run) => run.curves.last ?? -1));
+  const seconds = (data.own ? first.seconds : null) ?? (data.runs.reduce((sum, run) => sum + (run.seconds || 0), 0) || null);
   const replies = data.runs.reduce((sum, run) => sum + run.counts.replies, 0);
   const futures = data.runs.reduce((sum, run) => sum + run.counts.futures, 0);
   const logged = data.runs.filter((run) => run.curves.rows > 0 || run.counts.replies > 0).length;
   const facts = [
     lasting(seconds),
     logged > 1 && `${logged} runs`,
-    steps >= 0 && `step ${format(steps)}`,
+    logged <= 1 && stepsOf(data.runs.find((run) => Object.keys(run.curves.steps_by_phase).length)),
     replies > 0 && count(replies, "reply", "replies"),
     futures > 0 && count(futures, "future"),
   ].filter(Boolean);
-  const status = data.runs.find((run) => run.status.state)?.status || {};
+  const status = data.own ? first.status : {};
   const versions = Object.keys(first.versions).length ? first.versions : data.runs.find((run) => Object.keys(run.versions).length)?.versions || {};
   const extra = Object.entries(status).filter(([name, value]) => name !== "state" && value !== null && typeof value !== "object");
   return h("header", {},
     h("div", { class: "brand" }, "Upshot"),
-    h("h1", {}, data.title, " ", statusPill(status)),
+    h("h1", {}, data.title, " ", data.own && statusPill(status)),
     h("p", { class: "facts" }, facts.map((fact) => h("span", {}, fact))),
     (extra.length > 0 || Object.keys(versions).length > 0) && h("details", { class: "quiet" },
       h("summary", {}, versionLine(versions) || "Status"),
       h("dl", { class: "pairs" }, [...extra, ...Object.entries(versions)].map(([name, value]) => [h("dt", {}, name), h("dd", {}, isNumber(value) && value > 1e9 && value < 1e10 ? new Date(1000 * value).toLocaleString() : plain(value))]))));
+}
+
+// Every phase counts its steps anew, so they are told one by one.
+function stepsOf(run) {
+  const phases = Object.entries(run?.curves.steps_by_phase || {}).filter(([, last]) => isNumber(last));
+  return phases.map(([phase, last]) => `${phase ? `${phase}: ` : ""}step ${format(last)}`).join(", ");
+}
+
+function runsCard() {
+  if (data.runs.length < 2) return null;
+  const when = (run) => (isNumber(run.started) ? new Date(1000 * run.started).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" }) : "");
+  return h("section", { class: "card" }, h("h2", {}, "Runs"),
+    h("div", { class: "scroll" }, h("table", { class: "runs" },
+      h("thead", {}, h("tr", {}, ["run", "recipe", "state", "started", "took", "steps"].map((name) => h("th", {}, name)))),
+      h("tbody", {}, data.runs.map((run) => h("tr", {},
+        h("td", {}, h("b", {}, run.name)), h("td", {}, run.title === run.name ? "" : run.title), h("td", {}, run.status.state ? statusPill(run.status) : "", run.status.reason ? h("small", {}, plain(run.status.reason).slice(0, 120)) : ""),
+        h("td", {}, when(run)), h("td", {}, lasting(run.seconds) || ""), h("td", {}, stepsOf(run))))))));
 }
 
 function versionLine(versions) {
@@ -102,7 +118,7 @@ function missingCard() {
             many && h("td", { class: "in" }, row.run.name), h("td", { class: "what" }, row.what), h("td", { class: "why" }, row.reason),
             h("td", { class: "num" }, row.count.toLocaleString("en-US"), h("small", {}, ` of ${row.of.toLocaleString("en-US")}`)),
             h("td", { class: "num" }, `${fixed((100 * row.count) / row.of, 1)} %`),
-            h("td", { class: "sharecell" }, h("span", { class: "share" }, h("i", { style: `width:${Math.max(1.5, (100 * row.count) / row.of)}%` })))))))),
+            h("td", { class: "sharecell" }, h("span", { class: "share" }, h("i", { style: `width:${(100 * row.count) / row.of}%` })))))))),
         h("p", { class: "note" }, "Missing is not zero: these leave the means and the loss. Counted over all replies in rollouts.jsonl, not only those on this page.")],
     more.map((run) => h("p", { class: "note" }, `${run.name}: ${count(run.more_reasons[0], "rarer reason")} (${run.more_reasons[1]} in all) are not listed.`)));
 }
@@ -115,7 +131,7 @@ function notesCard() {
 function overview() {
   const tables = data.runs.filter((run) => run.table).map((run) => headlineTable(run.table));
   const glance = glanceCharts();
-  return h("div", {}, tables, glance && h("section", { class: "card" }, h("h2", {}, "At a glance"), glance), missingCard(), notesCard());
+  return h("div", {}, tables, runsCard(), glance && h("section", { class: "card" }, h("h2", {}, "At a glance"), glance), missingCard(), notesCard());
 }
 
 function recipes() {
