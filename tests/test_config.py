@@ -160,3 +160,29 @@ def test_the_verl_recipes_settings_are_beside_the_papers() -> None:
     weights = {metric.name: metric.weight for metric in grpo.reward.metrics}
     assert weights == {"accuracy": 1.0, "interactivity": 1.0, "token_amount": -0.0001}
     assert (sft.train.method, sft.train.lr, sft.train.epochs, sft.train.prompts_per_step) == ("sft", 1e-6, 3, 64)
+
+
+def test_what_a_short_form_does_not_say_is_the_default() -> None:
+    loaded = config.load("quickstart", ["models.judge=http://127.0.0.1:1/v1#x", "reward.metrics.verifier.weight=2"])
+    assert loaded.origin("models.judge.url") == loaded.origin("models.judge.model") == config.COMMAND_LINE
+    assert loaded.origin("models.judge.retries") == config.DEFAULT
+    assert loaded.origin("reward.metrics.0.weight") == config.COMMAND_LINE, "an item may be named by its name"
+    assert loaded.origin("reward.metrics.0.name") == "quickstart.yaml"
+
+
+def test_what_a_file_replaces_of_the_one_it_extends_has_no_origin_left(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "task: {name: slots, vague: 0.5}\nreward: {metrics: [{name: a, clamp: [0, 1]}]}\n"
+    )
+    (tmp_path / "own.yaml").write_text("extends: base.yaml\nreward: {metrics: [{name: b}]}\ntask: {name: ciphers}\n")
+    loaded = config.load(str(tmp_path / "own.yaml"))
+    assert loaded.origin("reward.metrics.0.clamp") == config.DEFAULT
+    assert "task.vague" not in loaded.origins and loaded.origin("task.name") == "own.yaml"
+
+
+def test_a_recipe_that_is_piped_is_shown_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    from upshot.cli import main
+
+    assert main(["recipe", "show", "collabllm-grpo"]) == 0
+    out = capsys.readouterr().out
+    assert "…" not in out and "'data/math-hard/rl_train.parquet'" in out

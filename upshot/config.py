@@ -32,12 +32,16 @@ class Loaded:
     origins: dict[str, str] = field(default_factory=dict)
 
     def origin(self, key: str) -> str:
-        """Where a value came from: the command line, a file, or the default."""
-        while key:
-            if key in self.origins:
-                return self.origins[key]
-            key = key.rpartition(".")[0]
-        return DEFAULT
+        """Where a value came from: the command line, a file, or the default.
+
+        Of something given in its short form (`models.judge: URL#name`), what the form does not say is the default.
+        """
+        given = key
+        while given and given not in self.origins:
+            given = given.rpartition(".")[0]
+        if not given or (given != key and _is_default(self.recipe, key)):
+            return DEFAULT
+        return self.origins[given]
 
 
 class _Loader(yaml.SafeLoader):
@@ -137,7 +141,8 @@ def _read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str,
         origins.update(more_origins)
     _merge(base, data)
     origins.update({key: path.name for key, _ in flatten(data)})
-    return base, origins
+    there = {key for key, _ in flatten(base)}  # what this file replaced is nobody's any more
+    return base, {key: origin for key, origin in origins.items() if key in there}
 
 
 def _merge(into: dict[str, Any], data: Mapping[str, Any]) -> None:
@@ -171,6 +176,7 @@ def _override(data: dict[str, Any], origins: dict[str, str], text: str) -> None:
             node.append(value)
         elif isinstance(node, list):
             index = _index(node, part, where)
+            parts[position] = str(index)
             if last:
                 node[index] = value
             node = node[index]
@@ -182,6 +188,7 @@ def _override(data: dict[str, Any], origins: dict[str, str], text: str) -> None:
             if not isinstance(node.get(part), (dict, list)):
                 node[part] = _own_list(parts[: position + 1]) if parts[position + 1] == ADD else {}
             node = node[part]
+    key = ".".join(parts)
     for old in [k for k in origins if k.startswith(key + ".")]:
         del origins[old]
     origins[key] = COMMAND_LINE
@@ -226,8 +233,23 @@ def _explain(error: ValidationError) -> str:
     return f"{key} = {first['input']!r}: {message[0].lower()}{message[1:]}"
 
 
-def _model_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | None:
+def _is_default(recipe: Recipe, key: str) -> bool:
+    """Whether the value at a dotted key is what it is without anybody's saying."""
+    path = key.split(".")
+    section = _model_at(Recipe, path[:-1])
+    value: Any = recipe.model_dump(mode="json")
     for part in path:
+        value = value[int(part)] if isinstance(value, list) else value.get(part)
+    field_of = section.model_fields.get(path[-1]) if section is not None else None
+    if field_of is None or field_of.is_required():
+        return False
+    default = field_of.get_default(call_default_factory=True)
+    return bool(value == (list(default) if isinstance(default, tuple) else default))
+
+
+def _model_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | None:
+    parts = iter(path)
+    for part in parts:
         if part.isdigit():
             continue
         info = model.model_fields.get(part)
@@ -237,6 +259,8 @@ def _model_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | 
         if not found:
             return None
         model = found[0]
+        if getattr(info.annotation, "__origin__", None) is dict:
+            next(parts, None)  # the name of one of them
     return model
 
 

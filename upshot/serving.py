@@ -1,4 +1,4 @@
-"""Who may talk to our servers: one rule for the sandbox, the model server and the scorer.
+"""Who may talk to our servers, and how a request ends that is broken off: one rule for all of them.
 
 With a key: whoever sends it. Without one: programs of this machine only. So the server listens on loopback, and because
 a page in a browser reaches loopback too, a request must name a loopback host (a page that rebinds its name to 127.0.0.1
@@ -7,11 +7,13 @@ names its own) and bring JSON that says so (a page of another origin may send on
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from upshot.errors import UserError
 
@@ -57,6 +59,33 @@ def refusal(method: str, path: str, header: Callable[[str], str | None], key: st
     if method == "POST" and kind != "application/json":
         return 415, f"the content type is '{kind[:80]}'; send 'Content-Type: application/json'"
     return None
+
+
+class CalmEnd:
+    """ASGI middleware: a request that is broken off (the client went, the server stops) ends without a traceback."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass the request on; one that is cancelled is answered with 503, or its answer is ended."""
+        begun = False
+
+        async def told(message: Any) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, told)
+        except asyncio.CancelledError:
+            if scope["type"] != "http":
+                raise
+            if not begun:
+                headers = [(b"content-type", b"application/json")]
+                await send({"type": "http.response.start", "status": 503, "headers": headers})
+            body = b"" if begun else b'{"error": {"message": "the request was broken off", "code": 503}}'
+            await send({"type": "http.response.body", "body": body})
 
 
 def _brings(key: str, header: Callable[[str], str | None]) -> bool:

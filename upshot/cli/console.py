@@ -38,6 +38,13 @@ def make_reporter(quiet: bool = False, as_json: bool = False) -> Reporter:
     return RichReporter() if sys.stdout.isatty() else PlainReporter()
 
 
+def whole_console() -> Any:
+    """A console that cuts nothing where nobody watches: a pipe or a file has no width."""
+    from rich.console import Console
+
+    return Console(markup=False, width=None if sys.stdout.isatty() else 10_000)
+
+
 def shown(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
     """The metrics worth a look, in the order of `SHOWN`."""
     return [(key, metrics[key]) for prefix in SHOWN for key in metrics if key.startswith(prefix)]

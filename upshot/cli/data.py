@@ -113,6 +113,12 @@ def _add_build(halves: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     add("--user", metavar="SPEC", help="the simulated user's model, or 'script' for lines of the goal")
     add("--judge", metavar="SPEC", help="the judge's model; needed by judged metrics")
+    add(
+        "--templates",
+        choices=("full", "short"),
+        default="full",
+        help="prompts of user and judge; short: a quarter of the words, for small models (default full)",
+    )
     add("--split", default="train", help="goals to use: train, validation, test or all (default train)")
     add(
         "--conversations", type=int, metavar="N", help="at most so many conversations (default: all goals of the split)"

@@ -31,26 +31,26 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run_list(args: argparse.Namespace) -> int:
     """Names and first lines."""
-    from rich.console import Console
     from rich.table import Table
 
     from upshot import config
+    from upshot.cli.console import whole_console
 
     table = Table(box=None, show_header=False)
     table.add_column(style="bold")
     table.add_column()
     for name in config.names():
         table.add_row(name, config.describe(config.find(name)))
-    Console(markup=False).print(table)
+    whole_console().print(table)
     return 0
 
 
 def run_show(args: argparse.Namespace) -> int:
     """Every value and where it came from."""
-    from rich.console import Console
     from rich.table import Table
 
     from upshot import config
+    from upshot.cli.console import whole_console
     from upshot.rollout.company import check_names
 
     loaded = config.load(args.recipe, args.overrides)
@@ -63,7 +63,7 @@ def run_show(args: argparse.Namespace) -> int:
         origin = loaded.origin(key)
         style = "dim" if origin == config.DEFAULT else ""
         table.add_row(key, repr(value) if isinstance(value, str) else str(value), origin, style=style)
-    Console(markup=False).print(table)
+    whole_console().print(table)
     return 0
 
 

@@ -36,8 +36,11 @@ def run(args: argparse.Namespace) -> int:
     key = args.api_key or os.environ.get("UPSHOT_API_KEY", "")
     demand_key(args.host, key, "set UPSHOT_API_KEY or --api-key")
     check_address(args.host, args.port)
+    import logging
+
     import uvicorn
 
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every write to a client that went away
     from upshot.engine.engine import Engine, EngineSettings
     from upshot.engine.model import EngineModel
     from upshot.engine.server import Server

@@ -38,7 +38,9 @@ def run(args: argparse.Namespace) -> int:
 
         async def play() -> dict[str, float]:
             call_seconds.set(args.call_seconds)
-            people = gather(task, {"policy": args.policy}, args.user, args.judge, metrics, budget, args.tokenizer)
+            short = args.templates == "short"
+            specs = {"policy": args.policy}
+            people = gather(task, specs, args.user, args.judge, metrics, budget, args.tokenizer, short)
             async with people as company:
                 with _progress(len(rows), lines, args.quiet or args.json) as show:
 
@@ -80,7 +82,8 @@ def _identity(args: argparse.Namespace, settings: BuildSettings, metrics: dict[s
     names = ("task", "file", "split", "policy", "user", "judge", "tokenizer", "max_tokens", "temperature", "seed")
     numbers = ("candidates", "proactive_share", "proactive", "system_share", "samples", "window", "max_messages")
     given = {name: getattr(args, name) for name in names}
-    return {**given, **{name: getattr(settings, name) for name in numbers}, "metrics": metrics}
+    told = {"templates": args.templates} if args.templates != "full" else {}
+    return {**given, **{name: getattr(settings, name) for name in numbers}, "metrics": metrics, **told}
 
 
 @contextmanager

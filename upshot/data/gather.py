@@ -11,6 +11,7 @@ from upshot.chat import Row
 from upshot.errors import UserError
 from upshot.models.budget import Budget
 from upshot.participants.base import Participant, users
+from upshot.participants.template import FOLDER
 from upshot.recipe import Named
 from upshot.rollout.company import Company, Spec, assemble, metric_configs
 from upshot.tasks.base import Task, tasks
@@ -30,10 +31,12 @@ def gather(
     metrics: Mapping[str, Any],
     budget: Budget | None = None,
     tokenizer: str | None = None,
+    short: bool = False,
 ) -> Company:
     """Policies, simulated user, judge and metrics of a simulation, not yet started; equal specs share one model.
 
     tokenizer: whose tokens are counted; None: as the policy or its endpoint counts.
+    short: user and judge are asked with the short templates, for small models and small contexts.
     """
     specs = {f"{POLICY}{name}": read_spec(spec) for name, spec in policies.items()}
     if user and user != SCRIPT:
@@ -44,12 +47,23 @@ def gather(
     if user == SCRIPT:
         person = users.create("scripted", {}, "--user")
     elif user:
-        person = Named(name="llm")
+        person = Named.model_validate({"name": "llm", **({"template": "user_short"} if short else {})})
+    if short:
+        metrics = {name: _shortly(name, setting) for name, setting in metrics.items()}
     counter = TokenCounter(tokenizer)
     company = assemble(task, specs, metric_configs(metrics), user=person, budget=budget, tokenizer=counter)
     if len(policies) == 1:  # several speak in tongues of their own
         counter.policy = company.models[next(iter(specs))]
     return company
+
+
+def _shortly(name: str, setting: Any) -> Any:
+    """A metric's setting with the short template of its rubric, where it has one and names none."""
+    rubric = f"{name}_short"
+    if not (FOLDER / f"{rubric}.j2").is_file():
+        return setting
+    options = dict(setting) if isinstance(setting, Mapping) else {"weight": setting}
+    return {"rubric": rubric, **options}
 
 
 def open_task(name: str, file: str | None, **options: Any) -> CollabTask:

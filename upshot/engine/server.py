@@ -32,7 +32,7 @@ from upshot.engine.streaming import GrowingText
 from upshot.errors import UserError
 from upshot.models.base import Completion, ModelCallError, Request
 from upshot.models.pieces import Pieces
-from upshot.serving import refusal
+from upshot.serving import CalmEnd, refusal
 
 STATUS = {"too_long": 400, "rate_limited": 429, "aborted": 499}
 
@@ -65,6 +65,7 @@ class Server:
         self.counts = {"requests": 0, "refused": 0, "failed": 0, "disconnected": 0}
         self.seconds = 0.0
         self.app = FastAPI(title="upshot", docs_url=None, redoc_url=None)
+        self.app.add_middleware(CalmEnd)
         self._routes()
 
     def _routes(self) -> None:

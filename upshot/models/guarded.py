@@ -21,6 +21,7 @@ from upshot.models.cache import ResponseCache, request_key
 from upshot.models.limits import Limits, backoff
 from upshot.models.meter import Meter, RoleCount
 from upshot.models.spec import ModelSpec
+from upshot.models.traffic import Traffic, Watched
 from upshot.models.wire import Answer
 from upshot.time_limit import uncounted
 
@@ -60,6 +61,7 @@ class GuardedModel(Model):
         self.budget = budget or Budget()
         self.limits = limits or Limits.of(spec)
         self.meter = Meter()
+        self.traffic = Traffic()
         self.cache: ResponseCache | None = None
         self._asked: dict[bytes, int] = {}
         self._pauses: set[asyncio.Future[None]] = set()
@@ -96,6 +98,12 @@ class GuardedModel(Model):
     def stats(self) -> dict[str, float]:
         """Calls, failures, retries, tokens, cost, latency and cache hits by role."""
         return self.meter.stats()
+
+    def watched(self) -> Watched | None:
+        """How its calls stand, for who waits for them; None for a model in this process, which is never silent."""
+        if self.spec.kind in ("local", "policy"):
+            return None
+        return Watched(self.name, self.traffic, self.meter.troubles())
 
     def state(self) -> dict[str, Any]:
         """The counters by role, latencies left out."""
@@ -150,8 +158,13 @@ class GuardedModel(Model):
         out: list[Completion] = []
         while len(out) < n:
             part = seed if not out or seed is None else derive_seed(seed, len(out))
-            async with self.limits.slots:
-                out += await self._counted(request, n - len(out), part, count)
+            with self.traffic.queue():
+                await self.limits.slots.acquire()
+            try:
+                with self.traffic.call():
+                    out += await self._counted(request, n - len(out), part, count)
+            finally:
+                self.limits.slots.release()
         return out[:n]
 
     async def _counted(self, request: Request, n: int, seed: int | None, count: RoleCount) -> list[Completion]:

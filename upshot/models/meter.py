@@ -71,6 +71,10 @@ class Meter:
         hits = sum(count.cache_hits for count in self._roles.values())
         return hits, hits + sum(count.cache_misses for count in self._roles.values())
 
+    def troubles(self) -> Counter[str]:
+        """Retries and failures by reason, over all roles."""
+        return sum((count.retries + count.failed for count in self._roles.values()), Counter())
+
     def stats(self) -> dict[str, float]:
         """All counters; those of a named role are called `role/counter`."""
         out: dict[str, float] = {}

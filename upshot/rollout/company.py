@@ -5,6 +5,7 @@ No torch here: models in this process are loaded only when they are started.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +15,10 @@ from upshot.errors import UserError, did_you_mean
 from upshot.models.base import Model
 from upshot.models.budget import Budget
 from upshot.models.connect import connect_all
+from upshot.models.guarded import GuardedModel
 from upshot.models.rendering import Renderer
 from upshot.models.spec import ModelSpec
+from upshot.models.traffic import Watched, watch
 from upshot.participants.base import Participant, users
 from upshot.participants.classmate_map import read_map
 from upshot.recipe import FuturesConfig, MetricConfig, Named, Recipe
@@ -55,6 +58,7 @@ class Company:
     closers: list[Any] = field(default_factory=list)
     """What else was opened here and is closed with the rest: models, the sandbox."""
     futures: Futures | None = None
+    _watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Check keys and endpoints, load what must be loaded, before any work."""
@@ -63,6 +67,13 @@ class Company:
                 await model.start()
         if self.futures is not None:
             await self.futures.start()
+        if self._watch is None:
+            self._watch = asyncio.create_task(watch(self._watched))
+
+    def _watched(self) -> list[Watched]:
+        """How the calls of each model stand."""
+        models = [model for model in dict.fromkeys(self.models.values()) if isinstance(model, GuardedModel)]
+        return [seen for model in models if (seen := model.watched()) is not None]
 
     def build_futures(
         self, config: FuturesConfig, renderer: Renderer | None = None, credit: CreditRule | None = None, seed: int = 0
@@ -76,8 +87,11 @@ class Company:
     def stats(self) -> dict[str, float]:
         """Calls, cost, latency and quality of everybody, for the metrics; keys with times start with time/."""
         out: dict[str, float] = {}
-        for name, model in self.models.items():
+        for model in dict.fromkeys(self.models.values()):
+            names = [name for name, other in self.models.items() if other is model]
             for key, value in model.stats().items():
+                role = key.partition("/")[0]  # roles that share an endpoint are counted once, each under its own name
+                name = role if role in names else names[0]
                 out[f"{'time/' if 'latency' in key else ''}model/{name}/{key}"] = value
         if self.user is not None:
             out |= {f"user/{key}": value for key, value in self.user.stats().items()}
@@ -104,6 +118,9 @@ class Company:
 
     async def aclose(self) -> None:
         """Release everything; what fails to close does not keep the rest open."""
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
         things = [self.futures, *self.metrics.values(), self.user, self.task, *self.closers, self.manager]
         await close_all(dict.fromkeys(things))
 

@@ -16,7 +16,7 @@ from upshot.sandbox.doorkeeper import READ_SECONDS, connections_at_once, http_pr
 from upshot.sandbox.pool import Sandbox
 from upshot.sandbox.service import SandboxFault, Service
 from upshot.sandbox.slots import Busy
-from upshot.serving import demand_key, refusal
+from upshot.serving import CalmEnd, demand_key, refusal
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -103,6 +103,7 @@ def build_app(sandbox: Sandbox, api_key: str | None = None, max_bytes: int = MAX
     app = FastAPI(title="Upshot sandbox", lifespan=life, openapi_url=None)
     _add_routes(app, service)
     app.add_middleware(Gate, api_key=api_key, max_bytes=max_bytes)
+    app.add_middleware(CalmEnd)
     return app
 
 

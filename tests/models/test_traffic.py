@@ -1,0 +1,110 @@
+"""Slow endpoints are not silent: who waits, how long, and what had to be tried again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.participants.speakers import speaker
+from upshot.chat import Message
+from upshot.models.base import Model, Request
+from upshot.models.guarded import AttemptFailed
+from upshot.models.scripted import ScriptedModel
+from upshot.models.spec import ModelSpec
+from upshot.models.traffic import watch
+from upshot.models.wire import Answer
+from upshot.rollout.company import assemble
+
+ASK = Request([Message("user", "?")])
+
+
+class Slow(ScriptedModel):
+    """Times out twice, then hangs until it is let go."""
+
+    def __init__(self, **limits: object) -> None:
+        spec = ModelSpec.model_validate({"model": "scripted:ok", "backoff_s": 0.001, **limits})
+        super().__init__(spec, lambda request: "yes")
+        self.left = 2
+        self.free = asyncio.Event()
+
+    async def _attempt(self, request: Request, n: int, seed: int | None) -> Answer:
+        if self.left:
+            self.left -= 1
+            raise AttemptFailed("timeout", "no answer within 1 s")
+        await self.free.wait()
+        return await super()._attempt(request, n, seed)
+
+
+def test_calls_under_way_queued_slow_and_tried_again_are_said_as_they_happen(caplog: pytest.LogCaptureFixture) -> None:
+    async def go() -> Slow:
+        model = Slow(concurrency=2)
+        watching = asyncio.create_task(watch(lambda: [model.watched()], every_s=0.05))  # type: ignore[list-item]
+        async with model:
+            calls = [asyncio.create_task(model.generate(ASK)) for _ in range(5)]
+            await asyncio.sleep(0.3)
+            assert (model.traffic.under_way, model.traffic.queued) == (2, 3)
+            model.free.set()
+            await asyncio.gather(*calls)
+        watching.cancel()
+        return model
+
+    model = asyncio.run(go())
+    first, *others = [record.getMessage() for record in caplog.records if "waiting for" in record.getMessage()]
+    told = "2 calls under way, 3 queued, the slowest for 0 s, tried again or failed: timeout 2"
+    assert first == f"waiting for scripted:ok: {told}"
+    assert others and all("tried again" not in line for line in others), "what was said is not said again"
+    assert (model.traffic.under_way, model.traffic.queued, model.traffic.slowest) == (0, 0, 0.0)
+
+
+def test_nothing_is_said_while_everything_answers(caplog: pytest.LogCaptureFixture) -> None:
+    async def go() -> None:
+        model = speaker(lambda request: "yes")
+        watching = asyncio.create_task(watch(lambda: [model.watched()], every_s=0.01))  # type: ignore[list-item]
+        async with model:
+            for _ in range(5):
+                await model.generate(ASK)
+                await asyncio.sleep(0.01)
+        watching.cancel()
+
+    asyncio.run(go())
+    assert "waiting for" not in caplog.text
+
+
+def test_everybody_who_starts_a_company_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training, building, evaluating, scoring and `upshot.reward` all play with a company."""
+    from upshot.rollout import company as room
+
+    monkeypatch.setattr(room, "watch", lambda look: watch(look, every_s=0.02))
+
+    async def go() -> None:
+        model = Slow()
+        async with assemble(None, {"judge": model}) as company:
+            await model.start()
+            call = asyncio.create_task(company.models["judge"].generate(ASK))
+            await asyncio.sleep(0.1)
+            model.free.set()
+            await call
+        await asyncio.sleep(0)
+        assert len(asyncio.all_tasks()) == 1, "the watch ends with the company"
+
+    asyncio.run(go())
+    assert "waiting for scripted:ok: 1 calls under way" in caplog.text
+
+
+def test_roles_that_share_an_endpoint_are_counted_once_each_under_its_own_name() -> None:
+    async def go() -> dict[str, float]:
+        spec = {"model": "scripted:echo", "concurrency": 3}
+        async with assemble(None, {"user": spec, "judge": spec, "watcher": "scripted:echo"}) as company:
+            models: dict[str, Model] = company.models
+            assert models["user"] is models["judge"]
+            for role, calls in (("user", 2), ("judge", 3)):
+                for _ in range(calls):
+                    await models[role].generate(Request([Message("user", "?")], role=role))
+            await models["watcher"].generate(Request([Message("user", "?")], role="monitor"))
+            return company.stats()
+
+    calls = {key: value for key, value in asyncio.run(go()).items() if key.endswith("/calls")}
+    assert calls == {"model/user/user/calls": 2, "model/judge/judge/calls": 3, "model/watcher/monitor/calls": 1}
