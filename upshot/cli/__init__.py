@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from upshot import __version__
 from upshot.cli.environment import load_environment
 from upshot.errors import user_error_in
+from upshot.threads import settle_threads
 
 VERBS = ("demo", "train", "recipe", "eval", "view", "replay", "data", "score", "verify", "sandbox", "serve", "cache")
 INTERRUPTED = 130
@@ -17,6 +18,7 @@ INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a verb; what the user must mend is one line on stderr and exit code 2."""
+    settle_threads()
     words = list(sys.argv[1:] if argv is None else argv)
     load_environment()
     if words[:1] == ["eval"] and words[1:2] in (["judge"], ["monitor"]):  # verbs of their own, with their own options

@@ -6,6 +6,8 @@ import atexit
 import gc
 import sys
 
+from upshot.threads import settle_threads
+
 
 def import_frameworks() -> None:
     """Import what every model in this process needs, without looking for garbage meanwhile.
@@ -15,6 +17,7 @@ def import_frameworks() -> None:
     """
     if "transformers.modeling_utils" in sys.modules:
         return
+    settle_threads()
     collecting = gc.isenabled()
     gc.disable()
     try:

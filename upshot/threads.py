@@ -1,0 +1,47 @@
+"""Threads of PyTorch on the CPU: no more than this process may use, and none that spins while it waits.
+
+OpenMP's threads spin for about a millisecond before they sleep. Alone on a machine that is free; beside a second
+process (a server and a trainer) the one that spins keeps the core from the one it waits for, and both get many times
+slower. Asleep, the system shares the cores fairly. The number of threads does not follow the load: it takes part in how
+sums are rounded, and one seed is to be one run.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+CALM = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+"""For GNU's and for Intel's OpenMP; what the environment says already stays."""
+
+
+def settle_threads() -> None:
+    """Set the environment that PyTorch reads when it is imported; afterwards it is too late, and nothing is done."""
+    if "torch" in sys.modules:
+        return
+    for name, value in CALM.items():
+        os.environ.setdefault(name, value)
+    allowed = cores()
+    if allowed < len(os.sched_getaffinity(0)):  # PyTorch knows the affinity, but not a container's quota
+        os.environ.setdefault("OMP_NUM_THREADS", str(allowed))
+
+
+def cores() -> int:
+    """How many cores this process may use: by its affinity, and by the quota of its container."""
+    return max(1, math.ceil(min(len(os.sched_getaffinity(0)), quota(CGROUP))))
+
+
+def quota(cgroup: Path) -> float:
+    """Cores' worth of time that a control group grants; infinite where it sets no limit."""
+    try:
+        if (cgroup / "cpu.max").is_file():
+            granted, period = (cgroup / "cpu.max").read_text().split()
+        else:
+            files = (cgroup / "cpu" / name for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+            granted, period = (file.read_text().strip() for file in files)
+        return math.inf if granted in ("max", "-1") else int(granted) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return math.inf
