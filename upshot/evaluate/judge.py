@@ -67,15 +67,15 @@ def read_label(row: Mapping[str, Any], key: str, number: int) -> float:
 
 async def _judge(args: argparse.Namespace, conversations: Sequence[Any]) -> list[Any]:
     from upshot.evaluate.scoring import parse_model
-    from upshot.models.connect import connect
     from upshot.rewards.build import build_metric
+    from upshot.rollout.company import assemble
     from upshot.rollout.guard import score_conversation
 
     gate = asyncio.Semaphore(args.at_once)
     options = {"rubric": args.rubric} if args.rubric else {}
 
-    async with connect(parse_model(args.judge), role="judge") as judge:
-        metric = build_metric(args.metric, options, "--metric", judge=judge)
+    async with assemble(None, {"judge": parse_model(args.judge)}) as company:
+        metric = build_metric(args.metric, options, "--metric", judge=company.models["judge"])
 
         async def one(conversation: Any) -> Any:
             async with gate:
