@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from tests.train.workshop import recipe
+from upshot.models.absent import AbsentPolicy
 from upshot.rollout.company import of_recipe
 from upshot.tasks.base import tasks
-from upshot.train.setup import _Unheard
 
 
 class Closes:
@@ -25,7 +25,7 @@ class Closes:
 
 def test_everybody_is_closed_even_when_one_fails(tmp_path) -> None:
     made = recipe(tmp_path)
-    company = of_recipe(made, tasks.create(made.task.name, made.task.options), _Unheard(), None)
+    company = of_recipe(made, tasks.create(made.task.name, made.task.options), AbsentPolicy(), None)
     closed: list[str] = []
     company.metrics = {name: Closes(name, closed) for name in ("first", "second")}  # type: ignore[misc]
     company.closers = [Closes("sandbox", closed)]

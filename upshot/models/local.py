@@ -69,6 +69,7 @@ def load_local(name: str, dtype: str = "auto", device: str = "auto") -> tuple[An
     """
     path = local_path(name)
     import_frameworks()
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     device = pick_device(device)
@@ -76,7 +77,7 @@ def load_local(name: str, dtype: str = "auto", device: str = "auto") -> tuple[An
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         module = AutoModelForCausalLM.from_pretrained(path, dtype=kind)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"cannot load the model '{name}': {error}") from error
     return module.to(device).eval(), tokenizer  # type: ignore[arg-type]
 

@@ -15,7 +15,7 @@ from typing import Any
 from upshot import jsonl
 from upshot.chat import Conversation, Message, Row, Sample, Turn, messages_from
 from upshot.errors import UserError
-from upshot.models.base import Completion, Model, Request
+from upshot.models.absent import AbsentPolicy
 from upshot.models.rendering import Renderer
 from upshot.recipe import Recipe
 from upshot.rollout.company import of_recipe, stage_of
@@ -61,11 +61,11 @@ async def replay(folder: RunFolder, recipe: Recipe, step: int) -> list[Scored]:
     rows = {row.id: row for row in task.rows("train")}
     tokenizer = load_tokenizer(recipe.model, task)
     renderer = Renderer(tokenizer, recipe.model.template_options)
-    company = of_recipe(recipe, task, _Absent(), tokenizer, renderer)
+    company = of_recipe(recipe, task, AbsentPolicy(), tokenizer, renderer)
     async with aclosing(company):
         for model in dict.fromkeys(model for name, model in company.models.items() if name not in silent(recipe)):
             await model.start()
-        stage = stage_of(recipe, company, Policy(_Absent()))
+        stage = stage_of(recipe, company, Policy(AbsentPolicy()))
         out: list[Scored] = []
         for line in lines:
             reply = read_reply(line, rows, known.get(line["key"], []))
@@ -180,17 +180,3 @@ def _reward(data: Mapping[str, Any]) -> Any:
     from upshot.rewards.reward import Reward
 
     return Reward(_score(data["total"]))
-
-
-class _Absent(Model):
-    """Stands where the policy was."""
-
-    name = "policy"
-
-    def frozen(self, when: str) -> Model:
-        """Nobody's copy."""
-        return self
-
-    async def generate(self, request: Request) -> list[Completion]:
-        """Refuse: there is no policy."""
-        raise UserError("a replay has no policy to ask; name another model for the role that asks it (models.…=)")

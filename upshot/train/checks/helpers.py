@@ -9,7 +9,8 @@ from contextlib import aclosing
 from upshot.api import run_anywhere
 from upshot.chat import Message
 from upshot.errors import UserError
-from upshot.models.base import Completion, Model, ModelCallError, Request, Sampling
+from upshot.models.absent import AbsentPolicy
+from upshot.models.base import ModelCallError, Request, Sampling
 from upshot.models.budget import Budget
 from upshot.models.connect import connect
 from upshot.models.endpoint import headers_of
@@ -33,7 +34,7 @@ def check(bench: Bench) -> Iterator[Finding]:
     if not bench.sampled:
         return
     recipe = bench.recipe
-    company = of_recipe(recipe, bench.task, _Unheard(), None)
+    company = of_recipe(recipe, bench.task, AbsentPolicy(), None)
     silent = [] if company.user is not None else [row.id for row in bench.rows("train") if row.goal and not spoken(row)]
     if silent:
         says = f"{len(silent)} rows (such as '{silent[0]}') have a goal and no message, and there is no user to open"
@@ -97,17 +98,3 @@ async def _try_server(what: str, url: str) -> str | None:
             return None
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         return f"{what}: cannot reach {url} ({str(error) or type(error).__name__}); is the server running?"
-
-
-class _Unheard(Model):
-    """Stands in for the policy where nobody asks it."""
-
-    name = "policy"
-
-    def frozen(self, when: str) -> Model:
-        """Nobody's copy."""
-        return self
-
-    async def generate(self, request: Request) -> list[Completion]:
-        """Never called."""
-        raise NotImplementedError

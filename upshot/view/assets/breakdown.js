@@ -12,7 +12,7 @@ function bar(score, [low, high]) {
   const place = (x) => (100 * (x - low)) / (high - low);
   const from = place(Math.min(0, value)), to = place(Math.max(0, value));
   return h("div", { class: "barbox" },
-    h("i", { class: value < 0 ? "fill minus" : "fill", style: `left:${from}%;width:${to - from}%` }),
+    h("i", { class: value < 0 ? "fill minus" : "fill", style: `left:${from}%;width:${to - from}%;${value === 0 ? "min-width:0" : ""}` }),
     low < 0 && h("i", { class: "zero", style: `left:${place(0)}%` }));
 }
 
