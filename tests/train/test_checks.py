@@ -186,3 +186,17 @@ def test_a_run_is_refused_by_the_same_checks_before_anything_is_written(tmp_path
     with pytest.raises(UserError, match="2 things to mend: there is no folder '/nope'; cannot reach"):
         train(recipe(tmp_path / "run", more={"models": {"judge": DEAD}, "model": {"path": "/nope"}}))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_hub_that_cannot_be_reached_is_told_at_once_and_offline_it_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise OSError("no route")
+
+    monkeypatch.setattr("upshot.train.checks.bench.socket.create_connection", refuse)
+    settings = recipe(tmp_path / "run", warm=False, more={"model": {"path": "no-such-owner/no-such-model"}})
+    (says,) = wrong(settings)
+    assert "is no folder here and huggingface.co cannot be reached (no route)" in says
+    (note,) = find(settings, offline=True)
+    assert not note.fatal and "was not looked up (--offline)" in note.says

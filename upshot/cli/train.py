@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     from upshot.train.folder import RunFolder
 
     recipe, folder = _recipe(args)
+    if args.offline and args.dry_run:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's package is imported
     if not _checked(recipe, args, resumed=folder is not None):
         return 2
     if args.dry_run:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from upshot.chat import Row
+from upshot.errors import UserError
+from upshot.models.local import local_path
 from upshot.models.rendering import Renderer
 from upshot.recipe import Recipe
 from upshot.rollout.room import Room
 from upshot.tasks.base import Task, tasks
 from upshot.train.plan import SAMPLED
 from upshot.train.setup import find_context, load_tokenizer
+
+HUB_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,27 @@ class Bench:
     def task(self) -> Task:
         """The task."""
         return tasks.create(self.recipe.task.name, self.recipe.task.options, "task")
+
+    @cached_property
+    def model_here(self) -> bool:
+        """Whether the model's small files can be read: it is new, in a folder, in the hub's cache, or at the hub."""
+        path = self.recipe.model.path
+        if not path or Path(local_path(path)).is_dir():
+            return True
+        from huggingface_hub import constants, try_to_load_from_cache
+
+        if any(isinstance(try_to_load_from_cache(path, name), str) for name in ("config.json", "adapter_config.json")):
+            return True
+        if self.offline:
+            return False
+        host = urlsplit(constants.ENDPOINT)
+        try:  # the hub's own client would try for minutes
+            socket.create_connection((host.hostname or "", host.port or 443), HUB_SECONDS).close()
+        except OSError as error:
+            raise UserError(
+                f"model.path '{path}' is no folder here and {host.hostname} cannot be reached ({error}); name a folder"
+            ) from error
+        return True
 
     @cached_property
     def tokenizer(self) -> Any:

@@ -71,8 +71,8 @@ async def _try_model(spec: ModelSpec, recipe: Recipe, offline: bool) -> str | No
             local_path(spec.model)
         elif spec.kind == "endpoint" and offline:
             headers_of(spec)
-        elif spec.kind in ("endpoint", "provider"):
-            await _ask(spec, recipe, offline)
+        elif spec.kind != "policy":
+            await _ask(spec, recipe, offline or spec.kind == "scripted")
     except UserError as error:
         return str(error)
     except ModelCallError as error:
@@ -81,11 +81,12 @@ async def _try_model(spec: ModelSpec, recipe: Recipe, offline: bool) -> str | No
     return None
 
 
-async def _ask(spec: ModelSpec, recipe: Recipe, offline: bool) -> None:
+async def _ask(spec: ModelSpec, recipe: Recipe, silent: bool) -> None:
+    """Start a model as the run would, and unless `silent` ask it for a few tokens."""
     brief = {"retries": ATTEMPTS - 1, "timeout_s": min(SECONDS, spec.timeout_s), "patience_s": SECONDS}
     tried = spec.model_copy(update={**brief, "max_tokens": TOKENS, "cache": False})
     async with connect(tried, role="check", budget=Budget(max_dollars=recipe.budget.max_dollars)) as model:
-        if not offline:
+        if not silent:
             await model.generate(Request([Message("user", "Say yes.")], Sampling(TOKENS)))
 
 

@@ -21,7 +21,7 @@ def check(bench: Bench) -> Iterator[Finding]:
         yield Finding("model.lora needs peft: pip install 'upshot[lora]'")
     if config.path:
         here = Path(local_path(config.path))
-        if bench.offline and not here.is_dir():
+        if not bench.model_here:
             yield Finding(f"model.path '{config.path}' is a name of the hub and was not looked up (--offline)", False)
             return
         if here.is_dir() and not any(file for kind in WEIGHTS for file in here.glob(kind)):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from upshot.chat import Row
-from upshot.models.local import local_path
 from upshot.rollout.room import tell, too_long
 from upshot.train.checks.bench import Bench, Finding
 from upshot.train.examples import read_dialogues
@@ -16,7 +14,7 @@ DONE = {"filter": "left out", "truncate": "cut at their beginning"}
 
 def check(bench: Bench) -> Iterator[Finding]:
     """Count them; what `episode.long_prompts` does with them is worth knowing, its default refuses them."""
-    if bench.offline and bench.recipe.model.path and not Path(local_path(bench.recipe.model.path)).is_dir():
+    if not bench.model_here:
         return  # its tokenizer is at the hub
     yield from _openings(bench) if bench.sampled else _dialogues(bench)
 
