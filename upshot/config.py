@@ -172,7 +172,7 @@ def _override(data: dict[str, Any], origins: dict[str, str], text: str) -> None:
         last = position == len(parts) - 1
         where = ".".join(parts[:position])
         if part == ADD and last and isinstance(node, list):
-            key = f"{where}.{len(node)}"
+            parts[position] = str(len(node))
             node.append(value)
         elif isinstance(node, list):
             index = _index(node, part, where)
