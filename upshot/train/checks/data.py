@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from upshot.recipe import Recipe
+from upshot.tasks.base import Task
 from upshot.train.checks.bench import Bench, Finding
 from upshot.train.phases import WARM_START, phases_of
 from upshot.train.plan import count_examples
@@ -15,7 +17,16 @@ def check(bench: Bench) -> Iterator[Finding]:
     if WARM_START in phases_of(recipe) and not task.dialogues("train"):
         yield Finding(f"warm_start: task '{task.name}' has no dialogues to imitate; leave warm_start out")
     if not count_examples(recipe, task):
-        what = recipe.train.data or f"task '{task.name}'"
-        yield Finding(f"{what} has no rows to train on; look at the options under `task`")
+        yield Finding(_nothing(recipe, task))
     if recipe.eval.every and bench.sampled and not task.rows("validation"):
         yield Finding(f"eval.every is {recipe.eval.every}, but task '{task.name}' has no rows in split 'validation'")
+
+
+def _nothing(recipe: Recipe, task: Task) -> str:
+    """What is said when there is nothing to learn from."""
+    config = recipe.train
+    if config.method == "dpo":
+        return f"train.data '{config.data}': no pair is left to learn from (train.min_gap={config.min_gap:g})"
+    if config.method == "sft" and config.data:
+        return f"train.data '{config.data}' has no dialogues"
+    return f"task '{task.name}' has nothing to train on in its split 'train'; look at the options under `task`"
