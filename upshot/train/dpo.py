@@ -15,7 +15,6 @@ from upshot.train.batch import Datum
 from upshot.train.examples import Preference, read_preferences
 from upshot.train.learner import Learner
 from upshot.train.objectives import Dpo
-from upshot.train.setup import context_limit
 from upshot.train.sft import pick
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ async def train(run: Run, config: TrainConfig) -> None:
     if not config.data:
         raise UserError("train.method 'dpo' needs train.data; make it with `upshot data prepare --for dpo`")
     preferences = read_preferences(config.data, config.min_gap)
-    pairs = render_pairs(preferences, run.renderer, context_limit(run.recipe.model, run.module))
+    pairs = render_pairs(preferences, run.renderer, run.trainee.max_context)
     if len(pairs) < len(preferences):
         run.reporter.say(f"{len(preferences) - len(pairs)} of {len(preferences)} pairs are longer than the context")
     if not pairs:

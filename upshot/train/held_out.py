@@ -37,8 +37,8 @@ async def last_look(run: Run, stage: Stage) -> None:
     """Evaluate the finished model, as a line of its own; an interrupted one is made up for when the run goes on."""
     if last_look_due(run):
         logs = await _play(run, stage)
-        run.folder.metrics(run.phase, run.step, logs)
-        run.announce(run.step, logs)
+        run.writer.line(run.phase, run.step, logs)
+        run.writer.announce(run.phase, run.step, logs)
 
 
 def last_look_due(run: Run) -> bool:

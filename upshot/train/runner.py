@@ -1,46 +1,35 @@
-"""One run from recipe to checkpoint: warm start, method, evaluation, run folder, resume."""
+"""One run from recipe to checkpoint: the phases, one after another, and where they stand.
+
+The model and what is made of it: `trainee.py`. What is written and told: `writer.py`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from upshot.chat import derive_seed
-from upshot.engine.engine import Engine, EngineSettings
-from upshot.jsonl import plain
 from upshot.models.rendering import Renderer
 from upshot.recipe import Recipe, TrainConfig
-from upshot.rewards.task_metrics import task_metrics
 from upshot.rollout.company import Company, check_names, of_recipe, stage_of
-from upshot.rollout.policy import Policy
 from upshot.rollout.reply import Reply
 from upshot.rollout.stage import Stage
-from upshot.tasks.base import Task, groups_of, tasks
+from upshot.tasks.base import Task, tasks
 from upshot.time_limit import call_seconds
 from upshot.train import dpo, online_dpo, ppo, rl, sft
-from upshot.train.adapters import add_lora, find_start
 from upshot.train.folder import RunFolder
-from upshot.train.frozen import PolicyModel
 from upshot.train.learner import Learner
 from upshot.train.phases import WARM_START, phase_config, phases_of
 from upshot.train.plan import SAMPLED, count_examples
 from upshot.train.reporter import Reporter
-from upshot.train.setup import (
-    check_helpers,
-    context_limit,
-    load_policy,
-    sampling_of,
-    seed_torch,
-)
-from upshot.train.summary import by_group
-from upshot.train.trackers import Tracker, make_trackers
-from upshot.train.weights import load_weights, save_weights
+from upshot.train.setup import check_helpers
+from upshot.train.trackers import make_trackers
+from upshot.train.trainee import Trainee
+from upshot.train.writer import Logs, Writer
 from upshot.whole_files import write_json
 
 COUNTERS = "counters.json"
@@ -49,6 +38,10 @@ COUNTERS = "counters.json"
 
 class Run:
     """A recipe being trained in its folder."""
+
+    task: Task
+    trainee: Trainee
+    writer: Writer
 
     def __init__(self, recipe: Recipe, folder: RunFolder, reporter: Reporter) -> None:
         self.recipe = recipe
@@ -61,41 +54,41 @@ class Run:
         self.counters: dict[str, Any] = {}
         """What the helpers' counters were after the last finished step: those of a step half done are played again."""
         self.company_now: Company | None = None
-        self.trackers: list[Tracker] = []
         self._learning: tuple[Learner, TrainConfig] | None = None
         self._updates = 0
         """Optimizer steps of the learner when the last line was written."""
+
+    @property
+    def module(self) -> Any:
+        """The model in training."""
+        return self.trainee.module
+
+    @property
+    def renderer(self) -> Renderer:
+        """Messages → ids of the model in training."""
+        return self.trainee.renderer
 
     async def train(self) -> Path:
         """Train to the end, or to Ctrl-C or an empty budget; the last checkpoint either way."""
         with self.folder.locked(self.reporter.say):
             self._go_on()
-            return await self._train()
-
-    async def _train(self) -> Path:
-        self._prepare()
-        recipe = self.recipe
-        call_seconds.set(recipe.call_seconds)
-        self.trackers = make_trackers(recipe.trackers, self.folder.path, recipe.model_dump(mode="json"))
-        if self.phase == WARM_START and recipe.train.method in SAMPLED:
-            await check_helpers(recipe, self.task, self.tokenizer)
-        self.folder.status("running")
-        try:
-            for phase in self.phases[self.phases.index(self.phase) :]:
-                if phase != self.phase:
-                    self.phase, self.step = phase, 0
-                config = phase_config(recipe, phase)
-                await METHODS[config.method](self, config)
-        except BaseException as error:
-            self._stopped(error)
-            raise
-        finally:
-            for tracker in self.trackers:
-                tracker.finish()
-        self.folder.status("finished")
-        latest = self.folder.latest()
-        assert latest is not None
-        return latest.path
+            await self._prepare()
+            self.folder.status("running")
+            try:
+                for phase in self.phases[self.phases.index(self.phase) :]:
+                    if phase != self.phase:
+                        self.phase, self.step = phase, 0
+                    config = phase_config(self.recipe, phase)
+                    await METHODS[config.method](self, config)
+            except BaseException as error:
+                self._stopped(error)
+                raise
+            finally:
+                self.writer.close()
+            self.folder.status("finished")
+            latest = self.folder.latest()
+            assert latest is not None
+            return latest.path
 
     def _go_on(self) -> None:
         """Find where the folder's run stands; what it wrote after its last checkpoint is written again."""
@@ -107,6 +100,19 @@ class Run:
             self.folder.write_recipe(self.recipe)
         self.folder.rewind(self.phases, self.phase, self.step)
 
+    async def _prepare(self) -> None:
+        """Task, model and writer; what would fail only after the warm start fails here."""
+        recipe = self.recipe
+        self.task = tasks.create(recipe.task.name, recipe.task.options, "task")
+        if recipe.model.path:  # takes long to load: what it is to learn from is looked for first
+            count_examples(recipe, self.task)
+        self.trainee = Trainee(recipe, self.task, self.folder.path, self.start_from, self.reporter.say)
+        call_seconds.set(recipe.call_seconds)
+        trackers = make_trackers(recipe.trackers, self.folder.path, recipe.model_dump(mode="json"))
+        self.writer = Writer(recipe, self.folder, self.reporter, self.task, self.renderer.spelled, trackers)
+        if self.phase == WARM_START and recipe.train.method in SAMPLED:
+            await check_helpers(recipe, self.task, self.trainee.tokenizer)
+
     def _stopped(self, error: BaseException) -> None:
         """Save what was reached, unless an update is half done: then the last checkpoint is what to go on from."""
         reason = str(error) or type(error).__name__
@@ -117,58 +123,6 @@ class Run:
             self.reporter.say(f"nothing was saved: {second}")
         self.folder.status("stopped", reason=reason)
 
-    def _prepare(self) -> None:
-        recipe = self.recipe
-        self.task: Task = tasks.create(recipe.task.name, recipe.task.options, "task")
-        if recipe.model.path:  # takes long to load: what it is to learn from is looked for first
-            count_examples(recipe, self.task)
-        checkpoint = str(self.start_from or "")
-        seed_torch(recipe.seed)
-        self.start = find_start(recipe.model, self.folder.path, self.reporter.say)
-        module, tokenizer = self._load("" if recipe.model.lora else checkpoint)
-        self.module = add_lora(module, recipe.model, checkpoint or self.start.adapter)
-        self.tokenizer = tokenizer
-        self.renderer = Renderer(self.tokenizer, recipe.model.template_options)
-        template = self.renderer.check()
-        if not template.appends:
-            self.reporter.say(f"chat template: {template.reason}; rendering turn by turn instead, history is kept")
-
-    @cached_property
-    def engine(self) -> Engine:
-        """The engine on the policy's own tensors; made for the first rollout, so that sft and dpo need none."""
-        return Engine(self.module, self.renderer.end_ids, EngineSettings(exact=self.recipe.model.exact))
-
-    @cached_property
-    def sampler(self) -> PolicyModel:
-        """The policy as a model."""
-        return PolicyModel(self.engine, self.tokenizer, "policy", self.renderer, self.module)
-
-    def _weights_changed(self) -> None:
-        if "engine" in self.__dict__:
-            self.engine.weights_changed()
-
-    def _load(self, path: str = "") -> tuple[Any, Any]:
-        """Module, without adapters, and tokenizer: those of a folder, or those that the run began with."""
-        seed = derive_seed(self.recipe.seed, "weights")
-        return load_policy(self.recipe.model, self.task, seed, path or self.start.model, self.start.adapter)
-
-    def learner(self, config: TrainConfig, value_head: bool = False) -> Learner:
-        """A learner on the policy, restored when this phase is being resumed."""
-        episode = self.recipe.episode
-        learner = Learner(
-            self.module,
-            self.tokenizer,
-            config,
-            max_tokens=episode.max_tokens,
-            temperature=episode.temperature if config.method in SAMPLED else 1.0,
-            changed=self._weights_changed,
-            value_head=value_head,
-            exact=self.recipe.model.exact and config.method in SAMPLED,
-        )
-        if self.start_from is not None and self.step:
-            learner.load(self.start_from)
-        return learner
-
     def lasting(self, config: TrainConfig, examples: int) -> TrainConfig:
         """The configuration with its epochs counted in steps."""
         settled = config.lasting(examples)
@@ -176,43 +130,31 @@ class Run:
             self.reporter.say(f"{config.epochs:g} epochs of {examples} examples: {settled.steps} steps")
         return settled
 
+    def learner(self, config: TrainConfig, value_head: bool = False) -> Learner:
+        """A learner on the policy, restored when this phase is being resumed."""
+        learner = self.trainee.learner(config, value_head)
+        if self.start_from is not None and self.step:
+            learner.load(self.start_from)
+        return learner
+
     def keep_reference(self, learner: Learner) -> None:
         """Give the learner the model that this phase began with; a resumed phase finds it again."""
-        saved = self.folder.path / "reference"
-        # The whole of a model that is where the recipe says is not kept a second time.
-        elsewhere = self.phase == self.phases[0] and self.recipe.model.lora is None
-        if self.step == 0:
-            learner.keep_reference()
-            if not elsewhere:
-                save_weights(saved, learner.reference)
-        elif elsewhere:
-            learner.keep_reference(dict(self._load()[0].named_parameters()))
-        else:
-            learner.keep_reference(load_weights(saved))
+        self.trainee.keep_reference(learner, self.phase == self.phases[0], begun=self.step > 0)
 
     @asynccontextmanager
     async def company(self) -> AsyncIterator[tuple[Company, Stage]]:
         """Helper models, user and metrics, started, with the stage they play on; closed at the end."""
-        recipe = self.recipe
-        policy = Policy(
-            self.sampler,
-            self.renderer,
-            sampling_of(recipe),
-            context_limit(recipe.model, self.module),
-            recipe.episode.system,
-            self.task.tools(),
-            recipe.episode.think,
-        )
-        company = of_recipe(recipe, self.task, self.sampler, self.tokenizer, self.renderer)
+        recipe, trainee = self.recipe, self.trainee
+        company = of_recipe(recipe, self.task, trainee.sampler, trainee.tokenizer, trainee.renderer)
         self.company_now = company
         if spent := self.folder.spent():
             company.budget.restore(spent)
         company.restore(self.counters)
         if self.start_from is not None and self.step:
-            self.sampler.load_copies(self.start_from)
+            trainee.sampler.load_copies(self.start_from)
         try:
             await company.start()
-            yield company, stage_of(recipe, company, policy)
+            yield company, stage_of(recipe, company, trainee.policy())
         finally:
             self.company_now = None
             await company.aclose()
@@ -223,32 +165,20 @@ class Run:
         self._learning, self._updates = (learner, config), learner.steps
         self.reporter.phase(self.phase, config.steps, self.step)
 
-    def step_done(self, step: int, logs: dict[str, float], groups: Sequence[Sequence[Reply]] = ()) -> None:
+    def step_done(self, step: int, logs: Logs, groups: Sequence[Sequence[Reply]] = ()) -> None:
         """Write a finished step to the run folder, and a checkpoint when it is time."""
         assert self._learning is not None, "begin() comes first"
         learner, config = self._learning
-        replies = [reply for group in groups for reply in group]
-        if replies:
-            logs |= by_group(replies, self._groups_of, lambda reply: reply.reward.total)
-            logs |= task_metrics(groups, self.task.groups)
-            kept = replies[: self.recipe.keep_rollouts or None]
-            self.folder.rollouts(self._transcripts(step, kept))
+        logs |= self.writer.replies(step, groups)
         if self.company_now is not None:
             logs |= self.company_now.stats()
             self.counters = self.company_now.counters()
             self.folder.write_spent(self.company_now.budget.state())
-        self.folder.metrics(self.phase, step, logs)
+        self.writer.line(self.phase, step, logs)
         self.step, self._updates = step, learner.steps
-        self.announce(step, logs)
+        self.writer.announce(self.phase, step, logs)
         if config.save_every and step % config.save_every == 0 and step < config.steps:
             self.checkpoint()
-
-    def announce(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Tell the console and the trackers what metrics.jsonl has been told."""
-        numbers = {name: value for name, value in plain(logs).items() if isinstance(value, (int, float))}
-        self.reporter.step(self.phase, step, numbers)
-        for tracker in self.trackers:
-            tracker.log(step, {f"{self.phase}/{name}": value for name, value in numbers.items()})
 
     def checkpoint(self) -> None:
         """Save the run as it was after its last finished step."""
@@ -258,21 +188,10 @@ class Run:
         def write(folder: Path) -> None:
             learner.save(folder)
             write_json(folder / COUNTERS, self.counters)
-            if "sampler" in self.__dict__:
-                self.sampler.save_copies(folder)
+            if self.trainee.samples:
+                self.trainee.sampler.save_copies(folder)
 
         self.start_from = self.folder.checkpoints.save(self.phase, self.step, config.keep, write)
-
-    def _transcripts(self, step: int, replies: Sequence[Reply]) -> Iterator[dict[str, Any]]:
-        """Lines for rollouts.jsonl; a reply that cannot be written (a detail that is no mapping) is said, not fatal."""
-        for reply in replies:
-            try:
-                yield reply.to_dict(step, self._groups_of(reply), self.renderer.spelled)
-            except Exception as error:
-                self.reporter.say(f"a reply to row '{reply.conversation.row.id}' cannot be written: {error!r}")
-
-    def _groups_of(self, reply: Reply) -> Mapping[str, str]:
-        return groups_of(self.task, reply.conversation.row)
 
 
 METHODS = {"sft": sft.train, "dpo": dpo.train, "online-dpo": online_dpo.train, "ppo": ppo.train, "rl": rl.train}

@@ -15,7 +15,6 @@ from upshot.recipe import TrainConfig
 from upshot.train.batch import Datum
 from upshot.train.examples import read_dialogues
 from upshot.train.objectives import Sft
-from upshot.train.setup import context_limit
 
 if TYPE_CHECKING:
     from upshot.train.runner import Run
@@ -77,7 +76,7 @@ async def train(run: Run, config: TrainConfig) -> None:
     dialogues = read_dialogues(config.data) if config.data else run.task.dialogues("train")
     if not dialogues:
         raise UserError(f"task '{run.task.name}' has no dialogues to imitate; set train.data=FILE")
-    data = Dialogues(dialogues, run.renderer, context_limit(run.recipe.model, run.module), run.task.tools())
+    data = Dialogues(dialogues, run.renderer, run.trainee.max_context, run.task.tools())
     if not data:
         raise UserError("no dialogue has an assistant turn to imitate")
     config = run.lasting(config, len(data))

@@ -1,0 +1,76 @@
+"""Telling what a run does: the lines of the run folder, the console, the trackers. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from upshot.jsonl import plain
+from upshot.recipe import Recipe
+from upshot.rewards.task_metrics import task_metrics
+from upshot.rollout.reply import Reply
+from upshot.tasks.base import Task, groups_of
+from upshot.train.folder import RunFolder
+from upshot.train.reporter import Reporter
+from upshot.train.summary import by_group
+from upshot.train.trackers import Tracker
+
+Logs = dict[str, float]
+
+
+class Writer:
+    """Writes steps to the run folder and announces what was written."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        reporter: Reporter,
+        task: Task,
+        spell: Callable[[Sequence[int]], str],
+        trackers: Sequence[Tracker] = (),
+    ) -> None:
+        self.keep_rollouts = recipe.keep_rollouts
+        self.folder = folder
+        self.reporter = reporter
+        self.task = task
+        self.spell = spell
+        """Token ids → text."""
+        self.trackers = trackers
+
+    def replies(self, step: int, groups: Sequence[Sequence[Reply]]) -> Logs:
+        """Write the replies of a step; what its line says of them by task and group."""
+        replies = [reply for group in groups for reply in group]
+        if not replies:
+            return {}
+        self.folder.rollouts(self._transcripts(step, replies[: self.keep_rollouts or None]))
+        return by_group(replies, self._groups_of, lambda reply: reply.reward.total) | task_metrics(
+            groups, self.task.groups
+        )
+
+    def line(self, phase: str, step: int, logs: Mapping[str, Any]) -> None:
+        """Write the line of a step."""
+        self.folder.metrics(phase, step, logs)
+
+    def announce(self, phase: str, step: int, logs: Mapping[str, Any]) -> None:
+        """Tell the console and the trackers what metrics.jsonl has been told."""
+        numbers = {name: value for name, value in plain(logs).items() if isinstance(value, (int, float))}
+        self.reporter.step(phase, step, numbers)
+        for tracker in self.trackers:
+            tracker.log(step, {f"{phase}/{name}": value for name, value in numbers.items()})
+
+    def close(self) -> None:
+        """Nothing more is written."""
+        for tracker in self.trackers:
+            tracker.finish()
+
+    def _transcripts(self, step: int, replies: Sequence[Reply]) -> Iterator[dict[str, Any]]:
+        """Lines for rollouts.jsonl; a reply that cannot be written (a detail that is no mapping) is said, not fatal."""
+        for reply in replies:
+            try:
+                yield reply.to_dict(step, self._groups_of(reply), self.spell)
+            except Exception as error:
+                self.reporter.say(f"a reply to row '{reply.conversation.row.id}' cannot be written: {error!r}")
+
+    def _groups_of(self, reply: Reply) -> Mapping[str, str]:
+        return groups_of(self.task, reply.conversation.row)
