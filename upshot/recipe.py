@@ -287,8 +287,18 @@ class TrainConfig(Section):
     """Most flat tokens of one micro-batch (what replies share counts once); gradients are accumulated over them."""
     save_every: int = Field(0, ge=0)
     """Steps between checkpoints; 0: only at the end and when stopped."""
+    save_minutes: float = Field(0.0, ge=0)
+    """Minutes after which a finished step is saved whatever `save_every` says; 0: never."""
     keep: int = Field(2, ge=1)
     """Checkpoints to keep; the newest always stays."""
+    keep_best: str | None = None
+    """A metric of the evaluations (`eval.every`), such as 'eval/reward/mean': the checkpoint with its largest value
+    stays as well. Of losses the smallest, and after 'min ' or 'max ' what that says."""
+    max_skipped: int = Field(3, ge=1)
+    """So many steps in a row without a finite loss and gradient stop the run; none of them changes the weights."""
+    async_steps: int = Field(0, ge=0)
+    """rl, online-dpo, ppo: a step's replies are sampled by the weights of so many steps before, while those steps are
+    learned; 0: by the newest weights, strictly on-policy."""
 
     @field_validator("kl_estimator", mode="before")
     @classmethod
@@ -336,9 +346,18 @@ class EvalConfig(Section):
     """Playing held-out rows while training."""
 
     every: int = Field(0, ge=0)
-    """Steps between evaluations (rl), the first one before any step; 0: none."""
+    """Steps between evaluations, the first one before any step; 0: none."""
+    split: str = "validation"
+    """The task's split that is held out."""
+    data: str | None = None
+    """sft, dpo: file of held-out examples; None: the dialogues of the split (sft)."""
     rows: int = Field(64, ge=1)
-    """Rows of the validation split."""
+    """Rows or examples of it."""
+    samples: int = Field(1, ge=1)
+    """Replies to each row; with several there is pass@k (and `temperature` should not be 0)."""
+    stop_after: int = Field(0, ge=0)
+    """Evaluations in a row without a new best of `train.keep_best` (None: of the reward, or of the loss of sft and dpo)
+    that end the training; 0: never."""
     temperature: float = Field(0.0, ge=0)
     """Of the policy in evaluation."""
     monitor: str | None = None

@@ -13,6 +13,7 @@ from upshot.chat import Conversation
 from upshot.errors import UserError
 from upshot.registry import Registry
 from upshot.score import Score
+from upshot.stopwatch import at_work
 from upshot.time_limit import limited
 
 
@@ -37,7 +38,8 @@ class Metric(ABC):
 async def score_by(metric: Metric, conversation: Conversation, name: str) -> Score:
     """A metric's score of one conversation: what it returns becomes a `Score`, what it raises is missing."""
     try:
-        return Score.of(await limited(metric, metric.score, conversation), f"metric '{name}'")
+        with at_work("judges"):
+            return Score.of(await limited(metric, metric.score, conversation), f"metric '{name}'")
     except UserError:
         raise
     except Exception as error:

@@ -16,6 +16,7 @@ from upshot.rollout.episode import play_episode
 from upshot.rollout.guard import guard
 from upshot.rollout.reply import Reply
 from upshot.rollout.stage import Stage
+from upshot.stopwatch import at_work
 
 
 async def play_step(
@@ -58,7 +59,8 @@ async def play_reply(stage: Stage, conversation: Conversation, group: int = 0) -
     reply = Reply(conversation, group)
     moments = reply.moments if stage.futures.every_turn else None
     episode = play_episode(conversation, stage.policy, stage.environment, stage.max_turns, moments)
-    failure = await guard(episode, "episode")
+    with at_work("sample"):
+        failure = await guard(episode, "episode")
     if failure is not None:
         reply.reward = Reward(failure)
         reply.credit = stage.futures.decided(reply, reply.reward)

@@ -10,7 +10,8 @@ from upshot.recipe import Recipe
 from upshot.train.folder import RunFolder
 
 MAY_CHANGE = (
-    *("train.steps", "train.epochs", "train.save_every", "train.keep", "train.token_budget"),
+    *("train.steps", "train.epochs", "train.save_every", "train.save_minutes", "train.keep", "train.keep_best"),
+    *("train.max_skipped", "train.token_budget"),
     *("budget", "eval", "models", "sandbox", "trackers", "call_seconds", "keep_rollouts"),
     *("reward.max_missing", "reward.manager", "model.device", "model.gradient_checkpointing"),
 )

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from upshot.errors import UserError
 from upshot.models.rendering import Renderer
 from upshot.recipe import Recipe, TrainConfig
 from upshot.rollout.company import Company, check_names, of_recipe, stage_of
@@ -21,11 +23,16 @@ from upshot.rollout.stage import Stage
 from upshot.tasks.base import Task, tasks
 from upshot.time_limit import call_seconds
 from upshot.train import dpo, online_dpo, ppo, rl, sft
+from upshot.train.best import check_best
+from upshot.train.checkpoints import Best
 from upshot.train.folder import RunFolder
+from upshot.train.guards import Alarms, bad_step
 from upshot.train.learner import Learner
+from upshot.train.meters import Meter, finite
 from upshot.train.phases import WARM_START, phase_config, phases_of
 from upshot.train.plan import SAMPLED, count_examples
 from upshot.train.reporter import Reporter
+from upshot.train.saver import Saver
 from upshot.train.setup import check_helpers
 from upshot.train.trackers import make_trackers
 from upshot.train.trainee import Trainee
@@ -42,6 +49,7 @@ class Run:
     task: Task
     trainee: Trainee
     writer: Writer
+    meter: Meter
 
     def __init__(self, recipe: Recipe, folder: RunFolder, reporter: Reporter) -> None:
         self.recipe = recipe
@@ -51,12 +59,20 @@ class Run:
         self.phase, self.step = self.phases[0], 0
         self.start_from: Path | None = None
         """The checkpoint that the run goes on from."""
+        self._resumes = ""
+        """The phase that it goes on with."""
+        self.saver = Saver(folder.checkpoints)
+        self.alarms = Alarms()
         self.counters: dict[str, Any] = {}
         """What the helpers' counters were after the last finished step: those of a step half done are played again."""
+        self._counted: tuple[Logs, dict[str, Any]] = {}, {}
+        """What the helpers have counted for the step under way: numbers for its line, and their counters."""
         self.company_now: Company | None = None
         self._learning: tuple[Learner, TrainConfig] | None = None
         self._updates = 0
         """Optimizer steps of the learner when the last line was written."""
+        self._bad_steps = 0
+        """Steps in a row that ended without a finite loss and gradient."""
 
     @property
     def module(self) -> Any:
@@ -73,19 +89,21 @@ class Run:
         with self.folder.locked(self.reporter.say):
             self._go_on()
             await self._prepare()
-            self.folder.status("running")
+            self.writer.status("running")
             try:
                 for phase in self.phases[self.phases.index(self.phase) :]:
                     if phase != self.phase:
                         self.phase, self.step = phase, 0
                     config = phase_config(self.recipe, phase)
                     await METHODS[config.method](self, config)
+                self.saver.wait()
             except BaseException as error:
                 self._stopped(error)
                 raise
             finally:
+                self.saver.close()
                 self.writer.close()
-            self.folder.status("finished")
+            self.writer.status("finished")
             latest = self.folder.latest()
             assert latest is not None
             return latest.path
@@ -95,6 +113,7 @@ class Run:
         found = self.folder.latest()
         if found is not None:
             self.start_from, self.phase, self.step = found
+            self._resumes = self.phase
             self.counters = json.loads((found.path / COUNTERS).read_text())
         if self.recipe != self.folder.recipe():
             self.folder.write_recipe(self.recipe)
@@ -117,11 +136,16 @@ class Run:
         """Save what was reached, unless an update is half done: then the last checkpoint is what to go on from."""
         reason = str(error) or type(error).__name__
         try:
-            if self._learning is not None and self._learning[0].steps == self._updates:
+            self.saver.wait()
+        except Exception as earlier:
+            self.reporter.say(f"a checkpoint was not saved: {earlier}")
+        try:
+            if self._learning is not None and self._learning[0].steps == self._updates and not self._bad_steps:
                 self.checkpoint()
+                self.saver.wait()
         except Exception as second:
             self.reporter.say(f"nothing was saved: {second}")
-        self.folder.status("stopped", reason=reason)
+        self.writer.status("stopped", reason=reason)
 
     def lasting(self, config: TrainConfig, examples: int) -> TrainConfig:
         """The configuration with its epochs counted in steps."""
@@ -133,7 +157,7 @@ class Run:
     def learner(self, config: TrainConfig, value_head: bool = False) -> Learner:
         """A learner on the policy, restored when this phase is being resumed."""
         learner = self.trainee.learner(config, value_head)
-        if self.start_from is not None and self.step:
+        if self.start_from is not None and self._resumes == self.phase:
             learner.load(self.start_from)
         return learner
 
@@ -150,7 +174,8 @@ class Run:
         if spent := self.folder.spent():
             company.budget.restore(spent)
         company.restore(self.counters)
-        if self.start_from is not None and self.step:
+        trainee.sampler.play_ahead(recipe.train.async_steps)
+        if self.start_from is not None and self._resumes == self.phase:
             trainee.sampler.load_copies(self.start_from)
         try:
             await company.start()
@@ -163,7 +188,16 @@ class Run:
     def begin(self, learner: Learner, config: TrainConfig) -> None:
         """The phase's learner is ready: from here on Ctrl-C saves."""
         self._learning, self._updates = (learner, config), learner.steps
-        self.reporter.phase(self.phase, config.steps, self.step)
+        self.meter = Meter(self.module)
+        self.alarms = Alarms()
+        for line in self.folder.lines(self.phase):
+            self.alarms.watch(line)
+        self.writer.begin(self.phase, config.steps, self.step)
+
+    def count(self) -> None:
+        """All that the step under way asked of helpers is done: its line tells of what they counted until now."""
+        if self.company_now is not None:
+            self._counted = self.company_now.stats(), self.company_now.counters()
 
     def step_done(self, step: int, logs: Logs, groups: Sequence[Sequence[Reply]] = ()) -> None:
         """Write a finished step to the run folder, and a checkpoint when it is time."""
@@ -171,27 +205,59 @@ class Run:
         learner, config = self._learning
         logs |= self.writer.replies(step, groups)
         if self.company_now is not None:
-            logs |= self.company_now.stats()
-            self.counters = self.company_now.counters()
-            self.folder.write_spent(self.company_now.budget.state())
+            stats, self.counters = self._counted
+            spent = self.company_now.budget.state()
+            logs |= {**stats, "time/dollars": spent["dollars"]}
+            self.folder.write_spent(spent)
+        logs["time/save"] = self.saver.spent()
         self.writer.line(self.phase, step, logs)
         self.step, self._updates = step, learner.steps
-        self.writer.announce(self.phase, step, logs)
-        if config.save_every and step % config.save_every == 0 and step < config.steps:
+        for text in self.alarms.watch(logs):
+            self.reporter.say(f"step {step}: {text}")
+        self.writer.announce(self.phase, step, logs, list(self.alarms.ringing.values()))
+        self._stop_if_bad(logs, config)
+        self.saver.check()
+        if not self._bad_steps and self.saver.due(step, config):
             self.checkpoint()
 
-    def checkpoint(self) -> None:
-        """Save the run as it was after its last finished step."""
+    def _stop_if_bad(self, logs: Logs, config: TrainConfig) -> None:
+        """A step that taught nothing is passed over; several in a row are the end."""
+        why = bad_step(logs)
+        self._bad_steps = self._bad_steps + 1 if why else 0
+        if self._bad_steps >= config.max_skipped:
+            raise UserError(
+                f"step {self.step}: {why}, the {self._bad_steps}. time in a row (train.max_skipped); {self._last_good()}"
+            )
+
+    def _last_good(self) -> str:
+        self.saver.wait()
+        latest = self.folder.latest()
+        if latest is None:
+            return "nothing good was saved yet; begin anew with a lower train.lr or grad_clip"
+        return f"the last good checkpoint is {latest.path}; begin from it with a lower train.lr or grad_clip"
+
+    def checkpoint(self, best: Best | None = None) -> None:
+        """Save the run as it was after its last finished step, in the background; `best`: it is the best one yet."""
         assert self._learning is not None, "begin() comes first"
-        learner, config = self._learning
+        learner, _ = self._learning
+        if not finite(learner.parameters):
+            raise UserError(
+                f"the weights are not finite after step {self.step}, and are not saved; {self._last_good()}"
+            )
+        keep = self.recipe.train.keep
+        self.saver.save(self.phase, self.step, keep, lambda: self._snapshot(learner), best)
+
+    def _snapshot(self, learner: Learner) -> Callable[[Path], None]:
+        """What writes the state of the run, as it is now, into a folder."""
+        parts = [learner.snapshot(), *([self.trainee.sampler.snapshot()] if self.trainee.samples else [])]
+        counters = self.counters
 
         def write(folder: Path) -> None:
-            learner.save(folder)
-            write_json(folder / COUNTERS, self.counters)
-            if self.trainee.samples:
-                self.trainee.sampler.save_copies(folder)
+            for part in parts:
+                part(folder)
+            write_json(folder / COUNTERS, counters)
 
-        self.start_from = self.folder.checkpoints.save(self.phase, self.step, config.keep, write)
+        return write
 
 
 METHODS = {"sft": sft.train, "dpo": dpo.train, "online-dpo": online_dpo.train, "ppo": ppo.train, "rl": rl.train}
@@ -199,13 +265,24 @@ METHODS = {"sft": sft.train, "dpo": dpo.train, "online-dpo": online_dpo.train, "
 
 
 def train(recipe: Recipe, folder: RunFolder | None = None, reporter: Reporter | None = None) -> RunFolder:
-    """Run a recipe to its end in this process; the run folder."""
+    """Run a recipe to its end in this process; the run folder. SIGTERM stops and saves as Ctrl-C does."""
     check_names(recipe)
+    check_best(recipe)
     folder = folder or RunFolder.create(recipe)
     reporter = reporter or Reporter()
     try:
-        asyncio.run(Run(recipe, folder, reporter).train())
+        asyncio.run(_until_terminated(Run(recipe, folder, reporter)))
+    except asyncio.CancelledError:
+        raise SystemExit(128 + signal.SIGTERM) from None
     finally:
         reporter.close()
         gc.collect()  # model and engine refer to each other; their memory is needed by whatever runs next
     return folder
+
+
+async def _until_terminated(run: Run) -> None:
+    """Train; SIGTERM, with which schedulers take machines away, cancels it: between steps, never inside an update."""
+    training = asyncio.ensure_future(run.train())
+    with suppress(RuntimeError, ValueError):  # in another thread the signals are somebody else's
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, training.cancel)
+    await training

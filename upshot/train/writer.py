@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +19,10 @@ from upshot.train.summary import by_group
 from upshot.train.trackers import Tracker
 
 Logs = dict[str, float]
+STEPS = 20
+"""The time left is reckoned by so many last steps."""
+STATUS_SECONDS = 1.0
+"""Most often that status.json is written."""
 
 
 class Writer:
@@ -37,6 +44,19 @@ class Writer:
         self.spell = spell
         """Token ids → text."""
         self.trackers = trackers
+        self._now: dict[str, Any] = {}
+        """What status.json says besides the state."""
+        self._steps = 0
+        self._took: deque[float] = deque(maxlen=STEPS)
+        self._told = 0.0
+
+    def begin(self, phase: str, steps: int, done: int) -> None:
+        """A phase of so many steps begins, or goes on after `done`."""
+        self._steps = steps
+        self._took.clear()
+        self._now = {"phase": phase, "step": done, "steps": steps}
+        self.status("running")
+        self.reporter.phase(phase, steps, done)
 
     def replies(self, step: int, groups: Sequence[Sequence[Reply]]) -> Logs:
         """Write the replies of a step; what its line says of them by task and group."""
@@ -52,12 +72,22 @@ class Writer:
         """Write the line of a step."""
         self.folder.metrics(phase, step, logs)
 
-    def announce(self, phase: str, step: int, logs: Mapping[str, Any]) -> None:
-        """Tell the console and the trackers what metrics.jsonl has been told."""
+    def announce(self, phase: str, step: int, logs: Mapping[str, Any], alarms: Sequence[str] = ()) -> None:
+        """Tell the console, the trackers and status.json what metrics.jsonl has been told."""
         numbers = {name: value for name, value in plain(logs).items() if isinstance(value, (int, float))}
+        self._took.append(numbers.get("time/step", 0.0) + numbers.get("time/save", 0.0))
+        left = (self._steps - step) * statistics.fmean(self._took)
+        self._now |= {"step": step, "eta_seconds": left, "alarms": list(alarms), "metrics": numbers}
+        if time.monotonic() - self._told > STATUS_SECONDS:
+            self.status("running")
         self.reporter.step(phase, step, numbers)
         for tracker in self.trackers:
             tracker.log(step, {f"{phase}/{name}": value for name, value in numbers.items()})
+
+    def status(self, state: str, **more: Any) -> None:
+        """Say in status.json how the run stands."""
+        self._told = time.monotonic()
+        self.folder.status(state, **self._now, **more)
 
     def close(self) -> None:
         """Nothing more is written."""
