@@ -1,4 +1,4 @@
-"""Steps played ahead of the learner: by a schedule, not by a race; stale by what the recipe says; exact after a kill."""
+"""Steps played ahead of the learner: by a schedule, not by a race; as stale as the recipe says; exact after a kill."""
 
 from __future__ import annotations
 

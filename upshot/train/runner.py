@@ -226,7 +226,7 @@ class Run:
         self._bad_steps = self._bad_steps + 1 if why else 0
         if self._bad_steps >= config.max_skipped:
             raise UserError(
-                f"step {self.step}: {why}, the {self._bad_steps}. time in a row (train.max_skipped); {self._last_good()}"
+                f"step {self.step}: {why}, {self._bad_steps} times in a row (train.max_skipped); {self._last_good()}"
             )
 
     def _last_good(self) -> str:
