@@ -291,7 +291,7 @@ def test_the_replies_to_a_row_that_comes_twice_in_a_step_have_keys_of_their_own(
 
 
 def test_a_future_is_scored_while_other_replies_are_still_being_given() -> None:
-    """The last reply is not begun before the first score: were scoring to wait for all replies, it would be for ever."""
+    """The last reply is not begun before the first score: were scoring to wait for all of them, it would for ever."""
 
     async def play() -> list[list[Reply]]:
         scored = asyncio.Event()

@@ -75,8 +75,9 @@ class Writer:
     def announce(self, phase: str, step: int, logs: Mapping[str, Any], alarms: Sequence[str] = ()) -> None:
         """Tell the console, the trackers and status.json what metrics.jsonl has been told."""
         numbers = {name: value for name, value in plain(logs).items() if isinstance(value, (int, float))}
-        self._took.append(numbers.get("time/step", 0.0) + numbers.get("time/save", 0.0))
-        left = (self._steps - step) * statistics.fmean(self._took)
+        if "time/step" in numbers:
+            self._took.append(numbers["time/step"] + numbers.get("time/save", 0.0))
+        left = (self._steps - step) * statistics.fmean(self._took or [0.0])
         self._now |= {"step": step, "eta_seconds": left, "alarms": list(alarms), "metrics": numbers}
         if time.monotonic() - self._told > STATUS_SECONDS:
             self.status("running")
