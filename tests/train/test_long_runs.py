@@ -191,6 +191,7 @@ def test_of_losses_the_smallest_is_the_best_and_a_direction_may_be_said() -> Non
         ({"keep_best": "reward/mean", **EVALUATED}, "name a metric of the evaluations"),
         ({"keep_best": "eval/reward/mean"}, "set eval.every"),
         ({"more": {"eval": {"stop_after": 2}}}, "set eval.every"),
+        ({"method": "dpo", **EVALUATED}, "set eval.data"),
     ],
 )
 def test_a_best_that_no_evaluation_can_tell_is_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -319,6 +320,7 @@ def test_alarms_say_what_is_wrong_once_and_what_to_do() -> None:
     fine["rollout/thought_tokens"] = 50.0
     assert not any(alarms.watch(fine) for _ in range(3 * WINDOW))
     ill = {"policy/entropy": 0.01, "rollout/reply_tokens": 3.0, "reward/flat_groups": 1.0, "rollout/cut": 0.9}
+    assert not [text for _ in range(3 * WINDOW) for text in alarms.watch({"eval/reward/mean": 0.1})], "no step at all"
     said = [text for _ in range(3 * WINDOW) for text in alarms.watch(ill)]  # and it has no thoughts at all
     assert len(said) == 5 == len(alarms.ringing)
     for word in (

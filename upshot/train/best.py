@@ -47,8 +47,8 @@ class Record:
         return len(ordered) - 1 - ordered.index((min if self.smallest else max)(ordered)) if ordered else 0
 
 
-def check_best(recipe: Recipe) -> None:
-    """Refuse a metric that no evaluation has, and evaluations that never come."""
+def check_evaluations(recipe: Recipe) -> None:
+    """Refuse evaluations of nothing, a metric that none of them has, and what hangs on them where none comes."""
     metric, config = recipe.train.keep_best, recipe.eval
     if metric is not None:
         words = metric.split()
@@ -56,6 +56,8 @@ def check_best(recipe: Recipe) -> None:
             raise UserError(
                 f"train.keep_best is '{metric}'; name a metric of the evaluations, such as 'eval/reward/mean'"
             )
+    if recipe.train.method == "dpo" and config.every and not config.data:
+        raise UserError("eval.every with train.method 'dpo' needs held-out pairs; set eval.data=FILE, or eval.every=0")
     for key, value in (("train.keep_best", metric), ("eval.stop_after", config.stop_after)):
         if value and not config.every:
             raise UserError(f"{key} needs evaluations while training; set eval.every to the steps between them")

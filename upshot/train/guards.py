@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+THOUGHTS = "rollout/thought_tokens"
 WINDOW = 10
 """Steps that the start and the present are means over."""
 
@@ -48,7 +49,7 @@ ALARMS = (
         "rewarded for nothing (a metric that counts tokens, an empty answer)",
     ),
     Alarm(
-        "rollout/thought_tokens",
+        THOUGHTS,
         lambda first, now: now < 0.25 * first,
         "thoughts shrank from {first:.3g} to {now:.3g} tokens: the policy stops thinking. Lower train.lr or set "
         "train.kl, and look whether a metric punishes length",
@@ -80,6 +81,8 @@ class Alarms:
     def watch(self, logs: Mapping[str, Any]) -> list[str]:
         """Take note of a line; what to say about it for the first time."""
         said = []
+        if "rollout/reply_tokens" in logs:  # who thinks no more has no thoughts to count
+            logs = {THOUGHTS: 0.0, **logs} if self._seen.get(THOUGHTS) else logs
         for alarm in ALARMS:
             text = self._judge(alarm, logs.get(alarm.metric))
             if text is None:
@@ -90,10 +93,10 @@ class Alarms:
         return said
 
     def _judge(self, alarm: Alarm, value: float | None) -> str | None:
+        if value is None:
+            return self.ringing.get(alarm.metric)  # a line that says nothing of it
         seen = self._seen.setdefault(alarm.metric, [])
-        if value is None and not (seen and alarm.metric == "rollout/thought_tokens"):
-            return self.ringing.get(alarm.metric)  # a step that says nothing of it
-        seen.append(value or 0.0)  # who thinks no more has no thoughts to count
+        seen.append(value)
         del seen[:-WINDOW]
         if len(seen) < WINDOW:
             return None

@@ -10,6 +10,7 @@ from upshot.participants.classmate_map import read_map
 from upshot.recipe import FuturesConfig, Recipe
 from upshot.rollout.company import check_names
 from upshot.tasks.base import Task, tasks
+from upshot.train.best import check_evaluations
 from upshot.train.examples import read_dialogues, read_preferences
 
 SAMPLED = ("rl", "online-dpo", "ppo")
@@ -19,6 +20,7 @@ SAMPLED = ("rl", "online-dpo", "ppo")
 def plan(recipe: Recipe) -> str:
     """Check every name, file and row, and describe the run; nothing is loaded or written."""
     check_names(recipe)
+    check_evaluations(recipe)
     config = recipe.train
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     lines = [f"recipe     {recipe.name}, seed {recipe.seed}"]

@@ -23,7 +23,7 @@ from upshot.rollout.stage import Stage
 from upshot.tasks.base import Task, tasks
 from upshot.time_limit import call_seconds
 from upshot.train import dpo, online_dpo, ppo, rl, sft
-from upshot.train.best import check_best
+from upshot.train.best import check_evaluations
 from upshot.train.checkpoints import Best
 from upshot.train.folder import RunFolder
 from upshot.train.guards import Alarms, bad_step
@@ -267,7 +267,7 @@ METHODS = {"sft": sft.train, "dpo": dpo.train, "online-dpo": online_dpo.train, "
 def train(recipe: Recipe, folder: RunFolder | None = None, reporter: Reporter | None = None) -> RunFolder:
     """Run a recipe to its end in this process; the run folder. SIGTERM stops and saves as Ctrl-C does."""
     check_names(recipe)
-    check_best(recipe)
+    check_evaluations(recipe)
     folder = folder or RunFolder.create(recipe)
     reporter = reporter or Reporter()
     try:

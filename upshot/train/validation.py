@@ -28,8 +28,7 @@ def held_out_dialogues(run: Run) -> Sequence[tuple[Message, ...]]:
 def held_out_pairs(run: Run) -> list[Preference]:
     """The pairs that a recipe evaluates dpo on."""
     config = run.recipe.eval
-    if not config.data:
-        raise UserError("eval.every with train.method 'dpo' needs held-out pairs; set eval.data=FILE, or eval.every=0")
+    assert config.data, "check_evaluations() comes first"
     return read_preferences(config.data, run.recipe.train.min_gap, "eval.data")[: config.rows]
 
 
