@@ -354,7 +354,7 @@ class EvalConfig(Section):
     rows: int = Field(64, ge=1)
     """Rows or examples of it."""
     samples: int = Field(1, ge=1)
-    """Replies to each row; with several there is pass@k (and `temperature` should not be 0)."""
+    """Replies to each row; with several, at a temperature above 0, there is pass@k."""
     stop_after: int = Field(0, ge=0)
     """Evaluations in a row without a new best of `train.keep_best` (None: of the reward, or of the loss of sft and dpo)
     that end the training; 0: never."""

@@ -192,9 +192,10 @@ def test_of_losses_the_smallest_is_the_best_and_a_direction_may_be_said() -> Non
         ({"keep_best": "eval/reward/mean"}, "set eval.every"),
         ({"more": {"eval": {"stop_after": 2}}}, "set eval.every"),
         ({"method": "dpo", **EVALUATED}, "set eval.data"),
+        ({"more": {"eval": {"every": 1, "samples": 4}}}, "all replies are the same"),
     ],
 )
-def test_a_best_that_no_evaluation_can_tell_is_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_evaluations_that_can_tell_nothing_are_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=words):
         train(made(tmp_path / "run", **change))
 

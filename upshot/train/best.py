@@ -56,6 +56,10 @@ def check_evaluations(recipe: Recipe) -> None:
             raise UserError(
                 f"train.keep_best is '{metric}'; name a metric of the evaluations, such as 'eval/reward/mean'"
             )
+    if config.samples > 1 and not config.temperature:
+        raise UserError(
+            f"eval.samples is {config.samples}, but at eval.temperature 0 all replies are the same; raise it"
+        )
     if recipe.train.method == "dpo" and config.every and not config.data:
         raise UserError("eval.every with train.method 'dpo' needs held-out pairs; set eval.data=FILE, or eval.every=0")
     for key, value in (("train.keep_best", metric), ("eval.stop_after", config.stop_after)):
