@@ -58,7 +58,7 @@ def check_evaluations(recipe: Recipe) -> None:
             )
     if config.samples > 1 and not config.temperature:
         raise UserError(
-            f"eval.samples is {config.samples}, but at eval.temperature 0 all replies are the same; raise it"
+            f"eval.samples is {config.samples}, but at temperature 0 all replies are the same; set eval.temperature"
         )
     if recipe.train.method == "dpo" and config.every and not config.data:
         raise UserError("eval.every with train.method 'dpo' needs held-out pairs; set eval.data=FILE, or eval.every=0")
