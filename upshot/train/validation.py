@@ -6,7 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
+
 from upshot.errors import UserError
+from upshot.train import losses
 from upshot.train.batch import Datum
 from upshot.train.examples import Preference, read_dialogues, read_preferences
 from upshot.train.learner import Learner
@@ -42,24 +45,19 @@ def sft_loss(learner: Learner, data: Sequence[Datum]) -> dict[str, float]:
 
 
 def dpo_loss(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> dict[str, float]:
-    """Mean over pairs of −log σ(β × margin), the margin itself, and how often the better reply is ahead."""
-    data = [datum for pair in pairs for datum in pair]
+    """Mean over pairs of the recipe's preference loss, the margin, and how often the better reply is ahead."""
+    config, data = learner.config, [datum for pair in pairs for datum in pair]
     own, reference = learner.logprobs(data), learner.logprobs(data, reference=True)
-    gains = [_sum(a, datum) - _sum(b, datum) for a, b, datum in zip(own, reference, data, strict=True)]
-    margins = [
-        learner.config.beta * (chosen - rejected) for chosen, rejected in zip(gains[::2], gains[1::2], strict=True)
-    ]
-    count = max(len(margins), 1)
+    gained = [_sum(a, datum) - _sum(b, datum) for a, b, datum in zip(own, reference, data, strict=True)]
+    if config.dpo_loss == "ipo":
+        gained = [gain / max(sum(datum.mask), 1) for gain, datum in zip(gained, data, strict=True)]
+    margin = torch.tensor(gained[::2]) - torch.tensor(gained[1::2])
     return {
-        "loss/dpo": math.fsum(_softplus(-margin) for margin in margins) / count,
-        "dpo/margin": math.fsum(margins) / count,
-        "dpo/accuracy": sum(margin > 0 for margin in margins) / count,
+        "loss/dpo": float(losses.preference(margin, config.beta, config.dpo_loss).mean()),
+        "dpo/margin": float(config.beta * margin.mean()),
+        "dpo/accuracy": float((margin > 0).float().mean()),
     }
 
 
 def _sum(logprobs: Sequence[float], datum: Datum) -> float:
     return math.fsum(p for p, bit in zip(logprobs, datum.mask, strict=True) if bit)
-
-
-def _softplus(x: float) -> float:
-    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
