@@ -11,7 +11,7 @@ from upshot import __version__
 from upshot.cli.environment import load_environment
 from upshot.errors import user_error_in
 
-VERBS = ("demo", "train", "recipe", "eval", "view", "data", "score", "verify", "sandbox", "serve", "cache")
+VERBS = ("demo", "train", "new", "recipe", "eval", "view", "data", "score", "verify", "sandbox", "serve", "cache")
 INTERRUPTED = 130
 
 
