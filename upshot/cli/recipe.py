@@ -1,4 +1,4 @@
-"""`upshot recipe list|show|schema|reference|import`: what there is, what it resolves to, others' settings as a recipe."""
+"""`upshot recipe list|show|schema|reference|import`: what there is, what it resolves to, others' settings in ours."""
 
 from __future__ import annotations
 
