@@ -13,13 +13,13 @@ from upshot.models.spec import ModelSpec
 class Section(BaseModel):
     """A part of the recipe; unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class Named(BaseModel):
     """Something chosen by name; all other keys are its own options, checked against its constructor."""
 
-    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True, allow_inf_nan=False)
 
     name: str
     """A built-in name, or 'my_pkg.module:Thing'."""
@@ -206,6 +206,10 @@ class ImportanceConfig(Section):
         return {"rule": value} if isinstance(value, str) else value
 
 
+GROUPED = ("grpo", "dr-grpo", "rloo", "separated", "gdpo")
+"""Estimators that compare the replies of a group."""
+
+
 class TrainConfig(Section):
     """How the policy learns."""
 
@@ -311,6 +315,20 @@ class TrainConfig(Section):
             )
         return value
 
+    @model_validator(mode="after")
+    def _groups_compare(self) -> TrainConfig:
+        """Refuse groups of one where replies are compared with each other: every advantage would be zero."""
+        if self.group_size > 1:
+            return self
+        if self.method == "online-dpo":
+            raise ValueError("online-dpo ranks the replies to a prompt; set train.group_size to 2 or more")
+        if self.method == "rl" and self.advantage.name in GROUPED:
+            raise ValueError(
+                f"train.group_size is 1, but '{self.advantage.name}' compares the replies to a prompt with each other: "
+                "every advantage would be 0; set train.group_size to 2 or more, or train.method=ppo"
+            )
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _epochs_alone(cls, value: Any) -> Any:
@@ -385,13 +403,16 @@ class Recipe(Section):
     """One seed, one run (on the CPU)."""
     run_dir: str = ""
     """The run folder; empty: runs/NAME-DATE."""
+    code: list[str] = Field(default_factory=list)
+    """Folders in which your own code ('my_pkg.module:Thing') is found, besides the current one and where Python looks;
+    relative to the recipe. Not given: the recipe's own folder."""
     model: PolicyConfig = PolicyConfig()
     """The policy."""
     models: dict[str, ModelSpec] = Field(default_factory=dict)
     """Helper models by name (user, judge …): a URL, provider/model, a folder, 'policy', 'scripted:…'."""
     sandbox: str = "local"
     """Where untrusted programs run: 'local', or the URL of a sandbox server."""
-    call_seconds: float = Field(120.0, gt=0, allow_inf_nan=False)
+    call_seconds: float = Field(120.0, gt=0)
     """Most seconds of one call of your own metric, verifier, user or environment; then its score is missing: timeout.
     Not counted: what helper models, sandbox and worker processes take, which have limits of their own."""
     task: Named

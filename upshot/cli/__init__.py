@@ -11,7 +11,9 @@ from upshot import __version__
 from upshot.cli.environment import load_environment
 from upshot.errors import user_error_in
 
-VERBS = ("demo", "train", "recipe", "eval", "export", "view", "data", "score", "verify", "sandbox", "serve", "cache")
+VERBS = (
+    "demo", "train", "new", "recipe", "eval", "export", "view", "data", "score", "verify", "sandbox", "serve", "cache",
+)  # fmt: skip
 INTERRUPTED = 130
 
 

@@ -69,16 +69,36 @@ def load_local(name: str, dtype: str = "auto", device: str = "auto") -> tuple[An
     """
     path = local_path(name)
     import_frameworks()
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     device = pick_device(device)
     kind = pick_dtype(dtype, device)
+    tokenizer = load_tokenizer(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
         module = AutoModelForCausalLM.from_pretrained(path, dtype=kind)
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot load the model '{name}': {error}") from error
+        raise UserError(f"cannot load the model '{name}': {error}") from None
     return module.to(device).eval(), tokenizer  # type: ignore[arg-type]
+
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+
+
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer of a folder, hub name or `smollm2-135m`."""
+    own = Path(name).expanduser()  # a folder may hold a tokenizer and no model
+    path = str(own) if (own / "tokenizer_config.json").is_file() else local_path(name)
+    folder = Path(path)
+    if folder.is_dir() and not any((folder / file).is_file() for file in TOKENIZER_FILES):
+        raise UserError(
+            f"the model folder '{name}' has no tokenizer (tokenizer.json, …); copy those files of its base model there"
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load the tokenizer of '{name}': {error}") from None
 
 
 def adapter_config(name: str) -> dict[str, Any] | None:

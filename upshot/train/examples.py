@@ -75,8 +75,12 @@ def _as_messages(value: Any, role: str) -> list[Mapping[str, Any]]:
 
 
 def _records(path: str, purpose: str, key: str) -> list[dict[str, Any]]:
-    from upshot.tasks.tables import read_table
+    from upshot.tasks.tables import how_to_make, read_table
 
     if not Path(path).is_file():
-        raise UserError(f"{key}: there is no file '{path}'; make it with `upshot data prepare --for {purpose}`")
-    return read_table(Path(path))
+        how = how_to_make(path) or f"make it with `upshot data prepare --for {purpose}`"
+        raise UserError(f"{key}: there is no file '{path}'; {how}")
+    records = read_table(Path(path))
+    if not records:
+        raise UserError(f"{key} '{path}' holds no rows")
+    return records

@@ -20,6 +20,7 @@ from upshot.models.local import (
 from upshot.recipe import PolicyConfig, Recipe
 from upshot.rollout.company import of_recipe
 from upshot.tasks.base import Task
+from upshot.whole_files import read_text
 
 
 def load_policy(config: PolicyConfig, task: Task, seed: int, path: str = "", adapter: str = "") -> tuple[Any, Any]:
@@ -46,7 +47,7 @@ def load_policy(config: PolicyConfig, task: Task, seed: int, path: str = "", ada
     if config.chat_template:
         file = Path(config.chat_template)
         is_file = len(config.chat_template) < 256 and file.is_file()
-        tokenizer.chat_template = file.read_text() if is_file else config.chat_template
+        tokenizer.chat_template = read_text(file, "chat template") if is_file else config.chat_template
     if config.gradient_checkpointing:
         module.gradient_checkpointing_enable()
     return module, tokenizer
