@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from tests.train import test_lean
 from upshot.engine.blocks import rotate
-from upshot.train import halves
+from upshot.train import lean
 from upshot.train.kernels import block, plain
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -116,7 +116,7 @@ def test_turning_there_and_back(
 @pytest.mark.parametrize(("family", "lora"), [("Qwen3", False), ("SmolLM3", True)])
 def test_the_whole_forward_with_kernels(family: str, lora: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(halves, "kernels_for", lambda x: block)
+        monkeypatch.setattr(lean, "kernels_for", lambda x: block)
     model: Any = test_lean.build(family, layers=2)
     model = test_lean.with_lora(model) if lora else model
     test_lean.compare(model.to(DEVICE), [3, 2], checkpoint=2)

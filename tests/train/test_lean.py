@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import peft
@@ -235,37 +236,23 @@ def test_weights_that_were_given_other_storage_are_read_where_they_are() -> None
     assert all((found[name] - own[name]).abs().max() < 1e-3 for name in own)
 
 
-class Kept(torch.autograd.Function):
-    """Stands for attention: keeps what a flash attention keeps."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = q.clone()
-        ctx.save_for_backward(q, k, v, out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        _, k, v, _ = ctx.saved_tensors
-        return d, torch.zeros_like(k), torch.zeros_like(v)
+def tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from tensors(each)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from tensors(getattr(value, field.name))
 
 
 def kept_values(model: Any, checkpoint: Any = "none") -> int:
-    """Values a token that the forward keeps for the backward, each tensor once, parameters left out."""
-    lean = LeanForward(model, checkpoint)
-    found: dict[tuple[int, int], int] = {}
-    own = {p.data_ptr() for p in model.parameters()}
-
-    def pack(x: Tensor) -> Tensor:
-        if x.data_ptr() not in own and x.shape[0] == 64:
-            found[x.data_ptr(), x.numel()] = x.numel()
-        return x
-
+    """Values a token that the forward keeps for the backward, each tensor once."""
     ids, positions = torch.randint(3, 53, (64,)), torch.arange(64)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        hidden = lean.hidden(ids, positions, lambda i, q, k, v, scale, window: Kept.apply(q, k, v))
-    assert hidden.requires_grad
-    return sum(found.values()) // 64
+    hidden = LeanForward(model, checkpoint).hidden(ids, positions, attention([64]))
+    stack: Any = hidden.grad_fn.stack  # type: ignore[union-attr]
+    return sum({(x.data_ptr(), x.numel()): x.numel() for x in tensors(stack.kept)}.values()) // 64
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
