@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from upshot.engine.blocks import Layer
 from upshot.train.products import Called, Gradients, Product
@@ -59,18 +60,26 @@ class Batch:
 class Block:
     """A layer with its products as they are now."""
 
-    __slots__ = ("down", "gate_up", "index", "layer", "norms", "o", "qkv", "trained")
-
     def __init__(self, index: int, layer: Layer, products: tuple[Product | Called, ...]) -> None:
-        self.index, self.layer = index, layer
+        self.index, self.scale, self.window, self.turns = index, layer.scale, layer.window, layer.turns
+        self.products = products
         self.qkv, self.o, self.gate_up, self.down = products
+        self.norm1, self.norm2 = (norm.weight for norm in (layer.norm1, layer.norm2))
+        self.eps = layer.norm1.variance_epsilon
         self.norms = None
-        weights = [layer.norm1.weight, layer.norm2.weight]
+        self.weights = [self.norm1, self.norm2]
+        """Those of all norms."""
         if layer.head_norms:
             q_norm, k_norm = layer.head_norms
             self.norms = q_norm.weight, k_norm.weight, q_norm.variance_epsilon
-            weights += self.norms[:2]
-        self.trained = [w for w in weights if w.requires_grad] + [p for each in products for p in each.trained]
+            self.weights += self.norms[:2]
+        self.needs = [weight.requires_grad for weight in self.weights]
+        self.trained = [w for w in self.weights if w.requires_grad] + [p for each in products for p in each.trained]
+
+    def holds(self, products: tuple[Product | Called, ...]) -> bool:
+        """Whether nothing changed since."""
+        same = all(a is b for a, b in zip(products, self.products, strict=True))
+        return same and self.needs == [weight.requires_grad for weight in self.weights]
 
     @property
     def random(self) -> bool:
@@ -84,16 +93,16 @@ class Block:
 
         `hollow`: only that is asked for, so the last product is left out.
         """
-        layer, kernels, norm1, norm2 = self.layer, batch.kernels, self.layer.norm1, self.layer.norm2
-        x, first = kernels.add_norm(h, delta, norm1.weight, norm1.variance_epsilon)
+        kernels = batch.kernels
+        x, first = kernels.add_norm(h, delta, self.norm1, self.eps)
         qkv, of_qkv = self.qkv.outputs(x, keep)
         q, k, v = kernels.turn(qkv, self._turn(batch), batch.heads, batch.kv_heads, self.norms)
         if keep:
             q, k, v = q.detach().requires_grad_(), k.detach().requires_grad_(), v.detach().requires_grad_()
         with torch.set_grad_enabled(keep):
-            out = batch.attend(self.index, q, k, v, layer.scale, layer.window)
-        delta, of_o = self.o.outputs(out.detach().reshape(len(x), -1), keep)
-        x, second = kernels.add_norm(first, delta, norm2.weight, norm2.variance_epsilon)
+            out = batch.attend(self.index, q, k, v, self.scale, self.window)
+        delta, of_o = self.o.outputs(out.detach().reshape(x.shape[0], -1), keep)
+        x, second = kernels.add_norm(first, delta, self.norm2, self.eps)
         gate_up, of_gate_up = self.gate_up.outputs(x, keep)
         x = kernels.gate(gate_up)
         delta, of_down = self.down.unneeded(x) if hollow else self.down.outputs(x, keep)
@@ -105,23 +114,23 @@ class Block:
     def backward(self, batch: Batch, kept: Kept, d: Tensor, further: bool) -> tuple[Tensor | None, Gradients]:
         """The gradient of the sum the block begins with (None where nobody asks `further`), from that of the one it
         ends with; and those of what is trained."""
-        layer, kernels = self.layer, batch.kernels
+        kernels = batch.kernels
         of_qkv, of_o, of_gate_up, of_down = kept.products
         x, more = self.down.input_gradient(d, of_down)
         dx = kernels.gate_backward(kept.gate_up, x, self.down.reads)
         grads = self.down.gradients(d, x, of_down, more)
-        d = self._norm_backward(batch, self.gate_up, layer.norm2, dx, kept.second, d, of_gate_up, grads)
+        d = self._norm_backward(batch, self.gate_up, self.norm2, dx, kept.second, d, of_gate_up, grads)
         x = kept.out.detach()
         dx, more = self.o.input_gradient(d, of_o)
-        grads += self.o.gradients(d, x.reshape(len(d), -1), of_o, more)
-        dq, dk, dv = torch.autograd.grad(kept.out, (kept.q, kept.k, kept.v), dx.view(x.shape))
-        wants = self.norms is not None and (self.norms[0].requires_grad or self.norms[1].requires_grad)
+        grads += self.o.gradients(d, x.reshape(d.shape[0], -1), of_o, more)
+        dq, dk, dv = attention_gradients(kept, dx.view(x.shape))
+        wants = any(self.needs[2:])
         dx, of_q, of_k = kernels.turn_backward(dq, dk, dv, self._turn(batch), kept.raw, self.norms, wants)
         if wants and self.norms is not None:
             grads += [(self.norms[0], of_q), (self.norms[1], of_k)]
-        if further or layer.norm1.weight.requires_grad or isinstance(self.qkv, Called):
-            return self._norm_backward(batch, self.qkv, layer.norm1, dx, kept.first, d, of_qkv, grads), grads
-        x, _ = kernels.add_norm(kept.first, None, layer.norm1.weight, layer.norm1.variance_epsilon)
+        if further or self.norm1.requires_grad or isinstance(self.qkv, Called):
+            return self._norm_backward(batch, self.qkv, self.norm1, dx, kept.first, d, of_qkv, grads), grads
+        x, _ = kernels.add_norm(kept.first, None, self.norm1, self.eps)
         grads += self.qkv.gradients(dx, x, of_qkv, self.qkv.thin_gradient(dx))
         return None, grads
 
@@ -129,7 +138,7 @@ class Block:
         self,
         batch: Batch,
         product: Product | Called,
-        norm: Any,
+        weight: Tensor,
         dy: Tensor,
         summed: Tensor,
         residual: Tensor,
@@ -137,10 +146,9 @@ class Block:
         grads: Gradients,
     ) -> Tensor:
         """The gradient of the sum, with what comes to it past norm and product; theirs are added to `grads`."""
-        weight = norm.weight
         x, more = product.input_gradient(dy, kept)
         d, of_weight = batch.kernels.norm_backward(
-            x, summed, weight, norm.variance_epsilon, residual, weight.requires_grad, product.reads
+            x, summed, weight, self.eps, residual, weight.requires_grad, product.reads
         )
         if of_weight is not None:
             grads.append((weight, of_weight))
@@ -148,4 +156,17 @@ class Block:
         return d
 
     def _turn(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return (batch.cos, batch.sin) if self.layer.turns or batch.still is None else batch.still
+        return (batch.cos, batch.sin) if self.turns or batch.still is None else batch.still
+
+
+def attention_gradients(kept: Kept, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Those of queries, keys and values."""
+    node, arguments = kept.out.grad_fn, (kept.q, kept.k, kept.v)
+    if isinstance(node, BackwardCFunction):
+        given = node.next_functions[:3]
+        if [getattr(each, "variable", None) is x for (each, _), x in zip(given, arguments, strict=False)] == [True] * 3:
+            # One function of these three: asking it is much less work than autograd's engine.
+            dq, dk, dv = node.apply(d)[:3]
+            return dq, dk, dv
+    dq, dk, dv = torch.autograd.grad(kept.out, arguments, d)
+    return dq, dk, dv

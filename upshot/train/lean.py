@@ -30,7 +30,7 @@ from upshot.engine.blocks import Layer, embedded
 from upshot.engine.driver import causal_lm, shape_of
 from upshot.train.block import Attend, Batch, Block, Kept
 from upshot.train.kernels import plain
-from upshot.train.products import Called, Product, join, products_of
+from upshot.train.products import join, products_of
 
 
 class LeanForward:
@@ -46,7 +46,7 @@ class LeanForward:
             join(layer.gate_up.modules)
         self.every = {"none": 0, "block": 1}[checkpoint] if isinstance(checkpoint, str) else checkpoint
         self.groups = [(layer.qkv.modules, [layer.o], layer.gate_up.modules, [layer.down]) for layer in self.layers]
-        self._before: list[tuple[Product | Called, ...]] = [()] * len(self.layers)
+        self._last: list[Block | None] = [None] * len(self.layers)
 
     def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """[tokens, hidden], after the last norm, of flat tokens (positions begin again with each sequence)."""
@@ -62,13 +62,15 @@ class LeanForward:
         return Whole.apply(stack, h, *trained)
 
     def _blocks(self) -> list[Block]:
-        """All layers as they are now."""
-        for i, (groups, before) in enumerate(zip(self.groups, self._before, strict=True)):
-            self._before[i] = tuple(
-                products_of(group, old) for group, old in zip(groups, before or (None,) * 4, strict=True)
-            )
-        layers = zip(self.layers, self._before, strict=True)
-        return [Block(i, layer, products) for i, (layer, products) in enumerate(layers)]
+        """All layers as they are now; those of the last forward where nothing changed."""
+        blocks = []
+        for index, (layer, groups, last) in enumerate(zip(self.layers, self.groups, self._last, strict=True)):
+            before = last.products if last is not None else (None,) * len(groups)
+            products = tuple(products_of(group, old) for group, old in zip(groups, before, strict=True))
+            same = last is not None and last.holds(products)
+            blocks.append(last if last is not None and same else Block(index, layer, products))
+        self._last = list(blocks)
+        return blocks
 
     def _batch(self, h: Tensor, positions: Tensor, attend: Attend) -> Batch:
         cos, sin = self.core.rotary_emb(h, positions[None])

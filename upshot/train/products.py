@@ -119,6 +119,8 @@ class Product:
         self.wants_weights, self.wants_all = any(self.needs[:n]), all(self.needs[:n])
         self.wants_biases, self.wants_downs = any(self.needs[n:first]), any(self.needs[first::2])
         self.wants_ups = any(self.needs[first + 1 :: 2])
+        self.simple = self.wants_all and first == n and not self.adapters
+        """Whether the gradients of all weights are the only ones."""
         self.reads = self.wants_weights or self.wants_downs
         """Whether gradients are made from the input."""
 
@@ -154,14 +156,14 @@ class Product:
         """Each weight with its columns of a [tokens, outputs] tensor."""
         if len(self.weights) == 1:
             return [(self.weights[0], wide)]
-        return list(zip(self.weights, wide.split(self.sizes, 1), strict=True))
+        return list(zip(self.weights, torch.split_with_sizes(wide, self.sizes, 1), strict=True))
 
     def outputs(self, x: Tensor, keep: bool) -> tuple[Tensor, Any]:
         """y [tokens, outputs], and what its derivative needs beside x: x Aᵀ."""
         if self.down is None or self.up is None:
             if len(self.weights) == 1:
                 return nn.functional.linear(x, self.weights[0], self.bias), None
-            y = x.new_empty(len(x), self.ends[-1])
+            y = x.new_empty(x.shape[0], self.ends[-1])
             for weight, part in self._pieces(y):
                 torch.mm(x, weight.t(), out=part)
             return y if self.bias is None else y.add_(self.bias), None
@@ -173,7 +175,7 @@ class Product:
 
     def unneeded(self, x: Tensor) -> tuple[Tensor, Any]:
         """As `outputs`, where only its derivative will be asked for: y has no values."""
-        return x.new_empty(len(x), self.ends[-1]), None if self.down is None else x @ self.down.t()
+        return x.new_empty(x.shape[0], self.ends[-1]), None if self.down is None else x @ self.down.t()
 
     def input_gradient(self, dy: Tensor, kept: Any) -> tuple[Tensor, Any]:
         """The gradient of x (a new tensor), and of x Aᵀ."""
@@ -195,10 +197,13 @@ class Product:
 
     def gradients(self, dy: Tensor, x: Tensor, kept: Any, dthin: Any) -> Gradients:
         """Those of the parameters that are trained."""
+        if self.simple:
+            whole = torch.mm(dy.t(), x)
+            return list(zip(self.parameters, torch.split_with_sizes(whole, self.sizes), strict=True))
         n, first = len(self.sizes), len(self.parameters) - 2 * len(self.adapters)
         grads: list[Tensor | None] = [None] * len(self.parameters)
         if self.wants_all:
-            grads[:n] = (dy.t() @ x).split(self.sizes) if n > 1 else [dy.t() @ x]
+            grads[:n] = torch.split_with_sizes(dy.t() @ x, self.sizes)
         elif self.wants_weights:
             parts = zip(dy.split(self.sizes, 1), self.needs[:n], strict=True)
             grads[:n] = [part.t() @ x if need else None for part, need in parts]
