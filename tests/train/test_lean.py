@@ -75,6 +75,21 @@ def attention(lengths: list[int]) -> Callable[..., Tensor]:
     return attend
 
 
+class Direct(torch.autograd.Function):
+    """Attention as one function of autograd's, as flash attention is."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, inner: Callable[..., Tensor], scale: float) -> Tensor:
+        with torch.enable_grad():
+            ctx.given = [x.detach().requires_grad_() for x in (q, k, v)]
+            ctx.out = inner(0, *ctx.given, scale, 0)
+        return ctx.out.detach()
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> Any:
+        return *torch.autograd.grad(ctx.out, ctx.given, d), None, None
+
+
 def flat(lengths: list[int], device: Any = "cpu") -> tuple[Tensor, Tensor]:
     rng = random.Random(0)
     ids = torch.tensor([rng.randrange(3, 53) for _ in range(sum(lengths))])
@@ -129,6 +144,43 @@ def test_hidden_states_and_every_gradient_are_transformers_own(
 ) -> None:
     model = build(family, *heads, dim)
     compare(with_lora(model) if lora else model, [7, *more], checkpoint=checkpoint)
+
+
+@pytest.mark.parametrize("checkpoint", ["none", "block"])
+def test_attention_that_is_one_function_is_asked_for_its_derivative_directly(checkpoint: Any) -> None:
+    model, lengths = build("Llama"), [6, 3]
+    ids, positions = flat(lengths)
+    inner = attention(lengths)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+        return Direct.apply(q, k, v, inner, scale)  # type: ignore[no-any-return]
+
+    def swapped(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+        return attend(layer, q * 1.0, k, v, scale, window)  # not the function's own arguments
+
+    expected = gradients(model, own_hidden(model, ids, lengths))
+    for way in (attend, swapped):
+        found = gradients(model, LeanForward(model, checkpoint).hidden(ids, positions, way))
+        for name, gradient in expected.items():
+            assert_near(found[name], gradient, 1e-4, name)
+
+
+def test_forwards_may_be_under_way_at_once_and_go_back_once_each() -> None:
+    model = with_lora(build("Llama"))
+    lean = LeanForward(model, 2)
+    ids, positions = flat([6, 3])
+    alone = gradients(model, lean.hidden(ids, positions, attention([6, 3])))
+    first = lean.hidden(ids, positions, attention([6, 3]))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.mul_(2.0)  # adapters are cast for each forward: the first keeps its own
+    second = lean.hidden(ids, positions, attention([6, 3]))
+    for name, gradient in gradients(model, first).items():
+        assert torch.equal(gradient, alone[name]), name
+    gradients(model, second)
+    with pytest.raises(RuntimeError, match="twice"):
+        second.sum().backward()
 
 
 def off(found: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
