@@ -245,7 +245,7 @@ class Called:
         """The gradient of x, and those of the parameters."""
         x, y = kept
         dx, *grads = torch.autograd.grad(y, [x, *self.trained], dy, allow_unused=True)
-        return dx, grads
+        return dx.contiguous(), grads
 
     def gradients(self, dy: Tensor, x: Tensor, kept: Any, grads: Any) -> Gradients:
         """Those of the parameters that are trained."""
