@@ -132,7 +132,7 @@ def assert_near(a: Tensor, b: Tensor, tolerance: float, what: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(
     heads=st.sampled_from([(4, 2), (3, 1), (2, 2)]),
     dim=st.sampled_from([4, 8, 12]),
