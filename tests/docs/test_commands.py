@@ -77,6 +77,7 @@ ELSEWHERE = {
     "upshot data build --task math-hard --policy SPEC": BUILD,
     "upshot recipe import train_rl_collabllm.sh": IMPORT,
     "upshot train mine.yaml --dry-run": "tests/cli/test_new.py::test_what_is_written_passes_its_own_tests",
+    "upshot export runs/…": "tests/train/test_export.py::test_an_export_loads_anywhere_in_its_own_type_and_holds_nothing_of_the_run",
     "upshot view runs/…": VIEW,
     "upshot view runs/kiosk-…": VIEW,
     "upshot sandbox": SANDBOX,
