@@ -38,15 +38,18 @@ class Named(BaseModel):
 class LoraConfig(Section):
     """Low-rank adapters (peft) instead of full fine-tuning."""
 
+    kind: Literal["lora", "rslora", "dora"] = "lora"
+    """rslora: the update is multiplied by alpha / sqrt(r). dora: the length of each output's weights is trained beside
+    their direction."""
     r: int = Field(32, ge=1)
     """Rank."""
     alpha: int = Field(16, ge=1)
-    """Scale: the update is multiplied by alpha / r."""
+    """Scale: the update is multiplied by alpha / r (rslora: alpha / sqrt(r))."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout on the adapter's input."""
     targets: list[str] | None = None
-    """Module names; None: those of the adapter that `model.path` holds, else the seven projections of Llama-like
-    models, or all linear layers where those are absent."""
+    """Module names, embed_tokens and lm_head among them; None: those of the adapter that `model.path` holds, else the
+    seven projections of Llama-like models, or all linear layers where those are absent."""
 
 
 class TinyConfig(Section):
@@ -73,6 +76,8 @@ class PolicyConfig(Section):
     """Shape of the new model when `path` is empty."""
     lora: LoraConfig | None = None
     """Train adapters only; None trains all weights."""
+    quantize: Literal["none", "4bit"] = "none"
+    """4bit: the weights below the adapters in 4 bits (NF4; QLoRA); needs bitsandbytes and `lora`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 on a GPU, float32 on the CPU."""
     device: str = "auto"
@@ -83,10 +88,24 @@ class PolicyConfig(Section):
     """Options passed to the chat template, such as {enable_thinking: false}."""
     max_context: int = Field(0, ge=0)
     """Most tokens of prompt and reply together; 0: what the model's configuration says."""
-    gradient_checkpointing: bool = False
-    """Trade compute for memory in the learner's forward."""
+    gradient_checkpointing: Literal["auto", "none", "block"] = "auto"
+    """block (or true): each block is computed again on the way back, a third more work for a fraction of the memory.
+    none (or false): never. auto: where the memory plan needs it."""
+    memory_gb: float = Field(0.0, ge=0)
+    """GiB of the device that the run may plan with; 0: what the GPU has."""
     exact: bool = False
     """Sampler and learner agree bitwise on every log-probability, whatever the batch; slower, see docs/engine.md."""
+
+    @field_validator("gradient_checkpointing", mode="before")
+    @classmethod
+    def _yes_or_no(cls, value: Any) -> Any:
+        return {True: "block", False: "none"}.get(value, value) if isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _only_adapters(self) -> PolicyConfig:
+        if self.quantize != "none" and self.lora is None:
+            raise ValueError("weights in 4 bits cannot be trained: set `lora` beside quantize, or quantize: none")
+        return self
 
 
 class EpisodeConfig(Section):
@@ -287,8 +306,12 @@ class TrainConfig(Section):
     """ppo: advantages of a step are shifted and scaled to mean 0 and deviation 1."""
     value_weight: float = Field(0.5, ge=0)
     """ppo: weight of the value loss."""
-    token_budget: int = Field(16384, ge=1)
-    """Most flat tokens of one micro-batch (what replies share counts once); gradients are accumulated over them."""
+    token_budget: int = Field(0, ge=0)
+    """Most tokens of one micro-batch; gradients are accumulated over them. 0 (or auto): as the memory plan finds."""
+    optimizer: Literal["adamw", "adamw-8bit"] = "adamw"
+    """adamw: float32 state. adamw-8bit: its two moments in 8 bits, in blocks with a scale each."""
+    offload_optimizer: bool = False
+    """Keep the optimizer's float32 weights and moments on the host, and update them there."""
     save_every: int = Field(0, ge=0)
     """Steps between checkpoints; 0: only at the end and when stopped."""
     save_minutes: float = Field(0.0, ge=0)
@@ -303,6 +326,11 @@ class TrainConfig(Section):
     async_steps: int = Field(0, ge=0)
     """rl, online-dpo, ppo: a step's replies are sampled by the weights of so many steps before, while those steps are
     learned; 0: by the newest weights, strictly on-policy."""
+
+    @field_validator("token_budget", mode="before")
+    @classmethod
+    def _by_plan(cls, value: Any) -> Any:
+        return 0 if value == "auto" else value
 
     @field_validator("kl_estimator", mode="before")
     @classmethod

@@ -196,7 +196,8 @@ class LocalModel(BorrowedModel):
             )
             module, tokenizer = load_local(self.spec.model, self.spec.dtype, self.spec.device)
             renderer = Renderer(tokenizer)
-            beside = EngineSettings(own_stream=True)  # samples at the same time as the policy
+            # Samples at the same time as the policy.
+            beside = EngineSettings(own_stream=True, kv_bytes=int(self.spec.kv_gb * 2**30))
             self.inner = EngineModel(Engine(module, renderer.end_ids, beside), tokenizer, self.name, renderer)
 
     async def aclose(self) -> None:

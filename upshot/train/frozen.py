@@ -6,7 +6,7 @@ What is not trained is shared with the policy, so with adapters a copy costs the
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ PLAYING: ContextVar[int | None] = ContextVar("playing", default=None)
 class FrozenPolicy(Model):
     """A copy of the policy that is trained no further; `every` 0: never renewed."""
 
-    def __init__(self, sampler: EngineModel, module: Any, every: int) -> None:
+    def __init__(self, sampler: EngineModel, module: Any, every: int, kv_bytes: int = 0) -> None:
         self.name = f"policy@{every or 'start'}"
         self.every = every
         self.policy = module
@@ -38,7 +38,7 @@ class FrozenPolicy(Model):
         shared |= {id(b): b for b in module.buffers()}
         self.module = copy.deepcopy(module, dict(shared)).eval().requires_grad_(False)
         self.sampler = EngineModel(
-            Engine(self.module, set(sampler.end_ids), replace(sampler.engine.settings, own_stream=True)),
+            Engine(self.module, set(sampler.end_ids), replace(sampler.engine.settings, own_stream=True, kv_bytes=kv_bytes)),
             sampler.tokenizer,
             self.name,
             Renderer(sampler.tokenizer),
@@ -101,9 +101,19 @@ class FrozenPolicy(Model):
 class PolicyModel(EngineModel):
     """The model in training, which lends copies of itself."""
 
-    def __init__(self, engine: Engine, tokenizer: Any, name: str, renderer: Renderer, module: Any) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        name: str,
+        renderer: Renderer,
+        module: Any,
+        kv_of_copies: Mapping[str, int] | None = None,
+    ) -> None:
         super().__init__(engine, tokenizer, name, renderer)
         self.module = module
+        self.kv_of_copies = kv_of_copies or {}
+        """Bytes of keys and values of each copy."""
         self.copies: dict[str, FrozenPolicy] = {}
         self.ahead: list[FrozenPolicy] = []
         """Copies that play steps ahead of the learner (rollouts.py)."""
@@ -115,15 +125,21 @@ class PolicyModel(EngineModel):
 
     def play_ahead(self, steps: int) -> None:
         """Have copies that play so many steps ahead."""
-        self.ahead = [FrozenPolicy(self, self.module, 0) for _ in range(steps)]
-        self.copies |= {f"ahead-{number}": twin for number, twin in enumerate(self.ahead)}
+        names = [f"ahead-{number}" for number in range(steps)]
+        self.ahead = [self._copied(name, 0) for name in names]
+        self.copies |= dict(zip(names, self.ahead, strict=True))
+
+    def _copied(self, when: str, every: int) -> FrozenPolicy:
+        if self.engine.settings.merge == "in place":
+            raise UserError(f"the copy '{when}' reads weights that the engine has merged its adapters into")
+        return FrozenPolicy(self, self.module, every, self.kv_of_copies.get(when, 0))
 
     def frozen(self, when: str) -> Model:
         """A copy that is trained no further: 'start', or renewed every so many steps."""
         if when not in self.copies:
             if when != "start" and not (when.isdigit() and int(when)):
                 raise UserError(f"'policy@{when}' should read 'policy@start' or 'policy@N' with N steps")
-            self.copies[when] = FrozenPolicy(self, self.module, 0 if when == "start" else int(when))
+            self.copies[when] = self._copied(when, 0 if when == "start" else int(when))
         return self.copies[when]
 
     def snapshot(self) -> Callable[[Path], None]:

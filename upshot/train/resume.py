@@ -14,6 +14,7 @@ MAY_CHANGE = (
     *("train.max_skipped", "train.token_budget"),
     *("budget", "eval", "models", "sandbox", "trackers", "call_seconds", "keep_rollouts"),
     *("reward.max_missing", "reward.manager", "model.device", "model.gradient_checkpointing"),
+    *("model.memory_gb", "train.offload_optimizer"),
 )
 """Keys, and sections with all their keys: how long, how much, who helps, where it runs and what is written."""
 

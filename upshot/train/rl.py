@@ -89,6 +89,7 @@ async def play_and_learn(
                     run.count()
                     await rollouts.go_on(step)
                     seed = derive_seed(recipe.seed, "minibatches", step)
+                    run.trainee.rest()
                     with times.learning(learner):
                         logs |= evaluation | await rollouts.learn(partial(learn, learner, groups, seed))
                 run.step_done(step + 1, logs | times.logs, groups)

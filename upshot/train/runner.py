@@ -25,6 +25,7 @@ from upshot.time_limit import call_seconds
 from upshot.train import dpo, online_dpo, ppo, rl, sft
 from upshot.train.best import check_evaluations
 from upshot.train.checkpoints import Best
+from upshot.train.fitting import with_helpers
 from upshot.train.folder import RunFolder
 from upshot.train.guards import Alarms, bad_step
 from upshot.train.learner import Learner
@@ -169,7 +170,7 @@ class Run:
     async def company(self) -> AsyncIterator[tuple[Company, Stage]]:
         """Helper models, user and metrics, started, with the stage they play on; closed at the end."""
         recipe, trainee = self.recipe, self.trainee
-        company = of_recipe(recipe, self.task, trainee.sampler, trainee.tokenizer, trainee.renderer)
+        company = of_recipe(with_helpers(recipe, trainee.memory), self.task, trainee.sampler, trainee.tokenizer, trainee.renderer)
         self.company_now = company
         if spent := self.folder.spent():
             company.budget.restore(spent)

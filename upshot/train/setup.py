@@ -48,8 +48,6 @@ def load_policy(config: PolicyConfig, task: Task, seed: int, path: str = "", ada
         file = Path(config.chat_template)
         is_file = len(config.chat_template) < 256 and file.is_file()
         tokenizer.chat_template = read_text(file, "chat template") if is_file else config.chat_template
-    if config.gradient_checkpointing:
-        module.gradient_checkpointing_enable()
     return module, tokenizer
 
 

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from upshot.chat import derive_seed
-from upshot.engine.engine import Engine, EngineSettings
+from upshot.engine.engine import Engine
 from upshot.models.rendering import Renderer
 from upshot.recipe import Recipe, TrainConfig
 from upshot.rollout.policy import Policy
 from upshot.tasks.base import Task
 from upshot.train.adapters import add_lora, find_start
+from upshot.train.fitting import engine_settings, fit, kv_of_copies, learning
 from upshot.train.frozen import PolicyModel
 from upshot.train.learner import Learner
+from upshot.train.memory import MemoryPlan
 from upshot.train.plan import SAMPLED
 from upshot.train.setup import context_limit, load_policy, sampling_of, seed_torch
 from upshot.train.weights import load_weights, save_weights
@@ -43,12 +45,23 @@ class Trainee:
     @cached_property
     def engine(self) -> Engine:
         """The engine on the policy's own tensors; made for the first rollout, so that sft and dpo need none."""
-        return Engine(self.module, self.renderer.end_ids, EngineSettings(exact=self.recipe.model.exact))
+        return Engine(self.module, self.renderer.end_ids, engine_settings(self.recipe, self.memory))
 
     @cached_property
     def sampler(self) -> PolicyModel:
         """The policy as a model."""
-        return PolicyModel(self.engine, self.tokenizer, "policy", self.renderer, self.module)
+        kv = kv_of_copies(self.recipe, self.memory)
+        return PolicyModel(self.engine, self.tokenizer, "policy", self.renderer, self.module, kv)
+
+    @cached_property
+    def memory(self) -> MemoryPlan:
+        """The memory plan of the recipe's method."""
+        return fit(self.recipe, self.module, self.recipe.train)
+
+    def rest(self) -> None:
+        """The learner works: the engine gives its memory back where the plan says so."""
+        if self.memory.setting.park and "engine" in self.__dict__:
+            self.engine.park()
 
     @property
     def samples(self) -> bool:
@@ -76,6 +89,7 @@ class Trainee:
     def learner(self, config: TrainConfig, value_head: bool = False) -> Learner:
         """A new learner on the policy."""
         sampled, episode = config.method in SAMPLED, self.recipe.episode
+        config = learning(config, fit(self.recipe, self.module, config), self.module)
         return Learner(
             self.module,
             self.tokenizer,
