@@ -101,6 +101,31 @@ def load_tokenizer(name: str) -> Any:
         raise UserError(f"cannot load the tokenizer of '{name}': {error}") from None
 
 
+def load_4bit(name: str, dtype: str = "auto", device: str = "auto") -> tuple[Any, Any]:
+    """As `load_local`, the projections in 4 bits (NF4, scales quantized too); embedding, head and norms as they are."""
+    import importlib.util
+
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError("model.quantize=4bit needs bitsandbytes: pip install bitsandbytes, or set model.quantize=none")
+    path = local_path(name)
+    import_frameworks()
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    device = pick_device(device)
+    kind = pick_dtype(dtype, device)
+    bits = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=kind,
+    )
+    try:
+        module = AutoModelForCausalLM.from_pretrained(path, dtype=kind, quantization_config=bits, device_map=device)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load the model '{name}' in 4 bits: {error}") from error
+    return module.eval(), load_tokenizer(name)
+
+
 def adapter_config(name: str) -> dict[str, Any] | None:
     """What a folder (or hub name) says of the adapter it holds; None for a whole model."""
     from transformers.utils.peft_utils import find_adapter_config_file

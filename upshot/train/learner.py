@@ -60,7 +60,8 @@ class Learner:
         self.parameters = list(self.trained.values())
         if self.value_head is not None:
             self.parameters += list(self.value_head.parameters())
-        self.optimizer = MasterAdamW(self.parameters, config.lr, config.betas, config.weight_decay)
+        small, offload = config.optimizer == "adamw-8bit", config.offload_optimizer
+        self.optimizer = MasterAdamW(self.parameters, config.lr, config.betas, config.weight_decay, small, offload)
         self.reference: dict[str, Tensor] = {}
         """What the trained weights were, by name, when the reference was kept."""
         self._rng: dict[str, Any] | None = None

@@ -11,6 +11,7 @@ from upshot.models.base import Completion, Model, Request, Sampling
 from upshot.models.local import (
     BorrowedModel,
     LocalModel,
+    load_4bit,
     load_whole,
     local_path,
     own_tokenizer,
@@ -34,8 +35,13 @@ def load_policy(config: PolicyConfig, task: Task, seed: int, path: str = "", ada
         from transformers.utils import logging
 
         logging.disable_progress_bar()  # the run has its own
-        module, tokenizer = load_whole(path, config.dtype, device)
+        if config.quantize == "4bit":
+            module, tokenizer = load_4bit(path, config.dtype, device)
+        else:
+            module, tokenizer = load_whole(path, config.dtype, device)
         tokenizer = (own_tokenizer(adapter) if adapter else None) or tokenizer
+    elif config.quantize != "none":
+        raise UserError("model.quantize=4bit is for a model that is loaded; a new tiny one needs no bits saved")
     else:
         from upshot.models.tiny import tiny_model, tiny_tokenizer
 
