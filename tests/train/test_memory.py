@@ -1,4 +1,4 @@
-"""The memory plan: arithmetic from a config.json, the fastest settings that fit, and a refusal that says the way out."""
+"""The memory plan: arithmetic from a config.json, the fastest settings that fit, a refusal that says the way out."""
 
 from __future__ import annotations
 

@@ -137,6 +137,8 @@ class PolicyModel(EngineModel):
     def frozen(self, when: str) -> Model:
         """A copy that is trained no further: 'start', or renewed every so many steps."""
         if when not in self.copies:
+            if self.engine.settings.merge == "in place":
+                raise UserError(f"'policy@{when}' reads weights that the engine has merged its adapters into")
             if when != "start" and not (when.isdigit() and int(when)):
                 raise UserError(f"'policy@{when}' should read 'policy@start' or 'policy@N' with N steps")
             self.copies[when] = self._copied(when, 0 if when == "start" else int(when))

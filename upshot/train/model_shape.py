@@ -15,6 +15,13 @@ GROUPS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"),
 SEVEN = tuple(name for group in GROUPS for name in group)
 
 
+OTHER_NAMES = {
+    "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size", "n_positions": "max_position_embeddings",
+}  # fmt: skip
+"""What older families call the same."""
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """The sizes of a decoder-only model."""
@@ -38,6 +45,7 @@ class ModelShape:
     def of(cls, config: Mapping[str, Any]) -> ModelShape:
         """The shape that a config.json describes."""
         text: Mapping[str, Any] = config.get("text_config") or config
+        text = {own: text[other] for other, own in OTHER_NAMES.items() if other in text} | dict(text)
         hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
         family = str(text.get("model_type") or config.get("model_type") or "")
         return cls(
@@ -46,7 +54,7 @@ class ModelShape:
             heads=heads,
             kv_heads=int(text.get("num_key_value_heads") or heads),
             head_dim=int(text.get("head_dim") or hidden // heads),
-            mlp=int(text["intermediate_size"]),
+            mlp=int(text.get("intermediate_size") or 4 * hidden),
             vocab=int(text["vocab_size"]),
             context=int(text.get("max_position_embeddings") or 0),
             tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
