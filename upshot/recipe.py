@@ -307,7 +307,8 @@ class TrainConfig(Section):
     value_weight: float = Field(0.5, ge=0)
     """ppo: weight of the value loss."""
     token_budget: int = Field(0, ge=0)
-    """Most tokens of one micro-batch; gradients are accumulated over them. 0 (or auto): as the memory plan finds."""
+    """Most flat tokens of one micro-batch (what replies share counts once); gradients are accumulated over them.
+    0 (or auto): as the memory plan finds."""
     optimizer: Literal["adamw", "adamw-8bit"] = "adamw"
     """adamw: float32 state. adamw-8bit: its two moments in 8 bits, in blocks with a scale each."""
     offload_optimizer: bool = False

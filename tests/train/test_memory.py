@@ -88,6 +88,11 @@ def test_frozen_copies_of_the_policy_forbid_merging_in_place() -> None:
     assert "in place" not in {setting.merge for setting in settings(job, Wish())}
 
 
+def test_an_engine_that_samples_while_the_learner_works_is_never_parked() -> None:
+    job = replace(job_of(made(LORA), SHAPE, 2), overlaps=True)
+    assert not any(setting.park or setting.merge == "in place" for setting in settings(job, Wish()))
+
+
 def test_what_does_not_fit_is_refused_with_the_arithmetic_and_what_would() -> None:
     with pytest.raises(UserError) as raised:
         plan(79)

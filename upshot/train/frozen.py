@@ -38,7 +38,9 @@ class FrozenPolicy(Model):
         shared |= {id(b): b for b in module.buffers()}
         self.module = copy.deepcopy(module, dict(shared)).eval().requires_grad_(False)
         self.sampler = EngineModel(
-            Engine(self.module, set(sampler.end_ids), replace(sampler.engine.settings, own_stream=True, kv_bytes=kv_bytes)),
+            Engine(
+                self.module, set(sampler.end_ids), replace(sampler.engine.settings, own_stream=True, kv_bytes=kv_bytes)
+            ),
             sampler.tokenizer,
             self.name,
             Renderer(sampler.tokenizer),

@@ -80,6 +80,8 @@ class Job:
     """Tokens whose keys and values are of use at once."""
     lends: bool = True
     """Whether nobody but engine and learner reads the weights, so that adapters can be merged in place."""
+    overlaps: bool = False
+    """Whether the engine samples while the learner works: then it is not parked, and is lent nothing."""
     guests: tuple[Guest, ...] = ()
 
     @property
@@ -157,10 +159,11 @@ def usable(total: int) -> int:
 
 def settings(job: Job, wish: Wish) -> Iterator[Setting]:
     """What can be chosen."""
-    merges: tuple[Merging, ...] = ("copy", "in place", "never") if job.adapters and job.lends else ("copy", "never")
+    merges: tuple[Merging, ...] = ("copy", "in place", "never") if job.lends else ("copy", "never")
+    pauses = (False, True) if job.samples and not job.overlaps else (False,)
     for merge in merges if job.adapters and job.samples else merges[:1]:
         kinds: tuple[Checkpointing, ...] = (wish.checkpointing,) if wish.checkpointing else ("none", "block")
-        for checkpointing, park in product(kinds, (False, True) if job.samples else (False,)):
+        for checkpointing, park in product(kinds, pauses):
             if merge != "in place" or park:
                 for tokens in sizes(job, wish):
                     yield Setting(tokens, checkpointing, merge, park)
