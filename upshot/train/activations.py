@@ -42,22 +42,24 @@ def kept(shape: ModelShape, kind: Block, ranks: int, size: int) -> int:
     return total
 
 
-def backward(shape: ModelShape, size: int) -> int:
-    """Bytes a token needs beside that while one layer's gradients are computed."""
-    return (5 * shape.mlp + 3 * shape.hidden) * size
-
-
-def learning(shape: ModelShape, tokens: int, kind: Block, again: bool, ranks: int, size: int) -> int:
-    """Bytes of a micro-batch's activations at their highest; `again`: each block is computed again on the way back."""
-    own = kept(shape, kind, ranks, size)
-    layers = shape.layers * shape.hidden * size + own if again else shape.layers * own
+def held(shape: ModelShape, tokens: int, kind: Block, again: bool, ranks: int, size: int) -> int:
+    """Bytes that a micro-batch's forward leaves for its backward; `again`: each block is computed again there."""
+    layer = shape.hidden * size if again else kept(shape, kind, ranks, size)
     ends = 4 * shape.hidden * size  # embedding, last norm and the gradients of both
-    return tokens * (layers + backward(shape, size) + ends)
+    return tokens * (shape.layers * layer + ends)
 
 
-def logits(shape: ModelShape, tokens: int, size: int) -> int:
-    """Bytes of the learner's chunk of logits, with what their reading and turning needs."""
-    return min(CHUNK_BYTES, tokens * shape.vocab * size) * 2
+def at_work(shape: ModelShape, tokens: int, kind: Block, again: bool, ranks: int, size: int, all_trained: bool) -> int:
+    """Bytes beside that at the backward's highest: in the head, or in one layer."""
+    layer = (5 * shape.mlp + 3 * shape.hidden) * size + (kept(shape, kind, ranks, size) if again else 0)
+    return max(head(shape, tokens, size, all_trained), tokens * layer)
+
+
+def head(shape: ModelShape, tokens: int, size: int, all_trained: bool) -> int:
+    """Bytes of the learner's chunks of logits, the last and the next; and the head's gradient, summed in float32."""
+    whole = tokens * shape.vocab * size
+    chunks = 2 * min(CHUNK_BYTES, whole)
+    return chunks + (shape.count("lm_head") * (size + 4 * (whole > CHUNK_BYTES)) if all_trained else 0)
 
 
 def sampling(shape: ModelShape, size: int) -> int:

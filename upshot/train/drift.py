@@ -6,7 +6,8 @@ or a fault. Importance ratios and clipping see it as a change of the policy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -42,4 +43,20 @@ class Watched(Objective):
             return {}
         rows = [gap.tolist() for gap in self._gaps]  # at the end: the device is not waited for in between
         count = sum(row[0] for row in rows)
-        return {"policy/drift": sum(row[1] for row in rows) / count, "policy/drift_max": max(row[2] for row in rows)}
+        return told(sum(row[1] for row in rows) / count, max(row[2] for row in rows))
+
+
+def told(mean: float, largest: float) -> dict[str, float]:
+    """What is logged."""
+    return {"policy/drift": mean, "policy/drift_max": largest}
+
+
+def drift_of(differences: Sequence[float]) -> dict[str, float]:
+    """Drift of given differences; nothing where there are none."""
+    sizes = [abs(difference) for difference in differences]
+    return told(math.fsum(sizes) / len(sizes), max(sizes)) if sizes else {}
+
+
+def known(logs: Mapping[str, float]) -> dict[str, float]:
+    """The drift that is logged already: importance weights look at it before they forget the sampler's numbers."""
+    return {name: logs[name] for name in told(0.0, 0.0) if name in logs}

@@ -183,12 +183,11 @@ def parts_of(job: Job, setting: Setting, kv: int, guest_kv: int) -> tuple[Part, 
     shape, size, tokens = job.shape, job.size, setting.tokens
     awake = 0 if setting.park else 1
     copy = job.copy if setting.merge == "copy" and job.samples else 0
-    step, held = (activations.sampling(shape, size), activations.graphs(shape, size)) if job.samples else (0, 0)
-    again = setting.checkpointing == "block"
-    forward = activations.learning(shape, tokens, job.block, again, job.ranks, size)
-    logits = activations.logits(shape, tokens, size)
+    step, graphs = (activations.sampling(shape, size), activations.graphs(shape, size)) if job.samples else (0, 0)
+    how = (shape, tokens, job.block, setting.checkpointing == "block", job.ranks, size)
+    forward, backward = activations.held(*how), activations.at_work(*how, all_trained=not job.adapters)
     # A micro-batch's own gradients grow while its activations go.
-    behind = max(0, job.passing - forward - logits)
+    behind = max(0, job.passing - forward - backward)
     own = job.trained * job.trained_size if job.adapters else 0
     state = 0 if job.offload else job.state
     kept = job.trained * job.trained_size if job.reference else 0
@@ -201,9 +200,9 @@ def parts_of(job: Job, setting: Setting, kv: int, guest_kv: int) -> tuple[Part, 
         Part("reference", kept, kept, "the trained weights as they were"),
         Part("gradients", 0, job.gradients + behind, "float32"),
         Part("activations", 0, forward, f"{tokens} tokens, {_checkpointing(setting)}"),
-        Part("logits", 0, logits, "in chunks"),
+        Part("backward", 0, backward, "logits in chunks, or one layer"),
         Part("keys and values", kv, kv * awake, "the engine's pages"),
-        Part("captured steps", held, held * awake, "CUDA graphs"),
+        Part("captured steps", graphs, graphs * awake, "CUDA graphs"),
         Part("engine's step", step, 0, f"{activations.PROMPT_IDS} prompt ids"),
         Part("other models", others + guest_kv, others + guest_kv, ", ".join(guest.name for guest in job.guests)),
     ]

@@ -20,7 +20,7 @@ from upshot.score import Reason, tell_missing
 from upshot.stopwatch import Stopwatch
 from upshot.train.batch import data_of
 from upshot.train.charge import charged
-from upshot.train.drift import Watched
+from upshot.train.drift import Watched, known
 from upshot.train.flat import is_flat, play_until_varied
 from upshot.train.held_out import Looks, play_held_out
 from upshot.train.importance import weigh
@@ -184,7 +184,7 @@ def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dic
     if config.kl and config.kl_in == "loss":
         for datum, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
             datum.reference = reference
-    drift: dict[str, float] = {}
+    drift = known(logs)
     for part in minibatches(data, config.minibatches, seed):
         objective = Watched(PolicyGradient(config))
         logs |= learner.forward_backward([[datum] for datum in part], objective)
