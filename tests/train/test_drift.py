@@ -48,3 +48,11 @@ def test_a_run_logs_a_drift_of_rounding_only(tmp_path: Path, lora: dict[str, Any
     train(recipe(tmp_path / "run", steps=2, warm=False, lr=1e-2, minibatches=2, more=more))
     for line in metrics(tmp_path / "run"):
         assert 0 <= line["policy/drift"] <= line["policy/drift_max"] < 1e-4
+
+
+def test_importance_weights_do_not_hide_the_drift(tmp_path: Path) -> None:
+    tiny = {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}
+    more = {"model": {"tiny": tiny}, "reward": {"metrics": [{"name": "tests.train.helpers:Lottery"}]}}
+    train(recipe(tmp_path / "run", steps=1, warm=False, importance={"rule": "truncate"}, more=more))
+    (line,) = metrics(tmp_path / "run")
+    assert 0 < line["policy/drift"] <= line["policy/drift_max"] < 1e-4
