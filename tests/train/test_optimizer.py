@@ -43,7 +43,7 @@ def run(net: nn.Module, optimizer: MasterAdamW, steps: int) -> float:
             optimizer.gather()
         optimizer.step(1e-2)
         optimizer.zero_grad()
-    return float(loss)
+    return float(loss.detach())
 
 
 @pytest.mark.parametrize("way", WAYS)

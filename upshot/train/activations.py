@@ -51,7 +51,7 @@ def held(shape: ModelShape, tokens: int, kind: Block, again: bool, ranks: int, s
 
 def at_work(shape: ModelShape, tokens: int, kind: Block, again: bool, ranks: int, size: int, all_trained: bool) -> int:
     """Bytes beside that at the backward's highest: in the head, or in one layer."""
-    layer = (5 * shape.mlp + 3 * shape.hidden) * size + (kept(shape, kind, ranks, size) if again else 0)
+    layer = (3 * shape.mlp + 3 * shape.hidden) * size + (kept(shape, kind, ranks, size) if again else 0)
     return max(head(shape, tokens, size, all_trained), tokens * layer)
 
 
