@@ -67,7 +67,9 @@ def test_engine_and_learner_get_what_the_plan_says(tmp_path: Path, monkeypatch: 
     begin = Run.begin
 
     def look(self: Run, learner: Any, config: Any) -> None:
-        seen.update(plan=self.memory, kv=self.engine.settings.kv_bytes, tokens=learner.config.token_budget)
+        seen.update(
+            plan=self.trainee.memory, kv=self.trainee.engine.settings.kv_bytes, tokens=learner.config.token_budget
+        )
         begin(self, learner, config)
 
     monkeypatch.setattr(Run, "begin", look)

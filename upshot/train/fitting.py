@@ -72,4 +72,5 @@ def with_helpers(recipe: Recipe, plan: MemoryPlan) -> Recipe:
 def kv_of_copies(recipe: Recipe, plan: MemoryPlan) -> dict[str, int]:
     """Bytes for keys and values of each frozen copy of the policy, by what follows the @ of its name."""
     copies = {name: spec.model.partition("@")[2] for name, spec in named_models(recipe).items() if "@" in spec.model}
-    return {when: plan.guest_kv.get(name, 0) for name, when in copies.items()}
+    ahead = {name: name for name in plan.guest_kv if name.startswith("ahead-")}
+    return {when: plan.guest_kv.get(name, 0) for name, when in (copies | ahead).items()}

@@ -71,7 +71,7 @@ def job_of(recipe: Recipe, shape: ModelShape, size: int, config: TrainConfig | N
         longest=model.max_context,
         wanted=_wanted(recipe, shape),
         lends=model.quantize == "none" and not model.exact and not any(guest.copy for guest in guests),
-        overlaps=bool(getattr(config, "async_steps", 0)),
+        overlaps=config.async_steps > 0,
         guests=guests,
     )
 
@@ -88,7 +88,7 @@ def _wanted(recipe: Recipe, shape: ModelShape) -> int:
 def _guests(recipe: Recipe, policy: ModelShape, size: int) -> Iterator[Guest]:
     """Helper models on the policy's device, and frozen copies of it."""
     lora = recipe.model.lora
-    ahead = {f"ahead-{n}": ModelSpec(model="policy@1") for n in range(getattr(recipe.train, "async_steps", 0))}
+    ahead = {f"ahead-{n}": ModelSpec(model="policy@1") for n in range(recipe.train.async_steps)}
     for name, spec in (named_models(recipe) | ahead).items():
         if spec.kind == "policy" and "@" in spec.model:
             own = policy.parameters * size

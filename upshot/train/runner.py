@@ -170,7 +170,9 @@ class Run:
     async def company(self) -> AsyncIterator[tuple[Company, Stage]]:
         """Helper models, user and metrics, started, with the stage they play on; closed at the end."""
         recipe, trainee = self.recipe, self.trainee
-        company = of_recipe(with_helpers(recipe, trainee.memory), self.task, trainee.sampler, trainee.tokenizer, trainee.renderer)
+        company = of_recipe(
+            with_helpers(recipe, trainee.memory), self.task, trainee.sampler, trainee.tokenizer, trainee.renderer
+        )
         self.company_now = company
         if spent := self.folder.spent():
             company.budget.restore(spent)
