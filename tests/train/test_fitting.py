@@ -75,7 +75,7 @@ def test_engine_and_learner_get_what_the_plan_says(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Run, "begin", look)
     train(settings(tmp_path / "run", memory_gb=1.5))
     assert seen["kv"] == seen["plan"].kv_bytes > 0
-    assert seen["tokens"] == seen["plan"].setting.tokens == 12288
+    assert seen["tokens"] == seen["plan"].setting.tokens == 32768
     assert seen["plan"].peak <= seen["plan"].limit
 
 

@@ -21,7 +21,7 @@ CONTEXT = 1 << 30
 """Of a GPU's memory: what the driver, the libraries and compiled kernels take."""
 SLACK = 0.06
 """Share of a GPU that is left alone: what lies between tensors, and what a prediction is wrong by."""
-BUSY, BUSY_SMALL, SMALL = 8192, 12288, 500_000_000
+BUSY, BUSY_SMALL, SMALL = 8192, 32768, 500_000_000
 """Tokens of a micro-batch that keep a GPU busy; of models with fewer parameters than the last."""
 LEAST = 1024
 """No micro-batch is planned smaller, unless the model's context is."""
@@ -175,7 +175,7 @@ def sizes(job: Job, wish: Wish) -> list[int]:
         return [max(wish.tokens, job.longest)]
     most = BUSY_SMALL if job.shape.parameters < SMALL else BUSY
     least = max(job.longest, min(LEAST, job.shape.context or LEAST))
-    return [tokens for tokens in (most, 8192, 6144, 4096, 3072, 2048, 1024) if most >= tokens > least] + [least]
+    return [tokens for tokens in (most, 24576, 16384, 12288, 8192, 6144, 4096, 3072, 2048, 1024) if most >= tokens > least] + [least]
 
 
 def parts_of(job: Job, setting: Setting, kv: int, guest_kv: int) -> tuple[Part, ...]:
