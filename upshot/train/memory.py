@@ -175,7 +175,9 @@ def sizes(job: Job, wish: Wish) -> list[int]:
         return [max(wish.tokens, job.longest)]
     most = BUSY_SMALL if job.shape.parameters < SMALL else BUSY
     least = max(job.longest, min(LEAST, job.shape.context or LEAST))
-    return [tokens for tokens in (most, 24576, 16384, 12288, 8192, 6144, 4096, 3072, 2048, 1024) if most >= tokens > least] + [least]
+    return [
+        tokens for tokens in (most, 24576, 16384, 12288, 8192, 6144, 4096, 3072, 2048, 1024) if most >= tokens > least
+    ] + [least]
 
 
 def parts_of(job: Job, setting: Setting, kv: int, guest_kv: int) -> tuple[Part, ...]:
