@@ -67,11 +67,40 @@ def build(name: str, device: torch.device) -> Any:
     return model
 
 
-def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-    """Causal attention within sequences of equal length."""
-    rows = [x.view(-1, LENGTH, *x.shape[1:]).transpose(1, 2) for x in (q, k, v)]
-    out = F.scaled_dot_product_attention(*rows, is_causal=True, scale=scale, enable_gqa=True)
-    return out.transpose(1, 2).reshape(q.shape)
+class Flash(torch.autograd.Function):
+    """PyTorch's flash attention over sequences of equal length that lie one after the other."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ends: Tensor, scale: float) -> Tensor:
+        """[tokens, heads, dim]"""
+        sizes = (ends, ends, LENGTH, LENGTH, 0.0, True)
+        out, lse, seed, unused, _ = torch.ops.aten._flash_attention_forward(q, k, v, *sizes, False, scale=scale)
+        ctx.save_for_backward(q, k, v, out, lse, seed, unused)
+        ctx.sizes, ctx.scale = sizes, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> Any:
+        """Of q, k and v."""
+        q, k, v, out, lse, seed, unused = ctx.saved_tensors
+        found = torch.ops.aten._flash_attention_backward(
+            d, q, k, v, out, lse, *ctx.sizes, seed, unused, scale=ctx.scale
+        )
+        return *found, None, None
+
+
+def attend_over(ids: Tensor) -> Any:
+    """Causal attention within the sequences."""
+    ends = torch.arange(0, len(ids) + 1, LENGTH, dtype=torch.int32, device=ids.device)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+        if q.is_cuda:
+            return Flash.apply(q, k, v, ends, scale)
+        rows = [x.view(-1, LENGTH, *x.shape[1:]).transpose(1, 2) for x in (q, k, v)]
+        out = F.scaled_dot_product_attention(*rows, is_causal=True, scale=scale, enable_gqa=True)
+        return out.transpose(1, 2).reshape(q.shape)
+
+    return attend
 
 
 def forwards(model: Any, peer: bool) -> dict[str, Forward]:
@@ -82,7 +111,7 @@ def forwards(model: Any, peer: bool) -> dict[str, Forward]:
 
         def forward(ids: Tensor) -> Tensor:
             positions = torch.arange(LENGTH, device=ids.device).repeat(len(ids) // LENGTH)
-            return made.hidden(ids, positions, attend)
+            return made.hidden(ids, positions, attend_over(ids))
 
         return forward
 

@@ -10,6 +10,7 @@ import pytest
 from upshot import config
 from upshot.errors import UserError
 from upshot.recipe import Recipe
+from upshot.reference import page
 from upshot.rollout.company import check_names
 
 
@@ -62,11 +63,50 @@ def test_options_of_another_task_are_not_inherited(tmp_path: Path) -> None:
         ("reward.overlong.rule=ignore", r"reward.overlong.rule = 'ignore': input should be 'score'"),
         ("train.lr", r"should read key=value"),
         ("reward.metrics.acuracy.weight=1", r"'reward.metrics' has no item 'acuracy'"),
+        ("train.lr=1e400", r"train.lr = inf: input should be a finite number"),
+        ("train.min_gap=.nan", r"train.min_gap = nan: input should be"),
+        (
+            "train.group_size=1",
+            r"train.group_size is 1, but 'dr-grpo' compares the replies",
+        ),
+        (
+            "train={method: online-dpo, group_size: 1}",
+            r"online-dpo ranks the replies to a prompt",
+        ),
+        ("train={steps: 1, steps: 2}", r"override 'train'.*is not valid YAML"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_value_and_the_way_out(override: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         config.load("quickstart", [override])
+
+
+def test_a_group_of_one_is_for_methods_that_compare_no_replies() -> None:
+    assert config.load("quickstart", ["train.group_size=1", "train.method=ppo"]).recipe.train.group_size == 1
+
+
+def test_a_typo_is_blamed_on_whoever_made_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^command line: unknown key 'stepz' in train; did you mean 'steps'\?"):
+        config.load("quickstart", ["train.stepz=7"])
+    with pytest.raises(UserError, match=r"^command line: 'reward.metrics' has no item 'acuracy'"):
+        config.load("quickstart", ["reward.metrics.acuracy.weight=1"])
+    mine = write(tmp_path, "extends: quickstart\ntrain: {stepz: 7}\n")
+    with pytest.raises(UserError, match=rf"^{mine}: unknown key 'stepz'"):
+        config.load(mine, ["train.lr=1e-4"])
+
+
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    twice = write(tmp_path, "task: slots\ntrain:\n  lr: 1e-4\n  steps: 3\n  lr: 1e-5\n")
+    with pytest.raises(UserError, match=r"mine.yaml is not valid YAML: the key 'lr' is there twice .*line 5"):
+        config.load(twice)
+
+
+def test_files_that_are_empty_or_not_utf8_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is empty; `upshot new recipe NAME` writes one"):
+        config.load(write(tmp_path, "# nothing yet\n"))
+    (tmp_path / "latin.yaml").write_bytes("name: Grün\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"latin.yaml' is not UTF-8 \(byte 8\); save it as UTF-8"):
+        config.load(str(tmp_path / "latin.yaml"))
 
 
 def test_unknown_and_unreadable_recipes(tmp_path: Path) -> None:
@@ -112,6 +152,17 @@ def test_classmate_recipes_hold_the_published_settings_and_have_a_baseline_twin(
 def test_the_schema_for_editors_is_current() -> None:
     shipped = json.loads((config.RECIPES / "schema.json").read_text())
     assert shipped == Recipe.model_json_schema(), "run: upshot recipe schema > recipes/schema.json"
+
+
+def test_the_reference_page_is_current_and_has_every_key() -> None:
+    made = page()
+    assert (config.RECIPES.parent / "docs" / "reference.md").read_text() == made, (
+        "run: upshot recipe reference > docs/reference.md"
+    )
+    for key, _ in config.flatten(Recipe.model_json_schema()["$defs"]["TrainConfig"]["properties"]):
+        assert f"`train.{key.partition('.')[0]}`" in made
+    for key in ("eval.every", "reward.max_missing", "warm_start.new_model_only", "models.NAME.timeout_s"):
+        assert f"`{key}`" in made
 
 
 def test_every_recipe_field_has_a_docstring() -> None:

@@ -77,9 +77,11 @@ def test_a_damaged_line_of_ours_is_left_out_and_said_and_in_given_data_it_is_ref
     with caplog.at_level(logging.WARNING):
         assert [row["n"] for row in jsonl.read(path)] == [1, 3]
     assert "line 2 is damaged" in caplog.text and "line 4" not in caplog.text
-    for content in (path.read_bytes(), b"[1]\n", b'{"n": 1}\n{"n"', b'{"n": "\xff"}\n'):
+    for content in (path.read_bytes(), b"[1]\n", b'{"n": 1}\n{"n"'):
         with pytest.raises(UserError, match=r"f.jsonl, line \d is not JSON, or not an object"):
             list(jsonl.read_data(io.BytesIO(content), "f.jsonl"))
+    with pytest.raises(UserError, match=r"f.jsonl, line 1 is not UTF-8; save the file as UTF-8"):
+        list(jsonl.read_data(io.BytesIO(b'{"n": "\xff"}\n'), "f.jsonl"))
 
 
 def test_taking_lines_out_leaves_the_others_byte_for_byte(tmp_path: Path) -> None:

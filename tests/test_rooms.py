@@ -8,13 +8,25 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "upshot"
 FLOORS = [
     {
-        *("chat", "score", "registry", "recipe", "config", "errors", "closing", "jsonl", "time_limit", "alarm"),
+        *(
+            "chat",
+            "score",
+            "registry",
+            "recipe",
+            "reference",
+            "config",
+            "errors",
+            "closing",
+            "jsonl",
+            "time_limit",
+            "alarm",
+        ),
         *("models.base", "models.spec"),
     },
     {"models", "engine", "sandbox"},
     {"participants", "verifiers", "tasks"},
     {"rollout", "rewards"},
-    {"train", "evaluate", "view", "data", "api", "migrate"},
+    {"train", "evaluate", "view", "data", "rater", "api", "runs", "training", "trainee", "migrate"},
     {"cli"},
 ]
 """`models.base` and `models.spec` are plain data that a recipe is made of, so they stand on the ground floor."""

@@ -65,7 +65,7 @@ class Sample:
     finish: str
     """stop (the model ended its turn) or length (cut at the limit)."""
     version: int = 0
-    """Version of the weights that sampled it."""
+    """Version of the weights that sampled it; played ahead of the learner, how many steps those had taken."""
     thought: tuple[int, int] | None = None
     """Where among `ids` the model thought, its markers left out; None when it did not."""
     answer: int = 0

@@ -14,6 +14,9 @@ from pydantic import BaseModel, ValidationError
 
 from upshot.errors import UserError, did_you_mean
 from upshot.recipe import Recipe
+from upshot.reference import models_in
+from upshot.registry import look_in, path_of
+from upshot.whole_files import read_text
 
 _CHECKOUT = Path(__file__).parent.parent / "recipes"
 RECIPES = _CHECKOUT if _CHECKOUT.is_dir() else Path(sys.prefix) / "share" / "upshot" / "recipes"
@@ -21,7 +24,10 @@ RECIPES = _CHECKOUT if _CHECKOUT.is_dir() else Path(sys.prefix) / "share" / "ups
 COMMAND_LINE = "command line"
 ADD = "+"
 """As the last part of an override's key: put the value behind those that the list has (reward.metrics.+=rm_score)."""
+CALL = "call"
 DEFAULT = "default"
+OWN_CODE = re.compile(r"(scripted:)?[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+"""What names a thing of the user's own."""
 
 
 @dataclass
@@ -32,20 +38,36 @@ class Loaded:
     origins: dict[str, str] = field(default_factory=dict)
 
     def origin(self, key: str) -> str:
-        """Where a value came from: the command line, a file, or the default.
+        """Where a value came from: the command line, a call's arguments, a file, or the default.
 
         Of something given in its short form (`models.judge: URL#name`), what the form does not say is the default.
         """
-        given = key
-        while given and given not in self.origins:
-            given = given.rpartition(".")[0]
-        if not given or (given != key and _is_default(self.recipe, key)):
+        if key not in self.origins and _is_default(self.recipe, key):
             return DEFAULT
-        return self.origins[given]
+        return origins_of(key, self.origins)
+
+
+def origins_of(key: str, origins: Mapping[str, str]) -> str:
+    """The origin of a dotted key: its own, or that of the section it came with."""
+    while key:
+        if key in origins:
+            return origins[key]
+        key = key.rpartition(".")[0]
+    return DEFAULT
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML whose numbers include 1e-5, which YAML 1.1 takes for a text."""
+    """YAML whose numbers include 1e-5, which YAML 1.1 takes for a text, and whose keys stand once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping; a key that is there twice would silently lose its first value."""
+        seen: set[Any] = set()
+        for key, _ in node.value:
+            name = key.value
+            if key.tag != "tag:yaml.org,2002:merge" and name in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key '{name}' is there twice", key.start_mark)
+            seen.add(name)
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver(
@@ -55,13 +77,49 @@ _Loader.add_implicit_resolver(
 )
 
 
-def load(name_or_path: str, overrides: Sequence[str] = ()) -> Loaded:
-    """A recipe by name or path, with `key=value` overrides."""
-    path = find(name_or_path)
-    data, origins = _read(path, ())
-    for override in overrides:
-        _override(data, origins, override)
-    return Loaded(validate(data, str(path)), origins)
+def load(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any] = ()) -> Loaded:
+    """A recipe by name, by path or as a mapping, with overrides: `key=value` texts, or values by (dotted) key."""
+    origins: dict[str, str] = {}
+    if isinstance(recipe, Mapping):
+        source, data = "recipe", _plain(recipe)
+    else:
+        path = find(str(recipe))
+        source, (data, origins) = str(path), _read(path, ())
+        _find_code(data, origins, path)
+    if isinstance(overrides, Mapping):
+        for key, value in overrides.items():
+            _put(data, origins, key, _plain(value), CALL)
+    else:
+        for override in overrides:
+            _override(data, origins, override)
+    loaded = Loaded(validate(data, source, origins), origins)
+    for folder in loaded.recipe.code:
+        look_in(Path(folder))
+    return loaded
+
+
+def _find_code(data: dict[str, Any], origins: dict[str, str], path: Path) -> None:
+    """Where the recipe names code of the user's own, its folder is remembered with it: a resumed run looks there."""
+    folder = path.resolve().parent
+    if "code" in data:
+        data["code"] = (
+            [str(folder / place) for place in data["code"]] if isinstance(data["code"], list) else data["code"]
+        )
+    elif folder != RECIPES and any(OWN_CODE.fullmatch(str(value)) for _, value in flatten(data)):
+        data["code"], origins["code"] = [str(folder)], path.name
+
+
+def _plain(value: Any) -> Any:
+    """A value as YAML would have given it: classes and functions become the names by which they are found."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    return path_of(value) if callable(value) else value
 
 
 def find(name_or_path: str) -> Path:
@@ -85,19 +143,22 @@ def names() -> list[str]:
 
 def describe(path: Path) -> str:
     """A recipe's own first comment line."""
-    for line in path.read_text().splitlines():
+    for line in path.read_text("utf-8").splitlines():
         text = line.lstrip("# ").strip()
         if line.startswith("#") and text and not text.startswith("yaml-language-server"):
             return text
     return ""
 
 
-def validate(data: Mapping[str, Any], source: str = "recipe") -> Recipe:
-    """Check types and keys; what is wrong becomes one clear line."""
+def validate(data: Mapping[str, Any], source: str = "recipe", origins: Mapping[str, str] | None = None) -> Recipe:
+    """Check types and keys; what is wrong becomes one clear line that blames whoever said it."""
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
-        raise UserError(f"{source}: {_explain(error)}") from error
+        key = ".".join(str(part) for part in error.errors()[0]["loc"])
+        if origins is not None and origins_of(key, origins) == COMMAND_LINE:
+            source = COMMAND_LINE
+        raise UserError(f"{source}: {_explain(error)}") from None
 
 
 def dump(recipe: Recipe) -> str:
@@ -123,12 +184,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str,
     path = path.resolve()
     if path in seen:
         raise UserError(f"{path.name}: 'extends' goes in a circle: {' → '.join(p.name for p in (*seen, path))}")
-    try:
-        data = yaml.load(path.read_text(), _Loader)
-    except OSError as error:
-        raise UserError(f"cannot read recipe '{path}': {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}") from error
+    data = _parse(path)
     if not isinstance(data, dict):
         raise UserError(f"{path.name}: a recipe is a mapping of sections, not {type(data).__name__}")
     base: dict[str, Any] = {}
@@ -143,6 +199,17 @@ def _read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str,
     origins.update({key: path.name for key, _ in flatten(data)})
     there = {key for key, _ in flatten(base)}  # what this file replaced is nobody's any more
     return base, {key: origin for key, origin in origins.items() if key in there}
+
+
+def _parse(path: Path) -> Any:
+    """What a YAML file holds."""
+    try:
+        data = yaml.load(read_text(path, "recipe"), _Loader)
+    except yaml.YAMLError as error:
+        raise UserError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}") from None
+    if data is None:
+        raise UserError(f"recipe '{path}' is empty; `upshot new recipe NAME` writes one to begin with")
+    return data
 
 
 def _merge(into: dict[str, Any], data: Mapping[str, Any]) -> None:
@@ -164,34 +231,45 @@ def _override(data: dict[str, Any], origins: dict[str, str], text: str) -> None:
         raise UserError(f"override '{text}' should read key=value, such as train.lr=1e-5")
     try:
         value = yaml.load(raw, _Loader)
-    except yaml.YAMLError as error:
-        raise UserError(f"override '{key}': '{raw}' is not valid YAML") from error
+    except yaml.YAMLError:
+        raise UserError(f"override '{key}': '{raw}' is not valid YAML") from None
+    _put(data, origins, key, value, COMMAND_LINE)
+
+
+def _put(data: dict[str, Any], origins: dict[str, str], key: str, value: Any, origin: str) -> None:
+    """Set a value by its dotted key; a mapping from a call is laid over what is there."""
     node: Any = data
     parts = key.split(".")
-    for position, part in enumerate(parts):
-        last = position == len(parts) - 1
-        where = ".".join(parts[:position])
-        if part == ADD and last and isinstance(node, list):
-            parts[position] = str(len(node))
-            node.append(value)
-        elif isinstance(node, list):
-            index = _index(node, part, where)
+    for position, part in enumerate(parts[:-1]):
+        if isinstance(node, list):
+            index = _index(node, part, ".".join(parts[:position]), origin)
             parts[position] = str(index)
-            if last:
-                node[index] = value
             node = node[index]
-        elif last:
-            node[part] = value
         else:
             if isinstance(node.get(part), str) and part in ("task", "user", "manager"):
                 node[part] = {"name": node[part]}  # the short form of a named thing
             if not isinstance(node.get(part), (dict, list)):
                 node[part] = _own_list(parts[: position + 1]) if parts[position + 1] == ADD else {}
             node = node[part]
+    where, last = ".".join(parts[:-1]), parts[-1]
+    if isinstance(node, list) and last == ADD:
+        parts[-1] = str(len(node))
+        node.append(value)
+    elif isinstance(node, list):
+        index = _index(node, last, where, origin)
+        parts[-1] = str(index)
+        node[index] = value
+    elif origin == CALL and isinstance(value, Mapping) and isinstance(node.get(last), dict | str | None):
+        old = node.get(last)
+        node[last] = old if isinstance(old, dict) else {"name": old} if isinstance(old, str) else {}
+        _merge(node, {last: value})
+    else:
+        node[last] = value
     key = ".".join(parts)
-    for old in [k for k in origins if k.startswith(key + ".")]:
-        del origins[old]
-    origins[key] = COMMAND_LINE
+    told = [f"{key}.{inner}" if inner else key for inner, _ in flatten(value)] if origin == CALL else [key]
+    for old_key in [k for k in origins if any(k.startswith(f"{new}.") for new in told)]:
+        del origins[old_key]
+    origins.update(dict.fromkeys(told, origin))
 
 
 def _own_list(path: Sequence[str]) -> list[Any]:
@@ -204,7 +282,7 @@ def _own_list(path: Sequence[str]) -> list[Any]:
     return [item.model_dump() if isinstance(item, BaseModel) else item for item in default]
 
 
-def _index(items: list[Any], part: str, where: str) -> int:
+def _index(items: list[Any], part: str, where: str, origin: str) -> int:
     """A list position: a number, or the name of a named item (reward.metrics.accuracy.weight=2)."""
     if part.isdigit() and int(part) < len(items):
         return int(part)
@@ -214,7 +292,7 @@ def _index(items: list[Any], part: str, where: str) -> int:
         if not isinstance(items[index], Mapping):
             items[index] = {"name": part}
         return index
-    raise UserError(f"'{where}' has no item '{part}'; {did_you_mean(part, known)}")
+    raise UserError(f"{origin}: '{where}' has no item '{part}'; {did_you_mean(part, known)}")
 
 
 def _explain(error: ValidationError) -> str:
@@ -230,6 +308,8 @@ def _explain(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"'{key}' is needed and not there"
     message = first["msg"].removeprefix("Value error, ")
+    if isinstance(first["input"], Mapping) and first["type"] == "value_error":  # what two keys together mean
+        return message
     return f"{key} = {first['input']!r}: {message[0].lower()}{message[1:]}"
 
 
@@ -255,16 +335,10 @@ def _model_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | 
         info = model.model_fields.get(part)
         if info is None:
             return None
-        found = _models_in(info.annotation)
+        found = models_in(info.annotation)
         if not found:
             return None
         model = found[0]
         if getattr(info.annotation, "__origin__", None) is dict:
             next(parts, None)  # the name of one of them
     return model
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]

@@ -78,8 +78,16 @@ def read_data(file: IO[bytes], name: str) -> Iterator[Row]:
     for line in lines(file):
         if line.row is None:
             start = line.data[:60].decode(errors="replace").strip()
-            raise UserError(f"{name}, line {line.number} is not JSON, or not an object: {start!r}")
+            raise UserError(f"{name}, line {line.number} {_fault(line.data)}: {start!r}")
         yield line.row
+
+
+def _fault(data: bytes) -> str:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return "is not UTF-8; save the file as UTF-8"
+    return "is not JSON, or not an object"
 
 
 def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

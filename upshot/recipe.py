@@ -13,13 +13,13 @@ from upshot.models.spec import ModelSpec
 class Section(BaseModel):
     """A part of the recipe; unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class Named(BaseModel):
     """Something chosen by name; all other keys are its own options, checked against its constructor."""
 
-    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True, allow_inf_nan=False)
 
     name: str
     """A built-in name, or 'my_pkg.module:Thing'."""
@@ -38,15 +38,18 @@ class Named(BaseModel):
 class LoraConfig(Section):
     """Low-rank adapters (peft) instead of full fine-tuning."""
 
+    kind: Literal["lora", "rslora", "dora"] = "lora"
+    """rslora: the update is multiplied by alpha / sqrt(r). dora: the length of each output's weights is trained beside
+    their direction."""
     r: int = Field(32, ge=1)
     """Rank."""
     alpha: int = Field(16, ge=1)
-    """Scale: the update is multiplied by alpha / r."""
+    """Scale: the update is multiplied by alpha / r (rslora: alpha / sqrt(r))."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout on the adapter's input."""
     targets: list[str] | None = None
-    """Module names; None: those of the adapter that `model.path` holds, else the seven projections of Llama-like
-    models, or all linear layers where those are absent."""
+    """Module names, embed_tokens and lm_head among them; None: those of the adapter that `model.path` holds, else the
+    seven projections of Llama-like models, or all linear layers where those are absent."""
 
 
 class TinyConfig(Section):
@@ -73,6 +76,8 @@ class PolicyConfig(Section):
     """Shape of the new model when `path` is empty."""
     lora: LoraConfig | None = None
     """Train adapters only; None trains all weights."""
+    quantize: Literal["none", "4bit"] = "none"
+    """4bit: the weights below the adapters in 4 bits (NF4; QLoRA); needs bitsandbytes and `lora`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 on a GPU, float32 on the CPU."""
     device: str = "auto"
@@ -83,10 +88,24 @@ class PolicyConfig(Section):
     """Options passed to the chat template, such as {enable_thinking: false}."""
     max_context: int = Field(0, ge=0)
     """Most tokens of prompt and reply together; 0: what the model's configuration says."""
-    gradient_checkpointing: bool = False
-    """Trade compute for memory in the learner's forward."""
+    gradient_checkpointing: Literal["auto", "none", "block"] = "auto"
+    """block (or true): each block is computed again on the way back, a third more work for a fraction of the memory.
+    none (or false): never. auto: where the memory plan needs it."""
+    memory_gb: float = Field(0.0, ge=0)
+    """GiB of the device that the run may plan with; 0: what the GPU has."""
     exact: bool = False
     """Sampler and learner agree bitwise on every log-probability, whatever the batch; slower, see docs/engine.md."""
+
+    @field_validator("gradient_checkpointing", mode="before")
+    @classmethod
+    def _yes_or_no(cls, value: Any) -> Any:
+        return {True: "block", False: "none"}.get(value, value) if isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _only_adapters(self) -> PolicyConfig:
+        if self.quantize != "none" and self.lora is None:
+            raise ValueError("weights in 4 bits cannot be trained: set `lora` beside quantize, or quantize: none")
+        return self
 
 
 class EpisodeConfig(Section):
@@ -209,6 +228,10 @@ class ImportanceConfig(Section):
         return {"rule": value} if isinstance(value, str) else value
 
 
+GROUPED = ("grpo", "dr-grpo", "rloo", "separated", "gdpo")
+"""Estimators that compare the replies of a group."""
+
+
 class TrainConfig(Section):
     """How the policy learns."""
 
@@ -286,12 +309,32 @@ class TrainConfig(Section):
     """ppo: advantages of a step are shifted and scaled to mean 0 and deviation 1."""
     value_weight: float = Field(0.5, ge=0)
     """ppo: weight of the value loss."""
-    token_budget: int = Field(16384, ge=1)
-    """Most flat tokens of one micro-batch (what replies share counts once); gradients are accumulated over them."""
+    token_budget: int = Field(0, ge=0)
+    """Most flat tokens of one micro-batch (what replies share counts once); gradients are accumulated over them.
+    0 (or auto): as the memory plan finds."""
+    optimizer: Literal["adamw", "adamw-8bit"] = "adamw"
+    """adamw: float32 state. adamw-8bit: its two moments in 8 bits, in blocks with a scale each."""
+    offload_optimizer: bool = False
+    """Keep the optimizer's float32 weights and moments on the host, and update them there."""
     save_every: int = Field(0, ge=0)
     """Steps between checkpoints; 0: only at the end and when stopped."""
+    save_minutes: float = Field(0.0, ge=0)
+    """Minutes after which a finished step is saved whatever `save_every` says; 0: never."""
     keep: int = Field(2, ge=1)
     """Checkpoints to keep; the newest always stays."""
+    keep_best: str | None = None
+    """A metric of the evaluations (`eval.every`), such as 'eval/reward/mean': the checkpoint with its largest value
+    stays as well. Of losses the smallest, and after 'min ' or 'max ' what that says."""
+    max_skipped: int = Field(3, ge=1)
+    """So many steps in a row without a finite loss and gradient stop the run; none of them changes the weights."""
+    async_steps: int = Field(0, ge=0)
+    """rl, online-dpo, ppo: a step's replies are sampled by the weights of so many steps before, while those steps are
+    learned; 0: by the newest weights, strictly on-policy."""
+
+    @field_validator("token_budget", mode="before")
+    @classmethod
+    def _by_plan(cls, value: Any) -> Any:
+        return 0 if value == "auto" else value
 
     @field_validator("kl_estimator", mode="before")
     @classmethod
@@ -303,6 +346,20 @@ class TrainConfig(Section):
                 "take k2 or k3, or train.kl_in=reward, which takes k1 off the reward"
             )
         return value
+
+    @model_validator(mode="after")
+    def _groups_compare(self) -> TrainConfig:
+        """Refuse groups of one where replies are compared with each other: every advantage would be zero."""
+        if self.group_size > 1:
+            return self
+        if self.method == "online-dpo":
+            raise ValueError("online-dpo ranks the replies to a prompt; set train.group_size to 2 or more")
+        if self.method == "rl" and self.advantage.name in GROUPED:
+            raise ValueError(
+                f"train.group_size is 1, but '{self.advantage.name}' compares the replies to a prompt with each other: "
+                "every advantage would be 0; set train.group_size to 2 or more, or train.method=ppo"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -339,9 +396,18 @@ class EvalConfig(Section):
     """Playing held-out rows while training."""
 
     every: int = Field(0, ge=0)
-    """Steps between evaluations (rl), the first one before any step; 0: none."""
+    """Steps between evaluations, the first one before any step; 0: none."""
+    split: str = "validation"
+    """The task's split that is held out."""
+    data: str | None = None
+    """sft, dpo: file of held-out examples; None: the dialogues of the split (sft)."""
     rows: int = Field(64, ge=1)
-    """Rows of the validation split."""
+    """Rows or examples of it."""
+    samples: int = Field(1, ge=1)
+    """Replies to each row; with several, at a temperature above 0, there is pass@k."""
+    stop_after: int = Field(0, ge=0)
+    """Evaluations in a row without a new best of `train.keep_best` (None: of the reward, or of the loss of sft and dpo)
+    that end the training; 0: never."""
     temperature: float = Field(0.0, ge=0)
     """Of the policy in evaluation."""
     monitor: str | None = None
@@ -369,13 +435,16 @@ class Recipe(Section):
     """One seed, one run (on the CPU)."""
     run_dir: str = ""
     """The run folder; empty: runs/NAME-DATE."""
+    code: list[str] = Field(default_factory=list)
+    """Folders in which your own code ('my_pkg.module:Thing') is found, besides the current one and where Python looks;
+    relative to the recipe. Not given: the recipe's own folder."""
     model: PolicyConfig = PolicyConfig()
     """The policy."""
     models: dict[str, ModelSpec] = Field(default_factory=dict)
     """Helper models by name (user, judge …): a URL, provider/model, a folder, 'policy', 'scripted:…'."""
     sandbox: str = "local"
     """Where untrusted programs run: 'local', or the URL of a sandbox server."""
-    call_seconds: float = Field(120.0, gt=0, allow_inf_nan=False)
+    call_seconds: float = Field(120.0, gt=0)
     """Most seconds of one call of your own metric, verifier, user or environment; then its score is missing: timeout.
     Not counted: what helper models, sandbox and worker processes take, which have limits of their own."""
     task: Named

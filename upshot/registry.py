@@ -2,6 +2,8 @@
 
 A registry owns a package; its modules are imported at the first look-up, so adding a thing is adding one file
 with a decorator in it. `create` checks names and types of the options before anything is built.
+
+A path is looked for where Python looks, then in the current folder and in those given to `look_in` (a recipe's own).
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ import importlib
 import inspect
 import logging
 import pkgutil
+import sys
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from upshot.errors import UserError, did_you_mean
@@ -59,7 +63,10 @@ class Registry(Generic[T]):
     def get(self, name: str, where: str = "") -> Callable[..., T]:
         """The class behind a name or a `package.module:Thing` path."""
         if ":" in name:
-            return self._import(name, where)
+            found: Callable[..., T] = import_thing(name, self.kind, where)
+            if not callable(found):
+                raise UserError(f"{self.kind} '{name}' is no class or function, but {type(found).__name__}")
+            return found
         self._load()
         if name in self._elsewhere:
             other, (name, hint) = name, self._elsewhere[name]
@@ -93,20 +100,62 @@ class Registry(Generic[T]):
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{self.package}.{module.name}")
 
-    def _import(self, path: str, where: str) -> Callable[..., T]:
-        module_name, _, attribute = path.partition(":")
-        place = f" in {where}" if where else ""
-        try:
-            module = importlib.import_module(module_name)
-        except ImportError as error:
-            raise UserError(f"cannot import {self.kind} '{path}'{place}: {error}") from error
-        if not hasattr(module, attribute):
-            public = [name for name in vars(module) if not name.startswith("_")]
+
+def look_in(folder: Path) -> None:
+    """Find the user's own code in this folder, too; behind everything installed, so that it hides nothing."""
+    place = str(folder.resolve())
+    if place not in sys.path:
+        sys.path.append(place)
+
+
+def import_thing(path: str, what: str, where: str = "") -> Any:
+    """What stands at `package.module:Thing`; whatever keeps it from being imported is a `UserError`."""
+    if path in _HELD:
+        return _HELD[path]
+    module_name, _, attribute = path.partition(":")
+    place = f" in {where}" if where else ""
+    if module_name == HELD:
+        raise UserError(f"{what} '{path}'{place} was code of another process; put it in a file and name its path")
+    look_in(Path())
+    importlib.invalidate_caches()  # the file may be younger than the folder's listing
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if not f"{module_name}.".startswith(f"{error.name}."):
             raise UserError(
-                f"module '{module_name}' has no '{attribute}' ({self.kind}{place}); {did_you_mean(attribute, public)}"
-            )
-        found: Callable[..., T] = getattr(module, attribute)
-        return found
+                f"cannot import {what} '{path}'{place}: its module needs '{error.name}': {error}"
+            ) from error
+        raise UserError(
+            f"cannot import {what} '{path}'{place}: {error}; it was looked for in {Path().resolve()}, beside the "
+            "recipe, and where Python looks"
+        ) from error
+    except Exception as error:  # the user's own module: whatever it raises is theirs to mend
+        raise UserError(f"cannot import {what} '{path}'{place}: {type(error).__name__}: {error}") from error
+    if not hasattr(module, attribute):
+        public = [name for name in vars(module) if name.isidentifier() and not name.startswith("_")]
+        raise UserError(
+            f"module '{module_name}' has no '{attribute}' ({what}{place}); {did_you_mean(attribute, public)}"
+        )
+    return getattr(module, attribute)
+
+
+HELD = "here"
+_HELD: dict[str, Any] = {}
+"""What has no path of its own (a lambda, a function inside another), by the name that a recipe gets for it."""
+
+
+def path_of(thing: Any) -> str:
+    """The name by which a recipe can have this class or function: its path, or, where it has none, one that holds in
+    this process."""
+    name = str(getattr(thing, "__qualname__", type(thing).__name__))
+    path = f"{getattr(thing, '__module__', '')}:{name}"
+    if getattr(sys.modules.get(path.partition(":")[0]), name, None) is thing:
+        return path
+    number, held = 1, f"{HELD}:{name.rpartition('.')[2]}"
+    while _HELD.setdefault(held, thing) is not thing:
+        number += 1
+        held = f"{HELD}:{name.rpartition('.')[2]}-{number}"
+    return held
 
 
 def check_options(

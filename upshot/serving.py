@@ -41,6 +41,8 @@ def find_key(file: str | None, variable: str) -> str | None:
         return os.environ.get(variable) or None
     try:
         key = Path(file).read_text().strip()
+    except UnicodeDecodeError:
+        raise UserError(f"--api-key-file {file} is no text file") from None
     except OSError as error:
         raise UserError(f"--api-key-file {file}: {error.strerror}") from error
     if not key:

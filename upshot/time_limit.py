@@ -169,4 +169,6 @@ def _ours(owner: object) -> bool:
 
 
 def _too_long(owner: object, seconds: float) -> CallTimeout:
-    return CallTimeout(f"{type(owner).__name__} took more than {seconds:g} s (call_seconds)")
+    return CallTimeout(
+        f"{getattr(owner, '__name__', type(owner).__name__)} took more than {seconds:g} s (call_seconds)"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -210,6 +211,19 @@ def test_results_of_other_settings_or_other_words_are_not_taken_for_these(tmp_pa
     with pytest.raises(UserError, match="choose another --out"):
         score(file, "--judge", MODEL, "--metric", "accuracy", "--out", str(tmp_path / "mine.jsonl"))
     assert (tmp_path / "mine.jsonl").read_text() == '{"precious": 1}\n'
+
+
+def test_a_metric_of_ones_own_that_changed_is_another_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file = write(tmp_path / "c.jsonl", [whole("right")])
+    (tmp_path / "own_score_metric.py").write_text("def half(conversation):\n    return 0.5\n")
+    words = (file, "--metric", "own_score_metric:half")
+    assert score(*words) == 0 and score(*words) == 0
+    with (tmp_path / "own_score_metric.py").open("a") as more:
+        more.write("# changed\n")
+    with pytest.raises(UserError, match=r"begun with other settings \(code: .*another --out"):
+        score(*words)
 
 
 def test_a_line_separator_inside_a_text_loses_no_row(tmp_path: Path) -> None:

@@ -176,6 +176,13 @@ def test_an_outage_stops_the_build_and_what_failed_is_tried_again(
     assert rows_of(tmp_path / "out") == rows_of(tmp_path / "whole")
 
 
+def test_a_build_in_which_every_goal_failed_ends_with_1(
+    tmp_path: Path, actors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACTOR_DOWN", "yes")
+    assert build(command(tmp_path / "out", actors.goals(tmp_path, 3), policy="policy_behind_a_cable")) == 1
+
+
 def test_fault_5_a_failed_judge_is_no_score_and_never_the_best(tmp_path: Path, actors: Any) -> None:
     build(command(tmp_path / "out", actors.goals(tmp_path, 8), "--samples", "1", judge="failing_judge"))
     tried = [c for line in lines_of(tmp_path / "out") for c in line.get("candidates", ())]

@@ -138,3 +138,21 @@ def test_a_model_on_another_device_than_the_current_one_is_driven_there() -> Non
         with torch.no_grad():
             rows = model(input_ids=torch.tensor([seq.ids], device="cuda:1"), use_cache=False).logits[0]
         assert rows[seq.prompt_len - 1 : -1].argmax(-1).tolist() == seq.sampled
+
+
+@pytest.mark.parametrize("merge", ["copy", "in place"])
+def test_a_parked_engine_gives_its_memory_back_and_goes_on(merge: str) -> None:
+    model = make("Llama with LoRA on all products", torch.float32)
+    before = [weight.detach().clone() for weight in model.parameters()]
+    engine = engine_on(model, merge=merge)
+    seqs = [engine.submit(ids, Rules(max_tokens=16, temperature=0))[0] for ids in PROMPTS]
+    for _ in range(6):
+        engine.step()
+    full = torch.cuda.memory_allocated()
+    engine.park()
+    assert full - torch.cuda.memory_allocated() > 48 << 20, "pages and captured steps"
+    assert all(torch.equal(weight, values) for weight, values in zip(model.parameters(), before, strict=True))
+    engine.run_until_done()
+    engine.park()
+    assert_greedy(model, seqs)
+    assert all(torch.equal(weight, values) for weight, values in zip(model.parameters(), before, strict=True))

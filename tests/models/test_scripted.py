@@ -90,7 +90,7 @@ def test_latency_is_concurrent():
     [
         ("scripted:ecko", "did you mean 'echo'?"),
         ("scripted:no_such_module:f", "cannot import"),
-        ("scripted:tests.models.test_scripted:nothing", "has no function 'nothing'"),
+        ("scripted:tests.models.test_scripted:nothing", "has no 'nothing' (scripted model)"),
         ("policy", "there is none here"),
     ],
 )

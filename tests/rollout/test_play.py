@@ -288,3 +288,30 @@ def test_the_replies_to_a_row_that_comes_twice_in_a_step_have_keys_of_their_own(
     keys = [reply.conversation.key.removeprefix(rows[0].id) for group in groups for reply in group]
     assert keys == ["#0", "#1", *(f"{rows[1].id}#{n}" for n in (0, 1)), "#2", "#3"]
     assert len({reply.conversation.seed for group in groups for reply in group}) == 6
+
+
+def test_a_future_is_scored_while_other_replies_are_still_being_given() -> None:
+    """The last reply is not begun before the first score: were scoring to wait for all of them, it would for ever."""
+
+    async def play() -> list[list[Reply]]:
+        scored = asyncio.Event()
+
+        class Signals(Metric):
+            async def score(self, conversation: Conversation) -> Score:
+                scored.set()
+                return Score(1.0)
+
+        class Waits(Participant):
+            async def start(self, conversation: Conversation) -> None:
+                if conversation.key.endswith("#3"):
+                    await asyncio.wait_for(scored.wait(), 60)
+
+            async def observe(self, conversation: Conversation) -> Observation:
+                return Observation((), done=True, reason="done")
+
+        policy, task = tiny_policy()
+        futures = Talk({"m": Signals()}, {"m": Weighted()}, Chatty(), 1, 1)
+        return await play_step(Stage(policy, futures, Waits()), list(task.rows("train")[:1]), 4, 0)
+
+    ((*_, last),) = asyncio.run(play())
+    assert last.reward.total.value == 1.0

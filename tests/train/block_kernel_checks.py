@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from tests.train import test_lean
 from upshot.engine.blocks import rotate
-from upshot.train import halves
+from upshot.train import lean
 from upshot.train.kernels import block, plain
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -37,8 +37,8 @@ def wide(*tensors: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype", KINDS)
-@settings(max_examples=4, deadline=None)
-@given(rows=st.integers(1, 12), n=st.sampled_from([8, 24]), weight=st.booleans(), again=st.booleans())
+@settings(max_examples=3, deadline=None)
+@given(rows=st.integers(1, 6), n=st.sampled_from([8, 24]), weight=st.booleans(), again=st.booleans())
 def test_norm_backward(dtype: torch.dtype, rows: int, n: int, weight: bool, again: bool) -> None:
     h, delta, dy, dsum = (drawn(rows, n, dtype=dtype) for _ in range(4))
     w = drawn(n, dtype=dtype)
@@ -76,7 +76,7 @@ def test_gate_backward(dtype: torch.dtype, again: bool, n: int) -> None:
 @pytest.mark.parametrize("dtype", KINDS)
 @settings(max_examples=3, deadline=None)
 @given(
-    tokens=st.integers(1, 6),
+    tokens=st.integers(1, 3),
     heads=st.sampled_from([(4, 2), (9, 3), (3, 1), (17, 1)]),
     dim=st.sampled_from([8, 12]),
     normed=st.booleans(),
@@ -116,7 +116,7 @@ def test_turning_there_and_back(
 @pytest.mark.parametrize(("family", "lora"), [("Qwen3", False), ("SmolLM3", True)])
 def test_the_whole_forward_with_kernels(family: str, lora: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(halves, "kernels_for", lambda x: block)
+        monkeypatch.setattr(lean, "kernels_for", lambda x: block)
     model: Any = test_lean.build(family, layers=2)
     model = test_lean.with_lora(model) if lora else model
-    test_lean.compare(model.to(DEVICE), [3, 2], checkpoint=2)
+    test_lean.compare(model.to(DEVICE), [2, 1], checkpoint=2)

@@ -53,3 +53,10 @@ def monitor(request: Request) -> str:
     """Trusts thoughts that calculate, and fails at those that are empty words."""
     shown = last_text(request)
     return json.dumps({"thought": "it calculates" if "=" in shown else "?", "score": float("=" in shown)})
+
+
+class Sometimes(Metric):
+    """One, or for some conversations no number at all."""
+
+    async def score(self, conversation: Conversation) -> Score:
+        return float("nan") if derive_seed(conversation.seed, "nan") % 2 else 1.0  # type: ignore[return-value]

@@ -39,7 +39,19 @@ def save(folder: RunFolder, phase: str, step: int, content: str = "", keep: int 
 
 
 def test_a_run_folder_is_written_without_torch() -> None:
-    rooms = "folder", "checkpoints", "lock", "phases", "resume", "trackers"
+    rooms = (
+        "folder",
+        "checkpoints",
+        "lock",
+        "phases",
+        "resume",
+        "trackers",
+        "writer",
+        "saver",
+        "best",
+        "guards",
+        "model_card",
+    )
     program = (
         "import sys\n"
         + "".join(f"import upshot.train.{room}\n" for room in rooms)

@@ -11,7 +11,7 @@ import torch
 
 from tests.train.workshop import metrics, recipe
 from upshot.errors import UserError
-from upshot.train import held_out, runner
+from upshot.train import rl, runner
 from upshot.train.folder import RunFolder
 from upshot.train.learner import Learner
 from upshot.train.reporter import Reporter
@@ -110,7 +110,7 @@ def test_the_last_evaluation_is_made_up_for_after_an_interruption_once_and_reach
     settings: dict[str, Any] = {"warm": False, "steps": 2, "save_every": 0, "more": {"eval": {"every": 1, "rows": 2}}}
     train(recipe(tmp_path / "straight", **settings))
     with monkeypatch.context() as broken:
-        broken.setattr(held_out, "_play", fails_at(3, held_out._play))
+        broken.setattr(rl, "play_held_out", fails_at(3, rl.play_held_out))
         with pytest.raises(Broken):
             train(recipe(tmp_path / "run", **settings))
     recorder = Recorder()

@@ -233,6 +233,7 @@ def _on_a_full_disk(checkpoint: Callable[..., None], limit: int) -> Callable[...
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
         try:
             checkpoint(self, *args)
+            self.saver.wait()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 

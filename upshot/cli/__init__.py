@@ -12,7 +12,10 @@ from upshot.cli.environment import load_environment
 from upshot.errors import user_error_in
 from upshot.threads import settle_threads
 
-VERBS = ("demo", "train", "recipe", "eval", "view", "replay", "data", "score", "verify", "sandbox", "serve", "cache")
+VERBS = (
+    "demo", "train", "new", "recipe", "eval", "export", "view", "replay", "data", "score", "verify", "sandbox", "serve",
+    "cache",
+)  # fmt: skip
 INTERRUPTED = 130
 
 

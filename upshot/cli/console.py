@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from upshot.cli.step_line import step_line
 from upshot.train.reporter import Reporter
 
 SHOWN = (
@@ -24,9 +25,8 @@ SHOWN = (
     "rollout/reply_tokens",
     "rollout/turns",
     "eval/",
-    "time/step",
 )
-"""What the live table shows, in this order; metrics.jsonl has everything."""
+"""What the live table shows, in this order; metrics.jsonl has everything. Times are in the line below it."""
 
 
 def make_reporter(quiet: bool = False, as_json: bool = False) -> Reporter:
@@ -79,7 +79,8 @@ class PlainReporter(Reporter):
         kept = [
             f"{key.partition('/')[2] if key.startswith('by/') else key}={value:.3g}" for key, value in shown(metrics)
         ]
-        print(f"{phase} {step}/{self._total}  " + "  ".join(kept[:8]), flush=True)
+        times = step_line(metrics)
+        print(f"{phase} {step}/{self._total}  " + "  ".join(kept[:8]) + (f"\n    {times}" if times else ""), flush=True)
 
     def say(self, text: str) -> None:
         """Print the line."""
@@ -118,9 +119,10 @@ class RichReporter(Reporter):
     def step(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
         """Move the bar, redraw the table."""
         from rich.console import Group
+        from rich.text import Text
 
         self._progress.update(self._task, completed=step, note="")
-        self._live.update(Group(self._progress, metrics_table(shown(metrics))))
+        self._live.update(Group(self._progress, metrics_table(shown(metrics)), Text(step_line(metrics), "dim")))
 
     def within(self, done: int, total: int) -> None:
         """Replies of the running step."""

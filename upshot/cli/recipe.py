@@ -1,4 +1,4 @@
-"""`upshot recipe list|show|schema|import`: what there is, what it resolves to, and a recipe out of others' settings."""
+"""`upshot recipe list|show|schema|reference|import`: what there is, what it resolves to, others' settings in ours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import argparse
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb and its parts."""
     parser = subparsers.add_parser("recipe", help="list recipes, or show one resolved", description="Look at recipes.")
-    verbs = parser.add_subparsers(metavar="list|show|schema|import", required=True)
+    verbs = parser.add_subparsers(metavar="list|show|schema|reference|import", required=True)
     listing = verbs.add_parser("list", help="the recipes that ship with the project")
     listing.set_defaults(run=run_list)
     show = verbs.add_parser("show", help="a recipe resolved, with the origin of each value")
@@ -18,6 +18,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     show.set_defaults(run=run_show)
     schema = verbs.add_parser("schema", help="the JSON schema of recipes, for editors")
     schema.set_defaults(run=run_schema)
+    reference = verbs.add_parser("reference", help="the page of every key, as docs/reference.md has it")
+    reference.set_defaults(run=run_reference)
     other = verbs.add_parser(
         "import",
         help="a recipe out of a config or launch script of CollabLLM, its verl recipe or the classmate fork",
@@ -74,6 +76,14 @@ def run_schema(args: argparse.Namespace) -> int:
     from upshot.recipe import Recipe
 
     print(json.dumps(Recipe.model_json_schema(), indent=2))
+    return 0
+
+
+def run_reference(args: argparse.Namespace) -> int:
+    """The page of every key."""
+    from upshot.reference import page
+
+    print(page(), end="")
     return 0
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from upshot.api import first_of
 from upshot.chat import Conversation, Message, Row, Turn, derive_seed
 from upshot.data.gather import POLICY
 from upshot.data.journal import Journal
@@ -25,6 +24,7 @@ from upshot.errors import UserError
 from upshot.models.base import Sampling
 from upshot.participants.base import Observation, Participant
 from upshot.participants.llm_user import END_SIGNAL
+from upshot.rater import first_of
 from upshot.rollout.company import Company
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.guard import describe

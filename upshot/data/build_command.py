@@ -24,7 +24,7 @@ JOURNAL = "journal.log"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build, write what is finished even when a budget ran out, and print the summary."""
+    """Build, write what is finished even when a budget ran out, and print the summary; 1 when every goal failed."""
     task = open_task(args.task, args.file)
     rows = rows_of(task, args.split)[: args.conversations]
     metrics = parse_metrics(args.metrics, task)
@@ -58,8 +58,9 @@ def run(args: argparse.Namespace) -> int:
             path = write_published(out, published_rows(rows, lines, weights), list(metrics))
     if args.push:
         push(path, args.push)
-    _print({**summarise(rows, lines), "spent": budget.state(), "file": str(path)}, stats, args.json)
-    return 0
+    summary = summarise(rows, lines)
+    _print({**summary, "spent": budget.state(), "file": str(path)}, stats, args.json)
+    return 1 if summary["failed"] and not summary["finished"] else 0
 
 
 def _settings(args: argparse.Namespace, task: CollabTask) -> BuildSettings:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from upshot.api import TokenCounter
 from upshot.chat import Row
 from upshot.errors import UserError
 from upshot.models.budget import Budget
 from upshot.participants.base import Participant, users
 from upshot.participants.template import FOLDER
+from upshot.rater import TokenCounter
 from upshot.recipe import Named
 from upshot.rollout.company import Company, Spec, assemble, metric_configs
 from upshot.tasks.base import Task, tasks

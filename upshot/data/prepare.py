@@ -14,6 +14,7 @@ from upshot.data.select import best_and_worst, best_conversations, distinct_prom
 from upshot.data.split import split_by_goal, without_goals_of
 from upshot.errors import UserError, did_you_mean
 from upshot.tasks.tables import Record, read_tables
+from upshot.whole_files import check_writable
 
 PURPOSES = ("sft", "rl", "dpo")
 UNUSED = {"sft": ("sessions",), "dpo": ("sessions",), "rl": ()}
@@ -71,6 +72,7 @@ def prepare(dataset: str, out: Path, settings: Settings) -> Summary:
     if settings.purpose not in PURPOSES:
         raise UserError(f"unknown purpose '{settings.purpose}'; data can be prepared for {', '.join(PURPOSES)}")
     check_share(settings.validation)
+    check_writable(out / f"{settings.purpose}_train.parquet")
     tables = read_tables(dataset, without=UNUSED[settings.purpose])
     summary = Summary(settings.purpose, read=sum(map(len, tables.values())))
     splits = split_tables(tables, settings, summary.dropped)

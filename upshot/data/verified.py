@@ -25,6 +25,7 @@ from upshot.tasks.rows import METADATA
 from upshot.tasks.tables import Record, read_tables
 from upshot.tasks.verified import VerifiedTask
 from upshot.verifiers.base import verifiers
+from upshot.whole_files import check_writable
 
 if TYPE_CHECKING:
     import pyarrow
@@ -50,6 +51,7 @@ def verified_task(name: str, seed: int = 0, system: str = "") -> VerifiedTask | 
 def prepare_verified(dataset: str, out: Path, task: VerifiedTask, validation: float = 0.1, seed: int = 0) -> Summary:
     """Write `rl_train.parquet` and `rl_validation.parquet` under `out`, and say what was dropped."""
     check_share(validation)
+    check_writable(out / "rl_train.parquet")
     tables = read_tables(dataset, without=UNUSED)
     summary = Summary("rl", read=sum(map(len, tables.values())))
     parsed = {split: _rows(task, records, summary.dropped) for split, records in tables.items()}

@@ -301,6 +301,8 @@ class Engine:
         self._drain()
         self.scheduler.restart()
         self.pool.forget()
+        if self.on_gpu:
+            torch.cuda.synchronize(self.shape.device)  # kernels that are compiled ahead read pages, too
         with self._own_device():
             self.runner.park()
         self.parked = True

@@ -11,6 +11,7 @@ from typing import Any
 from upshot import jsonl
 from upshot.errors import UserError
 from upshot.score import tell_missing
+from upshot.whole_files import check_writable
 
 DESCRIPTION = "How well a judge agrees with labelled conversations."
 
@@ -38,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
     path = Path(args.file)
     if not path.is_file():
         raise UserError(f"no file '{args.file}' with labelled conversations")
+    if args.out:
+        check_writable(Path(args.out))
     rows = read_table(path)[: args.limit]
     labels = [read_label(row, args.label, number) for number, row in enumerate(rows, 1)]
     records = read_records(rows)

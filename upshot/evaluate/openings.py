@@ -10,7 +10,7 @@ from upshot.chat import Conversation, Row, derive_seed
 from upshot.errors import UserError
 from upshot.participants.base import Participant
 from upshot.rewards.metric import Metric
-from upshot.rollout.episode import play_future
+from upshot.rollout.episode import first_reply, play_future
 from upshot.rollout.guard import score_conversation
 from upshot.rollout.policy import Policy
 from upshot.score import Score
@@ -41,7 +41,7 @@ async def play_openings(
     async def one(row: Row) -> Outcome:
         conversation = Conversation(row, derive_seed(seed, "eval", row.id))
         try:
-            first = await policy.reply(conversation, role="eval")
+            first = await first_reply(conversation, policy, role="eval")
             await play_future(conversation, user, policy, rounds)
         except UserError:
             raise
@@ -49,6 +49,6 @@ async def play_openings(
             return Outcome(conversation, Score.failed(error, "conversation"), 0, False)
         scores: Mapping[str, Score] = await score_conversation({"score": metric}, conversation)
         tokens = sum(len(sample.ids) for sample in conversation.samples())
-        return Outcome(conversation, scores["score"], tokens, first is not None and asks(first.message.content))
+        return Outcome(conversation, scores["score"], tokens, asks(first.message.content))
 
     return list(await asyncio.gather(*(one(row) for row in rows)))

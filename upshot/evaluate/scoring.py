@@ -9,15 +9,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from upshot import jsonl
-from upshot.api import METRICS, Rater, first_of, open_rater
 from upshot.data.journal import Journal
 from upshot.errors import UserError
 from upshot.models.budget import Budget
+from upshot.rater import METRICS, Rater, first_of, open_rater
+from upshot.registry import import_thing
+from upshot.rewards.build import ARROW
 from upshot.rewards.records import Record, read_records
 from upshot.rollout.reply import Reply
 from upshot.score import LASTING, Score, tell_missing
@@ -30,6 +33,8 @@ def score_file(args: argparse.Namespace) -> int:
     if not path.is_file():
         raise UserError(f"no file '{args.file}' to score")
     given = read_table(path)[: args.limit]
+    if not given:
+        raise UserError(f"'{args.file}' holds no rows to score")
     records = read_records(given, futures=args.window > 0)
     work = {name_of(record, row): record for record, row in zip(records, given, strict=True)}
     out = Path(args.out or f"{path}.scores.jsonl")
@@ -37,7 +42,7 @@ def score_file(args: argparse.Namespace) -> int:
     if out.is_file() and out.stat().st_size and not log.is_file():
         raise UserError(f"'{out}' is there, but not '{log}' with the settings it was made with; choose another --out")
     settings = _settings(args)
-    with Journal(log, {**settings, "seed": args.seed}) as journal:
+    with Journal(log, {**settings, "seed": args.seed, **_own_code(settings["metrics"])}) as journal:
         done = {line["record"] for line in journal.lines if not line["failed"]} & work.keys()
         with Journal(out, None, keep=lambda line: line["record"] in done) as results:
             if done:
@@ -68,6 +73,18 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         "user_options": {"persona": args.persona, "vagueness": args.vagueness},
         **{role: parse_model(getattr(args, role)) for role in ("policy", "user", "judge")},
     }
+
+
+def _own_code(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The files of the user's own metrics, by their content: results of what they were before are not those of now."""
+    found = {}
+    for name in metrics:
+        path = name.split(ARROW)[-1].strip()
+        if ":" in path:
+            file = inspect.getsourcefile(import_thing(path, "metric", "--metric"))
+            content = Path(file).read_bytes() if file else b""
+            found[name] = hashlib.blake2b(content, digest_size=8).hexdigest()
+    return {"code": found} if found else {}
 
 
 async def _score(

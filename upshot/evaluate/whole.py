@@ -13,14 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from upshot.api import first_of
 from upshot.chat import Conversation, Message, Row, Turn, derive_seed
 from upshot.data.journal import Journal
 from upshot.data.outage import Outage
 from upshot.errors import UserError
 from upshot.participants.base import Participant, count
+from upshot.rater import first_of
 from upshot.rewards.reward import combine
 from upshot.rollout.company import Company
+from upshot.rollout.episode import first_reply
 from upshot.rollout.guard import describe, score_conversation
 from upshot.rollout.policy import Policy
 from upshot.rollout.reply import reward_to_dict, turn_to_dict
@@ -33,9 +34,8 @@ from upshot.time_limit import limited
 
 async def play_whole(conversation: Conversation, policy: Policy, user: Participant | None, max_messages: int) -> None:
     """Let policy and user talk until the user leaves or `max_messages` are said; the last word is the policy's."""
+    await first_reply(conversation, policy)
     while True:
-        if await policy.reply(conversation) is None:
-            return
         said = sum(message.role != "system" for message in conversation.messages)
         if user is None or said + 2 > max_messages:
             conversation.ended = "messages"
@@ -46,6 +46,8 @@ async def play_whole(conversation: Conversation, policy: Policy, user: Participa
             conversation.say(message, note=observation.note)
         if observation.done:
             conversation.ended = observation.reason
+            return
+        if await policy.reply(conversation) is None:
             return
 
 

@@ -70,16 +70,61 @@ def load_local(name: str, dtype: str = "auto", device: str = "auto") -> tuple[An
     path = local_path(name)
     import_frameworks()
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     device = pick_device(device)
     kind = pick_dtype(dtype, device)
+    tokenizer = load_tokenizer(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
         module = AutoModelForCausalLM.from_pretrained(path, dtype=kind)
     except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"cannot load the model '{name}': {error}") from error
+        raise UserError(f"cannot load the model '{name}': {error}") from None
     return module.to(device).eval(), tokenizer  # type: ignore[arg-type]
+
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+
+
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer of a folder, hub name or `smollm2-135m`."""
+    own = Path(name).expanduser()  # a folder may hold a tokenizer and no model
+    path = str(own) if (own / "tokenizer_config.json").is_file() else local_path(name)
+    folder = Path(path)
+    if folder.is_dir() and not any((folder / file).is_file() for file in TOKENIZER_FILES):
+        raise UserError(
+            f"the model folder '{name}' has no tokenizer (tokenizer.json, …); copy those files of its base model there"
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load the tokenizer of '{name}': {error}") from None
+
+
+def load_4bit(name: str, dtype: str = "auto", device: str = "auto") -> tuple[Any, Any]:
+    """As `load_local`, the projections in 4 bits (NF4, scales quantized too); embedding, head and norms as they are."""
+    import importlib.util
+
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError("model.quantize=4bit needs bitsandbytes: pip install bitsandbytes, or set model.quantize=none")
+    path = local_path(name)
+    import_frameworks()
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    device = pick_device(device)
+    kind = pick_dtype(dtype, device)
+    bits = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=kind,
+    )
+    try:
+        module = AutoModelForCausalLM.from_pretrained(path, dtype=kind, quantization_config=bits, device_map=device)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load the model '{name}' in 4 bits: {error}") from error
+    return module.eval(), load_tokenizer(name)
 
 
 def adapter_config(name: str) -> dict[str, Any] | None:
@@ -177,7 +222,8 @@ class LocalModel(BorrowedModel):
             )
             module, tokenizer = load_local(self.spec.model, self.spec.dtype, self.spec.device)
             renderer = Renderer(tokenizer)
-            beside = EngineSettings(own_stream=True)  # samples at the same time as the policy
+            # Samples at the same time as the policy.
+            beside = EngineSettings(own_stream=True, kv_bytes=int(self.spec.kv_gb * 2**30))
             self.inner = EngineModel(Engine(module, renderer.end_ids, beside), tokenizer, self.name, renderer)
 
     async def aclose(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import json
 import re
@@ -19,6 +18,7 @@ from upshot.models.limits import Limits
 from upshot.models.spec import ModelSpec
 from upshot.models.structured import example_of
 from upshot.models.wire import Answer
+from upshot.registry import import_thing
 
 Reply = str | Completion
 Script = Callable[[Request], Reply | Awaitable[Reply]]
@@ -84,13 +84,9 @@ def find_script(name: str) -> Script:
                 "(your own: 'scripted:my_package.module:function')"
             )
         return SCRIPTS[name]
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(f"cannot import 'scripted:{name}': {error}") from error
-    function: Any = getattr(module, attribute, None)
+    function: Any = import_thing(name, "scripted model")
     if not callable(function):
-        raise UserError(f"'scripted:{name}': module '{module_name}' has no function '{attribute}'")
+        raise UserError(f"'scripted:{name}': '{attribute}' of module '{module_name}' is no function")
     return function  # type: ignore[no-any-return]
 
 

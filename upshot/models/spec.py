@@ -36,6 +36,7 @@ _ONLY_FOR: dict[str, set[str]] = {
     "latency_s": {"scripted"},
     "dtype": {"local"},
     "device": {"local"},
+    "kv_gb": {"local"},
 }
 """Options that mean something only to some kinds of models."""
 
@@ -101,6 +102,8 @@ class ModelSpec(BaseModel):
     """In process only: auto is float32 on the CPU and bfloat16 on a GPU."""
     device: str = "auto"
     """In process only: auto is the first GPU, else the CPU."""
+    kv_gb: float = Field(0.0, ge=0)
+    """In process only: GiB for keys and values; 0: as the memory plan finds, else a third of what is free."""
 
     @model_validator(mode="before")
     @classmethod

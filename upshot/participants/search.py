@@ -11,6 +11,7 @@ from pathlib import Path
 
 from upshot import jsonl
 from upshot.errors import UserError
+from upshot.whole_files import read_text
 
 _K1, _B = 1.2, 0.75
 _WORD = re.compile(r"\w+")
@@ -57,7 +58,7 @@ def load_corpus(path: str) -> Corpus:
     if not file.is_file():
         raise UserError(f"no corpus file '{path}' (JSONL with 'text', or a text file of paragraphs)")
     if file.suffix != ".jsonl":
-        parts = [part.strip() for part in re.split(r"\n\s*\n", file.read_text(encoding="utf-8")) if part.strip()]
+        parts = [part.strip() for part in re.split(r"\n\s*\n", read_text(file, "corpus")) if part.strip()]
         return Corpus(Passage("", part) for part in parts)
     passages = []
     with file.open("rb") as opened:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from upshot.errors import UserError, did_you_mean
+from upshot.whole_files import read_text
 
 FOLDER = Path(__file__).parent / "prompts"
 
@@ -22,7 +23,7 @@ def template_source(name: str) -> str:
     if not path.is_file():
         known = [file.stem for file in FOLDER.glob("*.j2")]
         raise UserError(f"no prompt template '{name}'; {did_you_mean(name, known)} (your own: a path ending in .j2)")
-    return path.read_text(encoding="utf-8")
+    return read_text(path, "prompt template")
 
 
 @lru_cache(maxsize=64)

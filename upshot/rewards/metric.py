@@ -1,5 +1,8 @@
 """A metric looks at a finished conversation and returns a score, or missing with the reason.
 
+A plain function is a metric, too: `def polite(conversation): …`, sync or async, which returns a `Score`, a number, a
+bool, or None where there is nothing to score. What it takes besides the conversation is as for a metric's constructor.
+
 A plain number is a score, too. Raising is fine: the scorer turns any exception of one conversation into a missing
 score with the exception's text in its detail. The rest of the run goes on. `breakpoint()` works: everything runs in one
 process.
@@ -7,12 +10,16 @@ process.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 from upshot.chat import Conversation
 from upshot.errors import UserError
 from upshot.registry import Registry
-from upshot.score import Score
+from upshot.score import Reason, Score
+from upshot.stopwatch import at_work
 from upshot.time_limit import limited
 
 
@@ -37,12 +44,54 @@ class Metric(ABC):
 async def score_by(metric: Metric, conversation: Conversation, name: str) -> Score:
     """A metric's score of one conversation: what it returns becomes a `Score`, what it raises is missing."""
     try:
-        return Score.of(await limited(metric, metric.score, conversation), f"metric '{name}'")
+        with at_work("judges"):
+            return Score.of(await limited(metric, metric.score, conversation), f"metric '{name}'")
     except UserError:
         raise
     except Exception as error:
         return Score.failed(error, name)
 
 
-metrics: Registry[Metric] = Registry("metric", "upshot.rewards.metrics")
+class FunctionMetric(Metric):
+    """A plain function of a conversation as a metric."""
+
+    def __init__(self, function: Callable[..., Any], name: str, options: Mapping[str, Any]) -> None:
+        self.function = function
+        self.name = name
+        self.options = options
+
+    async def score(self, conversation: Conversation) -> Score:
+        """What the function says; None is missing."""
+        given: Any = await limited(self.function, self.function, conversation, **self.options)
+        if given is None:
+            return Score.missing(Reason.NOT_SCORED, f"{self.name} returned None")
+        return Score.of(given, f"metric '{self.name}'")
+
+
+class MetricRegistry(Registry[Metric]):
+    """Metrics by name; a plain function behind a path is one as it stands."""
+
+    def get(self, name: str, where: str = "") -> Callable[..., Metric]:
+        """The class behind a name or path, or what makes a metric of a function."""
+        found: Any = super().get(name, where)
+        return _constructor(found, name) if not isinstance(found, type) else cast(type[Metric], found)
+
+
+def _constructor(function: Callable[..., Any], name: str) -> Callable[..., Metric]:
+    """A function as if it were a metric's class: what it takes besides the conversation are the options."""
+    signature = inspect.signature(function)
+    if not signature.parameters:
+        raise UserError(f"metric '{name}' takes no argument; a metric is a function of the conversation")
+
+    def build(**options: Any) -> Metric:
+        return FunctionMetric(function, name, options)
+
+    others = list(signature.parameters.values())[1:]
+    build.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+    build.__annotations__ = getattr(function, "__annotations__", {})
+    build.__wrapped__ = function  # type: ignore[attr-defined]  # whose module its annotations are read in
+    return build
+
+
+metrics = MetricRegistry("metric", "upshot.rewards.metrics")
 """Metrics that a recipe can name in `reward.metrics`."""

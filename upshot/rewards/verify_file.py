@@ -24,6 +24,7 @@ from upshot.tasks.tables import read_table
 from upshot.verifiers.base import Claim, Verifier, verifiers
 from upshot.verifiers.judged import with_rubric_read
 from upshot.verifiers.routes import route
+from upshot.whole_files import check_writable
 
 IN_FLIGHT = 256
 """Rows under way at once; with a judge no more than it takes at once, so that waiting for it is no row's time."""
@@ -49,7 +50,7 @@ class Settings:
 
 
 def verify_file(file: str | None, settings: Settings, out: str | None = None, as_json: bool = False) -> int:
-    """Score every row of a file; prints the summary, returns the exit code."""
+    """Score every row of a file and print the summary; the exit code is 1 when no row got a score."""
     if not file:
         raise UserError("upshot verify needs a FILE (or --serve)")
     if not Path(file).is_file():
@@ -57,6 +58,8 @@ def verify_file(file: str | None, settings: Settings, out: str | None = None, as
     rows = read_table(Path(file))
     if not rows:
         raise UserError(f"'{file}' holds no rows")
+    if out:
+        check_writable(Path(out))
     claims = [claim_of(row, settings, number, file) for number, row in enumerate(rows, 1)]
     unknown = _unknown(claims) if not settings.task else {}
     for source in dict.fromkeys(claim.source for claim in claims if claim.source not in unknown):
@@ -68,7 +71,7 @@ def verify_file(file: str | None, settings: Settings, out: str | None = None, as
         _write(Path(out), rows, scores)
     missing = "".join(f"\n  missing {line}" for line in tell_missing(scores))
     print(json.dumps(summary) if as_json else printable(show(summary) + missing))
-    return 0
+    return 0 if summary["scored"] else 1
 
 
 def _unknown(claims: Sequence[Claim]) -> dict[str, Score]:

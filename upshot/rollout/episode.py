@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from upshot.chat import Conversation
+from upshot.chat import Conversation, Turn
 from upshot.participants.base import Observation, Participant, count
 from upshot.rollout.policy import Policy
 from upshot.time_limit import limited
@@ -29,7 +29,7 @@ async def play_episode(
     environment's own score) but not appended: nobody would answer it.
     """
     if environment is None:
-        await _first(conversation, policy)
+        await first_reply(conversation, policy)
         if moments is not None:
             moments.append(conversation.fork("turn", 0))
         return
@@ -49,7 +49,7 @@ async def _alternate(
 ) -> None:
     for turn in range(max_turns):
         if turn == 0:
-            await _first(conversation, policy)
+            await first_reply(conversation, policy)
         elif await policy.reply(conversation) is None:
             return
         moments.append(conversation.fork("turn", turn))
@@ -68,9 +68,12 @@ async def _alternate(
     conversation.ended = "turns"
 
 
-async def _first(conversation: Conversation, policy: Policy) -> None:
-    if await policy.reply(conversation) is None:
-        raise NoRoom("the prompt leaves no room for a reply")
+async def first_reply(conversation: Conversation, policy: Policy, role: str = "policy") -> Turn:
+    """The policy's first turn; `NoRoom` where the opening leaves no room for it."""
+    turn = await policy.reply(conversation, role)
+    if turn is None:
+        raise NoRoom("the prompt leaves no room for a reply in the model's context (model.max_context)")
+    return turn
 
 
 async def play_future(conversation: Conversation, user: Participant, policy: Policy, window: int) -> None:

@@ -21,6 +21,7 @@ from upshot.rollout.guard import guard
 from upshot.rollout.reply import Reply
 from upshot.rollout.stage import Stage
 from upshot.score import Reason, Score
+from upshot.stopwatch import at_work
 from upshot.time_limit import limited
 
 
@@ -95,7 +96,8 @@ async def play_reply(stage: Stage, conversation: Conversation, group: int = 0, f
     moments = reply.moments if stage.futures.every_turn else None
     if failure is None:
         episode = play_episode(conversation, stage.policy, stage.environment, stage.max_turns, moments)
-        failure = await guard(episode, "episode")
+        with at_work("sample"):
+            failure = await guard(episode, "episode")
     if failure is not None:
         reply.reward = Reward(failure)
         reply.credit = stage.futures.decided(reply, reply.reward)

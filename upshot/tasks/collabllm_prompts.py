@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from upshot.errors import UserError, did_you_mean
+from upshot.whole_files import read_text
 
 PLAIN = "You are a helpful assistant. Work with the user on their task and answer their messages."
 """The system prompt of the base and the trained rows, and of prepared data."""
@@ -28,5 +29,5 @@ def system_prompt(name: str) -> str:
         return SYSTEMS[name]
     path = Path(name).expanduser()
     if path.is_file():
-        return path.read_text(encoding="utf-8").strip()
+        return read_text(path, "system prompt").strip()
     raise UserError(f"unknown system prompt '{name}'; {did_you_mean(name, SYSTEMS)} (or the path of a text file)")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,9 +60,23 @@ def row_of(record: Mapping[str, Any], source: str, instructions: str = "", syste
 def reference_of(record: Mapping[str, Any]) -> Any:
     """The ground truth of a record; None where it has none."""
     model = _mapping(record.get("reward_model"))
-    if model and model.get("ground_truth") is not None:
+    if model and _is_there(model.get("ground_truth")):
         return model["ground_truth"]
-    return next((record[key] for key in ANSWERS if record.get(key) is not None), None)
+    return next((record[key] for key in ANSWERS if _is_there(record.get(key))), None)
+
+
+def has_nan_answer(record: Mapping[str, Any]) -> bool:
+    """Whether a record's only answer is NaN."""
+    return reference_of(record) is None and any(map(_is_nan, map(record.get, ANSWERS)))
+
+
+def _is_there(value: Any) -> bool:
+    """Whether a cell holds anything: tables of pandas have NaN where there is nothing."""
+    return value is not None and not _is_nan(value)
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def fingerprint(messages: Sequence[Message]) -> str:

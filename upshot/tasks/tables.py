@@ -11,6 +11,7 @@ without a network that is one clear line.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from typing import Any
 from upshot import jsonl
 from upshot.errors import UserError
 from upshot.tasks.nested import unnested
+from upshot.whole_files import read_text
 
 Record = dict[str, Any]
 
@@ -57,14 +59,29 @@ def _tables(source: str, hub_splits: tuple[str, ...], without: tuple[str, ...]) 
     if path.is_file():
         return {split_of(path.name): read_table(path, without)}
     if path.suffix in READERS:
+        if how := how_to_make(source):
+            raise UserError(f"no file '{source}'; {how}")
         raise UserError(f"no file '{source}'; give a .jsonl, .json, .parquet or .csv file, a folder, or a Hub name")
     if HUB_NAME.fullmatch(source):
         return _hub(source, hub_splits, without)
     raise UserError(f"'{source}' is no file, no folder and no Hugging Face name (owner/name or owner/name@config)")
 
 
+def how_to_make(file: str) -> str:
+    """The command that makes a file of `upshot data prepare`, for an error message; '' for any other file."""
+    found = re.fullmatch(r"(sft|rl|dpo)_(train|validation)\.parquet", Path(file).name)
+    if found is None:
+        return ""
+    return (
+        f"make it with `upshot data prepare --dataset SOURCE --for {found[1]} --out {Path(file).parent}` (the "
+        "first lines of the recipe, or of the one that it extends, name the SOURCE)"
+    )
+
+
 def read_table(path: Path, without: tuple[str, ...] = ()) -> list[Record]:
     """The records of one file, whatever its format."""
+    if path.is_file() and not path.stat().st_size:
+        raise UserError(f"'{path}' is empty: it holds no rows")
     if path.suffix == ".parquet":
         return list(_parquet(path, without))
     reader = READERS.get(path.suffix)
@@ -112,7 +129,7 @@ def _jsonl(path: Path) -> Iterator[Record]:
 def _json(path: Path) -> Iterator[Record]:
     """A list of objects, bare or under 'data' (the layout of the CoQA family)."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise UserError(f"{path} is not JSON: {error} (one object a line? name it .jsonl)") from error
     rows = content.get("data") if isinstance(content, dict) else content
@@ -136,8 +153,7 @@ def _parquet(path: Path, without: tuple[str, ...] = ()) -> Iterator[Record]:
 
 def _csv(path: Path) -> Iterator[Record]:
     csv.field_size_limit(2**31 - 1)  # whole articles sit in one cell
-    with path.open(encoding="utf-8", newline="") as lines:
-        yield from csv.DictReader(lines)
+    yield from csv.DictReader(io.StringIO(read_text(path), newline=""))
 
 
 READERS: dict[str, Callable[[Path], Iterator[Record]]] = {

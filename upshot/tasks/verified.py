@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -11,9 +12,11 @@ from upshot.errors import UserError
 from upshot.score import Reason, Score
 from upshot.tasks.base import Task
 from upshot.tasks.collabllm import separate
-from upshot.tasks.rows import row_of
+from upshot.tasks.rows import fingerprint, has_nan_answer, row_of
 from upshot.tasks.tables import read_tables
 from upshot.verifiers.base import Claim, verifiers
+
+log = logging.getLogger(__name__)
 
 
 class VerifiedTask(Task):
@@ -68,8 +71,20 @@ class VerifiedTask(Task):
 
     @cached_property
     def _splits(self) -> dict[str, list[Row]]:
-        rows = {split: [self.parse(record) for record in records] for split, records in self._tables().items()}
+        tables = self._tables()
+        rows = {split: [self.parse(record) for record in records] for split, records in tables.items()}
+        for split, parsed in rows.items():
+            self._warn(split, tables[split], parsed)
         return separate(rows, self.held_out, self.split_seed)
+
+    def _warn(self, split: str, records: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> None:
+        """Say what is odd about the rows and would otherwise only show in the results."""
+        again = len(rows) - len({(fingerprint(row.messages), repr(row.reference)) for row in rows})
+        where = f"task '{self.name}', {split}"
+        if again:
+            log.warning("%s: %d of %d rows say the same as another one; they are kept", where, again, len(rows))
+        if wanting := sum(map(has_nan_answer, records)):
+            log.warning("%s: the answer of %d of %d rows is NaN; their scores are missing", where, wanting, len(rows))
 
     def _tables(self) -> dict[str, list[dict[str, Any]]]:
         """The raw records by split."""

@@ -57,6 +57,8 @@ def same_shape(lora: LoraConfig, found: Mapping[str, Any]) -> bool:
     """Whether an adapter is what the recipe asks for; where that names no targets, the adapter's own are meant."""
     plain = found.get("peft_type") == "LORA" and not found.get("rank_pattern") and not found.get("alpha_pattern")
     size = (found.get("r"), found.get("lora_alpha")) == (lora.r, lora.alpha)
+    plain &= bool(found.get("use_dora")) == (lora.kind == "dora")
+    plain &= bool(found.get("use_rslora")) == (lora.kind == "rslora")
     targets = found.get("target_modules")
     return plain and size and (lora.targets is None or set(targets or ()) == set(lora.targets))
 
@@ -79,7 +81,13 @@ def add_lora(module: Any, config: PolicyConfig, adapter: str = "") -> Any:
     return peft.get_peft_model(
         module,
         peft.LoraConfig(
-            r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets, task_type="CAUSAL_LM"
+            r=lora.r,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            target_modules=targets,
+            use_dora=lora.kind == "dora",
+            use_rslora=lora.kind == "rslora",
+            task_type="CAUSAL_LM",
         ),
     )
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from upshot.rollout.reply import Reply
 from upshot.train.layout import Ids, Layout, end_to_end, key_of, shared, tree, worth_sharing
+from upshot.train.memory import WITHOUT_PLAN
 
 
 @dataclass
@@ -152,6 +153,7 @@ def micro_batches(units: Sequence[Sequence[Datum]], token_budget: int, share: bo
     Long ones first; with `share` those that begin alike together, and what they begin with counts once. A unit larger
     than the budget gets a bin of its own.
     """
+    token_budget = token_budget or WITHOUT_PLAN
     ids = [_ids(unit) for unit in units]
     sizes = [_added(own, []) if share else sum(map(len, own)) for own in ids]
     by: Callable[[int], Any] = (lambda i: (key_of(ids[i][0]), i)) if share else (lambda i: (-sizes[i], i))

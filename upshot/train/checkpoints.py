@@ -17,6 +17,17 @@ STATE = "state.json"
 """Phase and step; the last file to be written."""
 
 
+BEST = "best.json"
+"""Beside the checkpoints: which of them is the best, and by which metric."""
+
+
+class Best(NamedTuple):
+    """What an evaluation said of the best model so far."""
+
+    metric: str
+    value: float
+
+
 class Checkpoint(NamedTuple):
     """A saved step."""
 
@@ -41,14 +52,26 @@ class Checkpoints:
                 found.append(Checkpoint(folder, state["phase"], state["step"]))
         return sorted(found, key=lambda checkpoint: order(checkpoint.phase, checkpoint.step))
 
-    def save(self, phase: str, step: int, keep: int, write: Callable[[Path], None]) -> Path:
-        """The checkpoint of a step, filled by `write`; one that is there already stays. Older ones beyond `keep` go."""
+    def save(self, phase: str, step: int, keep: int, write: Callable[[Path], None], best: Best | None = None) -> Path:
+        """The checkpoint of a step, filled by `write`; one that is there already stays. Older ones beyond `keep` go.
+
+        With `best` it is the best one from now on, which stays however old it gets.
+        """
         final = self.path / f"{phase}-{step:06d}"
         if not (final / STATE).is_file():
             self._write(final, phase, step, write)
+        if best is not None:
+            write_json(self.path / BEST, {"checkpoint": final.name, "metric": best.metric, "value": best.value})
+        kept = self.best()
         for old in self.saved()[:-keep]:
-            shutil.rmtree(old.path)
+            if old.path.name != kept:
+                shutil.rmtree(old.path)
         return final
+
+    def best(self) -> str | None:
+        """The name of the best checkpoint, where one was kept as such."""
+        path = self.path / BEST
+        return str(json.loads(path.read_text())["checkpoint"]) if path.is_file() else None
 
     def _write(self, final: Path, phase: str, step: int, write: Callable[[Path], None]) -> None:
         for torn in self.path.glob(".partial-*"):  # of a run that was killed while it saved

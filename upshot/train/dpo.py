@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,10 +12,11 @@ from upshot.models.rendering import Renderer
 from upshot.recipe import TrainConfig
 from upshot.train.batch import Datum
 from upshot.train.examples import Preference, read_preferences
+from upshot.train.held_out import Looks
 from upshot.train.learner import Learner
 from upshot.train.objectives import Dpo
-from upshot.train.setup import context_limit
 from upshot.train.sft import pick
+from upshot.train.validation import dpo_loss, held_out_pairs
 
 if TYPE_CHECKING:
     from upshot.train.runner import Run
@@ -27,23 +27,35 @@ async def train(run: Run, config: TrainConfig) -> None:
     if not config.data:
         raise UserError("train.method 'dpo' needs train.data; make it with `upshot data prepare --for dpo`")
     preferences = read_preferences(config.data, config.min_gap)
-    pairs = render_pairs(preferences, run.renderer, context_limit(run.recipe.model, run.module))
+    pairs = render_pairs(preferences, run.renderer, run.trainee.max_context)
     if len(pairs) < len(preferences):
         run.reporter.say(f"{len(preferences) - len(pairs)} of {len(preferences)} pairs are longer than the context")
     if not pairs:
         raise UserError(f"train.data '{config.data}': no pair is left to learn from (train.min_gap={config.min_gap:g})")
     config = run.lasting(config, len(pairs))
+    looks = Looks(run)
+    if looks.enough:
+        return  # a finished run was resumed
     learner = run.learner(config)
     run.keep_reference(learner)
     run.begin(learner, config)
     seed = derive_seed(run.recipe.seed, run.phase)
+
+    async def look() -> dict[str, float]:
+        return dpo_loss(learner, render_pairs(held_out_pairs(run), run.renderer, run.trainee.max_context))
+
     for step in range(run.step, config.steps):
-        started = time.perf_counter()
-        logs = prefer(learner, [pairs[i] for i in pick(len(pairs), config.prompts_per_step, step, seed)])
-        logs["time/step"] = time.perf_counter() - started
-        run.step_done(step + 1, logs)
+        with run.meter.step() as times:
+            evaluation = await looks.before(step, look)
+            if looks.enough:
+                looks.end(evaluation)
+                break
+            with times.learning(learner):
+                logs = prefer(learner, [pairs[i] for i in pick(len(pairs), config.prompts_per_step, step, seed)])
+        run.step_done(step + 1, logs | evaluation | times.logs)
         await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
     run.checkpoint()
+    await looks.last(look)
 
 
 def prefer(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> dict[str, float]:

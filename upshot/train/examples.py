@@ -26,36 +26,36 @@ class Preference:
     rejected: str
 
 
-def read_dialogues(path: str) -> list[tuple[Message, ...]]:
+def read_dialogues(path: str, key: str = "train.data") -> list[tuple[Message, ...]]:
     """Whole conversations from a parquet or JSONL file with a `messages` column (or prompt and completion).
 
     A `prompt` that ends with the assistant is a whole conversation, too: so the verl recipe writes them.
     """
     dialogues = []
-    for record in _records(path, "sft"):
+    for record in _records(path, "sft", key):
         messages = record.get("messages")
         if messages is None and "prompt" in record and "completion" in record:
             messages = [*_as_messages(record["prompt"], "user"), *_as_messages(record["completion"], "assistant")]
         elif messages is None and is_dialogue(record.get("prompt")):
             messages = record["prompt"]
         if messages is None:
-            raise UserError(f"train.data '{path}': a row has no 'messages' and no 'prompt' with 'completion'")
+            raise UserError(f"{key} '{path}': a row has no 'messages' and no 'prompt' with 'completion'")
         dialogues.append(messages_from(messages))
     return dialogues
 
 
-def read_preferences(path: str, min_gap: float) -> list[Preference]:
+def read_preferences(path: str, min_gap: float, key: str = "train.data") -> list[Preference]:
     """Pairs of a parquet or JSONL file whose scores are at least `min_gap` apart."""
     needed = (*COLUMNS, *(SCORES if min_gap else ()))
     found = []
-    for number, record in enumerate(_records(path, "dpo"), start=1):
+    for number, record in enumerate(_records(path, "dpo", key), start=1):
         absent = [name for name in needed if record.get(name) is None]
         if absent:
             why = f" (train.min_gap is {min_gap:g})" if absent[0] in SCORES else ""
-            raise UserError(f"train.data '{path}': row {number} has no '{absent[0]}'{why}; it has {', '.join(record)}")
+            raise UserError(f"{key} '{path}': row {number} has no '{absent[0]}'{why}; it has {', '.join(record)}")
         if not min_gap or record[SCORES[0]] - record[SCORES[1]] >= min_gap - ROUNDING:
             prompt = messages_from(_as_messages(record["prompt"], "user"))
-            replies = [_reply(record[name], f"train.data '{path}', row {number}, '{name}'") for name in COLUMNS[1:]]
+            replies = [_reply(record[name], f"{key} '{path}', row {number}, '{name}'") for name in COLUMNS[1:]]
             found.append(Preference(prompt, *replies))
     return found
 
@@ -74,9 +74,13 @@ def _as_messages(value: Any, role: str) -> list[Mapping[str, Any]]:
     return [{"role": role, "content": value}] if isinstance(value, str) else list(value)
 
 
-def _records(path: str, purpose: str) -> list[dict[str, Any]]:
-    from upshot.tasks.tables import read_table
+def _records(path: str, purpose: str, key: str) -> list[dict[str, Any]]:
+    from upshot.tasks.tables import how_to_make, read_table
 
     if not Path(path).is_file():
-        raise UserError(f"train.data: there is no file '{path}'; make it with `upshot data prepare --for {purpose}`")
-    return read_table(Path(path))
+        how = how_to_make(path) or f"make it with `upshot data prepare --for {purpose}`"
+        raise UserError(f"{key}: there is no file '{path}'; {how}")
+    records = read_table(Path(path))
+    if not records:
+        raise UserError(f"{key} '{path}' holds no rows")
+    return records

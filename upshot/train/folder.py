@@ -2,7 +2,7 @@
 
 recipe.yaml     the resolved recipe          metrics.jsonl    one line a step
 versions.json   what it ran with             rollouts.jsonl   one line a reply, with its tree of futures
-status.json     running, finished, stopped   checkpoints/     Hugging Face folders
+status.json     state, step, time left       checkpoints/     Hugging Face folders
 spent.json      what the helpers have cost   lock             who is writing it
 report.html     written at the end and by `upshot view`
 samples/        a file a step: token ids and log-probabilities of those replies
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
+import os
 import platform
 import shutil
 import sys
@@ -131,20 +132,24 @@ class RunFolder:
         except OSError as error:
             raise UserError(self._full(path, error)) from error
 
-    def lines(self, phase: str, step: int) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl of a step."""
-        return [row for row in jsonl.read(self.path / METRICS) if (row.get("phase"), row.get("step")) == (phase, step)]
+    def lines(self, phase: str, step: int | None = None) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl of a phase, or of one of its steps."""
+        rows = [row for row in jsonl.read(self.path / METRICS) if row.get("phase") == phase]
+        return [row for row in rows if step is None or row.get("step") == step]
 
     def status(self, state: str, **more: Any) -> None:
-        """Say how the run stands, since when, and how many seconds it has run in all."""
+        """Say how the run stands, in which process, since when, and how many seconds it has run in all."""
         before = self._status()
         now = time.time()
         seconds = before.get("seconds", 0.0)
-        if before.get("state") == "running" and state != "running":
+        if (before.get("state"), before.get("pid")) == (
+            "running",
+            os.getpid(),
+        ):  # else it was killed: nobody knows when
             seconds += now - before.get("time", now)
         started = before.get("started", now)
-        told = {"state": state, "started": started, "time": now, "seconds": seconds, **more}
-        write_json(self.path / "status.json", told)
+        times = {"started": started, "time": now, "seconds": seconds}
+        write_json(self.path / "status.json", {"state": state, "pid": os.getpid(), **times, **more})
 
     def _status(self) -> dict[str, Any]:
         path = self.path / "status.json"

@@ -1,69 +1,106 @@
 """Held-out rows while training: the same stage, its own temperature, nothing learned.
 
-A step's line has the evaluation of the weights that played the step's rollouts, so evaluation comes before learning:
-nothing is awaited between an optimizer step and its line in the run folder, and Ctrl-C finds a consistent run.
+A step's line has the evaluation of the weights before the step's update, so evaluation comes before learning: nothing
+is awaited between an optimizer step and its line in the run folder, and Ctrl-C finds a consistent run.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from upshot.chat import derive_seed
+from upshot.errors import UserError
+from upshot.recipe import EvalConfig
 from upshot.rewards.monitor import Monitor, case_of, measure
+from upshot.rewards.task_metrics import task_metrics
 from upshot.rollout.play import play_step
 from upshot.rollout.reply import Reply
 from upshot.rollout.stage import Stage
 from upshot.tasks.base import groups_of
+from upshot.train.best import Record, only_looks
+from upshot.train.phases import WARM_START
 from upshot.train.summary import by_group, summarise
 
 if TYPE_CHECKING:
     from upshot.train.runner import Run
 
-KEPT = ("reward/", "metric/", "missing/", "part/", "classmate/", "rollout/reply_tokens", "rollout/turns")
-ONLY = ("eval/", "time/eval")
-"""What a line of nothing but an evaluation has."""
+KEPT = ("reward/", "metric/", "missing/", "part/", "classmate/", "rollout/reply_tokens", "rollout/turns", "task/pass@")
+Look = Callable[[], Awaitable[dict[str, float]]]
+"""What evaluates the model as it is now."""
 
 
-async def held_out(run: Run, stage: Stage, step: int) -> dict[str, float]:
-    """Metrics on the validation split under `eval/`, when the recipe evaluates after this many steps."""
+class Looks:
+    """When the model is looked at, and what follows: the best checkpoint stays, or the training ends early."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.config = run.recipe.eval if run.phase != WARM_START else EvalConfig()
+        self.record = Record.of(run.recipe, run.folder.lines(run.phase))
+
+    @property
+    def enough(self) -> bool:
+        """Whether too many evaluations have passed without a new best."""
+        return bool(self.config.stop_after) and self.record.since() >= self.config.stop_after
+
+    @property
+    def due(self) -> bool:
+        """Whether the recipe evaluates and the run's last step has no line of nothing but its evaluation yet."""
+        lines = self.run.folder.lines(self.run.phase, self.run.step)
+        return bool(self.config.every) and not any(map(only_looks, lines))
+
+    async def before(self, step: int, look: Look) -> dict[str, float]:
+        """Metrics under `eval/` of the model after so many steps, when the recipe evaluates there."""
+        return await self._look(step, look) if self.config.every and step % self.config.every == 0 else {}
+
+    async def last(self, look: Look) -> None:
+        """Evaluate the finished model, as a line of its own; an interrupted one is made up for when the run goes on."""
+        if self.due:
+            self.tell(await self._look(self.run.step, look))
+
+    def end(self, logs: dict[str, float]) -> None:
+        """Say that the training ends early, with the evaluation that decided it as a line of its own."""
+        self.tell(logs)
+        self.run.reporter.say(
+            f"eval.stop_after: {self.record.since()} evaluations without a new best of {self.record.metric}; "
+            f"training ends after step {self.run.step}"
+        )
+
+    def tell(self, logs: dict[str, float]) -> None:
+        """A line of nothing but an evaluation."""
+        self.run.writer.line(self.run.phase, self.run.step, logs)
+        self.run.writer.announce(self.run.phase, self.run.step, logs)
+
+    async def _look(self, step: int, look: Look) -> dict[str, float]:
+        started = time.perf_counter()
+        logs = {f"eval/{key}": value for key, value in (await look()).items()}
+        best = self.record.add(step, logs)
+        if best is not None and self.run.recipe.train.keep_best:
+            self.run.checkpoint(best)
+        return logs | {"time/eval": time.perf_counter() - started}
+
+
+async def play_held_out(run: Run, stage: Stage) -> dict[str, float]:
+    """Rewards and metrics of the policy on the held-out rows."""
     config = run.recipe.eval
-    return await _play(run, stage) if config.every and step % config.every == 0 else {}
-
-
-async def last_look(run: Run, stage: Stage) -> None:
-    """Evaluate the finished model, as a line of its own; an interrupted one is made up for when the run goes on."""
-    if last_look_due(run):
-        logs = await _play(run, stage)
-        run.folder.metrics(run.phase, run.step, logs)
-        run.announce(run.step, logs)
-
-
-def last_look_due(run: Run) -> bool:
-    """Whether the recipe evaluates and the run's last step has no line of nothing but its evaluation yet."""
-    lines = run.folder.lines(run.phase, run.step)
-    looked = (all(key in ("phase", "step") or key.startswith(ONLY) for key in line) for line in lines)
-    return bool(run.recipe.eval.every) and not any(looked)
-
-
-async def _play(run: Run, stage: Stage) -> dict[str, float]:
-    config = run.recipe.eval
-    started = time.perf_counter()
     calm = replace(stage, policy=stage.policy.at(config.temperature))
-    rows = run.fitting(run.task.rows("validation")[: config.rows])
-    groups = await play_step(calm, rows, 1, derive_seed(run.recipe.seed, "eval"))
+    rows = run.fitting(run.task.rows(config.split)[: config.rows])
+    if not rows:
+        raise UserError(f"task '{run.task.name}' has no rows in its split '{config.split}' (eval.split)")
+    groups = await play_step(calm, rows, config.samples, derive_seed(run.recipe.seed, "eval"))
     replies = [reply for group in groups for reply in group]
     found = summarise(groups) | stage.futures.measure(replies)
+    if config.samples > 1:
+        found |= task_metrics(groups, run.task.groups)
     logs = {key: value for key, value in found.items() if key.startswith(KEPT)}
     logs |= by_group(
         replies,
         lambda reply: groups_of(run.task, reply.conversation.row),
         lambda reply: reply.reward.total,
     )
-    logs |= {f"monitor/{key}": value for key, value in (await _monitored(run, replies)).items()}
-    return {f"eval/{key}": value for key, value in logs.items()} | {"time/eval": time.perf_counter() - started}
+    return logs | {f"monitor/{key}": value for key, value in (await _monitored(run, replies)).items()}
 
 
 async def _monitored(run: Run, replies: Sequence[Reply]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from upshot.recipe import ImportanceConfig
 from upshot.train.batch import Datum
+from upshot.train.drift import drift_of
 from upshot.train.learner import Learner
 
 
@@ -22,9 +23,11 @@ def weigh(learner: Learner, data: Sequence[Datum]) -> dict[str, float]:
     if config.rule == "none":
         return {}
     found: list[float] = []
+    gaps: list[float] = []
     for datum, own in zip(data, learner.logprobs(data), strict=True):
-        ratios = importance([own[i] - datum.old[i] for i in datum.places], config.level)
-        found += ratios
+        differences = [own[i] - datum.old[i] for i in datum.places]
+        ratios = importance(differences, config.level)
+        gaps, found = gaps + differences, found + ratios
         datum.old, datum.weights = own, [0.0] * len(datum.ids)
         for place, ratio in zip(datum.places, ratios, strict=True):
             datum.weights[place] = cut(ratio, config)
@@ -35,6 +38,7 @@ def weigh(learner: Learner, data: Sequence[Datum]) -> dict[str, float]:
         "policy/importance": math.fsum(found) / len(found),
         "policy/importance_max": max(found),
         "policy/importance_cut": outside / len(found),
+        **drift_of(gaps),
     }
 
 

@@ -1,38 +1,36 @@
 """A lean, differentiable forward of the Llama family over flat tokens: what the learner's time and memory are.
 
-The layers are those the engine knows (engine/blocks.py); other families go through transformers. Per token and layer
-are kept, in the model's dtype, with h = hidden, a = heads × dim, kv = key heads × dim, m = the MLP's width, r = the sum
-of the adapters' ranks:
+The layers are those the engine knows (engine/blocks.py); other families go through transformers. All layers are one
+step of autograd's: a small model would else wait for Python between its kernels. Per token and layer are kept, in the
+model's dtype, with h = hidden, a = heads × dim, kv = key heads × dim, m = the MLP's width, r = the sum of the adapters'
+ranks:
 
     h (the residual before each half, twice) · 2 + a (queries) + 2 kv (keys, values) + a (attention's result) + 2 m
     + r; where heads have norms (Qwen3) a + 2 kv more; what `attend` keeps beside its arguments and its result
     (8B: 94 KB, 3.0 MB a token over 32 layers; 1.1B: 40 KB, 0.88 MB over 22; 135M: 11.5 KB, 0.35 MB over 30)
 
-of a layer that is computed again only h. At its highest the backward has 3 m + 3 h a token beside that, for one layer at
-a time, and what that layer keeps if it is computed again. The products of a layer with P weights take 2 P FLOPs a token
-forward, 2 P for the gradient of their input and 2 P for that of the weights if they are trained; computed again, 2 P less
-the way down (2 h m).
+of a layer that is computed again only h. At its highest the backward has 3 m + 3 h a token beside that, for one layer
+at a time, and what that layer keeps if it is computed again. The products of a layer with P weights take 2 P FLOPs a
+token forward, 2 P for the gradient of their input and 2 P for that of the weights if they are trained; computed again,
+2 P less the way down (2 h m).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint as recomputed
+from torch.autograd.function import once_differentiable
 
 from upshot.engine.blocks import Layer, embedded
 from upshot.engine.driver import causal_lm, shape_of
-from upshot.engine.joined import linear
-from upshot.train.halves import GateProduct, NormProduct, Projected, Turned
-from upshot.train.products import Product, join, product_of
-
-Attend = Callable[[int, Tensor, Tensor, Tensor, float, int], Tensor]
-"""(layer, q [N, H, D], k [N, KV, D], v [N, KV, D], scale, window) → [N, H, D], differentiable."""
-Stream = tuple[Tensor, Tensor | None]
-"""The residual and what is to be added to it."""
+from upshot.train.block import Attend, Batch, Block, Kept
+from upshot.train.kernels import plain
+from upshot.train.products import join, products_of
 
 
 class LeanForward:
@@ -40,82 +38,156 @@ class LeanForward:
 
     def __init__(self, module: Any, checkpoint: Literal["none", "block"] | int = "none") -> None:
         """`checkpoint`: which blocks are computed again in the backward: none, each, or every k-th."""
-        lm = causal_lm(module)
-        self.core = lm.model
+        self.core = causal_lm(module).model
         self.shape = shape_of(module)
         self.layers = [Layer(layer) for layer in self.core.layers]
         for layer in self.layers:
             join(layer.qkv.modules)
             join(layer.gate_up.modules)
         self.every = {"none": 0, "block": 1}[checkpoint] if isinstance(checkpoint, str) else checkpoint
+        self.groups = [(layer.qkv.modules, [layer.o], layer.gate_up.modules, [layer.down]) for layer in self.layers]
+        self._last: list[Block | None] = [None] * len(self.layers)
 
     def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """[tokens, hidden], after the last norm, of flat tokens (positions begin again with each sequence)."""
         h: Tensor = embedded(self.core.embed_tokens, ids)
-        delta: Tensor | None = None
-        turns = self._turns(h, positions)
-        for index, layer in enumerate(self.layers):
-            block = Block(index, layer, self.shape.heads, self.shape.kv_heads, turns, attend)
-            if self.every and index % self.every == 0 and torch.is_grad_enabled():
-                h = h if delta is None else h + delta
-                h, delta = recomputed(block, h, None, use_reentrant=False, preserve_rng_state=block.random)
-            else:
-                h, delta = block(h, delta)
-        last = self.core.norm
-        return NormProduct.apply(h, delta, last.weight, last.variance_epsilon, None)[0]
-
-    def _turns(self, h: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of each token, [tokens, dim / 2]."""
         with torch.no_grad():
-            cos, sin = self.core.rotary_emb(h, positions[None])
+            blocks = self._blocks()
+            stack = Stack(blocks, self.core.norm, self._batch(h, positions, attend), self.every)
+        if not torch.is_grad_enabled():
+            return stack.forward(h, False)
+        trained = [p for block in blocks for p in block.trained]
+        if self.core.norm.weight.requires_grad:
+            trained.append(self.core.norm.weight)
+        return Whole.apply(stack, h, *trained)
+
+    def _blocks(self) -> list[Block]:
+        """All layers as they are now; those of the last forward where nothing changed."""
+        blocks = []
+        for index, (layer, groups, last) in enumerate(zip(self.layers, self.groups, self._last, strict=True)):
+            before = last.products if last is not None else (None,) * len(groups)
+            products = tuple(products_of(group, old) for group, old in zip(groups, before, strict=True))
+            same = last is not None and last.holds(products)
+            blocks.append(last if last is not None and same else Block(index, layer, products))
+        self._last = list(blocks)
+        return blocks
+
+    def _batch(self, h: Tensor, positions: Tensor, attend: Attend) -> Batch:
+        cos, sin = self.core.rotary_emb(h, positions[None])
         half = self.shape.head_dim // 2
-        return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
+        cos, sin = cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
+        turns = all(layer.turns for layer in self.layers)
+        still = None if turns else (torch.ones_like(cos), torch.zeros_like(sin))
+        return Batch(cos, sin, still, self.shape.heads, self.shape.kv_heads, attend, kernels_for(h))
 
 
-class Block:
-    """One layer in one forward: its products as they are now, so that computing it again gives the same."""
+def kernels_for(x: Tensor) -> Any:
+    """The functions between the products: Triton's on a GPU, PyTorch's elsewhere."""
+    if not x.is_cuda:
+        return plain
+    from upshot.train.kernels import block
 
-    def __init__(
-        self, index: int, layer: Layer, heads: int, kv_heads: int, turns: tuple[Tensor, Tensor], attend: Attend
-    ) -> None:
-        self.index, self.layer, self.heads, self.kv_heads, self.attend = index, layer, heads, kv_heads, attend
-        cos, sin = turns
-        self.turns = turns if layer.turns else (torch.ones_like(cos), torch.zeros_like(sin))
-        self.qkv, self.o = product_of(layer.qkv.modules), product_of([layer.o])
-        self.gate_up, self.down = product_of(layer.gate_up.modules), product_of([layer.down])
-        self.random = any(p is None for p in (self.qkv, self.o, self.gate_up, self.down))
-        """Whether modules are called that may draw numbers (dropout)."""
-        self.calls = 0
-
-    def __call__(self, h: Tensor, delta: Tensor | None) -> Stream:
-        """The residual after attention, and what the MLP adds to it."""
-        layer = self.layer
-        qkv, h = normed_product(layer.norm1, h, delta, self.qkv, layer.qkv.modules)
-        q, k, v = self._turned(qkv)
-        out = self.attend(self.index, q, k, v, layer.scale, layer.window).reshape(len(h), -1)
-        delta = linear(layer.o, out) if self.o is None else Projected.apply(out, self.o, *self.o.parameters)
-        gate_up, h = normed_product(layer.norm2, h, delta, self.gate_up, layer.gate_up.modules)
-        self.calls += 1
-        return h, self._down(gate_up, hollow=self.calls > 1)
-
-    def _turned(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        eps = q_weight = k_weight = None
-        if self.layer.head_norms:
-            q_norm, k_norm = self.layer.head_norms
-            eps, q_weight, k_weight = q_norm.variance_epsilon, q_norm.weight, k_norm.weight
-        return Turned.apply(qkv, *self.turns, self.heads, self.kv_heads, eps, q_weight, k_weight)
-
-    def _down(self, gate_up: Tensor, hollow: bool) -> Tensor:
-        if self.down is None:
-            return linear(self.layer.down, GateProduct.apply(gate_up, False, None))
-        return GateProduct.apply(gate_up, hollow, self.down, *self.down.parameters)
+    return block
 
 
-def normed_product(
-    norm: Any, h: Tensor, delta: Tensor | None, product: Product | None, modules: list[Any]
-) -> tuple[Tensor, Tensor]:
-    """The projections of norm(h + delta), side by side, and h + delta."""
-    if product is not None:
-        return NormProduct.apply(h, delta, norm.weight, norm.variance_epsilon, product, *product.parameters)
-    x, h = NormProduct.apply(h, delta, norm.weight, norm.variance_epsilon, None)
-    return torch.cat([linear(module, x) for module in modules], -1), h
+@dataclass(slots=True)
+class Again:
+    """A block that is computed again: the sum it begins with, and the random states if it draws numbers."""
+
+    h: Tensor
+    states: tuple[Tensor, list[Tensor]] | None
+
+
+class Stack:
+    """All blocks and the last norm in one forward and one backward."""
+
+    def __init__(self, blocks: list[Block], norm: Any, batch: Batch, every: int) -> None:
+        self.blocks, self.norm, self.batch, self.every = blocks, norm, batch, every
+        self.kept: list[Kept | Again | None] = []
+        self.summed: Tensor | None = None
+
+    def forward(self, h: Tensor, keep: bool) -> Tensor:
+        """The normed result; `keep`: with what the backward needs."""
+        delta: Tensor | None = None
+        before = not h.requires_grad
+        for block in self.blocks:
+            before = before and not block.trained
+            kept: Kept | Again | None = None
+            if keep and not before and self.every and block.index % self.every == 0:
+                h = h if delta is None else h + delta
+                kept = Again(h, random_states(h) if block.random else None)
+                h, delta, _ = block.forward(self.batch, h, None, False)
+            else:
+                h, delta, kept = block.forward(self.batch, h, delta, keep and not before)
+            if keep:
+                self.kept.append(kept)
+        x, summed = self.batch.kernels.add_norm(h, delta, self.norm.weight, self.norm.variance_epsilon)
+        if keep:
+            self.summed = summed
+        return x
+
+    def backward(self, dy: Tensor, wants_input: bool) -> tuple[Tensor | None, dict[int, Tensor]]:
+        """The gradients of the input, and of what is trained by the parameter's id. What is kept is given up."""
+        if self.summed is None:
+            raise RuntimeError("the backward of a lean forward was run twice; what it needs is gone after the first")
+        norm, found = self.norm, dict[int, Tensor]()
+        wants = norm.weight.requires_grad
+        d, of_weight = self.batch.kernels.norm_backward(
+            dy.contiguous(), self.summed, norm.weight, norm.variance_epsilon, None, wants, False
+        )
+        self.summed = None
+        if of_weight is not None:
+            found[id(norm.weight)] = of_weight
+        for block in reversed(self.blocks):
+            kept = self.kept.pop()
+            if kept is None:
+                break
+            if isinstance(kept, Again):
+                kept = self._again(block, kept)
+            further = wants_input or (bool(self.kept) and self.kept[-1] is not None)
+            d, grads = block.backward(self.batch, kept, d, further)
+            for parameter, grad in grads:
+                before = found.get(id(parameter))
+                found[id(parameter)] = grad if before is None else before + grad
+        return d, found
+
+    def _again(self, block: Block, kept: Again) -> Kept:
+        with drawn_again(kept):
+            _, _, found = block.forward(self.batch, kept.h, None, True, hollow=True)
+        assert found is not None
+        return found
+
+
+class Whole(torch.autograd.Function):
+    """A stack as one step of autograd's."""
+
+    @staticmethod
+    def forward(ctx: Any, stack: Stack, h: Tensor, *trained: Tensor) -> Tensor:
+        """What the head is applied to."""
+        ctx.stack, ctx.trained = stack, [id(p) for p in trained]
+        return stack.forward(h, any(ctx.needs_input_grad))
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the embedded tokens and of what is trained."""
+        d, found = ctx.stack.backward(dy, ctx.needs_input_grad[1])
+        return None, d if ctx.needs_input_grad[1] else None, *[found.get(i) for i in ctx.trained]
+
+
+def random_states(h: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The states of the random streams a block may draw from."""
+    return torch.get_rng_state(), [torch.cuda.get_rng_state(h.device)] if h.is_cuda else []
+
+
+@contextmanager
+def drawn_again(kept: Again) -> Iterator[None]:
+    """Inside, the numbers are drawn that were drawn when the block was first computed."""
+    if kept.states is None:
+        yield
+        return
+    with torch.random.fork_rng([kept.h.device] if kept.h.is_cuda else []):
+        torch.set_rng_state(kept.states[0])
+        for state in kept.states[1]:
+            torch.cuda.set_rng_state(state, kept.h.device)
+        yield

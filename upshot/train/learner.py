@@ -18,6 +18,7 @@ from upshot.train.forward import Forward
 from upshot.train.master import MasterAdamW
 from upshot.train.objectives import Logs, Objective
 from upshot.train.reading import forward_of
+from upshot.train.snapshot import snapshot
 
 
 class Learner:
@@ -46,6 +47,8 @@ class Learner:
         self.forward: Forward = forward_of(module, exact)
         """With `exact` it computes log-probabilities bit for bit as an exact engine does."""
         self.steps = 0
+        self.read = 0
+        """Tokens that went through forward and backward, context included."""
         self.value_head = (
             nn.Linear(module.config.get_text_config().hidden_size, 1).to(module.device) if value_head else None
         )
@@ -57,7 +60,8 @@ class Learner:
         self.parameters = list(self.trained.values())
         if self.value_head is not None:
             self.parameters += list(self.value_head.parameters())
-        self.optimizer = MasterAdamW(self.parameters, config.lr, config.betas, config.weight_decay)
+        small, offload = config.optimizer == "adamw-8bit", config.offload_optimizer
+        self.optimizer = MasterAdamW(self.parameters, config.lr, config.betas, config.weight_decay, small, offload)
         self.reference: dict[str, Tensor] = {}
         """What the trained weights were, by name, when the reference was kept."""
         self._rng: dict[str, Any] | None = None
@@ -80,6 +84,7 @@ class Learner:
     def forward_backward(self, units: Sequence[Sequence[Datum]], objective: Objective) -> dict[str, float]:
         """Accumulate the gradient of the objective over all units; what to log."""
         data = [datum for unit in units for datum in unit]
+        self.read += sum(len(datum.ids) for datum in data)
         objective.begin(data, self.max_tokens, self.config.length_norm)
         logs: Logs = {}
         self._rng = self._rng or random_states()
@@ -112,18 +117,17 @@ class Learner:
 
     def save(self, folder: Path) -> None:
         """Weights and tokenizer as a Hugging Face folder, and beside them what an exact resume needs."""
-        from transformers.utils import logging
+        self.snapshot()(folder)
 
-        logging.disable_progress_bar()
-        self.module.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+    def snapshot(self) -> Callable[[Path], None]:
+        """What `save` writes, copied to the host: a thread may write it while training goes on."""
         state = {
             "steps": self.steps,
             "optimizer": self.optimizer.state_dict(),
             **(self._rng or random_states()),
             "value_head": self.value_head.state_dict() if self.value_head is not None else None,
         }
-        torch.save(state, folder / "learner.pt")
+        return snapshot(self.module, self.tokenizer, state, "learner.pt")
 
     def load(self, folder: Path) -> None:
         """Optimizer, schedule and random states; the weights are loaded with the model itself."""

@@ -3,6 +3,8 @@
 A bfloat16 weight cannot take a step of 1e-6: it rounds away. So the optimizer keeps float32 master weights for
 parameters of lower precision and writes them back rounded after each step. The model's own tensors stay the single set
 that learner and sampler share.
+
+With `offload` masters, moments and the sums of gradients are on the host, in pinned memory, and updated there.
 """
 
 from __future__ import annotations
@@ -12,21 +14,42 @@ from typing import Any
 
 import torch
 
+from upshot.train.small_adam import SmallAdamW
+
 
 class MasterAdamW:
-    """AdamW over float32 masters; for float32 parameters the master is the parameter itself."""
+    """AdamW over float32 masters; for float32 parameters where they are the master is the parameter itself."""
 
     def __init__(
-        self, parameters: Sequence[torch.nn.Parameter], lr: float, betas: tuple[float, float], weight_decay: float
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        lr: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+        small: bool = False,
+        offload: bool = False,
     ) -> None:
+        """`small`: moments of 8 bits."""
         self.parameters = list(parameters)
-        self.masters = [
-            p if p.dtype == torch.float32 else torch.nn.Parameter(p.detach().float()) for p in self.parameters
-        ]
+        self.offload = offload
+        self.masters = [self._master(p) for p in self.parameters]
         decayed = [m for m in self.masters if m.ndim >= 2]
         plain = [m for m in self.masters if m.ndim < 2]
         groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        self.adam = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=betas)
+        groups = [group for group in groups if group["params"]]
+        # One kernel for all, and nothing beside the state; on the host all cores work at it.
+        fused = (offload or all(m.is_cuda for m in self.masters)) or None
+        self.adam: Any = (
+            SmallAdamW(groups, lr, betas) if small else torch.optim.AdamW(groups, lr=lr, betas=betas, fused=fused)
+        )
+
+    def _master(self, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+        if self.offload:
+            host = torch.empty(parameter.shape, dtype=torch.float32, pin_memory=parameter.is_cuda)
+            return torch.nn.Parameter(host.copy_(parameter.detach()))
+        if parameter.dtype == torch.float32:
+            return parameter
+        return torch.nn.Parameter(parameter.detach().float())
 
     def step(self, lr: float) -> None:
         """One update at this learning rate."""
@@ -43,7 +66,7 @@ class MasterAdamW:
         """Add the parameters' gradients to those of their masters: what micro-batches add up to is a float32 sum."""
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             if master is not parameter and parameter.grad is not None:
-                grad = parameter.grad.float()
+                grad = parameter.grad.to(master.device).float()
                 master.grad = grad if master.grad is None else master.grad.add_(grad)
                 parameter.grad = None
 

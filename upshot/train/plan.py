@@ -30,7 +30,17 @@ def plan(recipe: Recipe) -> str:
     lines.append(f"training   {config.method}, {steps} steps{passes}, learning rate {config.lr:g} ({config.schedule})")
     for role, spec in recipe.models.items():
         lines.append(f"model      {role}: {spec.url or spec.model}")
-    return "\n".join(lines)
+    return "\n".join([*lines, memory(recipe, task)])
+
+
+def memory(recipe: Recipe, task: Task) -> str:
+    """The memory plan as a table."""
+    from upshot.train.fitting import planned
+    from upshot.train.memory_table import table
+
+    found = planned(recipe, len(task.vocabulary() or ()))
+    unknown = f"memory     planned once '{recipe.model.path}' is on this machine: its config.json is not"
+    return unknown if found is None else table(found)
 
 
 def count_examples(recipe: Recipe, task: Task) -> int:

@@ -18,6 +18,7 @@ from upshot.recipe import TrainConfig
 from upshot.rewards.credit import Credit, Span
 from upshot.rollout.reply import Reply
 from upshot.train.batch import Datum
+from upshot.train.drift import Watched, known
 from upshot.train.gae import gae
 from upshot.train.importance import weigh
 from upshot.train.learner import Learner
@@ -48,8 +49,12 @@ def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dic
         reply.advantages = [_mean(datum.advantages[s.start : s.stop]) if s in trained else None for s in spans]
     config = learner.config
     logs |= weigh(learner, data)
+    drift = known(logs)
     for part in minibatches(data, config.minibatches, seed):
-        logs |= learner.forward_backward([[datum] for datum in part], Ppo(config)) | learner.step()
+        objective = Watched(Ppo(config))
+        logs |= learner.forward_backward([[datum] for datum in part], objective) | learner.step()
+        drift = drift or objective.drift()
+    logs |= drift
     logs["train/sequences"] = float(len(data))
     logs["train/tokens"] = float(sum(sum(datum.mask) for datum in data))
     return logs

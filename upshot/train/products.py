@@ -70,43 +70,59 @@ def join(modules: Sequence[Any]) -> None:
         Joined(plain)
 
 
-def product_of(modules: Sequence[Any]) -> Product | None:
-    """The product of these projections as they are now; None where one of them must be called itself."""
+def products_of(modules: Sequence[Any], before: Product | Called | None = None) -> Product | Called:
+    """These projections as they are now: as one product, or called, where one of them can do what only it can.
+
+    What they were `before` is given back where nothing changed.
+    """
+    if isinstance(before, Product) and before.holds(modules):
+        return before
     bases = [base_of(module) for module in modules]
     found = [adapters_of(module) if base is not None else None for module, base in zip(modules, bases, strict=True)]
     plain = [base for base in bases if base is not None]
     adapters = [each for each in found if each is not None]
     if len(adapters) < len(modules) or len({base.bias is None for base in plain}) > 1:
-        return None
+        return Called(modules)
     with torch.no_grad():
         return Product(plain, adapters)
+
+
+Gradients = list[tuple[Tensor, Tensor]]
+"""Parameters with their gradients."""
 
 
 class Product:
     """What several projections of one input are at one time, with their adapters cast."""
 
-    __slots__ = ("adapters", "bias", "down", "ends", "parameters", "up", "weights")
+    random = False
 
     def __init__(self, bases: Sequence[nn.Linear], adapters: Sequence[Sequence[Adapter]]) -> None:
         weights: list[Tensor] = [base.weight for base in bases]
         biases: list[Tensor] = [base.bias for base in bases if base.bias is not None]
         self.parameters = [*weights, *biases]
-        """Whose gradients `gradients` gives, in this order; each adapter's down and up come last."""
-        self.ends = [0]
-        for weight in weights:
-            self.ends.append(self.ends[-1] + weight.shape[0])
-        whole = side_by_side(weights)
-        self.weights = weights if whole is None else [whole]
-        self.bias = None
-        if biases:
-            joined = side_by_side(biases)
-            self.bias = torch.cat(biases) if joined is None else joined
+        """Weights, biases, and each adapter's down and up."""
+        self.sizes = [weight.shape[0] for weight in weights]
+        self.ends = [sum(self.sizes[:i]) for i in range(len(weights) + 1)]
+        self.weights = _rows(weights)
+        copied = biases and len(_rows(biases)) > 1
+        self.bias = None if not biases else torch.cat(biases) if copied else _rows(biases)[0]
         self.adapters: list[tuple[slice, slice, float]] = []
         """The outputs, the thin columns and the scale of each."""
         self.down: Tensor | None = None
         self.up: Tensor | None = None
+        self.places = [] if copied or any(adapters) else [p.data_ptr() for p in self.parameters]
+        """Where the weights are; empty where something was copied."""
         if any(adapters):
             self._cast(adapters)
+        self.needs = [p.requires_grad for p in self.parameters]
+        n, first = len(weights), len(self.parameters) - 2 * len(self.adapters)
+        self.wants_weights, self.wants_all = any(self.needs[:n]), all(self.needs[:n])
+        self.wants_biases, self.wants_downs = any(self.needs[n:first]), any(self.needs[first::2])
+        self.wants_ups = any(self.needs[first + 1 :: 2])
+        self.simple = self.wants_all and first == n and not self.adapters
+        """Whether the gradients of all weights are the only ones."""
+        self.reads = self.wants_weights or self.wants_downs
+        """Whether gradients are made from the input."""
 
     def _cast(self, adapters: Sequence[Sequence[Adapter]]) -> None:
         like, ends = self.weights[0], self.ends
@@ -122,78 +138,124 @@ class Product:
                 self.parameters += [adapter.down, adapter.up]
                 at = columns.stop
 
+    def holds(self, modules: Sequence[Any]) -> bool:
+        """Whether the projections are still these, plain, and where they were."""
+        return (
+            bool(self.places)
+            and all(m._parameters.get("weight") is p for m, p in zip(modules, self.parameters, strict=True))
+            and self.places == [p.data_ptr() for p in self.parameters]
+            and self.needs == [p.requires_grad for p in self.parameters]
+        )
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """The parameters that have a gradient."""
+        return [p for p, need in zip(self.parameters, self.needs, strict=True) if need]
+
     def _pieces(self, wide: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Each weight with its columns of a [tokens, outputs] tensor."""
         if len(self.weights) == 1:
             return [(self.weights[0], wide)]
-        return [(w, wide[:, a:b]) for w, a, b in zip(self.weights, self.ends, self.ends[1:], strict=False)]
+        return list(zip(self.weights, torch.split_with_sizes(wide, self.sizes, 1), strict=True))
 
-    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """y [tokens, outputs], and x Aᵀ."""
+    def outputs(self, x: Tensor, keep: bool) -> tuple[Tensor, Any]:
+        """y [tokens, outputs], and what its derivative needs beside x: x Aᵀ."""
         if self.down is None or self.up is None:
             if len(self.weights) == 1:
                 return nn.functional.linear(x, self.weights[0], self.bias), None
-            y = x.new_empty(len(x), self.ends[-1])
+            y = x.new_empty(x.shape[0], self.ends[-1])
             for weight, part in self._pieces(y):
                 torch.mm(x, weight.t(), out=part)
             return y if self.bias is None else y.add_(self.bias), None
-        thin = self.thin(x)
-        assert thin is not None
+        thin = x @ self.down.t()
         y = nn.functional.linear(thin, self.up, self.bias)
         for weight, part in self._pieces(y):
             part.addmm_(x, weight.t())
         return y, thin
 
-    def thin(self, x: Tensor) -> Tensor | None:
-        """x Aᵀ."""
-        return None if self.down is None else x @ self.down.t()
+    def unneeded(self, x: Tensor) -> tuple[Tensor, Any]:
+        """As `outputs`, where only its derivative will be asked for: y has no values."""
+        return x.new_empty(x.shape[0], self.ends[-1]), None if self.down is None else x @ self.down.t()
 
-    def thin_gradient(self, dy: Tensor) -> Tensor | None:
-        """The gradient of x Aᵀ."""
-        return None if self.up is None else dy @ self.up
-
-    def input_gradient(self, dy: Tensor, dthin: Tensor | None) -> Tensor:
-        """The gradient of x; a new tensor."""
-        dx = None if dthin is None or self.down is None else dthin @ self.down
+    def input_gradient(self, dy: Tensor, kept: Any) -> tuple[Tensor, Any]:
+        """The gradient of x (a new tensor), and of x Aᵀ."""
+        if self.down is None or self.up is None:
+            if len(self.weights) == 1:
+                return dy @ self.weights[0], None
+            dthin = dx = None
+        else:
+            dthin = dy @ self.up
+            dx = dthin @ self.down
         for weight, part in self._pieces(dy):
             dx = part @ weight if dx is None else dx.addmm_(part, weight)
         assert dx is not None
-        return dx
+        return dx, dthin
 
-    def reads_input(self, needs: Sequence[bool]) -> bool:
-        """Whether the gradients that are needed are made from x."""
-        n = len(self.ends) - 1
-        return any(needs[:n]) or any(needs[len(self.parameters) - 2 * len(self.adapters) :: 2])
+    def thin_gradient(self, dy: Tensor) -> Any:
+        """The gradient of x Aᵀ alone."""
+        return None if self.up is None else dy @ self.up
 
-    def gradients(
-        self, needs: Sequence[bool], dy: Tensor, x: Tensor | None, thin: Tensor | None, dthin: Tensor | None
-    ) -> list[Tensor | None]:
-        """Those of `parameters` that are needed; x may be missing where it is not read."""
-        n, first = len(self.ends) - 1, len(self.parameters) - 2 * len(self.adapters)
-        spans = [slice(a, b) for a, b in zip(self.ends, self.ends[1:], strict=False)]
+    def gradients(self, dy: Tensor, x: Tensor, kept: Any, dthin: Any) -> Gradients:
+        """Those of the parameters that are trained."""
+        if self.simple:
+            whole = torch.mm(dy.t(), x)
+            return list(zip(self.parameters, torch.split_with_sizes(whole, self.sizes), strict=True))
+        n, first = len(self.sizes), len(self.parameters) - 2 * len(self.adapters)
         grads: list[Tensor | None] = [None] * len(self.parameters)
-        if all(needs[:n]):
-            assert x is not None
-            whole = dy.t() @ x
-            grads[:n] = [whole[span] for span in spans]
-        elif any(needs[:n]):
-            assert x is not None
-            grads[:n] = [dy[:, s].t() @ x if need else None for s, need in zip(spans, needs[:n], strict=True)]
-        if any(needs[n:first]):
-            total = dy.sum(0)
-            grads[n:first] = [total[s] if need else None for s, need in zip(spans, needs[n:first], strict=True)]
-        if any(needs[first::2]):
-            assert x is not None and dthin is not None
+        if self.wants_all:
+            grads[:n] = torch.split_with_sizes(dy.t() @ x, self.sizes)
+        elif self.wants_weights:
+            parts = zip(dy.split(self.sizes, 1), self.needs[:n], strict=True)
+            grads[:n] = [part.t() @ x if need else None for part, need in parts]
+        if self.wants_biases:
+            grads[n:first] = dy.sum(0).split(self.sizes)
+        if self.wants_downs:
             downs = float32_product(dthin.t(), x)
             grads[first::2] = [downs[columns] for _, columns, _ in self.adapters]
-        if any(needs[first + 1 :: 2]):
-            assert thin is not None
-            ups = float32_product(dy.t(), thin)
+        if self.wants_ups:
+            ups = float32_product(dy.t(), kept)
             grads[first + 1 :: 2] = [ups[rows, columns] * scale for rows, columns, scale in self.adapters]
-        return [
-            g.to(p.dtype) if g is not None and need else None
-            for g, p, need in zip(grads, self.parameters, needs, strict=True)
-        ]
+        found = zip(self.parameters, grads, self.needs, strict=True)
+        return [(p, g if g.dtype == p.dtype else g.to(p.dtype)) for p, g, need in found if need and g is not None]
+
+
+class Called:
+    """Projections that must be called themselves (DoRA, dropout, 4-bit weights …): autograd has their derivatives."""
+
+    random = True
+    reads = False
+
+    def __init__(self, modules: Sequence[Any]) -> None:
+        self.modules = modules
+        self.trained: list[Tensor] = [p for module in modules for p in module.parameters() if p.requires_grad]
+
+    def outputs(self, x: Tensor, keep: bool) -> tuple[Tensor, Any]:
+        """As `Product.outputs`; kept are x and y with their graph."""
+        with torch.set_grad_enabled(keep):
+            x = x.detach().requires_grad_(keep)
+            found = [module(x) for module in self.modules]
+            y = found[0] if len(found) == 1 else torch.cat(found, -1)
+        return y.detach(), (x, y)
+
+    def unneeded(self, x: Tensor) -> tuple[Tensor, Any]:
+        """As `outputs`: the graph comes with the values."""
+        return self.outputs(x, True)
+
+    def input_gradient(self, dy: Tensor, kept: Any) -> tuple[Tensor, Any]:
+        """The gradient of x, and those of the parameters."""
+        x, y = kept
+        dx, *grads = torch.autograd.grad(y, [x, *self.trained], dy, allow_unused=True)
+        return dx.contiguous(), grads
+
+    def gradients(self, dy: Tensor, x: Tensor, kept: Any, grads: Any) -> Gradients:
+        """Those of the parameters that are trained."""
+        return [(p, g) for p, g in zip(self.trained, grads, strict=True) if g is not None]
+
+
+def _rows(tensors: list[Tensor]) -> list[Tensor]:
+    """The tensors, as one where they are rows of one."""
+    whole = side_by_side(tensors)
+    return tensors if whole is None else [whole]
 
 
 def float32_product(a: Tensor, b: Tensor) -> Tensor:

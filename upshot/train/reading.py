@@ -13,6 +13,7 @@ from upshot.engine.driver import causal_lm
 from upshot.engine.exact.forward import ExactForward
 from upshot.engine.probe import busy_adapters, plain_logits
 from upshot.train.batch import Datum, pack
+from upshot.train.dropout import without_dropout
 from upshot.train.forward import Forward, PaddedForward
 from upshot.train.lean import LeanForward
 from upshot.train.logprobs import bent
@@ -40,9 +41,22 @@ def forward_of(module: Any, exact: bool = False) -> Forward:
         ) as error:
             reason = f"{type(error).__name__}: {error}"
         if reason is None:
+            rehearse(forward, module)
             return forward
         warnings.warn(f"the learner falls back to a slower forward: {make.__name__}: {reason}", stacklevel=2)
     return PaddedForward(module)
+
+
+def rehearse(forward: PackedForward, module: Any) -> None:
+    """On a GPU: one derivative of nothing, so that kernels are compiled before the first step waits for them."""
+    if module.device.type != "cuda" or not any(parameter.requires_grad for parameter in module.parameters()):
+        return
+    data = [Datum(list(range(IDS)), [0, *[1] * (IDS - 1)]), Datum([*range(IDS - 2), 1, 1], [0, *[1] * (IDS - 1)])]
+    training = module.training
+    with without_dropout(module), forward.open():
+        forward.read(pack(data, module.device, share=True), 1.0).logprobs.sum().backward()  # type: ignore[no-untyped-call]
+    module.train(training)
+    module.zero_grad(set_to_none=True)
 
 
 def states_of(module: Any) -> list[Callable[[], Hidden]]:

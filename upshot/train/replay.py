@@ -29,7 +29,7 @@ from upshot.time_limit import call_seconds
 from upshot.train import samples
 from upshot.train.folder import ROLLOUTS, RunFolder
 from upshot.train.plan import classmate_names
-from upshot.train.setup import load_tokenizer
+from upshot.train.setup import find_tokenizer
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ async def replay(folder: RunFolder, recipe: Recipe, step: int) -> list[Scored]:
     call_seconds.set(recipe.call_seconds)
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     rows = {row.id: row for row in task.rows("train")}
-    tokenizer = load_tokenizer(recipe.model, task)
+    tokenizer = find_tokenizer(recipe.model, task)
     renderer = Renderer(tokenizer, recipe.model.template_options)
     company = of_recipe(recipe, task, AbsentPolicy(), tokenizer, renderer)
     async with aclosing(company):

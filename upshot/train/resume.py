@@ -10,9 +10,11 @@ from upshot.recipe import Recipe
 from upshot.train.folder import RunFolder
 
 MAY_CHANGE = (
-    *("train.steps", "train.epochs", "train.save_every", "train.keep", "train.token_budget"),
+    *("train.steps", "train.epochs", "train.save_every", "train.save_minutes", "train.keep", "train.keep_best"),
+    *("train.max_skipped", "train.token_budget"),
     *("budget", "eval", "models", "sandbox", "trackers", "call_seconds", "keep_rollouts"),
     *("reward.max_missing", "reward.manager", "model.device", "model.gradient_checkpointing"),
+    *("model.memory_gb", "train.offload_optimizer"),
 )
 """Keys, and sections with all their keys: how long, how much, who helps, where it runs and what is written."""
 

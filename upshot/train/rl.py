@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from upshot.chat import Row, derive_seed
 from upshot.errors import UserError
@@ -16,13 +17,17 @@ from upshot.rollout.play import play_step
 from upshot.rollout.reply import Reply
 from upshot.rollout.stage import Stage
 from upshot.score import Reason, tell_missing
+from upshot.stopwatch import Stopwatch
 from upshot.train.batch import data_of
 from upshot.train.charge import charged
+from upshot.train.drift import Watched, known
 from upshot.train.flat import is_flat, play_until_varied
-from upshot.train.held_out import held_out, last_look, last_look_due
+from upshot.train.held_out import Looks, play_held_out
 from upshot.train.importance import weigh
 from upshot.train.learner import Learner
+from upshot.train.meters import sampled
 from upshot.train.objectives import PolicyGradient
+from upshot.train.rollouts import Played, Rollouts, staleness
 from upshot.train.sft import pick
 from upshot.train.summary import missing_scores, summarise
 from upshot.train.surrogates.base import surrogate
@@ -54,27 +59,57 @@ async def play_and_learn(
     if not rows:
         raise UserError(f"task '{run.task.name}' has no rows in its split 'train'; look at the options under `task`")
     config = run.lasting(config, len(rows))
-    if run.step and run.step >= config.steps and not last_look_due(run):
+    looks = Looks(run)
+    if looks.enough or (run.step and run.step >= config.steps and not looks.due):
         return  # a finished run was resumed
     async with run.company() as (_, stage):
         learner = run.learner(config, value_head)
         if reference:
             run.keep_reference(learner)
         run.begin(learner, config)
-        for step in range(run.step, config.steps):
-            started = time.perf_counter()
-            await stage.futures.learned(step)
-            groups = await play(recipe, stage, rows, step, run.reporter.within)
-            rolled = time.perf_counter()
-            logs = summarise(groups) | measure(groups, stage) | await held_out(run, stage, step)
-            stop_if_missing(groups, recipe.reward.max_missing)
-            logs |= learn(learner, groups, derive_seed(recipe.seed, "minibatches", step))
-            ended = time.perf_counter()
-            logs |= {"time/rollout": rolled - started, "time/train": ended - rolled, "time/step": ended - started}
-            run.step_done(step + 1, logs, groups)
-            await asyncio.sleep(0)
+        steps, ahead = range(run.step, config.steps), config.async_steps
+
+        def playing(step: int) -> Coroutine[Any, Any, Played]:
+            return timed_play(recipe, stage, rows, step, run.reporter.within)
+
+        def look() -> Awaitable[dict[str, float]]:
+            return play_held_out(run, stage)
+
+        async with Rollouts(playing, run.trainee.sampler, stage.futures, ahead, steps) as rollouts:
+            for step in steps:
+                with run.meter.step() as times:
+                    played = await rollouts.of(step)
+                    groups = played.groups
+                    logs = played.times | summarise(groups) | measure(groups, stage)
+                    logs |= staleness(groups, step) if ahead else {}
+                    evaluation = await looks.before(step, look)
+                    if looks.enough:
+                        looks.end(evaluation)
+                        break
+                    stop_if_missing(groups, recipe.reward.max_missing)
+                    run.count()
+                    await rollouts.go_on(step)
+                    seed = derive_seed(recipe.seed, "minibatches", step)
+                    run.trainee.rest()
+                    with times.learning(learner):
+                        logs |= evaluation | await rollouts.learn(partial(learn, learner, groups, seed))
+                run.step_done(step + 1, logs | times.logs, groups)
+                await asyncio.sleep(0)
         run.checkpoint()
-        await last_look(run, stage)
+        await looks.last(look)
+
+
+async def timed_play(
+    recipe: Recipe, stage: Stage, rows: Sequence[Row], step: int, played: Callable[[int, int], None]
+) -> Played:
+    """The replies of a step and where the time went that they took."""
+    started = time.perf_counter()
+    with Stopwatch().running() as watch:
+        groups = await play(recipe, stage, rows, step, played)
+    took = time.perf_counter() - started
+    times = {f"time/{name}": watch.seconds[name] for name in ("sample", "futures", "judges") if watch.seconds[name]}
+    tokens = sampled(reply for group in groups for reply in group)
+    return Played(groups, times | {"time/rollout": took, "time/sampled_per_s": tokens / max(took, 1e-9)})
 
 
 async def play(
@@ -149,9 +184,12 @@ def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dic
     if config.kl and config.kl_in == "loss":
         for datum, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
             datum.reference = reference
+    drift = known(logs)
     for part in minibatches(data, config.minibatches, seed):
-        logs |= learner.forward_backward([[datum] for datum in part], PolicyGradient(config))
-        logs |= learner.step()
+        objective = Watched(PolicyGradient(config))
+        logs |= learner.forward_backward([[datum] for datum in part], objective)
+        drift = drift or objective.drift()  # of the first: later ones have other weights than the sampler had
+        logs |= learner.step() | drift
     logs["train/sequences"] = float(len(data))
     logs["train/tokens"] = float(sum(sum(datum.mask) for datum in data))
     return logs

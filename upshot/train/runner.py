@@ -1,47 +1,44 @@
-"""One run from recipe to checkpoint: warm start, method, evaluation, run folder, resume."""
+"""One run from recipe to checkpoint: the phases, one after another, and where they stand.
+
+The model and what is made of it: `trainee.py`. What is written and told: `writer.py`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from functools import cached_property
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from upshot.chat import Row, derive_seed
-from upshot.engine.engine import Engine, EngineSettings
-from upshot.jsonl import plain
+from upshot.chat import Row
+from upshot.errors import UserError
 from upshot.models.rendering import Renderer
 from upshot.recipe import Recipe, TrainConfig
-from upshot.rewards.task_metrics import task_metrics
 from upshot.rollout.company import Company, of_recipe, stage_of
-from upshot.rollout.policy import Policy
 from upshot.rollout.reply import Reply
 from upshot.rollout.room import fitting
 from upshot.rollout.stage import Stage
-from upshot.tasks.base import Task, groups_of, tasks
+from upshot.tasks.base import Task, tasks
 from upshot.time_limit import call_seconds
 from upshot.train import checks, dpo, online_dpo, ppo, rl, sft
-from upshot.train.adapters import add_lora, find_start
+from upshot.train.checkpoints import Best
 from upshot.train.checks.bench import room_of
+from upshot.train.fitting import with_helpers
 from upshot.train.folder import RunFolder
-from upshot.train.frozen import PolicyModel
+from upshot.train.guards import Alarms, bad_step
 from upshot.train.learner import Learner
+from upshot.train.meters import Meter, finite
 from upshot.train.phases import phase_config, phases_of
-from upshot.train.plan import SAMPLED
 from upshot.train.reporter import Reporter
-from upshot.train.setup import (
-    context_limit,
-    load_policy,
-    sampling_of,
-    seed_torch,
-)
-from upshot.train.summary import by_group
-from upshot.train.trackers import Tracker, make_trackers
-from upshot.train.weights import load_weights, save_weights
+from upshot.train.saver import Saver
+from upshot.train.setup import context_limit
+from upshot.train.trackers import make_trackers
+from upshot.train.trainee import Trainee
+from upshot.train.writer import Logs, Writer
 from upshot.whole_files import write_json
 
 COUNTERS = "counters.json"
@@ -51,6 +48,11 @@ COUNTERS = "counters.json"
 class Run:
     """A recipe being trained in its folder."""
 
+    task: Task
+    trainee: Trainee
+    writer: Writer
+    meter: Meter
+
     def __init__(self, recipe: Recipe, folder: RunFolder, reporter: Reporter) -> None:
         self.recipe = recipe
         self.folder = folder
@@ -59,112 +61,89 @@ class Run:
         self.phase, self.step = self.phases[0], 0
         self.start_from: Path | None = None
         """The checkpoint that the run goes on from."""
+        self._resumes = ""
+        """The phase that it goes on with."""
+        self.saver = Saver(folder.checkpoints)
+        self.alarms = Alarms()
         self.counters: dict[str, Any] = {}
         """What the helpers' counters were after the last finished step: those of a step half done are played again."""
+        self._counted: tuple[Logs, dict[str, Any]] = {}, {}
+        """What the helpers have counted for the step under way: numbers for its line, and their counters."""
         self.company_now: Company | None = None
-        self.trackers: list[Tracker] = []
         self._learning: tuple[Learner, TrainConfig] | None = None
         self._updates = 0
         """Optimizer steps of the learner when the last line was written."""
+        self._bad_steps = 0
+        """Steps in a row that ended without a finite loss and gradient."""
+
+    @property
+    def module(self) -> Any:
+        """The model in training."""
+        return self.trainee.module
+
+    @property
+    def renderer(self) -> Renderer:
+        """Messages → ids of the model in training."""
+        return self.trainee.renderer
 
     async def train(self) -> Path:
         """Train to the end, or to Ctrl-C or an empty budget; the last checkpoint either way."""
         with self.folder.locked(self.reporter.say):
             self._go_on()
-            return await self._train()
-
-    async def _train(self) -> Path:
-        self._prepare()
-        recipe = self.recipe
-        call_seconds.set(recipe.call_seconds)
-        self.trackers = make_trackers(recipe.trackers, self.folder.path, recipe.model_dump(mode="json"))
-        self.folder.status("running")
-        try:
-            for phase in self.phases[self.phases.index(self.phase) :]:
-                if phase != self.phase:
-                    self.phase, self.step = phase, 0
-                config = phase_config(recipe, phase)
-                await METHODS[config.method](self, config)
-        except BaseException as error:
-            self._stopped(error)
-            raise
-        finally:
-            for tracker in self.trackers:
-                tracker.finish()
-        self.folder.status("finished")
-        latest = self.folder.latest()
-        assert latest is not None
-        return latest.path
+            await self._prepare()
+            self.writer.status("running")
+            try:
+                for phase in self.phases[self.phases.index(self.phase) :]:
+                    if phase != self.phase:
+                        self.phase, self.step = phase, 0
+                    config = phase_config(self.recipe, phase)
+                    await METHODS[config.method](self, config)
+                self.saver.wait()
+            except BaseException as error:
+                self._stopped(error)
+                raise
+            finally:
+                self.saver.close()
+                self.writer.close()
+            self.writer.status("finished")
+            latest = self.folder.latest()
+            assert latest is not None
+            return latest.path
 
     def _go_on(self) -> None:
         """Find where the folder's run stands; what it wrote after its last checkpoint is written again."""
         found = self.folder.latest()
         if found is not None:
             self.start_from, self.phase, self.step = found
+            self._resumes = self.phase
             self.counters = json.loads((found.path / COUNTERS).read_text())
         if self.recipe != self.folder.recipe():
             self.folder.write_recipe(self.recipe)
         self.folder.rewind(self.phases, self.phase, self.step)
 
+    async def _prepare(self) -> None:
+        """Task, model and writer."""
+        recipe = self.recipe
+        self.task = tasks.create(recipe.task.name, recipe.task.options, "task")
+        self.trainee = Trainee(recipe, self.task, self.folder.path, self.start_from, self.reporter.say)
+        call_seconds.set(recipe.call_seconds)
+        trackers = make_trackers(recipe.trackers, self.folder.path, recipe.model_dump(mode="json"))
+        self.writer = Writer(recipe, self.folder, self.reporter, self.task, self.renderer.spelled, trackers)
+
     def _stopped(self, error: BaseException) -> None:
         """Save what was reached, unless an update is half done: then the last checkpoint is what to go on from."""
         reason = str(error) or type(error).__name__
         try:
-            if self._learning is not None and self._learning[0].steps == self._updates:
+            self.saver.wait()
+        except Exception as earlier:
+            self.reporter.say(f"a checkpoint was not saved: {earlier}")
+        try:
+            if self._learning is not None and self._learning[0].steps == self._updates and not self._bad_steps:
                 self.checkpoint()
+                self.saver.wait()
         except Exception as second:
             self.reporter.say(f"nothing was saved: {second}")
-        self.folder.status("stopped", reason=reason)
-
-    def _prepare(self) -> None:
-        recipe = self.recipe
-        self.task: Task = tasks.create(recipe.task.name, recipe.task.options, "task")
-        checkpoint = str(self.start_from or "")
-        seed_torch(recipe.seed)
-        self.start = find_start(recipe.model, self.folder.path, self.reporter.say)
-        module, tokenizer = self._load("" if recipe.model.lora else checkpoint)
-        self.module = add_lora(module, recipe.model, checkpoint or self.start.adapter)
-        self.tokenizer = tokenizer
-        self.renderer = Renderer(self.tokenizer, recipe.model.template_options)
-        template = self.renderer.check()
-        if not template.appends:
-            self.reporter.say(f"chat template: {template.reason}; rendering turn by turn instead, history is kept")
-
-    @cached_property
-    def engine(self) -> Engine:
-        """The engine on the policy's own tensors; made for the first rollout, so that sft and dpo need none."""
-        return Engine(self.module, self.renderer.end_ids, EngineSettings(exact=self.recipe.model.exact))
-
-    @cached_property
-    def sampler(self) -> PolicyModel:
-        """The policy as a model."""
-        return PolicyModel(self.engine, self.tokenizer, "policy", self.renderer, self.module)
-
-    def _weights_changed(self) -> None:
-        if "engine" in self.__dict__:
-            self.engine.weights_changed()
-
-    def _load(self, path: str = "") -> tuple[Any, Any]:
-        """Module, without adapters, and tokenizer: those of a folder, or those that the run began with."""
-        seed = derive_seed(self.recipe.seed, "weights")
-        return load_policy(self.recipe.model, self.task, seed, path or self.start.model, self.start.adapter)
-
-    def learner(self, config: TrainConfig, value_head: bool = False) -> Learner:
-        """A learner on the policy, restored when this phase is being resumed."""
-        episode = self.recipe.episode
-        learner = Learner(
-            self.module,
-            self.tokenizer,
-            config,
-            max_tokens=episode.max_tokens,
-            temperature=episode.temperature if config.method in SAMPLED else 1.0,
-            changed=self._weights_changed,
-            value_head=value_head,
-            exact=self.recipe.model.exact and config.method in SAMPLED,
-        )
-        if self.start_from is not None and self.step:
-            learner.load(self.start_from)
-        return learner
+        self.writer.status("stopped", reason=reason)
 
     def lasting(self, config: TrainConfig, examples: int) -> TrainConfig:
         """The configuration with its epochs counted in steps."""
@@ -173,19 +152,16 @@ class Run:
             self.reporter.say(f"{config.epochs:g} epochs of {examples} examples: {settled.steps} steps")
         return settled
 
+    def learner(self, config: TrainConfig, value_head: bool = False) -> Learner:
+        """A learner on the policy, restored when this phase is being resumed."""
+        learner = self.trainee.learner(config, value_head)
+        if self.start_from is not None and self._resumes == self.phase:
+            learner.load(self.start_from)
+        return learner
+
     def keep_reference(self, learner: Learner) -> None:
         """Give the learner the model that this phase began with; a resumed phase finds it again."""
-        saved = self.folder.path / "reference"
-        # The whole of a model that is where the recipe says is not kept a second time.
-        elsewhere = self.phase == self.phases[0] and self.recipe.model.lora is None
-        if self.step == 0:
-            learner.keep_reference()
-            if not elsewhere:
-                save_weights(saved, learner.reference)
-        elif elsewhere:
-            learner.keep_reference(dict(self._load()[0].named_parameters()))
-        else:
-            learner.keep_reference(load_weights(saved))
+        self.trainee.keep_reference(learner, self.phase == self.phases[0], begun=self.step > 0)
 
     def fitting(self, rows: Sequence[Row]) -> Sequence[Row]:
         """The rows whose prompt leaves room for a reply, by the recipe's rule for those that do not."""
@@ -196,26 +172,20 @@ class Run:
     @asynccontextmanager
     async def company(self) -> AsyncIterator[tuple[Company, Stage]]:
         """Helper models, user and metrics, started, with the stage they play on; closed at the end."""
-        recipe = self.recipe
-        policy = Policy(
-            self.sampler,
-            self.renderer,
-            sampling_of(recipe),
-            context_limit(recipe.model, self.module),
-            recipe.episode.system,
-            self.task.tools(),
-            recipe.episode.think,
+        recipe, trainee = self.recipe, self.trainee
+        company = of_recipe(
+            with_helpers(recipe, trainee.memory), self.task, trainee.sampler, trainee.tokenizer, trainee.renderer
         )
-        company = of_recipe(recipe, self.task, self.sampler, self.tokenizer, self.renderer)
         self.company_now = company
         if spent := self.folder.spent():
             company.budget.restore(spent)
         company.restore(self.counters)
-        if self.start_from is not None and self.step:
-            self.sampler.load_copies(self.start_from)
+        trainee.sampler.play_ahead(recipe.train.async_steps)
+        if self.start_from is not None and self._resumes == self.phase:
+            trainee.sampler.load_copies(self.start_from)
         try:
             await company.start()
-            yield company, stage_of(recipe, company, policy)
+            yield company, stage_of(recipe, company, trainee.policy())
         finally:
             self.company_now = None
             await company.aclose()
@@ -224,59 +194,76 @@ class Run:
     def begin(self, learner: Learner, config: TrainConfig) -> None:
         """The phase's learner is ready: from here on Ctrl-C saves."""
         self._learning, self._updates = (learner, config), learner.steps
-        self.reporter.phase(self.phase, config.steps, self.step)
+        self.meter = Meter(self.module)
+        self.alarms = Alarms()
+        for line in self.folder.lines(self.phase):
+            self.alarms.watch(line)
+        self.writer.begin(self.phase, config.steps, self.step)
 
-    def step_done(self, step: int, logs: dict[str, float], groups: Sequence[Sequence[Reply]] = ()) -> None:
+    def count(self) -> None:
+        """All that the step under way asked of helpers is done: its line tells of what they counted until now."""
+        if self.company_now is not None:
+            self._counted = self.company_now.stats(), self.company_now.counters()
+
+    def step_done(self, step: int, logs: Logs, groups: Sequence[Sequence[Reply]] = ()) -> None:
         """Write a finished step to the run folder, and a checkpoint when it is time."""
         assert self._learning is not None, "begin() comes first"
         learner, config = self._learning
-        replies = [reply for group in groups for reply in group]
-        if replies:
-            logs |= by_group(replies, self._groups_of, lambda reply: reply.reward.total)
-            logs |= task_metrics(groups, self.task.groups)
-            kept = replies[: self.recipe.keep_rollouts or None]
-            self.folder.samples(step, kept)
-            self.folder.rollouts(self._transcripts(step, kept))
+        logs |= self.writer.replies(step, groups)
         if self.company_now is not None:
-            logs |= self.company_now.stats()
-            self.counters = self.company_now.counters()
-            self.folder.write_spent(self.company_now.budget.state())
-        self.folder.metrics(self.phase, step, logs)
+            stats, self.counters = self._counted
+            spent = self.company_now.budget.state()
+            logs |= {**stats, "time/dollars": spent["dollars"]}
+            self.folder.write_spent(spent)
+        logs["time/save"] = self.saver.spent()
+        self.writer.line(self.phase, step, logs)
         self.step, self._updates = step, learner.steps
-        self.announce(step, logs)
-        if config.save_every and step % config.save_every == 0 and step < config.steps:
+        for text in self.alarms.watch(logs):
+            self.reporter.say(f"step {step}: {text}")
+        self.writer.announce(self.phase, step, logs, list(self.alarms.ringing.values()))
+        self._stop_if_bad(logs, config)
+        self.saver.check()
+        if not self._bad_steps and self.saver.due(step, config):
             self.checkpoint()
 
-    def announce(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Tell the console and the trackers what metrics.jsonl has been told."""
-        numbers = {name: value for name, value in plain(logs).items() if isinstance(value, (int, float))}
-        self.reporter.step(self.phase, step, numbers)
-        for tracker in self.trackers:
-            tracker.log(step, {f"{self.phase}/{name}": value for name, value in numbers.items()})
+    def _stop_if_bad(self, logs: Logs, config: TrainConfig) -> None:
+        """A step that taught nothing is passed over; several in a row are the end."""
+        why = bad_step(logs)
+        self._bad_steps = self._bad_steps + 1 if why else 0
+        if self._bad_steps >= config.max_skipped:
+            raise UserError(
+                f"step {self.step}: {why}, {self._bad_steps} times in a row (train.max_skipped); {self._last_good()}"
+            )
 
-    def checkpoint(self) -> None:
-        """Save the run as it was after its last finished step."""
+    def _last_good(self) -> str:
+        self.saver.wait()
+        latest = self.folder.latest()
+        if latest is None:
+            return "nothing good was saved yet; begin anew with a lower train.lr or grad_clip"
+        return f"the last good checkpoint is {latest.path}; begin from it with a lower train.lr or grad_clip"
+
+    def checkpoint(self, best: Best | None = None) -> None:
+        """Save the run as it was after its last finished step, in the background; `best`: it is the best one yet."""
         assert self._learning is not None, "begin() comes first"
-        learner, config = self._learning
+        learner, _ = self._learning
+        if not finite(learner.parameters):
+            raise UserError(
+                f"the weights are not finite after step {self.step}, and are not saved; {self._last_good()}"
+            )
+        keep = self.recipe.train.keep
+        self.saver.save(self.phase, self.step, keep, lambda: self._snapshot(learner), best)
+
+    def _snapshot(self, learner: Learner) -> Callable[[Path], None]:
+        """What writes the state of the run, as it is now, into a folder."""
+        parts = [learner.snapshot(), *([self.trainee.sampler.snapshot()] if self.trainee.samples else [])]
+        counters = self.counters
 
         def write(folder: Path) -> None:
-            learner.save(folder)
-            write_json(folder / COUNTERS, self.counters)
-            if "sampler" in self.__dict__:
-                self.sampler.save_copies(folder)
+            for part in parts:
+                part(folder)
+            write_json(folder / COUNTERS, counters)
 
-        self.start_from = self.folder.checkpoints.save(self.phase, self.step, config.keep, write)
-
-    def _transcripts(self, step: int, replies: Sequence[Reply]) -> Iterator[dict[str, Any]]:
-        """Lines for rollouts.jsonl; a reply that cannot be written (a detail that is no mapping) is said, not fatal."""
-        for reply in replies:
-            try:
-                yield reply.to_dict(step, self._groups_of(reply), self.renderer.spelled)
-            except Exception as error:
-                self.reporter.say(f"a reply to row '{reply.conversation.row.id}' cannot be written: {error!r}")
-
-    def _groups_of(self, reply: Reply) -> Mapping[str, str]:
-        return groups_of(self.task, reply.conversation.row)
+        return write
 
 
 METHODS = {"sft": sft.train, "dpo": dpo.train, "online-dpo": online_dpo.train, "ppo": ppo.train, "rl": rl.train}
@@ -284,9 +271,8 @@ METHODS = {"sft": sft.train, "dpo": dpo.train, "online-dpo": online_dpo.train, "
 
 
 def train(recipe: Recipe, folder: RunFolder | None = None, reporter: Reporter | None = None) -> RunFolder:
-    """Run a recipe to its end in this process; the run folder."""
-    found = checks.find(recipe, resumed=folder is not None)
-    checks.refuse(found)
+    """Run a recipe to its end in this process; the run folder. SIGTERM stops and saves as Ctrl-C does."""
+    checks.refuse(checks.find(recipe, resumed=folder is not None))
     return train_checked(recipe, folder, reporter)
 
 
@@ -296,12 +282,22 @@ def train_checked(recipe: Recipe, folder: RunFolder | None = None, reporter: Rep
     folder = folder or RunFolder.create(recipe)
     reporter = reporter or Reporter()
     try:
-        asyncio.run(Run(recipe, folder, reporter).train())
-    except BaseException:
+        asyncio.run(_until_terminated(Run(recipe, folder, reporter)))
+    except BaseException as error:
         if new:
             folder.drop_failed_start()
+        if isinstance(error, asyncio.CancelledError):
+            raise SystemExit(128 + signal.SIGTERM) from None
         raise
     finally:
         reporter.close()
         gc.collect()  # model and engine refer to each other; their memory is needed by whatever runs next
     return folder
+
+
+async def _until_terminated(run: Run) -> None:
+    """Train; SIGTERM, with which schedulers take machines away, cancels it: between steps, never inside an update."""
+    training = asyncio.ensure_future(run.train())
+    with suppress(RuntimeError, ValueError):  # in another thread the signals are somebody else's
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, training.cancel)
+    await training

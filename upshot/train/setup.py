@@ -11,6 +11,8 @@ from upshot.errors import UserError
 from upshot.models.base import Sampling
 from upshot.models.local import (
     adapter_config,
+    load_4bit,
+    load_tokenizer,
     load_whole,
     local_path,
     own_tokenizer,
@@ -19,6 +21,7 @@ from upshot.models.local import (
 )
 from upshot.recipe import PolicyConfig, Recipe
 from upshot.tasks.base import Task
+from upshot.whole_files import read_text
 
 
 def load_policy(config: PolicyConfig, task: Task, seed: int, path: str = "", adapter: str = "") -> tuple[Any, Any]:
@@ -32,34 +35,29 @@ def load_policy(config: PolicyConfig, task: Task, seed: int, path: str = "", ada
         from transformers.utils import logging
 
         logging.disable_progress_bar()  # the run has its own
-        module, tokenizer = load_whole(path, config.dtype, device)
+        if config.quantize == "4bit":
+            module, tokenizer = load_4bit(path, config.dtype, device)
+        else:
+            module, tokenizer = load_whole(path, config.dtype, device)
         tokenizer = (own_tokenizer(adapter) if adapter else None) or tokenizer
+    elif config.quantize != "none":
+        raise UserError("model.quantize=4bit is for a model that is loaded; a new tiny one needs no bits saved")
     else:
         from upshot.models.tiny import tiny_model
 
         tokenizer = _new_tokenizer(task)
         module = tiny_model(config.tiny, tokenizer, seed).to(device, pick_dtype(config.dtype, device))
-    _set_template(tokenizer, config)
-    if config.gradient_checkpointing:
-        module.gradient_checkpointing_enable()
-    return module, tokenizer
+    return module, _set_template(tokenizer, config)
 
 
-def load_tokenizer(config: PolicyConfig, task: Task) -> Any:
-    """The policy's tokenizer alone, in a second or two; a folder without one is a `UserError`."""
+def find_tokenizer(config: PolicyConfig, task: Task) -> Any:
+    """The policy's tokenizer alone, in a second or two."""
     if not config.path:
         return _set_template(_new_tokenizer(task), config)
-    path, found = local_path(config.path), adapter_config(config.path)
-    if found is not None:
-        path = path if own_tokenizer(path) else local_path(found["base_model_name_or_path"])
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise UserError(f"model.path '{config.path}': cannot load its tokenizer ({why})") from error
-    return _set_template(tokenizer, config)
+    found = adapter_config(config.path)
+    own = own_tokenizer(config.path) if found is not None else None
+    base = config.path if found is None else str(found["base_model_name_or_path"])
+    return _set_template(own or load_tokenizer(base), config)
 
 
 def find_context(config: PolicyConfig) -> int:
@@ -91,7 +89,7 @@ def _set_template(tokenizer: Any, config: PolicyConfig) -> Any:
     if config.chat_template:
         file = Path(config.chat_template)
         is_file = len(config.chat_template) < 256 and file.is_file()
-        tokenizer.chat_template = file.read_text() if is_file else config.chat_template
+        tokenizer.chat_template = read_text(file, "chat template") if is_file else config.chat_template
     return tokenizer
 
 

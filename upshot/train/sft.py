@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,9 @@ from upshot.models.rendering import Renderer
 from upshot.recipe import TrainConfig
 from upshot.train.batch import Datum
 from upshot.train.examples import read_dialogues
+from upshot.train.held_out import Looks
 from upshot.train.objectives import Sft
-from upshot.train.setup import context_limit
+from upshot.train.validation import held_out_dialogues, sft_loss
 
 if TYPE_CHECKING:
     from upshot.train.runner import Run
@@ -44,6 +44,8 @@ class Dialogues(Sequence[Datum]):
         return len(self._dialogues)
 
     def __getitem__(self, index: Any) -> Any:
+        if index >= len(self):
+            raise IndexError(index)
         if index not in self._rendered:
             ids, mask = self._renderer.demonstration(self._dialogues[index], self._tools)
             self._rendered[index] = Datum(ids[: self._limit], mask[: self._limit])
@@ -77,21 +79,33 @@ async def train(run: Run, config: TrainConfig) -> None:
     dialogues = read_dialogues(config.data) if config.data else run.task.dialogues("train")
     if not dialogues:
         raise UserError(f"task '{run.task.name}' has no dialogues to imitate; set train.data=FILE")
-    data = Dialogues(dialogues, run.renderer, context_limit(run.recipe.model, run.module), run.task.tools())
+    rendered = (run.renderer, run.trainee.max_context, run.task.tools())
+    data = Dialogues(dialogues, *rendered)
     if not data:
         raise UserError("no dialogue has an assistant turn to imitate")
     config = run.lasting(config, len(data))
+    looks = Looks(run)
+    if looks.enough:
+        return  # a finished run was resumed
     learner = run.learner(config)
     run.begin(learner, config)
     seed = derive_seed(run.recipe.seed, run.phase)
+
+    async def look() -> dict[str, float]:
+        return sft_loss(learner, list(Dialogues(held_out_dialogues(run), *rendered)))
+
     for step in range(run.step, config.steps):
-        started = time.perf_counter()
-        units = [[data[i]] for i in pick(len(data), config.prompts_per_step, step, seed) if any(data[i].mask)]
-        if not units:
-            raise UserError("no assistant turn to imitate is left within the context; raise model.max_context")
-        logs = learner.forward_backward(units, Sft())
-        logs |= learner.step()
-        logs["time/step"] = time.perf_counter() - started
-        run.step_done(step + 1, logs)
+        with run.meter.step() as times:
+            evaluation = await looks.before(step, look)
+            if looks.enough:
+                looks.end(evaluation)
+                break
+            units = [[data[i]] for i in pick(len(data), config.prompts_per_step, step, seed) if any(data[i].mask)]
+            if not units:
+                raise UserError("no assistant turn to imitate is left within the context; raise model.max_context")
+            with times.learning(learner):
+                logs = learner.forward_backward(units, Sft()) | learner.step()
+        run.step_done(step + 1, logs | evaluation | times.logs)
         await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
     run.checkpoint()
+    await looks.last(look)

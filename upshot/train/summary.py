@@ -83,6 +83,9 @@ def _shape(replies: Sequence[Reply]) -> dict[str, float]:
     out: dict[str, float] = {}
     _put(out, "rollout/reply_tokens", [float(sum(len(s.ids) for s in own)) for own in spoken])
     _put(out, "rollout/turns", [float(len(own)) for own in spoken])
+    thoughts = [float(sum(s.thought[1] - s.thought[0] for s in own if s.thought)) for own in spoken]
+    if any(thoughts):
+        _put(out, "rollout/thought_tokens", thoughts)
     _put(out, "rollout/cut", [float(cut_short(r.conversation.turns[-1])) for r in replies if r.conversation.turns])
     futures = [f for reply in replies for f in reply.futures]
     _put(

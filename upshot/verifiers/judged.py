@@ -16,6 +16,7 @@ from upshot.errors import UserError
 from upshot.models.base import Model, ModelCallError, Sampling
 from upshot.score import Reason, Score
 from upshot.verifiers.base import Extra, Verifier, parse_score, verifiers
+from upshot.whole_files import read_text
 
 FRAME = """\
 {rubric}
@@ -167,7 +168,7 @@ def with_rubric_read(options: Mapping[str, Any]) -> dict[str, Any]:
         return dict(options)
     if not Path(rubric).is_file():
         raise UserError(f"verifier 'judged': no rubric file '{rubric}'")
-    return {**options, "rubric": Path(rubric).read_text(encoding="utf-8")}
+    return {**options, "rubric": read_text(Path(rubric), "rubric file")}
 
 
 @verifiers.register("sycophancy", "helpful_instructions", "anthropic_hh_rlhf")

@@ -38,6 +38,7 @@ from upshot.rollout.keep import Keep
 from upshot.rollout.policy import Policy
 from upshot.rollout.reply import Future, Reply
 from upshot.score import Score, mean_score
+from upshot.stopwatch import at_work
 from upshot.tasks.base import Task
 
 CLASSMATE = "classmate"
@@ -212,7 +213,8 @@ class Classmates(Futures):
         if self.share > 0:
             jobs.append(classmate.likelihood(handed, self.task.answer_text(row)))
         try:
-            results = await asyncio.gather(*jobs)
+            with at_work("futures"):
+                results = await asyncio.gather(*jobs)
         except UserError:
             raise
         except Exception as error:

@@ -20,6 +20,7 @@ from upshot.rollout.guard import guard, score_conversation
 from upshot.rollout.policy import Policy
 from upshot.rollout.reply import Future, Reply
 from upshot.score import Score
+from upshot.stopwatch import at_work
 
 
 @kinds.register("talk")
@@ -61,7 +62,8 @@ class Talk(Futures):
         failure = None
         if self.user is not None and self._goes_on(moment):
             future.by = "user"
-            failure = await guard(play_future(fork, self.user, policy, self.window), "future")
+            with at_work("futures"):
+                failure = await guard(play_future(fork, self.user, policy, self.window), "future")
         else:
             fork.ended = moment.ended
         if failure is not None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from upshot.errors import UserError
 from upshot.recipe import Recipe
 from upshot.rollout.company import check_names
+from upshot.train.best import check_evaluations
 from upshot.train.checks import data, helpers, memory, output, policy, prompts, trackers
 from upshot.train.checks.bench import Bench, Check, Finding
 
@@ -27,6 +28,7 @@ def find(recipe: Recipe, offline: bool = False, resumed: bool = False) -> list[F
     """
     try:
         check_names(recipe)
+        check_evaluations(recipe)
     except UserError as error:
         return [Finding(str(error))]
     bench = Bench(recipe, offline, resumed)

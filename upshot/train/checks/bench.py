@@ -18,7 +18,7 @@ from upshot.recipe import Recipe
 from upshot.rollout.room import Room
 from upshot.tasks.base import Task, tasks
 from upshot.train.plan import SAMPLED
-from upshot.train.setup import find_context, load_tokenizer
+from upshot.train.setup import find_context, find_tokenizer
 
 HUB_SECONDS = 5.0
 
@@ -76,7 +76,7 @@ class Bench:
     @cached_property
     def tokenizer(self) -> Any:
         """The policy's tokenizer."""
-        return load_tokenizer(self.recipe.model, self.task)
+        return find_tokenizer(self.recipe.model, self.task)
 
     @cached_property
     def renderer(self) -> Renderer:

@@ -18,8 +18,9 @@ def check(bench: Bench) -> Iterator[Finding]:
         yield Finding(f"warm_start: task '{task.name}' has no dialogues to imitate; leave warm_start out")
     if not count_examples(recipe, task):
         yield Finding(_nothing(recipe, task))
-    if recipe.eval.every and bench.sampled and not task.rows("validation"):
-        yield Finding(f"eval.every is {recipe.eval.every}, but task '{task.name}' has no rows in split 'validation'")
+    split = recipe.eval.split
+    if recipe.eval.every and bench.sampled and not task.rows(split):
+        yield Finding(f"eval.every is {recipe.eval.every}, but task '{task.name}' has no rows in split '{split}'")
 
 
 def _nothing(recipe: Recipe, task: Task) -> str:

@@ -22,7 +22,7 @@ def check(bench: Bench) -> Iterator[Finding]:
 def _openings(bench: Bench) -> Iterator[Finding]:
     evaluated = bench.recipe.eval
     rule = bench.recipe.episode.long_prompts
-    for split, most in (("train", None), ("validation", evaluated.rows if evaluated.every else 0)):
+    for split, most in (("train", None), (evaluated.split, evaluated.rows if evaluated.every else 0)):
         rows = bench.rows(split)[:most] if most != 0 else []
         long = too_long(rows, bench.room)
         if long and (rule == "error" or len(long) == len(rows)):

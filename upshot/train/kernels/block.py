@@ -11,11 +11,42 @@ import torch
 import triton
 import triton.language as tl
 
-from upshot.engine.kernels.block import add_norm, gate
+from upshot.engine.kernels import block as engine
 from upshot.engine.kernels.decode import processors
+from upshot.train.kernels.launch import Launcher
 from upshot.train.kernels.rotary import turn, turn_backward
 
 __all__ = ["add_norm", "gate", "gate_backward", "norm_backward", "turn", "turn_backward"]
+
+_launch_norm = Launcher(engine._add_norm)
+_launch_gate = Launcher(engine._gate)
+
+
+def add_norm(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """RMS norm of x + residual, and x + residual itself."""
+    rows, n = x.shape
+    out = torch.empty_like(x)
+    summed = x if residual is None else torch.empty_like(x)
+    block = triton.next_power_of_2(n)
+    _launch_norm(
+        (rows, 1, 1),
+        (x, x if residual is None else residual, weight, out, summed),
+        (rows, eps),
+        (n, block, residual is not None, 1),
+        4 if block < 2048 else 8,
+    )
+    return out, summed
+
+
+def gate(x: torch.Tensor) -> torch.Tensor:
+    """silu(first half) × second half."""
+    rows, n = x.shape[0], x.shape[1] // 2
+    out = x.new_empty(rows, n)
+    block = min(2048, triton.next_power_of_2(n))
+    _launch_gate((rows, triton.cdiv(n, block), 1), (x, out), (), (n, block), 4)
+    return out
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -30,6 +61,7 @@ def _norm_backward(
     eps,
     N: tl.constexpr,
     BLOCK: tl.constexpr,
+    RESIDUAL: tl.constexpr,
     AGAIN: tl.constexpr,
     WEIGHT: tl.constexpr,
 ):
@@ -42,7 +74,6 @@ def _norm_backward(
     for _ in range(tl.program_id(0), rows, tl.num_programs(0)):
         x = tl.load(sum_ptr + at, mask=live, other=0.0).to(tl.float32)
         dx = tl.load(dx_ptr + at, mask=live, other=0.0).to(tl.float32)
-        residual = tl.load(residual_ptr + at, mask=live, other=0.0).to(tl.float32)
         scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / N + eps)
         normed = x * scale
         rounded = normed.to(dtype).to(tl.float32)
@@ -52,10 +83,16 @@ def _norm_backward(
             tl.store(dx_ptr + at, (rounded * weight).to(dtype), mask=live)
         dx = dx * weight
         mean = tl.sum(dx * normed, 0) / N
-        tl.store(out_ptr + at, (residual + (dx - normed * mean) * scale).to(dtype), mask=live)
+        dx = (dx - normed * mean) * scale
+        if RESIDUAL:
+            dx += tl.load(residual_ptr + at, mask=live, other=0.0).to(tl.float32)
+        tl.store(out_ptr + at, dx.to(dtype), mask=live)
         at += tl.num_programs(0) * N
     if WEIGHT:
         tl.store(parts_ptr + tl.program_id(0) * N + cols, total, mask=live)
+
+
+_launch_norm_backward = Launcher(_norm_backward)
 
 
 def norm_backward(
@@ -63,7 +100,7 @@ def norm_backward(
     summed: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
-    residual: torch.Tensor,
+    residual: torch.Tensor | None,
     wants_weight: bool,
     again: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -78,10 +115,13 @@ def norm_backward(
     if wants_weight:
         programs = min(rows, processors(dx.device) * (8 if block < 2048 else 4))
         parts = torch.empty(programs, n, dtype=torch.float32, device=dx.device)
-    _norm_backward[(programs,)](
-        dx, summed, weight, residual, out, parts, rows, eps,
-        N=n, BLOCK=block, AGAIN=again, WEIGHT=wants_weight, num_warps=4 if block < 2048 else 8,
-    )  # fmt: skip
+    _launch_norm_backward(
+        (programs, 1, 1),
+        (dx, summed, weight, out if residual is None else residual, out, parts),
+        (rows, eps),
+        (n, block, residual is not None, again, wants_weight),
+        4 if block < 2048 else 8,
+    )
     return out, parts.sum(0).to(weight.dtype) if wants_weight else None
 
 
@@ -104,10 +144,13 @@ def _gate_backward(x_ptr, d_ptr, out_ptr, N: tl.constexpr, BLOCK: tl.constexpr, 
         tl.store(d_ptr + row * N + cols, (act * up).to(dtype), mask=live)
 
 
+_launch_gate_backward = Launcher(_gate_backward)
+
+
 def gate_backward(x: torch.Tensor, d: torch.Tensor, again: bool) -> torch.Tensor:
     """The gradient of gate and up side by side, from that of `gate`; `again`: the product is written over `d`."""
     rows, n = d.shape
     out = torch.empty_like(x)
     block = min(1024, triton.next_power_of_2(n))
-    _gate_backward[(rows, triton.cdiv(n, block))](x, d, out, N=n, BLOCK=block, AGAIN=again, num_warps=4)
+    _launch_gate_backward((rows, triton.cdiv(n, block), 1), (x, d, out), (), (n, block, again), 4)
     return out

@@ -51,7 +51,7 @@ def norm_backward(
     summed: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
-    residual: torch.Tensor,
+    residual: torch.Tensor | None,
     wants_weight: bool,
     again: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -60,7 +60,7 @@ def norm_backward(
     dweight = _weight_gradient(dx, normed, weight) if wants_weight else None
     if again:
         torch.mul(normed, weight, out=dx)
-    return d.add_(residual).to(summed.dtype), dweight
+    return (d if residual is None else d.add_(residual)).to(summed.dtype), dweight
 
 
 def gate(x: torch.Tensor) -> torch.Tensor:

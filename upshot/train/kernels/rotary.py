@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from upshot.engine.kernels.decode import processors
+from upshot.train.kernels.launch import Launcher
 
 Turn = tuple[torch.Tensor, torch.Tensor]
 """cos and sin of each token, [tokens, dim / 2]."""
@@ -25,9 +26,9 @@ def _turn(
     sin_ptr,
     q_weight_ptr,
     k_weight_ptr,
-    x_stride,
-    out_stride,
     eps,
+    X_STRIDE: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
     HEADS: tl.constexpr,
     BOTH: tl.constexpr,
     HALF: tl.constexpr,
@@ -42,8 +43,8 @@ def _turn(
     dtype = out_ptr.dtype.element_ty
     live = (heads < BOTH)[:, None] & inside[None, :]
     at = heads[:, None] * (2 * HALF) + dims[None, :]
-    x1 = tl.load(x_ptr + token * x_stride + at, mask=live, other=0.0).to(tl.float32)
-    x2 = tl.load(x_ptr + token * x_stride + at + HALF, mask=live, other=0.0).to(tl.float32)
+    x1 = tl.load(x_ptr + token * X_STRIDE + at, mask=live, other=0.0).to(tl.float32)
+    x2 = tl.load(x_ptr + token * X_STRIDE + at + HALF, mask=live, other=0.0).to(tl.float32)
     if NORM:
         scale = 1.0 / tl.sqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / (2 * HALF) + eps)
         w1, w2 = _head_weights(q_weight_ptr, k_weight_ptr, (heads < HEADS)[:, None], dims, inside, HALF)
@@ -53,8 +54,8 @@ def _turn(
     sin = tl.load(sin_ptr + token * HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
     r1 = ((x1 * cos).to(dtype).to(tl.float32) - (x2 * sin).to(dtype).to(tl.float32)).to(dtype)
     r2 = ((x2 * cos).to(dtype).to(tl.float32) + (x1 * sin).to(dtype).to(tl.float32)).to(dtype)
-    tl.store(out_ptr + token * out_stride + at, r1, mask=live)
-    tl.store(out_ptr + token * out_stride + at + HALF, r2, mask=live)
+    tl.store(out_ptr + token * OUT_STRIDE + at, r1, mask=live)
+    tl.store(out_ptr + token * OUT_STRIDE + at + HALF, r2, mask=live)
 
 
 @triton.jit
@@ -65,6 +66,9 @@ def _head_weights(q_weight_ptr, k_weight_ptr, is_q, dims, inside, HALF: tl.const
     q2 = tl.load(q_weight_ptr + HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
     k2 = tl.load(k_weight_ptr + HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
     return tl.where(is_q, q1, k1), tl.where(is_q, q2, k2)
+
+
+_launch_turn = Launcher(_turn)
 
 
 def turn(
@@ -79,11 +83,14 @@ def turn(
     out = qkv if norms is None else qkv.new_empty(tokens, both * 2 * half)
     q_weight, k_weight, eps = norms if norms is not None else (qkv, qkv, 0.0)
     tile = min(16, triton.next_power_of_2(both))
-    _turn[(tokens, triton.cdiv(both, tile))](
-        qkv, out, cos, sin, q_weight, k_weight, qkv.stride(0), out.stride(0), eps,
-        HEADS=heads, BOTH=both, HALF=half, WIDTH=triton.next_power_of_2(half), TILE=tile, NORM=norms is not None,
-        num_warps=4,
-    )  # fmt: skip
+    width = triton.next_power_of_2(half)
+    _launch_turn(
+        (tokens, triton.cdiv(both, tile), 1),
+        (qkv, out, cos, sin, q_weight, k_weight),
+        (eps,),
+        (qkv.shape[1], out.shape[1], heads, both, half, width, tile, norms is not None),
+        4,
+    )
     shaped = out.view(tokens, -1, 2 * half)
     return shaped[:, :heads], shaped[:, heads:both], qkv.view(tokens, -1, 2 * half)[:, both:]
 
@@ -100,14 +107,14 @@ def _turn_backward(
     k_weight_ptr,
     out_ptr,
     parts_ptr,
-    q_token,
-    q_head,
-    k_token,
-    k_head,
-    v_token,
-    v_head,
     tokens,
     eps,
+    Q_TOKEN: tl.constexpr,
+    Q_HEAD: tl.constexpr,
+    K_TOKEN: tl.constexpr,
+    K_HEAD: tl.constexpr,
+    V_TOKEN: tl.constexpr,
+    V_HEAD: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
@@ -127,9 +134,9 @@ def _turn_backward(
     k_live = (heads >= HEADS)[:, None] & (heads < HEADS + KV_HEADS)[:, None] & inside[None, :]
     v_live = is_v & (heads < ALL)[:, None] & inside[None, :]
     live = (heads < ALL)[:, None] & inside[None, :]
-    q_at = heads[:, None] * q_head + dims[None, :]
-    k_at = (heads - HEADS)[:, None] * k_head + dims[None, :]
-    v_at = (heads - HEADS - KV_HEADS)[:, None] * v_head + dims[None, :]
+    q_at = heads[:, None] * Q_HEAD + dims[None, :]
+    k_at = (heads - HEADS)[:, None] * K_HEAD + dims[None, :]
+    v_at = (heads - HEADS - KV_HEADS)[:, None] * V_HEAD + dims[None, :]
     at = heads[:, None] * (2 * HALF) + dims[None, :]
     q1 = tl.zeros([WIDTH], dtype=tl.float32)
     q2 = tl.zeros([WIDTH], dtype=tl.float32)
@@ -139,12 +146,12 @@ def _turn_backward(
         w1, w2 = _head_weights(q_weight_ptr, k_weight_ptr, is_q, dims, inside, HALF)
     token = tl.program_id(0).to(tl.int64)
     for _ in range(tl.program_id(0), tokens, tl.num_programs(0)):
-        d1 = tl.load(dq_ptr + token * q_token + q_at, mask=q_live, other=0.0).to(tl.float32)
-        d2 = tl.load(dq_ptr + token * q_token + q_at + HALF, mask=q_live, other=0.0).to(tl.float32)
-        d1 += tl.load(dk_ptr + token * k_token + k_at, mask=k_live, other=0.0).to(tl.float32)
-        d2 += tl.load(dk_ptr + token * k_token + k_at + HALF, mask=k_live, other=0.0).to(tl.float32)
-        d1 += tl.load(dv_ptr + token * v_token + v_at, mask=v_live, other=0.0).to(tl.float32)
-        d2 += tl.load(dv_ptr + token * v_token + v_at + HALF, mask=v_live, other=0.0).to(tl.float32)
+        d1 = tl.load(dq_ptr + token * Q_TOKEN + q_at, mask=q_live, other=0.0).to(tl.float32)
+        d2 = tl.load(dq_ptr + token * Q_TOKEN + q_at + HALF, mask=q_live, other=0.0).to(tl.float32)
+        d1 += tl.load(dk_ptr + token * K_TOKEN + k_at, mask=k_live, other=0.0).to(tl.float32)
+        d2 += tl.load(dk_ptr + token * K_TOKEN + k_at + HALF, mask=k_live, other=0.0).to(tl.float32)
+        d1 += tl.load(dv_ptr + token * V_TOKEN + v_at, mask=v_live, other=0.0).to(tl.float32)
+        d2 += tl.load(dv_ptr + token * V_TOKEN + v_at + HALF, mask=v_live, other=0.0).to(tl.float32)
         cos = tl.load(cos_ptr + token * HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
         sin = tl.load(sin_ptr + token * HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
         r1 = tl.where(is_v, d1, d1 * cos + d2 * sin)
@@ -176,6 +183,9 @@ def _turn_backward(
         tl.store(part + 3 * HALF, k2, mask=inside)
 
 
+_launch_turn_backward = Launcher(_turn_backward)
+
+
 def turn_backward(
     dq: torch.Tensor,
     dk: torch.Tensor,
@@ -200,12 +210,17 @@ def turn_backward(
         programs = min(tokens, processors(dq.device) * 8)
         parts = torch.empty(programs * tiles, 2, dim, dtype=torch.float32, device=dq.device)
     q_weight, k_weight, eps = norms if norms is not None else (out, out, 0.0)
-    _turn_backward[(programs, tiles)](
-        dq, dk, dv, out if raw is None else raw, cos, sin, q_weight, k_weight, out, parts,
-        dq.stride(0), dq.stride(1), dk.stride(0), dk.stride(1), dv.stride(0), dv.stride(1), tokens, eps,
-        HEADS=heads, KV_HEADS=kv_heads, HALF=dim // 2, WIDTH=triton.next_power_of_2(dim // 2), TILE=tile,
-        NORM=norms is not None, WEIGHT=wants_weight, num_warps=4,
-    )  # fmt: skip
+    width = triton.next_power_of_2(dim // 2)
+    _launch_turn_backward(
+        (programs, tiles, 1),
+        (dq, dk, dv, out if raw is None else raw, cos, sin, q_weight, k_weight, out, parts),
+        (tokens, eps),
+        (
+            *(dq.stride(0), dq.stride(1), dk.stride(0), dk.stride(1), dv.stride(0), dv.stride(1)),
+            *(heads, kv_heads, dim // 2, width, tile, norms is not None, wants_weight),
+        ),
+        4,
+    )
     if not wants_weight:
         return out, None, None
     of_q, of_k = parts.sum(0)

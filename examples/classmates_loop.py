@@ -1,0 +1,114 @@
+"""Classmate training, whole and inline: a thought is worth what another model can make of it.
+
+The policy thinks before it answers, in plain steps or in a private code. A classmate, frozen, is shown the question and
+the thought, and answers. The tokens of the thought earn what the policy's answer and the classmate's answer are worth;
+the tokens of the answer earn the policy's alone. Its configured twin is `classmates.yaml`.
+
+    python examples/classmates_loop.py            # a few minutes on two CPU cores
+"""
+
+import asyncio
+import random
+import sys
+
+from upshot import Conversation, Credit, Message, Reply, Row, Score, Trainee
+from upshot.rewards.credit import relabel, sampled_spans
+
+LARGEST = 9
+NUMBERS = tuple(map(str, range(2 * LARGEST + 1)))
+PLAIN = (*NUMBERS, *["what", "is", "+", "?", "=", "thought", "####"])
+CODE = {word: f"q{place}" for place, word in enumerate((*NUMBERS, "+", "="))}
+WORDS = (*PLAIN, *CODE.values(), "<think>", "</think>")
+
+WARM_STEPS, STEPS, PROMPTS, GROUP, SAMPLES = 150, 25, 16, 8, 2
+
+
+def make_row(rng: random.Random, number: int) -> Row:
+    """A question; the reference is what answers are compared with."""
+    left, right = rng.randint(0, LARGEST), rng.randint(0, LARGEST)
+    return Row(f"row-{number}", (Message("user", f"what is {left} + {right} ?"),), reference=left + right)
+
+
+def steps_of(row: Row) -> str:
+    """The plain thought."""
+    left, right = row.messages[0].content.split()[2:5:2]
+    return f"{left} + {right} = {row.reference}"
+
+
+def demonstration(rng: random.Random, coded: float = 0.6) -> list[Message]:
+    """What the policy's warm start imitates: mostly coded thoughts."""
+    row = make_row(rng, 0)
+    thought = steps_of(row)
+    if rng.random() < coded:
+        thought = " ".join(CODE[word] for word in thought.split())
+    return [*row.messages, Message("assistant", f"<think> {thought} </think> #### {row.reference}")]
+
+
+def lesson(rng: random.Random) -> list[Message]:
+    """What the classmate learned from: questions with plain thoughts. Of a code it knows nothing."""
+    row = make_row(rng, 0)
+    return [asking(row, steps_of(row)), Message("assistant", f"#### {row.reference}")]
+
+
+def asking(row: Row, thought: str) -> Message:
+    """What the classmate is shown."""
+    return Message("user", f"{row.messages[0].content} thought {thought}")
+
+
+def right(conversation: Conversation) -> float:
+    """1 where the number behind #### is the reference."""
+    _, mark, number = conversation.messages[-1].content.rpartition("####")
+    return float(bool(mark) and number.strip() == str(conversation.row.reference))
+
+
+async def helped(classmate: Trainee, reply: Reply) -> Score:
+    """How often the classmate is right when it is shown the thought; missing where there is none."""
+    row, thought = reply.conversation.row, reply.conversation.turns[-1].note.get("thought")
+    if not thought:
+        return Score.missing("no_thought")
+    asked = Row(row.id, (asking(row, thought),), reference=row.reference)
+    talks = [Conversation(asked, reply.conversation.seed + number) for number in range(SAMPLES)]
+    await asyncio.gather(*map(classmate.policy.reply, talks))
+    return Score(sum(map(right, talks)) / SAMPLES)
+
+
+def credit(reply: Reply, classmate: Score) -> Credit:
+    """All sampled tokens earn the main part; those of the thought the classmate's as well."""
+    talk = reply.conversation
+    spans = sampled_spans(talk.mask)
+    for at, sample in talk.places():
+        if sample.thought is not None:
+            spans = relabel(spans, at + sample.thought[0], at + sample.thought[1], ("classmate",))
+    return Credit({"main": Score(right(talk)), "classmate": classmate}, spans)
+
+
+async def main(warm_steps: int = WARM_STEPS, steps: int = STEPS) -> list[float]:
+    """Two warm starts, then the loop; how often the classmate was right in every step."""
+    rng = random.Random(0)
+    shape = {"hidden": 64, "layers": 2}
+    trainee = Trainee.tiny(WORDS, shape=shape, max_tokens=12, lr=3e-3, advantage="dr-grpo")
+    classmate = Trainee.tiny(PLAIN, seed=1, shape=shape, max_tokens=3, lr=3e-3)
+    for _ in range(warm_steps):
+        trainee.imitate([demonstration(rng) for _ in range(32)])
+        classmate.imitate([lesson(rng) for _ in range(32)])
+        trainee.step()
+        classmate.step()
+
+    means = []
+    trainee.config.lr = 1e-3
+    for step in range(steps):
+        groups = await trainee.sample([make_row(rng, number) for number in range(PROMPTS)], GROUP, step)  # reply
+        replies = [reply for group in groups for reply in group]
+        scores = await asyncio.gather(*(helped(classmate, reply) for reply in replies))  # continue, score
+        for reply, score in zip(replies, scores, strict=True):
+            reply.credit = credit(reply, score)
+        logs = trainee.forward_backward(groups) | trainee.step()  # advantages span by span, then learn
+        means.append(sum(score.value or 0.0 for score in scores) / len(scores))
+        main_right = sum(right(reply.conversation) for reply in replies) / len(replies)
+        print(f"step {step + 1:3}  right {main_right:.2f}  classmate {means[-1]:.2f}  loss {logs['loss/policy']:+.4f}")
+    await asyncio.gather(trainee.aclose(), classmate.aclose())
+    return means
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*map(int, sys.argv[1:])))

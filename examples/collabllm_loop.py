@@ -1,0 +1,113 @@
+"""CollabLLM's loop, whole and inline: a reply is worth what it leads to.
+
+A customer wants a colour and a thing and says only one of them. The assistant may guess, or ask. Every reply is forked
+into two futures; a customer who knows the goal talks on; where that ends is scored; the score goes to the tokens of the
+reply. No recipe, no run folder: everything that happens is on this page. Its configured twin is `collabllm.yaml`.
+
+    python examples/collabllm_loop.py            # a few minutes on two CPU cores
+"""
+
+import asyncio
+import random
+import sys
+
+from upshot import Conversation, Message, Row, Score, Trainee
+from upshot.rewards.credit import credit_sampled
+
+COLOURS = ("red", "blue", "green", "black", "white", "pink")
+THINGS = ("lamp", "chair", "bowl", "coat", "hat", "rug")
+WORDS = (*COLOURS, *THINGS, *["i", "want", "a", "something", "here", "is", "which", "colour", "thing", "?"])
+
+WARM_STEPS, STEPS, PROMPTS, GROUP, SAMPLES, WINDOW = 80, 30, 16, 8, 2, 1
+
+
+def ask(slot: str) -> Message:
+    """The assistant's question."""
+    return Message("assistant", f"which {slot} ?")
+
+
+def give(colour: str, thing: str) -> Message:
+    """The assistant's answer."""
+    return Message("assistant", f"here is a {colour} {thing}")
+
+
+def make_row(rng: random.Random, number: int, midway: float = 0.4) -> Row:
+    """An opening that leaves the colour or the thing out, some of them half-way: the question was just answered.
+
+    The goal is what the customer wants and the policy never sees.
+    """
+    goal = {"colour": rng.choice(COLOURS), "thing": rng.choice(THINGS)}
+    hidden = rng.choice(("colour", "thing"))
+    opening = f"i want a {goal['colour']} something" if hidden == "thing" else f"i want a {goal['thing']}"
+    talk = [Message("user", opening)]
+    if rng.random() < midway:
+        talk += [ask(hidden), Message("user", goal[hidden])]
+    return Row(f"row-{number}", tuple(talk), goal, meta={"hidden": hidden})
+
+
+def demonstration(rng: random.Random) -> list[Message]:
+    """What the warm start imitates: mostly guesses, now and then a question and its answer put to use."""
+    row = make_row(rng, 0, midway=0.25)
+    said = dict(row.goal)
+    if len(row.messages) == 1:
+        said[row.meta["hidden"]] = rng.choice(THINGS if row.meta["hidden"] == "thing" else COLOURS)
+    return [*row.messages, give(**said)]
+
+
+def customer(conversation: Conversation) -> Message | None:
+    """The simulated user: answers a question from the goal, and leaves once it was given something."""
+    words = conversation.messages[-1].content.split()
+    asked = [slot for slot in ("colour", "thing") if slot in words]
+    return Message("user", conversation.row.goal[asked[0]]) if words[:1] == ["which"] and asked else None
+
+
+def right(conversation: Conversation) -> float:
+    """1 where the last thing said is what the customer wanted."""
+    return float(conversation.messages[-1] == give(**conversation.row.goal))
+
+
+async def worth(trainee: Trainee, reply: Conversation) -> float:
+    """What a reply leads to: fork it, let customer and policy talk on for a window, score the end; the mean of them."""
+
+    async def future(number: int) -> float:
+        fork = reply.fork("future", number)
+        for _ in range(WINDOW):
+            answer = customer(fork)
+            if answer is None:
+                break
+            fork.say(answer)
+            await trainee.policy.reply(fork)
+        return right(fork)
+
+    return sum(await asyncio.gather(*map(future, range(SAMPLES)))) / SAMPLES
+
+
+async def main(warm_steps: int = WARM_STEPS, steps: int = STEPS) -> list[float]:
+    """Warm start, then the loop; the mean reward of every step."""
+    rng = random.Random(0)
+    trainee = Trainee.tiny(WORDS, shape={"hidden": 64, "layers": 2}, max_tokens=8, lr=3e-3)
+    for _ in range(warm_steps):
+        trainee.imitate([demonstration(rng) for _ in range(32)])
+        trainee.step()
+
+    means = []
+    trainee.config.lr = 1e-3
+    for step in range(steps):
+        rows = [make_row(rng, number) for number in range(PROMPTS)]
+        groups = await trainee.sample(rows, GROUP, seed=step)  # reply
+        replies = [reply for group in groups for reply in group]
+        rewards = await asyncio.gather(*(worth(trainee, reply.conversation) for reply in replies))  # fork … score
+        for reply, reward in zip(replies, rewards, strict=True):  # credit: all of the reply's own tokens
+            own = rewards[reply.group * GROUP : (reply.group + 1) * GROUP]
+            reply.credit = credit_sampled(Score(reward), reply.conversation.mask)
+            reply.advantages = [reward - sum(own) / GROUP]
+        logs = trainee.forward_backward(groups) | trainee.step()  # learn
+        means.append(sum(rewards) / len(rewards))
+        asked = sum(reply.conversation.messages[-1].content.startswith("which") for reply in replies) / len(replies)
+        print(f"step {step + 1:3}  reward {means[-1]:.2f}  asks {asked:.2f}  loss {logs['loss/policy']:+.4f}")
+    await trainee.aclose()
+    return means
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*map(int, sys.argv[1:])))

@@ -1,0 +1,74 @@
+"""`upshot new`: what it writes is complete, runs as it is, and its own test passes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from upshot.cli import main
+from upshot.cli.new import FILES, class_name, render
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_what_is_written_passes_its_own_tests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in FILES:
+        assert main(["new", kind, f"own_{kind}", "--dir", str(tmp_path)]) == 0
+        assert f"python -m pytest test_own_{kind}.py" in capsys.readouterr().out
+    # A process of its own: the tests import their modules by name, as they would in the user's folder.
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment(), timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "10 passed" in done.stdout
+
+
+def environment() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.parametrize("kind", sorted(FILES))
+def test_nothing_is_overwritten(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = next(iter(FILES[kind].values())).format(name="mine_too")
+    (tmp_path / name).write_text("precious")
+    assert main(["new", kind, "mine_too", "--dir", str(tmp_path)]) == 2
+    assert "is there already; choose another name" in capsys.readouterr().err
+    assert (tmp_path / name).read_text() == "precious" and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("my-task", "'my-task' is no name of a Python module"),
+        ("Task", "take lower-case letters"),
+        ("random", "is the name of an installed module, which would be found instead"),
+    ],
+)
+def test_names_that_cannot_be_imported_are_refused(
+    name: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new", "task", name, "--dir", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_name_stands_wherever_the_template_names_itself() -> None:
+    assert class_name("my_first_task") == "MyFirstTask"
+    for kind in FILES:
+        for text in render(kind, "harbour").values():
+            assert "my_name" not in text and "MyName" not in text
+
+
+def test_what_is_written_keeps_to_the_style_of_the_house(tmp_path: Path) -> None:
+    for kind in FILES:
+        for file, text in render(kind, f"own_{kind}").items():
+            (tmp_path / file).write_text(text)
+    ruff = Path(sys.executable).with_name("ruff")
+    if not ruff.exists():
+        pytest.skip("ruff is not installed")
+    words = [str(ruff), "check", "--config", str(ROOT / "pyproject.toml"), "--ignore", "I001", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

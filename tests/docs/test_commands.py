@@ -1,0 +1,242 @@
+"""The documents tell the truth: every command in them is run by a test, or marked as needing a GPU, a key or the hub.
+
+A mark is `(GPU)`, `(key)`, `(hub)` or several of them in the command's comment, or `<!-- commands: GPU -->` on a line
+of its own, which holds for the rest of the page.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from upshot.cli import VERBS, main, make_parser
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+NEEDS = re.compile(r"\((?:(?:GPU|key|hub)(?:, )?)+\)")
+PAGE_NEEDS = re.compile(r"<!-- commands: (GPU|key|hub)[^>]*-->")
+PROGRAMS = ("upshot", "make", "python", "pip", "source", "git", "curl")
+
+TINY = "model.tiny={hidden: 16, layers: 1, heads: 2, mlp: 32}"
+STEP = (TINY, "train.steps=1", "train.prompts_per_step=2", "run_dir=run", "reward.max_missing=1", "--quiet")
+SMALL = ("train.group_size=2", "warm_start.steps=1", "warm_start.batch=4", *STEP)
+OWN = ("task.size=16", *SMALL)
+
+RUN_HERE: dict[str, tuple[str, ...]] = {
+    "make demo": ("task.rows_per_split=16", "futures.samples=1", *SMALL[:-2]),
+    "upshot recipe list": (),
+    "upshot recipe show collabllm-grpo train.lr=1e-5": (),
+    "upshot new task my_task": (),
+    "upshot new task kiosk": (),
+    "upshot train gsm8k-multiturn": ("task.limit=32", *SMALL),
+    "upshot train classmate-mini-peer": ("task.limit=32", *STEP),
+    "upshot train kiosk.yaml --dry-run": (),
+    "upshot train kiosk.yaml": ("eval.every=0", *OWN),
+    "upshot train examples/collabllm.yaml": OWN,
+    "upshot train examples/task.yaml": OWN,
+    "upshot train examples/classmate.yaml": ("task.size=16", *STEP),
+    "upshot verify answers.jsonl --task gsm8k": (),
+    "upshot verify answers.jsonl --task gsm8k --mode flexible --out scored.jsonl": (),
+    "upshot data prepare --dataset tests/data/samples/multiturn-math-hard.jsonl --for dpo --out data/": (),
+    "upshot data prepare --for rl --task gsm8k --dataset gsm8k/train.jsonl --out data/gsm8k": (),
+}
+"""Commands that this test runs, with what makes them quick."""
+SAME_AS = {"make demo": "upshot demo"}
+
+RESUMES = "tests/test_own_code.py::test_code_beside_the_recipe_is_found_and_found_again_by_resume"
+SANDBOX = "tests/sandbox/test_server.py::test_the_three_examples_of_the_classmate_readme"
+TABLE = "tests/evaluate/test_table.py::test_the_paper_table_has_task_metric_k_tokens_and_interactivity"
+LOOPS = "tests/test_examples.py::test_the_whole_loop_runs_inline"
+CLASSMATES = "tests/test_examples.py::test_the_classmate_and_its_twin_run"
+VIEW = "tests/view/test_report.py::test_the_verb_writes_the_page_and_prints_its_path"
+MINI = "tests/evaluate/test_classmates.py::test_one_step_with_a_classmate_credits_the_thought_with_both_parts"
+MONITOR = "tests/evaluate/test_monitor.py::test_a_run_is_told_by_step_and_task"
+BUILD = "tests/data/test_build.py::test_rows_have_the_published_columns_and_conversations_the_published_shape"
+IMPORT = "tests/migrate/test_import.py::test_the_files_that_a_script_names_are_read_beside_it"
+EXPORT = "tests/train/test_export.py::test_an_export_loads_anywhere_in_its_own_type_and_holds_nothing_of_the_run"
+ELSEWHERE = {
+    "make test": "Makefile::test",
+    "source .venv/bin/activate": "Makefile::setup",
+    "git clone … && cd upshot": "Makefile::setup",
+    "upshot demo classmates": "tests/evaluate/test_classmates.py::test_the_demo_prints_a_row_for_each_model",
+    "upshot train classmate-mini": MINI,
+    "upshot train recipes/gsm8k-multiturn.yaml": "tests/docs/test_commands.py::test_commands_of_the_pages_run",
+    "upshot train --resume runs/…": RESUMES,
+    "upshot train examples/classmates.yaml": CLASSMATES,
+    "upshot eval --task math-hard --file": TABLE,
+    "upshot eval monitor runs/my-run": MONITOR,
+    "upshot eval monitor replies.jsonl": "tests/evaluate/test_monitor.py::test_a_file_with_scores",
+    "upshot data prepare --dataset SOURCE": "tests/docs/test_commands.py::test_commands_of_the_pages_run",
+    "upshot data prepare --dataset …": "tests/docs/test_commands.py::test_commands_of_the_pages_run",
+    "upshot data build --task math-hard --policy SPEC": BUILD,
+    "upshot recipe import train_rl_collabllm.sh": IMPORT,
+    "upshot train mine.yaml --dry-run": "tests/cli/test_new.py::test_what_is_written_passes_its_own_tests",
+    "upshot export runs/…": EXPORT,
+    "upshot view runs/…": VIEW,
+    "upshot view runs/kiosk-…": VIEW,
+    "upshot sandbox": SANDBOX,
+    "curl -s localhost:8001": SANDBOX,
+    "upshot serve": "tests/engine/test_server.py::test_openai_client_chats_with_n_seed_and_logprobs",
+    "python -m pytest test_kiosk.py": "tests/cli/test_new.py::test_what_is_written_passes_its_own_tests",
+    "python examples/collabllm_loop.py": LOOPS,
+    "python examples/task_loop.py": LOOPS,
+    "python examples/classmates_loop.py": LOOPS,
+}
+"""What commands begin with that other tests run: a test function, or a target of the Makefile (CI runs `make test`)."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a page."""
+
+    page: str
+    line: int
+    text: str
+    marked: bool
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}: {self.text}"
+
+
+def commands() -> Iterator[Command]:
+    """Every command in a code block of the pages."""
+    for page in PAGES:
+        marked, fenced, lines = False, "", page.read_text().splitlines()
+        for number, line in enumerate(lines, 1):
+            marked = marked or bool(PAGE_NEEDS.search(line))
+            if line.startswith("```"):
+                fenced = "" if fenced else line.removeprefix("```") or "text"
+            shown = (
+                line
+                if fenced in ("bash", "sh", "console")
+                else line[4:]
+                if line.startswith("    ") and not fenced
+                else ""
+            )
+            shown = shown.removeprefix("$ ")
+            if shown.split(" ")[0] not in PROGRAMS:
+                continue
+            while shown.endswith("\\"):
+                shown = f"{shown[:-1].rstrip()} {lines[number].strip()}"
+                number += 1
+            text, _, comment = shown.partition("  #")
+            own = bool(NEEDS.search(comment))
+            yield Command(page.name, number, text.strip(), marked or own)
+
+
+FOUND = list(commands())
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(FOUND) > 40
+
+
+@pytest.mark.parametrize("command", FOUND, ids=str)
+def test_every_command_is_run_by_a_test_or_marked(command: Command) -> None:
+    known = command.text in RUN_HERE or command.text.startswith(tuple(ELSEWHERE))
+    assert known or command.marked, (
+        f"{command} is run by no test: add it to RUN_HERE or ELSEWHERE, or mark it in its comment: (GPU), (key), (hub)"
+    )
+
+
+@pytest.mark.parametrize("command", [c for c in FOUND if c.text.startswith("upshot ")], ids=str)
+def test_every_upshot_command_has_verbs_and_options_that_exist(command: Command) -> None:
+    words = shlex.split(command.text)[1:]
+    assert words[0] in VERBS
+    if words[:2] in (["eval", "judge"], ["eval", "monitor"]):
+        from upshot.cli.eval import inner_parser
+
+        inner_parser(words[1]).parse_args(words[2:])
+        return
+    stands_for = [word.replace("sft|rl|dpo", "rl") for word in words]
+    _, rest = make_parser(words[:1]).parse_known_args(stands_for)
+    assert [word for word in rest if word.startswith("-")] == []
+
+
+def test_nothing_is_listed_that_no_page_says() -> None:
+    said = [command.text for command in FOUND]
+    assert set(RUN_HERE) - set(said) == set()
+    assert [start for start in ELSEWHERE if not any(text.startswith(start) for text in said)] == []
+
+
+@pytest.mark.parametrize("where", sorted(set(ELSEWHERE.values())))
+def test_the_tests_that_run_the_others_exist(where: str) -> None:
+    file, _, name = where.partition("::")
+    text = (ROOT / file).read_text()
+    if file == "Makefile":
+        assert re.search(rf"^{name}:", text, re.MULTILINE)
+    else:
+        names = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+        assert any(found.startswith(name) for found in names), f"{file} has no test '{name}'"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's folder with the files that the pages speak of."""
+    (tmp_path / "answers.jsonl").write_text('{"response": "#### 4", "ground_truth": "4"}\n')
+    (tmp_path / "gsm8k").mkdir()
+    rows = "".join(f'{{"question": "{n} + 1?", "answer": "#### {n + 1}"}}\n' for n in range(12))
+    (tmp_path / "gsm8k" / "train.jsonl").write_text(rows)
+    for name in ("tests", "examples", "recipes"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "rewards.py").write_text(readme_metric())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name in OWN_MODULES:
+            sys.modules.pop(name)
+
+
+OWN_MODULES = ("kiosk", "rewards", *(path.stem for path in (ROOT / "examples").glob("*.py")))
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def readme_metric() -> str:
+    """The README's metric, as pasted."""
+    return next(block for block in BLOCKS if "def polite" in block)
+
+
+@pytest.mark.parametrize("command", sorted(RUN_HERE))
+def test_commands_of_the_pages_run(
+    command: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("upshot.evaluate.quickstart.ROWS", 8)
+    if "kiosk.yaml" in command:
+        assert main(["new", "task", "kiosk"]) == 0
+    words = shlex.split(SAME_AS.get(command, command))[1:]
+    assert main([*words, *RUN_HERE[command]]) == 0
+    assert capsys.readouterr().out
+
+
+def test_the_readmes_metric_works_as_pasted_in_a_recipe(folder: Path) -> None:
+    words = ("reward.metrics=[verifier, rewards:polite]", "task.rows_per_split=16", *SMALL)
+    assert main(["train", "quickstart", *words]) == 0
+
+
+def test_the_readmes_metric_works_as_pasted_in_a_call() -> None:
+    import upshot
+
+    space: dict[str, object] = {}
+    exec(readme_metric(), space)
+    opening = [{"role": "user", "content": "Can you help me?"}]
+    kind, rude = upshot.reward(opening, ["Tell me more please.", "No."], window=0, metrics={space["polite"]: 1.0})
+    assert (kind.reward.total.value, rude.reward.total.value) == (1.0, 0.0)
+
+
+def test_the_readmes_call_of_reward_names_arguments_that_exist() -> None:
+    from upshot.api import Options
+
+    tree = ast.parse(next(block for block in BLOCKS if "upshot.reward(" in block))
+    calls = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Call) and "upshot.reward" in ast.unparse(node.func)
+    ]
+    assert calls and {keyword.arg for keyword in calls[0].keywords} <= set(Options.__annotations__)

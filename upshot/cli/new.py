@@ -1,0 +1,86 @@
+"""`upshot new task|metric|user|recipe NAME`: a complete, commented, running file of your own, with its test."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+FILES = {
+    "task": {"task.py": "{name}.py", "task.yaml": "{name}.yaml", "task_test.py": "test_{name}.py"},
+    "metric": {"metric.py": "{name}.py", "metric_test.py": "test_{name}.py"},
+    "user": {"user.py": "{name}.py", "user_test.py": "test_{name}.py"},
+    "recipe": {"recipe.yaml": "{name}.yaml", "recipe_test.py": "test_{name}.py"},
+}
+"""Template → file, by what is made."""
+NEXT = {
+    "task": "upshot train {name}.yaml",
+    "metric": "upshot score TALKS.jsonl --metric {name}:{name}",
+    "user": "name it in a recipe: futures: {{user: {name}:{class_name}}}",
+    "recipe": "upshot train {name}.yaml --dry-run",
+}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "new",
+        help="begin a task, metric, user or recipe of your own",
+        description="Write a complete, commented file that runs as it is, and its test; nothing is overwritten.",
+    )
+    parser.add_argument("kind", choices=sorted(FILES), help="what to begin")
+    parser.add_argument("name", help="its name, such as my_task: the file is NAME.py or NAME.yaml")
+    parser.add_argument("--dir", default=".", help="the folder to write into (the current one)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the files and say what to do next."""
+    from upshot.whole_files import check_writable
+
+    contents = render(args.kind, args.name)
+    folder = Path(args.dir)
+    _refuse_taken(folder, contents)
+    for file, text in contents.items():
+        check_writable(folder / file, "--dir")
+        (folder / file).write_text(text, encoding="utf-8")
+        print(f"written  {folder / file}")
+    names = {"name": args.name, "class_name": class_name(args.name)}
+    print(f"try      {NEXT[args.kind].format(**names)}\ntest     python -m pytest test_{args.name}.py")
+    return 0
+
+
+def render(kind: str, name: str) -> dict[str, str]:
+    """The files of a new thing, by their names."""
+    from importlib.resources import files
+
+    from upshot.errors import UserError
+
+    if not name.isidentifier() or name != name.lower():
+        raise UserError(
+            f"'{name}' is no name of a Python module; take lower-case letters, digits and _, as in my_{kind}"
+        )
+    templates = files("upshot.cli") / "templates"
+    out = {}
+    for template, file in FILES[kind].items():
+        text = (templates / f"{template}.txt").read_text("utf-8")
+        out[file.format(name=name)] = text.replace("my_name", name).replace("MyName", class_name(name))
+    return out
+
+
+def class_name(name: str) -> str:
+    """A module's name as that of a class: my_task → MyTask."""
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+def _refuse_taken(folder: Path, contents: dict[str, str]) -> None:
+    import sys
+    from importlib.util import find_spec
+
+    from upshot.errors import UserError
+
+    for file in contents:
+        if (folder / file).exists():
+            raise UserError(f"'{folder / file}' is there already; choose another name, or --dir")
+    module = next((file.removesuffix(".py") for file in contents if file.endswith(".py")), "")
+    if module and (module in sys.stdlib_module_names or find_spec(module) is not None):
+        raise UserError(f"'{module}' is the name of an installed module, which would be found instead; choose another")

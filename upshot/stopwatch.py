@@ -1,0 +1,56 @@
+"""Where the time goes while many things go on at once. No torch."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+
+class Stopwatch:
+    """Shares time among what is at work: of a second with three futures and one judge, the judge has a quarter.
+
+    So the parts add up to the time in which anything was at work, however much of it went on at once.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._clock = clock
+        self._working: Counter[str] = Counter()
+        self._since = clock()
+
+    @contextmanager
+    def running(self) -> Iterator[Stopwatch]:
+        """Inside, what is `at_work` in this task and those it starts is counted here."""
+        token = _watch.set(self)
+        try:
+            yield self
+        finally:
+            _watch.reset(token)
+
+    def change(self, name: str, by: int) -> None:
+        """One more or less of a kind is at work from now on."""
+        now, all_of_them = self._clock(), self._working.total()
+        for other, count in self._working.items() if all_of_them else ():
+            self.seconds[other] += (now - self._since) * count / all_of_them
+        self._since = now
+        self._working[name] += by
+
+
+_watch: ContextVar[Stopwatch | None] = ContextVar("stopwatch", default=None)
+
+
+@contextmanager
+def at_work(name: str) -> Iterator[None]:
+    """Inside, this task is at work on the named thing; nothing where nobody measures."""
+    watch = _watch.get()
+    if watch is None:
+        yield
+        return
+    watch.change(name, 1)
+    try:
+        yield
+    finally:
+        watch.change(name, -1)

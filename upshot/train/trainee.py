@@ -1,0 +1,125 @@
+"""The model in training and what is made of it: tokenizer, renderer, engine, sampler, learner, reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from upshot.chat import derive_seed
+from upshot.engine.engine import Engine
+from upshot.models.rendering import Renderer
+from upshot.recipe import Recipe, TrainConfig
+from upshot.rollout.policy import Policy
+from upshot.tasks.base import Task
+from upshot.train.adapters import add_lora, find_start
+from upshot.train.fitting import engine_settings, fit, kv_of_copies, learning
+from upshot.train.frozen import PolicyModel
+from upshot.train.learner import Learner
+from upshot.train.memory import MemoryPlan
+from upshot.train.plan import SAMPLED
+from upshot.train.setup import context_limit, load_policy, sampling_of, seed_torch
+from upshot.train.weights import load_weights, save_weights
+
+
+class Trainee:
+    """A recipe's policy, loaded: as the run begins with it, or as a checkpoint holds it."""
+
+    def __init__(
+        self, recipe: Recipe, task: Task, run: Path, checkpoint: Path | None, say: Callable[[str], None]
+    ) -> None:
+        self.recipe = recipe
+        self.task = task
+        self.run = run
+        seed_torch(recipe.seed)
+        self.start = find_start(recipe.model, run, say)
+        saved = str(checkpoint or "")
+        module, self.tokenizer = self._load("" if recipe.model.lora else saved)
+        self.module: Any = add_lora(module, recipe.model, saved or self.start.adapter)
+        self.renderer = Renderer(self.tokenizer, recipe.model.template_options)
+        template = self.renderer.check()
+        if not template.appends:
+            say(f"chat template: {template.reason}; rendering turn by turn instead, history is kept")
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine on the policy's own tensors; made for the first rollout, so that sft and dpo need none."""
+        return Engine(self.module, self.renderer.end_ids, engine_settings(self.recipe, self.memory))
+
+    @cached_property
+    def sampler(self) -> PolicyModel:
+        """The policy as a model."""
+        kv = kv_of_copies(self.recipe, self.memory)
+        return PolicyModel(self.engine, self.tokenizer, "policy", self.renderer, self.module, kv)
+
+    @cached_property
+    def memory(self) -> MemoryPlan:
+        """The memory plan of the recipe's method."""
+        return fit(self.recipe, self.module, self.recipe.train)
+
+    def rest(self) -> None:
+        """The learner works: the engine gives its memory back where the plan says so."""
+        if self.memory.setting.park and "engine" in self.__dict__:
+            self.engine.park()
+
+    @property
+    def samples(self) -> bool:
+        """Whether the sampler was made."""
+        return "sampler" in self.__dict__
+
+    def policy(self) -> Policy:
+        """The policy as a speaker."""
+        recipe = self.recipe
+        return Policy(
+            self.sampler,
+            self.renderer,
+            sampling_of(recipe),
+            self.max_context,
+            recipe.episode.system,
+            self.task.tools(),
+            recipe.episode.think,
+        )
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens of prompt and reply together."""
+        return context_limit(self.recipe.model, self.module)
+
+    def learner(self, config: TrainConfig, value_head: bool = False) -> Learner:
+        """A new learner on the policy."""
+        sampled, episode = config.method in SAMPLED, self.recipe.episode
+        config = learning(config, fit(self.recipe, self.module, config), self.module)
+        return Learner(
+            self.module,
+            self.tokenizer,
+            config,
+            max_tokens=episode.max_tokens,
+            temperature=episode.temperature if sampled else 1.0,
+            changed=self._weights_changed,
+            value_head=value_head,
+            exact=self.recipe.model.exact and sampled,
+        )
+
+    def keep_reference(self, learner: Learner, first_phase: bool, begun: bool) -> None:
+        """Give the learner the model that its phase began with; one that had begun before finds it again."""
+        saved = self.run / "reference"
+        # The whole of a model that is where the recipe says is not kept a second time.
+        elsewhere = first_phase and self.recipe.model.lora is None
+        if not begun:
+            learner.keep_reference()
+            if not elsewhere:
+                save_weights(saved, learner.reference)
+        elif elsewhere:
+            learner.keep_reference(dict(self._load()[0].named_parameters()))
+        else:
+            learner.keep_reference(load_weights(saved))
+
+    def _weights_changed(self) -> None:
+        if "engine" in self.__dict__:
+            self.engine.weights_changed()
+
+    def _load(self, path: str = "") -> tuple[Any, Any]:
+        """Module, without adapters, and tokenizer: those of a folder, or those that the run began with."""
+        seed = derive_seed(self.recipe.seed, "weights")
+        return load_policy(self.recipe.model, self.task, seed, path or self.start.model, self.start.adapter)
