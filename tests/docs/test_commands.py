@@ -60,6 +60,7 @@ MINI = "tests/evaluate/test_classmates.py::test_one_step_with_a_classmate_credit
 MONITOR = "tests/evaluate/test_monitor.py::test_a_run_is_told_by_step_and_task"
 BUILD = "tests/data/test_build.py::test_rows_have_the_published_columns_and_conversations_the_published_shape"
 IMPORT = "tests/migrate/test_import.py::test_the_files_that_a_script_names_are_read_beside_it"
+REPLAY = "tests/train/test_replay.py::test_a_changed_reward_is_shown_beside_the_old_one"
 EXPORT = "tests/train/test_export.py::test_an_export_loads_anywhere_in_its_own_type_and_holds_nothing_of_the_run"
 ELSEWHERE = {
     "make test": "Makefile::test",
@@ -80,6 +81,7 @@ ELSEWHERE = {
     "upshot train mine.yaml --dry-run": "tests/cli/test_new.py::test_what_is_written_passes_its_own_tests",
     "upshot export runs/…": EXPORT,
     "upshot view runs/…": VIEW,
+    "upshot replay runs/…": REPLAY,
     "upshot view runs/kiosk-…": VIEW,
     "upshot sandbox": SANDBOX,
     "curl -s localhost:8001": SANDBOX,

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tiny import tiny_parts
 from upshot.cli import main
 from upshot.config import validate
 from upshot.errors import UserError
@@ -176,6 +177,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_dry_run_shows_the_plan_of_a_card_that_is_not_here(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_parts()[1].save_pretrained(folder)  # a dry run looks for tokenizer and weights, too
+    (folder / "model.safetensors").touch()
     words = ["train", "quickstart", "--dry-run", f"model.path={folder}", "model.lora={r: 32}", "warm_start=null"]
     assert main([*words, "model.memory_gb=139"]) == 0
     out = capsys.readouterr().out
