@@ -35,6 +35,9 @@ _TOWER = re.compile(
     r"|\)\s*\^\s*\{?\s*(?:[3-9]\d|\d{3,})|\d{4,}\s*\)?!"
 )
 
+_WORTHS = {("percent", ""): "/100", ("degree", ""): "*\\pi/180", ("degree", "radian"): "*\\pi/180"}
+"""What a sign is worth beside a value without it: 50% is 50 and a half, 30° is 30 and π/6."""
+
 
 def costly(answer: str, truth: str) -> bool:
     """Whether an answer is one that nobody writes and algebra would choke on."""
@@ -60,12 +63,18 @@ def quick_verdict(answer: str, truth: str) -> bool | None:
         return bool(answer.strip())
     if len(answer) > MAX_ANSWER or len(truth) > 10 * MAX_ANSWER or costly(answer, truth):
         return False
-    spelled = closed_up(canonical(answer))
-    if not spelled or spelled == closed_up(canonical(truth)):
+    spelled = _unmarked(answer)
+    if not spelled or spelled == _unmarked(truth):
         return bool(spelled)
-    if (choice := choice_of(truth)) and choice == choice_of(answer):
-        return True
+    (chosen, alone), (choice, bare) = choice_of(answer), choice_of(truth)
+    if chosen and choice and (chosen != choice or alone or bare):  # else what stands behind the letters counts too
+        return chosen == choice
     return same_kind(kind_of(answer), kind_of(truth))
+
+
+def _unmarked(answer: str) -> str:
+    """An answer as it is seen: without spaces and without the marks of texts."""
+    return closed_up(re.sub("[⟪⟫]", " ", canonical(answer)).strip())
 
 
 def same_kind(given: Kind, wanted: Kind) -> bool | None:
@@ -113,7 +122,7 @@ def _spelling(kind: Kind) -> str:
 
 
 def _said(text: str) -> str:
-    return re.sub(r"[⟪⟫]|(?<=[a-z.⟫]) | (?=[a-z⟪])", "", text.lower()).rstrip(".")
+    return re.sub(r"[⟪⟫]|(?<=[a-z])\.|(?<=[a-z.⟫]) | (?=[a-z⟪])", "", text.lower())
 
 
 def _same_named(given: Value, wanted: Value) -> bool | None:
@@ -121,13 +130,15 @@ def _same_named(given: Value, wanted: Value) -> bool | None:
         return False
     if given.base or wanted.base:
         return _same_digits(given, wanted)
-    factor = unit_factor(given.unit, wanted.unit)
-    if factor is None or _refused(given.text, wanted.text):
+    if _refused(given.text, wanted.text):
         return False
-    verdict = same_value(f"({given.text})*({factor})" if factor != 1 else given.text, wanted.text)
-    if verdict or "percent" not in (given.unit, wanted.unit) or given.unit == wanted.unit:
-        return verdict
-    return same_value(f"({given.text}){'/' if given.unit else '*'}100", wanted.text)  # 50% is 50 and a half
+    factor = unit_factor(given.unit, wanted.unit)
+    scaled = f"({given.text})*({factor})" if factor not in (None, 1) else given.text
+    verdict = False if factor is None else same_value(scaled, wanted.text)
+    for one, other in ((given, wanted), (wanted, given)):
+        if worth := _WORTHS.get((one.unit, other.unit)):
+            return verdict or same_value(f"({one.text}){worth}", other.text)
+    return verdict
 
 
 def _same_digits(given: Value, wanted: Value) -> bool | None:

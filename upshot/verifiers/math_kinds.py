@@ -100,7 +100,10 @@ _RELATION = re.compile(
 _SET_OPERATOR = re.compile(r"\\(?:cup|cap|setminus)(?![a-z])")
 _ENVIRONMENT = re.compile(r"\\begin\{p?matrix\}(?:\{[^{}]*\})?(.*)\\end\{p?matrix\}")
 _BASE = re.compile(r"\(?([0-9A-F]+)\)?_(?:\{(\d{1,2})\}|(\d))")
-_SUBJECT = r"(?:[a-zA-Z]|\\[a-zA-Z]+|\\angle ?[A-Z]{1,3}|[A-Z]{1,4})(?:_(?:\{[^{}]*\}|\w))?'*"
+_SUBJECT = (
+    r"(?:\\overline\{[A-Z]{2}\}|\|[A-Z]{1,3}\||[a-zA-Z](?:\^\{-1\})?"
+    r"|\\[a-zA-Z]+|\\angle ?[A-Z]{1,3}|[A-Z]{1,4})(?:_(?:\{[^{}]*\}|\w))?'*"
+)
 _NAME = re.compile(
     rf"{_SUBJECT}|(?:{_SUBJECT}|\\(?:sin|cos|tan|log|ln)) ?\(?(?:{_SUBJECT}|-?\d+|[A-Z] ?\\(?:cup|cap) ?[A-Z])\)?"
     r"|⟪[^⟪⟫]+⟫|[PE][(\[][^()\[\]]*[)\]]|\\frac\{d[a-z]?\}\{d[a-z]\}"
@@ -129,15 +132,15 @@ def kind_of(answer: str) -> Kind:
         return Value(found.text, dressed.unit, name=found.name)
     if isinstance(found, Chain) and isinstance(found.items[-1], Value):
         return Chain((*found.items[:-1], Value(found.items[-1].text, dressed.unit)))
-    return Opaque(closed_up(text)) if dressed.unit in ("percent", "dollar") else found
+    return Opaque(closed_up(text)) if dressed.unit in ("percent", "dollar", "euro") else found
 
 
-def choice_of(answer: str) -> str:
-    """The letter of a choice that an answer is, or that stands in front of one: `(C)`, `(C) 12`."""
+def choice_of(answer: str) -> tuple[str, bool]:
+    """The letter of a choice in an answer, if any, and whether it is all there is: `(C)`, but not `(C) 12`."""
     text = canonical(answer)
     alone = re.fullmatch(r"⟪?\(?([A-J])\)?⟫?", text)
     dressed = None if alone else undressed(text)
-    return alone[1] if alone else dressed.label if dressed else ""
+    return (alone[1], True) if alone else (dressed.label if dressed else "", False)
 
 
 def _read(text: str, depth: int = 0) -> Kind:
@@ -187,7 +190,7 @@ def _single(text: str, depth: int) -> Kind:
     if "\\pm" in text and text.count("\\pm") == 1 and "\\mp" not in text:
         both = (text.replace("\\pm", "+", 1).removeprefix("+"), text.replace("\\pm", "-", 1))
         return Collection("", tuple(_read(one.strip(), depth + 1) for one in both))
-    return Opaque(text) if "⟪" in text or "|" in text or ":" in text else Value(text)
+    return Opaque(text) if "⟪" in text or text.count("|") % 2 or ":" in text else Value(text)
 
 
 def _encloses(text: str) -> bool:
