@@ -260,8 +260,8 @@ class _Reader:
         self.barred -= 1
         self._expect("|")
         self.undone |= inside.literal
-        value = abs(inside.value)
-        return Term(value if isinstance(value, Fraction) else complex(value), inside.literal)
+        value = inside.value
+        return Term(abs(value) if isinstance(value, Fraction) else complex(abs(value)), inside.literal)
 
     def _number(self, token: str) -> Term:
         if len(token) > 100:
