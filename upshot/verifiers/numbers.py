@@ -25,21 +25,17 @@ NUMBER = re.compile(
 )
 _SCALES = {"k": 3, "hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _DENIED = re.compile(r"(?:\bnot|n't|\bnever|\bno)\s+$", re.IGNORECASE)
-_SAID = "|".join(
-    (
-        "not no never or than least most except but if else unless perhaps maybe guess wrong incorrect unknown plus "
-        "dozens? half halves quarters? thirds? (?:four|fif|six|seven|eigh|nin|ten|twelf|hundred|thousand)ths squared "
-        "cubed factorial root power tens hundreds? thousands? lakhs? crores? grand mil mn millions? bn billions? "
-        "trillions? two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty sixty seventy "
-        "eighty ninety"
-    ).split()
-)
-_SAID_BEFORE = "|".join(
-    (
-        "about approximately around roughly nearly almost over under above below minus negative between up\\sto twice "
-        "double triple"
-    ).split()
-)
+_SAID = (
+    "not no never or than least most except but if else unless perhaps maybe guess wrong incorrect unknown plus "
+    "dozens? half halves quarters? thirds? (?:four|fif|six|seven|eigh|nin|ten|twelf|hundred|thousand)ths squared "
+    "cubed factorial root power tens hundreds? thousands? lakhs? crores? grand mil mn millions? bn billions? "
+    "trillions? two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty sixty seventy "
+    "eighty ninety"
+).replace(" ", "|")
+_SAID_BEFORE = (
+    "about approximately around roughly nearly almost over under above below minus negative between up\\sto twice "
+    "double triple"
+).replace(" ", "|")
 _ABOUT = re.compile(
     rf"\b(?:{_SAID})\b|n't|^.*\b(?:{_SAID_BEFORE})\b[^\0]*\0|\0 ?[xyznie]\b|!.*\0|[?❌✗✘✖]",
     re.IGNORECASE | re.DOTALL,
