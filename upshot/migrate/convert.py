@@ -17,6 +17,7 @@ CONVERSIONS: dict[str, Conversion] = {}
 """By the name that `how` has in table.yaml; called with the value, all settings, and the last part of the key."""
 THOUSANDS = 1000
 """Tokens of one unit of the original's token_amount."""
+KL_IN_LOSS, KL_IN_REWARD = "actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward"
 PROVIDERS = {"gpt": "openai", "o1": "openai", "o3": "openai", "claude": "anthropic", "gemini": "gemini"}
 
 
@@ -39,7 +40,15 @@ def _same(key: str, words: Mapping[str, Any], what: str) -> Conversion:
     return convert
 
 
-ESTIMATORS = {"grpo": "grpo", "grpo_w_classmate": "dr-grpo", "rloo": "rloo", "gdpo": "gdpo", "gdpo_wo_bn": "separated"}
+ESTIMATORS = {
+    "grpo": "grpo",
+    "grpo_w_classmate": "dr-grpo",
+    "rloo": "rloo",
+    "gdpo": "gdpo",
+    "gdpo_wo_bn": "separated",
+    "reinforce_plus_plus": "reinforce++",
+    "reinforce_plus_plus_baseline": {"name": "reinforce++", "baseline": "group"},
+}
 NORMS = {"token-mean": "token", "seq-mean-token-mean": "sequence", "seq-mean-token-sum-norm": "constant"}
 KINDS = {
     "vanilla_reward": "vanilla",
@@ -49,6 +58,7 @@ KINDS = {
     "help_other_similar_questions": "similar-question",
 }
 CONVERSIONS |= {
+    "loss": _same("train.loss", {"vanilla": "clipped", "gspo": "gspo", "cispo": "cispo"}, "losses that are known"),
     "length_norm": _same("train.length_norm", NORMS, "ways to average that are known"),
     "kl_type": _same("train.kl_estimator", {"low_var_kl": "k3", "k3": "k3", "mse": "k2", "k2": "k2"}, "KL estimators"),
     "classmate_reward": _same("futures.reward", KINDS, "classmate rewards"),
@@ -75,14 +85,28 @@ def by_std(value: Any, theirs: Values, part: str) -> dict[str, Any]:
 
 @conversion
 def kl_on(value: Any, theirs: Values, part: str) -> dict[str, Any]:
-    """Off is a weight of 0; on is what the weight says."""
-    return {} if value else {"train.kl": 0.0}
+    """Off is a weight of 0, unless it is in the reward; on is what the weight says."""
+    return {} if value or theirs.get(KL_IN_REWARD) else {"train.kl": 0.0}
 
 
 @conversion
 def kl(value: Any, theirs: Values, part: str) -> dict[str, Any]:
     """The weight counts where the loss is on."""
-    return {"train.kl": value} if theirs.get("actor_rollout_ref.actor.use_kl_loss", True) else {}
+    return {"train.kl": value} if theirs.get(KL_IN_LOSS, not theirs.get(KL_IN_REWARD)) else {}
+
+
+@conversion
+def kl_in(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """Off the reward; with the loss on as well only one of them can be had."""
+    if value and theirs.get(KL_IN_LOSS):
+        raise Left("the KL divergence is in the loss (use_kl_loss) or taken off the reward, not both")
+    return {"train.kl_in": "reward"} if value else {}
+
+
+@conversion
+def kl_of_reward(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """The weight of the KL divergence counts where it is taken off the reward."""
+    return {"train.kl": value} if theirs.get(KL_IN_REWARD) and not theirs.get(KL_IN_LOSS) else {}
 
 
 @conversion
