@@ -1,7 +1,7 @@
 """Whether two mathematical answers are the same, by their kinds and exact values.
 
-Each answer is read as what it is (`math_kinds`); things of different kinds are different: an equation, a relation or a
-text about a number is not that number. Algebra (`algebra`) is asked only where both are of one kind and the values
+Each answer is read as what it is (`math_reading`); things of different kinds are different: an equation, a relation or
+a text about a number is not that number. Algebra (`algebra`) is asked only where both are of one kind and the values
 inside are beyond `expressions`.
 """
 
@@ -24,10 +24,9 @@ from upshot.verifiers.math_kinds import (
     Reals,
     Value,
     Words,
-    as_reals,
-    choice_of,
-    kind_of,
 )
+from upshot.verifiers.math_reading import choice_of, kind_of
+from upshot.verifiers.math_sets import as_reals
 from upshot.verifiers.units import unit_factor
 
 _TOWER = re.compile(

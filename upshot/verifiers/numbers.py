@@ -79,11 +79,6 @@ def _signs(match: re.Match[str]) -> str:
     return signs.replace("−", "-").replace("–", "-")
 
 
-def numbers_in(text: str) -> list[Fraction | None]:
-    """All numbers of a text, in order; one that is too large to read is None."""
-    return [to_fraction(match) for match in NUMBER.finditer(plain(text))]
-
-
 def last_number(text: str) -> Fraction | None:
     """The last number in a text that is not denied; only its last 4,000 characters are looked at."""
     text = plain(text[-4000:])
