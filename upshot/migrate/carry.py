@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from upshot.migrate import people  # noqa: F401 (registers its conversions)
 from upshot.migrate.convert import CONVERSIONS, Left
 from upshot.migrate.table import Line, originals
 from upshot.migrate.theirs import Theirs

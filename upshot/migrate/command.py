@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from upshot.migrate.carry import Carried, carry
-from upshot.migrate.convert import spec
+from upshot.migrate.people import spec
 from upshot.migrate.table import originals
 from upshot.migrate.theirs import Theirs
 
