@@ -181,7 +181,7 @@ def test_a_published_set_must_be_prepared_before_sft_learns_from_it() -> None:
 BUILD = r"""
 python -m scripts.engine.build_dataset \
     --dataset_name bigcodebench --metric_names "runnable code->pass_rate" "token_amount" --metric_weights 1 -0.5 \
-    --user_generation_kwargs '{"model": "gpt-4o"}' \
+    --user_generation_kwargs '{"model": "openai/mine", "api_base": "http://host:1/v1"}' \
     --assistant_generation_kwargs '{"model": "gpt-4o", "temperature": 0.8}' \
     --reward_generation_kwargs '{"model": "claude-3-5-sonnet-latest"}' \
     --output_dir outputs/data --train_size 100 --hf_entity collabllm --max_new_turns 4
@@ -197,7 +197,7 @@ def test_a_script_that_builds_data_becomes_the_line_that_builds_it(
     words = shlex.split(said.out.replace("\\\n", ""), comments=True)
     args = make_parser(words[1:]).parse_args(words[1:])
     assert (args.task, args.out, args.conversations, args.candidates) == ("bigcodebench", "outputs/data", 100, 2)
-    assert (args.policy, args.user) == ("openai/gpt-4o", "openai/gpt-4o") and args.temperature == 0.8
+    assert (args.policy, args.user) == ("openai/gpt-4o", "http://host:1/v1#mine") and args.temperature == 0.8
     assert args.judge == "anthropic/claude-3-5-sonnet-latest" and args.window == 2
     assert args.metrics == "runnable code->pass_rate=1,token_amount=-0.0005"
     assert (args.proactive_share, args.proactive, args.system_share) == (0.5, "json", 0)  # their defaults, not ours

@@ -64,5 +64,5 @@ def _options(recipe: Mapping[str, Any], assistant: Any) -> Iterator[str]:
     }
     for name, value in options.items():
         if value is not None:
-            given = value["url"] if isinstance(value, Mapping) else value
+            given = f"{value['url']}#{value['model']}" if isinstance(value, Mapping) else value
             yield f"{name} {shlex.quote(str(given))}"
