@@ -68,6 +68,7 @@ def pair(rng: random.Random) -> tuple[object, list[str]]:
         f"({inside})",
         f"\\left({inside}\\right)",
         f"(x,y,z)=({inside})",
+        f"(A,B,C)=({inside})",
         f"({inside.replace('-', '−')})",
     ]
 
@@ -134,6 +135,18 @@ def distance(rng: random.Random) -> tuple[object, list[str]]:
     return ("distance", a), ways
 
 
+def monomial(rng: random.Random) -> tuple[object, list[str]]:
+    a, n, letter = rng.randrange(2, 30), rng.randrange(2, 9), rng.choice("xyRkz")
+    ways = [f"{a}{letter}^{n}", f"{a} {letter}^{{{n}}}", f"{a}\\,{letter}^{{{n}}}", f"{a} \\cdot {letter}^{{ {n} }}"]
+    return ("monomial", a, n, letter), [*ways, f"{letter}^{n} \\cdot {a}"]
+
+
+def counted(rng: random.Random) -> tuple[object, list[str]]:
+    value = rng.randrange(1001, 9999)
+    ways = [f"\\text{{{value} students}}", f"{value}\\text{{ students}}", f"{value:,}".replace(",", ",\\! ")]
+    return Fraction(value), [*ways, f"\\text{{{value:,} students}}", f"[ABC] = {value}", f"{value}"]
+
+
 def emphasised(rng: random.Random) -> tuple[object, list[str]]:
     value = rng.randrange(10, 99)
     marks = ["\\mathbf{%d}", "\\underline{%d}", "\\textbf{%d}", "\\boldsymbol{ %d }", "%d", "\\boxed{%d}"]
@@ -141,7 +154,8 @@ def emphasised(rng: random.Random) -> tuple[object, list[str]]:
 
 
 KINDS: list[Make] = [
-    rational, radical, polynomial, points, pair, stretch, outside, huge, distance, emphasised, angle, choice,
+    rational, radical, polynomial, points, pair, stretch, outside, huge, distance, monomial, counted,
+    emphasised, angle, choice,
 ]  # fmt: skip
 MEETING = (angle, choice)
 """Kinds that a plain number may stand for too: 30° is 30, (C) 12 is 12."""

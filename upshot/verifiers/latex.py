@@ -57,9 +57,9 @@ def canonical(text: str) -> str:
     out = re.sub("[₀-₉]+", lambda m: "_{" + "".join(_LOWERED[c] for c in m[0]) + "}", out)
     out = _CHARACTERS.sub(lambda m: _UNICODE[m[0]], out)
     out = re.sub(r"√\s*(\d+(?:\.\d+)?|[a-zA-Z])", r"\\sqrt{\1}", out).replace("√", "\\sqrt")
-    out = _GROUPED.sub(lambda m: re.sub(r"\D", "", m[0]), out.replace("\\!", ""))
+    out = _GROUPED.sub(lambda m: re.sub(r"\D", "", m[0]), re.sub(r"\\!\s*", "", out))
     out = _NAMED.sub(r"\\\1 ", _WRAPPED.sub(r"\1\2", out.replace("\\mathbb{R}", "\\R ")))
-    out = _TEXT.sub(lambda m: f"⟪{m[1].strip()}⟫" if re.search("[a-zA-Z]", m[1]) else f" {m[1]} ", out)
+    out = _TEXT.sub(_text, out)
     out = _COMMAND.sub(_command, out)
     out = _PLAIN_NAMES.sub(_plain_name, out)
     out = re.sub(r"\\[,;: ]|~|(?<!\\)\$", " ", out.replace("\\{", "⦃").replace("\\}", "⦄").replace("**", "^"))
@@ -84,6 +84,12 @@ def _command(match: re.Match[str]) -> str:
     if same is None:
         return match[0]
     return f"\\{same} " if same.isalpha() else same + " " * (same[:1].isalpha())
+
+
+def _text(match: re.Match[str]) -> str:
+    """A text in its marks; a number that it begins with stands before them, and one without letters needs none."""
+    number, said = re.fullmatch(r"\s*(-?\d[\d.,]*(?=\s+[a-zA-Z]))?(.*)", match[1], re.DOTALL).groups()  # type: ignore[union-attr]
+    return f"{number or ''} ⟪{said.strip()}⟫" if re.search("[a-zA-Z]", said) else f" {match[1]} "
 
 
 def _plain_name(match: re.Match[str]) -> str:

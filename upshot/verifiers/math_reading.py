@@ -36,7 +36,7 @@ _SET_OPERATOR = re.compile(r"\\(?:cup|cap|setminus)(?![a-z])")
 _ENVIRONMENT = re.compile(r"\\begin\{p?matrix\}(?:\{[^{}]*\})?(.*)\\end\{p?matrix\}")
 _BASE = re.compile(r"\(?([0-9A-F]+)\)?_(?:\{(\d{1,2})\}|(\d))")
 _SUBJECT = (
-    r"(?:\\overline\{[A-Z]{2}\}|\|[A-Z]{1,3}\||[a-zA-Z](?:\^\{-1\})?"
+    r"(?:\\overline\{[A-Z]{2}\}|\[[A-Z]{3,5}\]|\|[A-Z]{1,3}\||[a-zA-Z](?:\^\{-1\})?"
     r"|\\[a-zA-Z]+|\\angle ?[A-Z]{1,3}|[A-Z]{1,4})(?:_(?:\{[^{}]*\}|\w))?'*"
 )
 _NAME = re.compile(
@@ -197,7 +197,7 @@ def _equal(sides: list[str], relations: list[str], depth: int) -> Kind | None:
             return _read(exact[0], depth + 1) if len(exact) == 1 else None
         sides = exact
     name, *values = sides
-    tuple_name = re.fullmatch(r"\([a-z](?:,[a-z])+\)", name)
+    tuple_name = re.fullmatch(r"\([a-zA-Z](?:,[a-zA-Z])+\)", name)
     if not (_NAME.fullmatch(name) or tuple_name):
         return Equation(*sides) if len(sides) == 2 else None
     read = [_read(value, depth + 1) for value in values]

@@ -117,7 +117,8 @@ def _split(body: str, phrase: str, label: str, sure: bool) -> Dressed | None:
     if unit is not None:
         return Dressed(body, unit, label)
     said = any(word.lower().strip(".,") in _ABOUT for word in words)
-    return Dressed(f"{body} {phrase}", "", label) if not sure and not said and len(phrase) <= 4 else None
+    letters = len(phrase.partition("^")[0])
+    return Dressed(f"{body} {phrase}", "", label) if not sure and not said and letters <= 4 else None
 
 
 def unit_of(phrase: str) -> str | None:
