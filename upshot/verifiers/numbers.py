@@ -97,13 +97,17 @@ def parse_number(text: str) -> Fraction | None:
     if len(found) != 1:
         return None
     match = found[0]
+    if match[0] == text:
+        return to_fraction(match)
     around = f"{text[: match.start()]}\0{text[match.end() :]}"
     attached = re.match(r"\w+", text[match.end() :])
     if attached and attached[0].lower() not in ("am", "pm") and unit_of(attached[0]) is None:
         return None  # 5x, 5M, 5th, 5½
-    if re.search(r"\d|[-*/^\\]", around) or any(unicodedata.category(sign) in ("Sm", "No") for sign in around):
+    if re.search(r"\d|[-+*/^=<>~|\\]", around) or _ABOUT.search(around):
         return None
-    return None if _ABOUT.search(around) else to_fraction(match)
+    if not around.isascii() and any(unicodedata.category(sign) in ("Sm", "No") for sign in around):
+        return None  # ≈, ±, ½
+    return to_fraction(match)
 
 
 def show_number(value: Fraction) -> str:
