@@ -272,6 +272,26 @@ def test_nothing_usable_is_an_error_that_says_why(tmp_path: Path) -> None:
         prepare(str(SAMPLES / "prompts.jsonl"), tmp_path, Settings("rl"))
 
 
+def test_nothing_left_to_train_on_is_an_error_even_where_something_is_held_out(tmp_path: Path) -> None:
+    def write(right: str) -> str:
+        """Eight goals, each with one reply, that goal's name; only one of them is right."""
+        goals = [f"goal {number}" for number in range(8)]
+        facts = {"prompt": [{"role": "user", "content": "hi"}], "score": 1.0, "single_turn_completion": "1"}
+        rows = [
+            facts
+            | {"single_turn_prompt": g, "conv_id": g, "completion": g, "rewards": {"accuracy": [float(g == right)]}}
+            for g in goals
+        ]
+        (tmp_path / "rows.json").write_text(json.dumps(rows))
+        return str(tmp_path / "rows.json")
+
+    prepare(write(""), tmp_path, Settings("sft", validation=1))
+    [held_out] = rows_of(tmp_path / "sft_validation.parquet")
+    file = write(held_out["messages"][-1]["content"])
+    with pytest.raises(UserError, match=r"no row for sft .* left for training.*accuracy below 1: 7"):
+        prepare(file, tmp_path, Settings("sft", validation=1, least={"accuracy": 1.0}))
+
+
 def test_broken_json_names_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "broken.jsonl"
     file.write_text('{"prompt": "a", "completion": "b"}\n{"prompt": ')

@@ -207,6 +207,14 @@ def test_lm_eval_local_completions_scores_and_generates(
     assert isinstance(text, str)
 
 
+def test_a_model_is_told_about_by_its_name(url: str) -> None:
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {KEY}"}) as http:
+        [listed] = http.get("/v1/models").json()["data"]
+        assert http.get(f"/v1/models/{listed['id']}").json() == listed
+        wrong = http.get("/v1/models/some/other")
+        assert wrong.status_code == 404 and "no model 'some/other' here" in wrong.json()["error"]["message"]
+
+
 def test_errors_name_what_is_wrong(url: str) -> None:
     with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {KEY}"}) as http:
         assert http.get("/v1/models", headers={"Authorization": "Bearer no"}).status_code == 401

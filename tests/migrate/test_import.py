@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 
-from upshot.cli import main
+from upshot.cli import main, make_parser
 from upshot.config import load
 from upshot.errors import UserError
 from upshot.migrate.carry import carry
@@ -175,6 +176,58 @@ def test_a_published_set_must_be_prepared_before_sft_learns_from_it() -> None:
     assert carried.recipe["train"] == {"method": "sft", "data": "data/medium/sft_train.parquet"}
     command = "upshot data prepare --dataset collabllm/collabllm-multiturn-medium --for sft --out data/medium"
     assert command in carried.left[-1][2]
+
+
+BUILD = r"""
+python -m scripts.engine.build_dataset \
+    --dataset_name bigcodebench --metric_names "runnable code->pass_rate" "token_amount" --metric_weights 1 -0.5 \
+    --user_generation_kwargs '{"model": "openai/mine", "api_base": "http://host:1/v1"}' \
+    --assistant_generation_kwargs '{"model": "gpt-4o", "temperature": 0.8}' \
+    --reward_generation_kwargs '{"model": "claude-3-5-sonnet-latest"}' \
+    --output_dir outputs/data --train_size 100 --hf_entity collabllm --max_new_turns 4
+"""
+
+
+def test_a_script_that_builds_data_becomes_the_line_that_builds_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "build.sh").write_text(BUILD)
+    assert main(["recipe", "import", str(tmp_path / "build.sh")]) == 0
+    said = capsys.readouterr()
+    words = shlex.split(said.out.replace("\\\n", ""), comments=True)
+    args = make_parser(words[1:]).parse_args(words[1:])
+    assert (args.task, args.out, args.conversations, args.candidates) == ("bigcodebench", "outputs/data", 100, 2)
+    assert (args.policy, args.user) == ("openai/gpt-4o", "http://host:1/v1#mine") and args.temperature == 0.8
+    assert args.judge == "anthropic/claude-3-5-sonnet-latest" and args.window == 2
+    assert args.metrics == "runnable code->pass_rate=1,token_amount=-0.0005"
+    assert (args.proactive_share, args.proactive, args.system_share) == (0.5, "json", 0)  # their defaults, not ours
+    assert args.push is None and "not carried: --hf_entity" in said.err
+
+
+def test_the_kl_of_the_reward_the_entropy_bonus_and_the_loss_are_carried() -> None:
+    script = (
+        "python -m verl.trainer.main_ppo algorithm.use_kl_in_reward=True algorithm.kl_ctrl.kl_coef=0.01 "
+        "actor_rollout_ref.actor.use_kl_loss=False actor_rollout_ref.actor.kl_loss_coef=0.5 "
+        "actor_rollout_ref.actor.entropy_coeff=0.02 actor_rollout_ref.actor.policy_loss.loss_mode=gspo "
+        "algorithm.adv_estimator=reinforce_plus_plus_baseline"
+    )
+    train = carry(read_script(script)).recipe["train"]
+    assert (train["kl_in"], train["kl"], train["entropy"], train["loss"]) == ("reward", 0.01, 0.02, "gspo")
+    assert train["advantage"] == {"name": "reinforce++", "baseline": "group"}
+    both = carry(read_script(script.replace("use_kl_loss=False", "use_kl_loss=True")))
+    assert "kl_in" not in both.recipe["train"] and both.recipe["train"]["kl"] == 0.5
+    assert [why for name, _, why in both.left if name == "algorithm.use_kl_in_reward"] != []
+
+
+def test_a_lower_bound_goes_into_the_line_that_prepares_the_data() -> None:
+    script = "torchrun -m scripts.train.sft --dataset_repo a/b --lower_bound_metric rewards.accuracy --lower_bound 0.5"
+    assert "--for sft --min accuracy=0.5 --out" in carry(read_script(script)).left[-1][2]
+
+
+def test_a_key_inside_a_value_is_not_shown() -> None:
+    script = """torchrun -m scripts.train.ppo --user_generation_kwargs '{"model": "$M", "api_key": "sk-1"}'"""
+    [(name, shown, _)] = carry(read_script(script)).left
+    assert name == "--user_generation_kwargs" and "sk-1" not in str(shown)
 
 
 def test_what_is_none_of_theirs_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from upshot.cli import VERBS, make_parser
 from upshot.config import _model_at, find
-from upshot.migrate.convert import CONVERSIONS
+from upshot.migrate.carry import CONVERSIONS
 from upshot.migrate.table import Line, originals, page
 from upshot.recipe import FuturesConfig, Named, Recipe
 from upshot.registry import _parameters

@@ -321,10 +321,10 @@ def test_weights_that_are_not_finite_are_not_saved_and_the_last_good_ones_are_na
 
 def test_alarms_say_what_is_wrong_once_and_what_to_do() -> None:
     alarms = Alarms()
-    fine = {"policy/entropy": 2.0, "rollout/reply_tokens": 100.0, "rollout/flat_groups": 0.1, "rollout/cut": 0.0}
+    fine = {"policy/entropy": 2.0, "rollout/reply_tokens": 100.0, "reward/flat_groups": 0.1, "rollout/cut": 0.0}
     fine["rollout/thought_tokens"] = 50.0
     assert not any(alarms.watch(fine) for _ in range(3 * WINDOW))
-    ill = {"policy/entropy": 0.01, "rollout/reply_tokens": 3.0, "rollout/flat_groups": 1.0, "rollout/cut": 0.9}
+    ill = {"policy/entropy": 0.01, "rollout/reply_tokens": 3.0, "reward/flat_groups": 1.0, "rollout/cut": 0.9}
     assert not [text for _ in range(3 * WINDOW) for text in alarms.watch({"eval/reward/mean": 0.1})], "no step at all"
     said = [text for _ in range(3 * WINDOW) for text in alarms.watch(ill)]  # and it has no thoughts at all
     assert len(said) == 5 == len(alarms.ringing)

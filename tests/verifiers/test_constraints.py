@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from constraint_rows import AGREED, ON_PURPOSE
 
 from upshot.verifiers.constraint_checks import CHECKS, keeps
 from upshot.verifiers.constraints import Constraints, constraints_of
@@ -126,6 +127,16 @@ CASES += FURTHER + OLD
 def test_every_kind_says_yes_and_no(name: str, arguments: dict[str, object], kept: str, broken: str) -> None:
     assert keeps(kept, name, arguments)
     assert not keeps(broken, name, arguments)
+
+
+@pytest.mark.parametrize(("name", "text", "arguments", "kept"), [*AGREED, *ON_PURPOSE])
+def test_rows_written_by_hand_get_the_verdict_of_the_reference_or_ours_on_purpose(
+    name: str, text: str, arguments: dict[str, object], kept: bool
+) -> None:
+    row = (
+        {"func_name": name, **arguments} if ":" not in name else {"instruction_id_list": [name], "kwargs": [arguments]}
+    )
+    assert Constraints().score(text, row, {}).value == kept
 
 
 def test_all_kinds_are_tested() -> None:

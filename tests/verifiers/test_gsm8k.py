@@ -98,6 +98,35 @@ def test_flexible_verdicts(response: str, reference: str, value: float) -> None:
     assert Gsm8k("flexible").score(response, reference, {}).value == value
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "5M", "5B", "5x", "5 x", "5e", "5i", "5th", "5ish", "5²", "5½", "½5", "⑤", "!5", "!=5", "≠5", "≈5", "≥5", "~5",
+        "5±1",
+        "5?", "unknown (5?)", "5 ❌", "5 bn", "5 crore", "5 lakh", "5 grand", "5 tens", "5 tenths", "5 thousandths",
+        "5 factorial", "5 plus two", "5 times two", "between 5 and ten", "six, not 5", "anything but 5", "twice 5",
+        "5 to the power of two", "the square root of 5", "up to 5", "5 if x, else six", "5 perhaps", "5_8", "0x5",
+        "\\boxed{5} or \\boxed{6}", "\\boxed{6} 5", "\\sqrt{25}", "~~6~~ 5", "5:30", "5 days, 3 hours",
+    ],
+)  # fmt: skip
+def test_what_is_said_about_five_is_not_five(line: str) -> None:
+    assert Gsm8k().score(f"So.\n#### {line}", "5", {}).value == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "5.", "5!", "5 months", "5 months.", "5km", "5 km/h", "5 ft^2", "5 m^2", "5pm",
+        "5 pairs of shoes", "5 more apples",
+        "5 fewer", "5 a day", "5 each", "5°", "5 ✅", "£5", "₹5", "USD 5", "[5]", "`5`", "\"5\"",
+        "$\\boxed{5}$", "\\(5\\)",
+        "５", "٥", "5 paths", "5 teenagers", "The answer is 5 dollars",
+    ],
+)  # fmt: skip
+def test_units_and_dress_leave_five_what_it_is(line: str) -> None:
+    assert Gsm8k().score(f"So.\n#### {line}", "5", {}).value == 1
+
+
 def test_a_reference_that_is_no_number_is_missing_not_wrong() -> None:
     assert Gsm8k().score("#### 42", "forty-two", {}).why == "gsm8k: reference is not a number"
 

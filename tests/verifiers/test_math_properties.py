@@ -68,6 +68,7 @@ def pair(rng: random.Random) -> tuple[object, list[str]]:
         f"({inside})",
         f"\\left({inside}\\right)",
         f"(x,y,z)=({inside})",
+        f"(A,B,C)=({inside})",
         f"({inside.replace('-', '−')})",
     ]
 
@@ -97,7 +98,67 @@ def outside(rng: random.Random) -> tuple[object, list[str]]:
     return ("outside", low, high), ways
 
 
-KINDS: list[Make] = [rational, radical, polynomial, points, pair, stretch, outside]
+def angle(rng: random.Random) -> tuple[object, list[str]]:
+    top, bottom = rng.randrange(1, 12), rng.choice([2, 3, 4, 6, 12])
+    degrees = Fraction(180 * top, bottom)
+    ways = [f"{degrees}^\\circ", f"{degrees}°", f"{degrees}\\text{{ degrees}}", f"\\theta = {degrees}^{{\\circ}}"]
+    return ("angle", degrees), [rng.choice(ways), f"\\frac{{{top}\\pi}}{{{bottom}}}\\text{{ radians}}"]
+
+
+def huge(rng: random.Random) -> tuple[object, list[str]]:
+    """Beyond what a float holds."""
+    half, plus = rng.randrange(1000, 1400), rng.randrange(-2, 3)
+    powers = [
+        f"2^{{{2 * half}}}",
+        f"4^{{{half}}}",
+        f"2 \\cdot 2^{{{2 * half - 1}}}",
+        f"\\frac{{2^{{{2 * half + 3}}}}}{{8}}",
+    ]
+    return ("huge", half, plus), [f"{power}+({plus})" for power in powers]
+
+
+def choice(rng: random.Random) -> tuple[object, list[str]]:
+    letter, value = rng.choice("ABCDE"), rng.randrange(2, 40)
+    ways = [f"\\textbf{{({letter})}}\\ {value}", f"\\text{{({letter})}} {value}.0", f"\\text{{{letter}.}} x={value}"]
+    return ("choice", letter, value), ways
+
+
+def distance(rng: random.Random) -> tuple[object, list[str]]:
+    a, k = rng.randrange(1, 9), rng.randrange(2, 5)
+    ways = [
+        f"|x-{a}|",
+        f"|{a}-x|",
+        f"\\sqrt{{(x-{a})^2}}",
+        f"\\frac{{|{k}x-{k * a}|}}{{{k}}}",
+        f"\\left|-x+{a}\\right|",
+    ]
+    return ("distance", a), ways
+
+
+def monomial(rng: random.Random) -> tuple[object, list[str]]:
+    a, n, letter = rng.randrange(2, 30), rng.randrange(2, 9), rng.choice("xyRkz")
+    ways = [f"{a}{letter}^{n}", f"{a} {letter}^{{{n}}}", f"{a}\\,{letter}^{{{n}}}", f"{a} \\cdot {letter}^{{ {n} }}"]
+    return ("monomial", a, n, letter), [*ways, f"{letter}^{n} \\cdot {a}"]
+
+
+def counted(rng: random.Random) -> tuple[object, list[str]]:
+    value = rng.randrange(1001, 9999)
+    ways = [f"\\text{{{value} students}}", f"{value}\\text{{ students}}", f"{value:,}".replace(",", ",\\! ")]
+    return Fraction(value), [*ways, f"\\text{{{value:,} students}}", f"[ABC] = {value}", f"{value}"]
+
+
+def emphasised(rng: random.Random) -> tuple[object, list[str]]:
+    value = rng.randrange(10, 99)
+    marks = ["\\mathbf{%d}", "\\underline{%d}", "\\textbf{%d}", "\\boldsymbol{ %d }", "%d", "\\boxed{%d}"]
+    return Fraction(value), [mark % value for mark in marks]
+
+
+KINDS: list[Make] = [
+    rational, radical, polynomial, points, pair, stretch, outside, huge, distance, monomial, counted,
+    emphasised, angle, choice,
+]  # fmt: skip
+MEETING = (angle, choice)
+"""Kinds that a plain number may stand for too: 30° is 30, (C) 12 is 12."""
 
 
 @pytest.mark.parametrize("make", KINDS)
@@ -115,10 +176,44 @@ def test_what_is_equal_stays_equal_however_it_is_written(make: Make, seed: int) 
 @given(seed=st.integers(0, 2**32), other=st.sampled_from(KINDS))
 def test_what_is_not_equal_never_becomes_so(make: Make, seed: int, other: Make) -> None:
     rng = random.Random(seed)
-    (thing, ways), (another, others) = make(rng), rng.choice([make, other])(rng)
+    other = make if {make, other} & set(MEETING) else rng.choice([make, other])
+    (thing, ways), (another, others) = make(rng), other(rng)
     if thing != another:
         first, second = rng.choice(ways), rng.choice(others)
         assert quick_verdict(first, second) is not True, (first, second)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from("ABCDE"), st.sampled_from("ABCDE"), st.integers(2, 40), st.integers(2, 40))
+def test_a_letter_and_a_value_are_not_two_guesses(letter: str, other: str, value: int, another: int) -> None:
+    truth = f"\\textbf{{({letter})}}\\ {value}"
+    both = (letter, value) == (other, another)
+    assert quick_verdict(f"\\text{{({other})}}\\ {another}", truth) is both
+    assert quick_verdict(f"({other})", truth) is (letter == other)
+    assert quick_verdict(str(another), truth) is (value == another)
+
+
+@pytest.mark.parametrize("answer", ["2^{9000}", "2^{9001}", "3000!", "\\infty", "10^{400}", "e^{2000}", "-2^{9000}"])
+@pytest.mark.parametrize("truth", ["2^{9000}", "\\infty", "10^{400}"])
+def test_a_number_beyond_a_float_gets_its_verdict(answer: str, truth: str) -> None:
+    assert Mathematics().score(f"\\boxed{{{answer}}}", truth, {}).value == (answer == truth)
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "equal"),
+    [
+        ("12\\text{n}", "12", False), ("12\\text{ N}", "12", True), ("€5", "\\$5", False),
+        ("5\\text{ pounds}", "£5", True),
+        ("60\\text{ mph}", "60\\text{ miles per hour}", True), ("30\\text{ radians}", "30^\\circ", False),
+        ("6:15 \\text{ PM}", "6:15\\text{ p.m.}", True), ("6:15 \\text{ AM}", "6:15\\text{ p.m.}", False),
+        ("June 20", "\\text{June 20}", True), ("June 2", "\\text{June 20}", False),
+        ("\\text{Infinity}", "\\infty", True),
+        ("|AB| = 5", "5", True), ("\\overline{AB}=5", "5", True), ("2x", "f^{-1}(x)=2x", True), ("|x|", "x", False),
+        ("x", "|x|", False), ("\\text{sin}", "\\text{pi}", False), ("2^\\mathbf{12}", "2^1 2", False),
+    ],
+)  # fmt: skip
+def test_units_currencies_and_names_stay_what_they_are(answer: str, truth: str, equal: bool) -> None:
+    assert Mathematics().score(f"\\boxed{{{answer}}}", truth, {}).value == equal
 
 
 SPOILED = [

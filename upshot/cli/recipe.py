@@ -24,7 +24,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "import",
         help="a recipe out of a config or launch script of CollabLLM, its verl recipe or the classmate fork",
         description="Turn a config (.yaml, .json) or a launch script (.sh) of CollabLLM, of its verl recipe or of the "
-        "classmate fork into a recipe. What it could not carry is listed with the reason. Nothing of theirs is run.",
+        "classmate fork into a recipe, or a script that builds data into the `upshot data build` line. What it could "
+        "not carry is listed with the reason. Nothing of theirs is run.",
     )
     other.add_argument("theirs", nargs="+", metavar="THEIRS", help="a .sh, .yaml or .json file, and those it names")
     other.add_argument("--out", metavar="FILE", help="write the recipe there (default: print it)")
@@ -96,14 +97,21 @@ def run_import(args: argparse.Namespace) -> int:
 
     from upshot import config
     from upshot.migrate.carry import carry
+    from upshot.migrate.command import build_line, builds
     from upshot.migrate.theirs import read_all
     from upshot.rollout.company import check_names
 
-    carried = carry(read_all(args.theirs))
+    theirs = read_all(args.theirs)
     names = ", ".join(Path(path).name for path in args.theirs)
-    check_names(config.validate(carried.recipe, names))
-    made = f"# Made from {names} by `upshot recipe import`.\n"
-    text = made + yaml.safe_dump(carried.recipe, sort_keys=False, allow_unicode=True)
+    look = "look at it with  upshot recipe show"
+    if builds(theirs):
+        line, carried = build_line(theirs)
+        text, look = f"{line}\n", "run it with  sh"
+    else:
+        carried = carry(theirs)
+        check_names(config.validate(carried.recipe, names))
+        text = yaml.safe_dump(carried.recipe, sort_keys=False, allow_unicode=True)
+    text = f"# Made from {names} by `upshot recipe import`.\n{text}"
     if args.out:
         Path(args.out).write_text(text, encoding="utf-8")
     else:
@@ -111,5 +119,5 @@ def run_import(args: argparse.Namespace) -> int:
     for key, value, why in carried.left:
         print(f"not carried: {key}={value}: {why}", file=sys.stderr)
     if args.out:
-        print(f"{args.out}: {len(carried.left)} settings not carried; look at it with  upshot recipe show {args.out}")
+        print(f"{args.out}: {len(carried.left)} settings not carried; {look} {args.out}")
     return 0

@@ -109,10 +109,11 @@ def check_share(validation: float) -> None:
 
 
 def check_rows(rows: Mapping[str, Sequence[Any]], dataset: str, summary: Summary) -> None:
-    """Refuse a source of which nothing is left, with the reasons."""
-    if not any(rows.values()):
+    """Refuse a source of which nothing is left to learn from, with the reasons."""
+    if not rows["train"]:
         reasons = "; ".join(f"{why}: {count}" for why, count in summary.dropped.most_common()) or "it holds no records"
-        raise UserError(f"no row for {summary.purpose} in '{dataset}' ({reasons})")
+        left = " is left for training; all that are left are held out" if any(rows.values()) else ""
+        raise UserError(f"no row for {summary.purpose} in '{dataset}'{left} ({reasons})")
 
 
 def split_tables(

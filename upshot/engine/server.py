@@ -76,6 +76,7 @@ class Server:
         app.get("/metrics")(self.metrics)
         guard = [Depends(self._admit)]
         app.get("/v1/models", dependencies=guard)(self.models)
+        app.get("/v1/models/{name:path}", dependencies=guard)(self.one_model)
         app.post("/v1/chat/completions", dependencies=guard, response_model=None)(self.chat)
         app.post("/v1/completions", dependencies=guard, response_model=None)(self.completions)
 
@@ -105,11 +106,11 @@ class Server:
             return failure(status, str(error), error.reason)
         return failure(400, str(error))
 
-    def _check_name(self, asked: ChatRequest | CompletionRequest) -> None:
+    def _check_name(self, name: str) -> None:
         """Refuse a request for another model; one that names none means the one that is here."""
-        if asked.model not in ("", self.model.name) and not self.any_name:
+        if name not in ("", self.model.name) and not self.any_name:
             raise NotAdmitted(
-                404, f"no model '{asked.model}' here, only '{self.model.name}' (upshot serve --any-name takes any name)"
+                404, f"no model '{name}' here, only '{self.model.name}' (upshot serve --any-name takes any name)"
             )
 
     # --- small endpoints
@@ -119,9 +120,14 @@ class Server:
         return {"status": "ok", "model": self.model.name, "version": self.model.engine.version}
 
     async def models(self) -> dict[str, Any]:
-        """The one model served."""
+        """A list of the one model served."""
+        return {"object": "list", "data": [await self.one_model(self.model.name)]}
+
+    async def one_model(self, name: str) -> dict[str, Any]:
+        """The model served, if that is its name."""
+        self._check_name(name)
         entry = {"id": self.model.name, "object": "model", "created": 0, "owned_by": "upshot"}
-        return {"object": "list", "data": [{**entry, "max_model_len": self.model.engine.shape.max_length}]}
+        return {**entry, "max_model_len": self.model.engine.shape.max_length}
 
     async def metrics(self) -> PlainTextResponse:
         """Counters in Prometheus' text format."""
@@ -137,7 +143,7 @@ class Server:
 
     async def chat(self, asked: ChatRequest, http: HttpRequest) -> Any:
         """POST /v1/chat/completions."""
-        self._check_name(asked)
+        self._check_name(asked.model)
         [request] = asked.requests(self.max_tokens)
         if asked.stream:
             return self._stream(asked, [request], http)
@@ -148,7 +154,7 @@ class Server:
 
     async def completions(self, asked: CompletionRequest, http: HttpRequest) -> Any:
         """POST /v1/completions."""
-        self._check_name(asked)
+        self._check_name(asked.model)
         prompts = asked.prompts(self._encode)
         requests, scores = asked.requests(prompts), asked.scores(prompts)
         for ids in prompts:  # also those of which nothing is computed, and before anything is

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from upshot.migrate import people  # noqa: F401 (registers its conversions)
 from upshot.migrate.convert import CONVERSIONS, Left
 from upshot.migrate.table import Line, originals
 from upshot.migrate.theirs import Theirs
@@ -26,7 +27,7 @@ TASKS = {
 BEHAVIOURS = ("sycophancy", "confidence")
 DEFAULT_USER = "openai/gpt-4o-mini"
 SECRET = re.compile(r"api_?key|secret|password|access_token", re.IGNORECASE)
-"""Settings whose values are nobody's to print."""
+"""Settings whose values, or parts of them, are nobody's to print."""
 
 
 @dataclass
@@ -47,8 +48,7 @@ def carry(theirs: Theirs) -> Carried:
             continue
         line = _line(theirs.original, name)
         if line is None:
-            shown = "…" if SECRET.search(name) else value
-            done.left.append((name, shown, "no counterpart is known"))
+            done.left.append((name, value, "no counterpart is known"))
         elif not line.key:
             done.left.append((name, value, line.reason or f"is `{line.command}`"))
         else:
@@ -56,6 +56,7 @@ def carry(theirs: Theirs) -> Carried:
                 keys |= _converted(line, name, value, theirs.settings)
             except Left as why:
                 done.left.append((name, value, str(why)))
+    done.left = [(name, "…" if SECRET.search(f"{name} {value}") else value, why) for name, value, why in done.left]
     clamp = None if theirs.original == "collabllm" else [-1, 1]  # the verl recipe's reward manager bounds every term
     done.recipe = _nested(_with_defaults(keys, theirs, done.left), clamp)
     return done
@@ -69,7 +70,7 @@ def _line(original: str, name: str) -> Line | None:
 
 
 def _converted(line: Line, name: str, value: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    if isinstance(value, str) and "$" in value and line.how not in ("file", "name", "interaction"):
+    if "$" in str(value) and line.how not in ("file", "name", "interaction"):
         raise Left("the shell alone knows its value")
     if not line.how:
         return {line.key: value}
@@ -87,7 +88,7 @@ def _with_defaults(keys: dict[str, Any], theirs: Theirs, left: list[tuple[str, A
         task = _task(str(out.get("task.train_file", "")), theirs.original)
         out |= {"task.name": "judged", "task.behaviour": task} if task in BEHAVIOURS else {"task.name": task}
     if method in ("sft", "dpo"):
-        out |= _examples(out, method, left)
+        out |= _examples(out, method, theirs, left)
     if theirs.original == "classmate" and "futures.classmates" in out:
         out["futures.name"] = "classmates"
     elif out.get("futures.window"):
@@ -97,7 +98,7 @@ def _with_defaults(keys: dict[str, Any], theirs: Theirs, left: list[tuple[str, A
     return out
 
 
-def _examples(out: dict[str, Any], method: str, left: list[tuple[str, Any, str]]) -> dict[str, Any]:
+def _examples(out: dict[str, Any], method: str, theirs: Theirs, left: list[tuple[str, Any, str]]) -> dict[str, Any]:
     """Where sft and dpo learn from: the file that is named, or the one that must be made of a published set first."""
     source = str(out.pop("task.train_file", ""))
     out.pop("task.validation_file", None)
@@ -106,7 +107,9 @@ def _examples(out: dict[str, Any], method: str, left: list[tuple[str, Any, str]]
     if PurePath(source).suffix in (".parquet", ".jsonl", ".json"):
         file = source
     elif source:
-        how = f"make the file first: upshot data prepare --dataset {source} --for {method} --out {folder}"
+        metric = str(theirs.settings.get("--lower_bound_metric") or "").removeprefix("rewards.")
+        least = f" --min {metric}={theirs.settings.get('--lower_bound', 0)}" if metric else ""
+        how = f"make the file first: upshot data prepare --dataset {source} --for {method}{least} --out {folder}"
         left.append(("train.data", file, how))
     return {"train.data": file, **({"task.file": file} if out["task.name"] == "collabllm" else {})}
 

@@ -5,10 +5,8 @@ A conversion that cannot raises `Left` with the reason; the setting is then list
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
-from pathlib import PurePath
 from typing import Any
 
 Values = Mapping[str, Any]
@@ -17,7 +15,7 @@ CONVERSIONS: dict[str, Conversion] = {}
 """By the name that `how` has in table.yaml; called with the value, all settings, and the last part of the key."""
 THOUSANDS = 1000
 """Tokens of one unit of the original's token_amount."""
-PROVIDERS = {"gpt": "openai", "o1": "openai", "o3": "openai", "claude": "anthropic", "gemini": "gemini"}
+KL_IN_LOSS, KL_IN_REWARD = "actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward"
 
 
 class Left(Exception):
@@ -39,7 +37,15 @@ def _same(key: str, words: Mapping[str, Any], what: str) -> Conversion:
     return convert
 
 
-ESTIMATORS = {"grpo": "grpo", "grpo_w_classmate": "dr-grpo", "rloo": "rloo", "gdpo": "gdpo", "gdpo_wo_bn": "separated"}
+ESTIMATORS = {
+    "grpo": "grpo",
+    "grpo_w_classmate": "dr-grpo",
+    "rloo": "rloo",
+    "gdpo": "gdpo",
+    "gdpo_wo_bn": "separated",
+    "reinforce_plus_plus": "reinforce++",
+    "reinforce_plus_plus_baseline": {"name": "reinforce++", "baseline": "group"},
+}
 NORMS = {"token-mean": "token", "seq-mean-token-mean": "sequence", "seq-mean-token-sum-norm": "constant"}
 KINDS = {
     "vanilla_reward": "vanilla",
@@ -49,6 +55,7 @@ KINDS = {
     "help_other_similar_questions": "similar-question",
 }
 CONVERSIONS |= {
+    "loss": _same("train.loss", {"vanilla": "clipped", "gspo": "gspo", "cispo": "cispo"}, "losses that are known"),
     "length_norm": _same("train.length_norm", NORMS, "ways to average that are known"),
     "kl_type": _same("train.kl_estimator", {"low_var_kl": "k3", "k3": "k3", "mse": "k2", "k2": "k2"}, "KL estimators"),
     "classmate_reward": _same("futures.reward", KINDS, "classmate rewards"),
@@ -75,14 +82,28 @@ def by_std(value: Any, theirs: Values, part: str) -> dict[str, Any]:
 
 @conversion
 def kl_on(value: Any, theirs: Values, part: str) -> dict[str, Any]:
-    """Off is a weight of 0; on is what the weight says."""
-    return {} if value else {"train.kl": 0.0}
+    """Off is a weight of 0, unless it is in the reward; on is what the weight says."""
+    return {} if value or theirs.get(KL_IN_REWARD) else {"train.kl": 0.0}
 
 
 @conversion
 def kl(value: Any, theirs: Values, part: str) -> dict[str, Any]:
     """The weight counts where the loss is on."""
-    return {"train.kl": value} if theirs.get("actor_rollout_ref.actor.use_kl_loss", True) else {}
+    return {"train.kl": value} if theirs.get(KL_IN_LOSS, not theirs.get(KL_IN_REWARD)) else {}
+
+
+@conversion
+def kl_in(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """Off the reward; with the loss on as well only one of them can be had."""
+    if value and theirs.get(KL_IN_LOSS):
+        raise Left("the KL divergence is in the loss (use_kl_loss) or taken off the reward, not both")
+    return {"train.kl_in": "reward"} if value else {}
+
+
+@conversion
+def kl_of_reward(value: Any, theirs: Values, part: str) -> dict[str, Any]:
+    """The weight of the KL divergence counts where it is taken off the reward."""
+    return {"train.kl": value} if theirs.get(KL_IN_REWARD) and not theirs.get(KL_IN_LOSS) else {}
 
 
 @conversion
@@ -184,128 +205,14 @@ def weight(value: Any, theirs: Values, part: str) -> dict[str, Any]:
 @conversion
 def metrics(value: Any, theirs: Values, part: str) -> dict[str, Any]:
     """Names and weights of the original's two flags; its token_amount counts thousands."""
-    asked = _list(theirs.get("--metric_names", []))
-    weights = _list(theirs.get("--metric_weights", [1.0] * len(asked)))
+    asked = as_list(theirs.get("--metric_names", []))
+    weights = as_list(theirs.get("--metric_weights", [1.0] * len(asked)))
     if len(weights) != len(asked):
         raise Left(f"{len(asked)} metrics and {len(weights)} weights")
     given = dict(zip(asked, weights, strict=True))
     return {f"metrics.{n}": w / THOUSANDS if n == "token_amount" else w for n, w in given.items()}
 
 
-@conversion
-def user(value: Any, theirs: Values, part: str) -> dict[str, Any]:
-    """The simulated user's model and its sampling."""
-    given = _mapping(value)
-    own = {f"futures.user.{k}": given[k] for k in ("temperature", "max_tokens") if k in given}
-    return {"models.user": spec(given), "futures.user.name": "llm", "futures.user.model": "user", **own}
-
-
-@conversion
-def interaction(value: Any, theirs: Values, part: str) -> dict[str, Any]:
-    """The file of the simulated user, which is given beside the script or not at all."""
-    if any(key.startswith("interaction.") for key in theirs):
-        return {}
-    raise Left("give that file as well; without it the user is the published one, gpt-4o-mini")
-
-
-@conversion
-def user_model(value: Any, theirs: Values, part: str) -> dict[str, Any]:
-    """The simulated user's model."""
-    return {"models.user.model": spec({"model": value}), "futures.user.name": "llm", "futures.user.model": "user"}
-
-
-@conversion
-def user_option(value: Any, theirs: Values, part: str) -> dict[str, Any]:
-    """The simulated user's sampling, under the same names."""
-    return {f"futures.user.{part}": value}
-
-
-@conversion
-def user_retries(value: Any, theirs: Values, part: str) -> dict[str, Any]:
-    """How often a failed call is repeated."""
-    return {"models.user.retries": value}
-
-
-@conversion
-def assistant(value: Any, theirs: Values, part: str) -> dict[str, Any]:
-    """The policy's sampling; which model it is `--model_name` says."""
-    given = _mapping(value)
-    return {f"episode.{k}": given[k] for k in ("temperature", "max_tokens", "top_p") if k in given}
-
-
-@conversion
-def judge(value: Any, theirs: Values, part: str) -> dict[str, Any]:
-    """The judge's model."""
-    return {"models.judge": spec(_mapping(value) if not _is_name(value) else {"model": value})}
-
-
-@conversion
-def judge_tokens(value: Any, theirs: Values, part: str) -> dict[str, Any]:
-    """A limit of the judge's answers."""
-    raise Left("each judged metric has its own max_tokens (2048): reward.metrics.accuracy.max_tokens=…")
-
-
-@conversion
-def monitor(value: Any, theirs: Values, part: str) -> dict[str, Any]:
-    """The model that reads thoughts at evaluation."""
-    return {"models.monitor": spec({"model": value}), "eval.monitor": "monitor"}
-
-
-@conversion
-def classmates(value: Any, theirs: Values, part: str) -> dict[str, Any]:
-    """Each classmate a helper model, with its own markers where they are set."""
-    out: dict[str, Any] = {}
-    found = []
-    marks = [theirs.get(f"reward_model.classmate_think_{end}_str") for end in ("start", "end")]
-    for number, model in enumerate(_list(value)):
-        own = "peer" if number == 0 else f"peer{number + 1}"
-        out[f"models.{own}"] = f"local:{model}"
-        found.append({"name": own, **({"think": marks} if all(marks) else {})})
-    return {**out, "futures.classmates": found}
-
-
-def _think(value: Any, theirs: Values, part: str) -> dict[str, Any]:
-    marks = [theirs.get(f"reward_model.think_{end}_str") for end in ("start", "end")]
-    if not all(marks):
-        raise Left("a marker alone; both are needed")
-    return {"episode.think": marks}
-
-
-def _with_classmates(value: Any, theirs: Values, part: str) -> dict[str, Any]:
-    return {}  # carried with the classmates themselves
-
-
-CONVERSIONS |= {"think_open": _think, "think_close": _think}
-CONVERSIONS |= {"classmate_open": _with_classmates, "classmate_close": _with_classmates}
-
-
-def spec(given: Mapping[str, Any]) -> Any:
-    """A model of litellm's naming as a spec: an address, a provider's, or a Hub name in this process."""
-    model = str(given.get("model", ""))
-    address = given.get("api_base") or given.get("base_url")
-    if address:
-        return {"url": address, "model": model.removeprefix("openai/")}
-    if "/" not in model:
-        provider = next((p for start, p in PROVIDERS.items() if model.startswith(start)), "openai")
-        return f"{provider}/{model}"
-    known = PurePath(model).parts[0] in {"openai", "anthropic", "gemini", "azure", "together_ai", "groq", "mistral"}
-    return model if known else f"local:{model}"
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and not value.lstrip().startswith("{")
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise Left("it is no JSON object") from error
-    if not isinstance(value, Mapping):
-        raise Left("it is no JSON object")
-    return value
-
-
-def _list(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
+    """A value that may be a list already."""
     return list(value) if isinstance(value, list) else [value]

@@ -15,8 +15,10 @@ HEAD = """# Coming from the originals
 <!-- Made from upshot/migrate/table.yaml: python -m upshot.migrate.table > docs/migrate.md -->
 
 `upshot recipe import THEIRS.yaml` (or `THEIRS.sh`) turns a config or a launch script of any of the three into a recipe
-and lists what it could not carry, with the reason:
+and lists what it could not carry, with the reason; a script of `scripts.engine.build_dataset` becomes the line of
+`upshot data build` that does the same:
 
+    upshot recipe import build.sh --out build_ours.sh
     upshot recipe import train_rl_collabllm.sh collabllm_interaction_config.yaml --out mine.yaml
     upshot train mine.yaml --dry-run
 

@@ -61,7 +61,7 @@ ALARMS = (
         "reward.overlong a penalty",
     ),
     Alarm(
-        "rollout/flat_groups",
+        "reward/flat_groups",
         lambda first, now: now > 0.8,
         "in {now:.0%} of the groups all replies earn the same, and nothing is learned from those: take rows of another "
         "difficulty, raise train.group_size or episode.temperature, or add a metric that tells replies apart",

@@ -21,7 +21,7 @@ from upshot.stopwatch import Stopwatch
 from upshot.train.batch import data_of
 from upshot.train.charge import charged
 from upshot.train.drift import Watched, known
-from upshot.train.flat import is_flat, play_until_varied
+from upshot.train.flat import play_until_varied
 from upshot.train.held_out import Looks, play_held_out
 from upshot.train.importance import weigh
 from upshot.train.learner import Learner
@@ -138,9 +138,8 @@ async def play(
 
 
 def measure(groups: Sequence[Sequence[Reply]], stage: Stage) -> dict[str, float]:
-    """What the kind of future itself reports of a step, and the share of groups that teach nothing."""
-    own = stage.futures.measure([reply for group in groups for reply in group])
-    return own | {"rollout/flat_groups": sum(map(is_flat, groups)) / max(len(groups), 1)}
+    """What the kind of future itself reports of a step."""
+    return stage.futures.measure([reply for group in groups for reply in group])
 
 
 def set_advantages(

@@ -10,6 +10,7 @@ from upshot.rewards.credit import MAIN
 from upshot.rollout.policy import cut_short
 from upshot.rollout.reply import Reply
 from upshot.score import Score
+from upshot.train.flat import is_flat
 
 
 def summarise(groups: Sequence[Sequence[Reply]]) -> dict[str, float]:
@@ -24,8 +25,7 @@ def summarise(groups: Sequence[Sequence[Reply]]) -> dict[str, float]:
         statistics.pstdev(values) for group in groups if len(values := present(r.reward.total for r in group)) > 1
     ]
     _put(out, "reward/group_std", spread)
-    if spread:
-        out["reward/flat_groups"] = sum(value < 1e-8 for value in spread) / len(spread)
+    _put(out, "reward/flat_groups", [float(is_flat(group)) for group in groups])
     names = {name for r in replies if r.credit is not None for name in r.credit.parts}
     for name in sorted(names) if names != {MAIN} else ():  # alone it is the reward itself
         parts = [r.credit.parts[name] for r in replies if r.credit is not None and name in r.credit.parts]

@@ -56,9 +56,9 @@ def occurrences(text: str, keyword: str) -> int:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text; common abbreviations and decimals do not end one."""
+    """The sentences of a text; common abbreviations, decimals and the ends of lines do not end one."""
     guarded = re.sub(r"\b(Mr|Mrs|Ms|Dr|Prof|St|vs|etc|e\.g|i\.e|No|Fig)\.", lambda m: m[0].replace(".", "\x00"), text)
-    parts = re.split(r"(?<=[.!?。！？])[\"'”’)]*\s+|(?<=[。！？])|\n+", guarded)
+    parts = re.split(r"(?<=[.!?。！？])[\"'”’)]*\s+|(?<=[。！？])", guarded)
     return [part for part in parts if part and re.search(r"\w", part)]
 
 
@@ -119,18 +119,18 @@ def number_paragraphs(text: str, num_paragraphs: int) -> bool:
 
 @check("length_constraints:nth_paragraph_first_word")
 def nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """So many paragraphs, separated by blank lines, and the n-th starts with a word."""
+    """So many paragraphs, separated by blank lines, and the n-th starts with a word; `two's` starts with `two`."""
     parts = [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
     if len(parts) != num_paragraphs or not 1 <= nth_paragraph <= len(parts):
         return False
-    found = words(parts[nth_paragraph - 1])
-    return bool(found) and found[0].lower() == first_word.lower()
+    found = words(parts[nth_paragraph - 1].lower())
+    return bool(found) and first_word.lower() in (found[0], re.split("['’]", found[0])[0])
 
 
 @check("detectable_content:number_placeholders")
 def number_placeholders(text: str, num_placeholders: int) -> bool:
     """At least so many [placeholders]."""
-    return len(re.findall(r"\[[^\[\]]*\]", text)) >= num_placeholders
+    return len(re.findall(r"\[[^\[\]\n]*\]", text)) >= num_placeholders
 
 
 @check("detectable_content:postscript")
@@ -144,7 +144,7 @@ def postscript(text: str, postscript_marker: str = "P.S.") -> bool:
 @check("detectable_format:number_bullet_lists")
 def number_bullets(text: str, num_bullets: int) -> bool:
     """Exactly so many lines that start with - or a single *."""
-    return len(re.findall(r"^[^\S\n]*(?:\*(?!\*)|-)[^\n]", text, re.MULTILINE)) == num_bullets
+    return len(re.findall(r"^[^\S\n]*(?:\*[^*\n]|-)", text, re.MULTILINE)) == num_bullets
 
 
 @check("detectable_format:constrained_response")
@@ -156,8 +156,8 @@ def constrained_response(text: str, options: Sequence[str] | None = None) -> boo
 @check("detectable_format:number_highlighted_sections")
 def highlights(text: str, num_highlights: int) -> bool:
     """At least so many *highlighted* parts."""
-    double = re.findall(r"\*\*[^\n*]+\*\*", text)
-    single = re.findall(r"(?<!\*)\*[^\n*]+\*(?!\*)", text)
+    double = re.findall(r"\*\*[^\n*]*\*\*", text)
+    single = re.findall(r"\*[^\n*]*\*", text)
     return len([part for part in double + single if part.strip("* ")]) >= num_highlights
 
 
@@ -180,8 +180,8 @@ def json_format(text: str) -> bool:
 
 @check("detectable_format:title")
 def title(text: str) -> bool:
-    """A <<title>> occurs."""
-    return any(found.strip("<> ") for found in re.findall(r"<<[^\n<>]+>>", text))
+    """A <<title>> occurs, on one line."""
+    return any(line[line.find("<<") : line.rfind(">>")].strip("<> ") for line in text.split("\n") if "<<" in line)
 
 
 @check("combination:two_responses")
@@ -213,8 +213,9 @@ def quotation(text: str) -> bool:
 
 @check("change_case:capital_word_frequency")
 def capital_words(text: str, capital_frequency: int, capital_relation: str | None = None) -> bool:
-    """So many words in capitals."""
-    return compare(sum(word.isupper() for word in words(text)), capital_relation, capital_frequency)
+    """So many words in capitals; `U.S.A.` and `X-RAY` are one each."""
+    found = re.findall(r"[^\s,;:!?()\[\]{}\"“”]+", text)
+    return compare(sum(word.isupper() for word in found), capital_relation, capital_frequency)
 
 
 @check("change_case:english_capital")

@@ -23,7 +23,7 @@ from upshot.verifiers.quantities import Number, Unsure, close, exact_root, joine
 
 MALFORMED: Final = "malformed"
 _TOKEN = re.compile(
-    r"\s*(?:(\d+(?:\.\d+)?(?:[eE][-+]?\d{1,2}(?![\w.]))?)|\\([a-zA-Z]+)|([a-zA-Z])|([-+*/^_(){}\[\]!]))"
+    r"\s*(?:(\d+(?:\.\d+)?(?:[eE][-+]?\d{1,2}(?![\w.]))?)|\\([a-zA-Z]+)|([a-zA-Z])|([-+*/^_(){}\[\]!|]))"
 )
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}(?![a-zA-Z])")
 _FUNCTIONS: dict[str, Callable[[complex], complex]] = {
@@ -166,6 +166,7 @@ class _Reader:
         self.at = 0
         self.undone = False
         self.letters = False
+        self.barred = 0
 
     def sum(self) -> Term:
         term = self._product()
@@ -244,11 +245,23 @@ class _Reader:
             term = self.sum()
             self._expect({"(": ")", "{": "}", "[": "]"}[token])
             return term
+        if token == "|":
+            return self._absolute()
         if len(token) == 1 and token.isalpha():
             return Term(self._letter(token))
         if token.startswith("\\"):
             return self._command(token[1:])
         raise _Malformed
+
+    def _absolute(self) -> Term:
+        """|…|: a bar inside bars closes them wherever a value has just ended."""
+        self.barred += 1
+        inside = self.sum()
+        self.barred -= 1
+        self._expect("|")
+        self.undone |= inside.literal
+        value = inside.value
+        return Term(abs(value) if isinstance(value, Fraction) else complex(abs(value)), inside.literal)
 
     def _number(self, token: str) -> Term:
         if len(token) > 100:
@@ -337,6 +350,8 @@ class _Reader:
         return self._atom()
 
     def _starts_factor(self, token: str) -> bool:
+        if token == "|":
+            return not self.barred
         return bool(token) and (token[0].isalnum() or token in ("(", "{", "[") or token[1:] in _ATOMS)
 
     def _peek(self) -> str:

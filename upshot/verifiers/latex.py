@@ -36,12 +36,13 @@ _SAME = {
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textup|mathrm|mbox|mathsf|mathtt)\s*\{([^{}]*)\}")
 _WRAPPED = re.compile(
-    r"\\(?:boxed\s*\{\s*([^{}]*)\}|(?:mathbf|mathit|boldsymbol|bm|vec|mathcal)\s*\{\s*([a-zA-Z])\s*\})"
+    r"(?<![\^_])\\(?:boxed|mathbf|mathit|boldsymbol|bm|underline)\s*\{\s*([^{}]*)\}"
+    r"|\\(?:mathbf|mathit|boldsymbol|bm|vec|mathcal)\s*\{\s*([a-zA-Z])\s*\}"
 )
 _NAMED = re.compile(r"\\operatorname\*?\s*\{\s*([a-zA-Z]+)\s*\}")
-_PLAIN_NAMES = re.compile(
-    r"(?<![\\a-zA-Z])(sqrt|pi|infty|infinity|sin|cos|tan|log|ln|arctan|arcsin|arccos)(?![a-zA-Z])"
-)
+_FUNCTION_NAMES = r"(sqrt|pi|infty|infinity|sin|cos|tan|log|ln|arctan|arcsin|arccos)"
+_PLAIN_NAMES = re.compile(rf"⟪{_FUNCTION_NAMES}⟫|⟪[^⟪⟫]*⟫|(?<![\\a-zA-Z]){_FUNCTION_NAMES}(?![a-zA-Z])", re.IGNORECASE)
+"""Names without their backslash, alone in a text or outside of one; other texts match as a whole and stay."""
 _REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?\s*(\d+)\s*\}?")
 _GROUPED = re.compile(r"(?<![\d.\\])\d{1,3}(?:(?:\\,|\{,\}|\s)\d{3})+(?![\d,])")
 NEW_ROW = "⏎"
@@ -56,11 +57,11 @@ def canonical(text: str) -> str:
     out = re.sub("[₀-₉]+", lambda m: "_{" + "".join(_LOWERED[c] for c in m[0]) + "}", out)
     out = _CHARACTERS.sub(lambda m: _UNICODE[m[0]], out)
     out = re.sub(r"√\s*(\d+(?:\.\d+)?|[a-zA-Z])", r"\\sqrt{\1}", out).replace("√", "\\sqrt")
-    out = _GROUPED.sub(lambda m: re.sub(r"\D", "", m[0]), out.replace("\\!", ""))
+    out = _GROUPED.sub(lambda m: re.sub(r"\D", "", m[0]), re.sub(r"\\!\s*", "", out))
     out = _NAMED.sub(r"\\\1 ", _WRAPPED.sub(r"\1\2", out.replace("\\mathbb{R}", "\\R ")))
-    out = _TEXT.sub(lambda m: f"⟪{m[1].strip()}⟫" if re.search("[a-zA-Z]", m[1]) else f" {m[1]} ", out)
+    out = _TEXT.sub(_text, out)
     out = _COMMAND.sub(_command, out)
-    out = _PLAIN_NAMES.sub(lambda m: "\\infty " if m[1] == "infinity" else f"\\{m[1]} ", out)
+    out = _PLAIN_NAMES.sub(_plain_name, out)
     out = re.sub(r"\\[,;: ]|~|(?<!\\)\$", " ", out.replace("\\{", "⦃").replace("\\}", "⦄").replace("**", "^"))
     out = _OVER.sub(r"\\frac{\1}{\2}", out)
     out = _REPEATING.sub(_as_fraction, out)
@@ -83,6 +84,17 @@ def _command(match: re.Match[str]) -> str:
     if same is None:
         return match[0]
     return f"\\{same} " if same.isalpha() else same + " " * (same[:1].isalpha())
+
+
+def _text(match: re.Match[str]) -> str:
+    """A text in its marks; a number that it begins with stands before them, and one without letters needs none."""
+    number, said = re.fullmatch(r"\s*(-?\d[\d.,]*(?=\s+[a-zA-Z]))?(.*)", match[1], re.DOTALL).groups()  # type: ignore[union-attr]
+    return f"{number or ''} ⟪{said.strip()}⟫" if re.search("[a-zA-Z]", said) else f" {match[1]} "
+
+
+def _plain_name(match: re.Match[str]) -> str:
+    name = (match[1] or match[2] or "").lower()
+    return match[0] if not name else "\\infty " if name == "infinity" else f"\\{name} "
 
 
 def _as_fraction(match: re.Match[str]) -> str:

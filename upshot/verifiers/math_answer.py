@@ -15,7 +15,9 @@ _MINERVA = re.compile(
 _ANSWER_IS = re.compile(r"(?:[Tt]he\s+)?(?:[Aa]nswer|ANSWER)\s*(?:is|:|=)\s*:?\s*(.{1,300}?)(?:\.\s|\.?\s*$|\n)", re.S)
 _INLINE = re.compile(r"\$\$?([^$]{1,500})\$\$?|\\\((.{1,500}?)\\\)|\\\[(.{1,500}?)\\\]", re.S)
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?|-?\.\d+")
-_JOIN = re.compile(r"[\s$,;.]*(?:and|or|,)?[\s$,;]*")
+_JOIN = re.compile(r"[\s$]*(?:[,;/]|[,;]?[\s$]*(?:\\text\s*\{)?\s*(?:and|or)\s*\}?)[\s$]*")
+_BOLD = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])")
+"""Marks of bold words; 2**3 has none."""
 
 
 def boxes(text: str) -> list[tuple[int, int, str]]:
@@ -45,17 +47,13 @@ def _closing(text: str, opening: int) -> int | None:
 
 
 def boxed_answer(text: str) -> str | None:
-    """The content of the last box; boxes joined by a comma or 'and' at the end count as one list."""
+    """The content of the last box; boxes joined by a comma, a slash, 'and' or 'or' at the end count as one list."""
     found = boxes(text)
     if not found:
         return None
     parts = [found[-1][2]]
     for (_, stop, content), (start, _, _) in zip(found[-2::-1], found[:0:-1], strict=False):
-        if (
-            not _JOIN.fullmatch(text[stop:start])
-            or start - stop > 40
-            or "," not in text[stop:start] + "," * ("and" in text[stop:start] or "or" in text[stop:start])
-        ):
+        if start - stop > 40 or not _JOIN.fullmatch(text[stop:start]):
             break
         parts.append(content)
     return ", ".join(reversed(parts))
@@ -67,7 +65,7 @@ def final_answer(text: str, boxed_only: bool = False) -> str | None:
     boxed = boxed_answer(text)
     if boxed is not None or boxed_only:
         return boxed
-    tail = text[-4000:]
+    tail = _BOLD.sub("", text[-4000:])
     for pattern in (_MINERVA, _ANSWER_IS):
         said = list(pattern.finditer(tail))
         if said:

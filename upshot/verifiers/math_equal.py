@@ -1,7 +1,7 @@
 """Whether two mathematical answers are the same, by their kinds and exact values.
 
-Each answer is read as what it is (`math_kinds`); things of different kinds are different: an equation, a relation or a
-text about a number is not that number. Algebra (`algebra`) is asked only where both are of one kind and the values
+Each answer is read as what it is (`math_reading`); things of different kinds are different: an equation, a relation or
+a text about a number is not that number. Algebra (`algebra`) is asked only where both are of one kind and the values
 inside are beyond `expressions`.
 """
 
@@ -24,16 +24,18 @@ from upshot.verifiers.math_kinds import (
     Reals,
     Value,
     Words,
-    as_reals,
-    choice_of,
-    kind_of,
 )
+from upshot.verifiers.math_reading import choice_of, kind_of
+from upshot.verifiers.math_sets import as_reals
 from upshot.verifiers.units import unit_factor
 
 _TOWER = re.compile(
     r"\^\s*(?:\{[^{}]{0,40}|\w)\^|\*\*\s*\(?[\w.]{1,40}\s*\*\*|\^\s*\{?\s*-?\d{4,}|\*\*\s*\(?-?\d{4,}|\d{400,}"
     r"|\)\s*\^\s*\{?\s*(?:[3-9]\d|\d{3,})|\d{4,}\s*\)?!"
 )
+
+_WORTHS = {("percent", ""): "/100", ("degree", ""): "*\\pi/180", ("degree", "radian"): "*\\pi/180"}
+"""What a sign is worth beside a value without it: 50% is 50 and a half, 30° is 30 and π/6."""
 
 
 def costly(answer: str, truth: str) -> bool:
@@ -60,12 +62,18 @@ def quick_verdict(answer: str, truth: str) -> bool | None:
         return bool(answer.strip())
     if len(answer) > MAX_ANSWER or len(truth) > 10 * MAX_ANSWER or costly(answer, truth):
         return False
-    spelled = closed_up(canonical(answer))
-    if not spelled or spelled == closed_up(canonical(truth)):
+    spelled = _unmarked(answer)
+    if not spelled or spelled == _unmarked(truth):
         return bool(spelled)
-    if (choice := choice_of(truth)) and choice == choice_of(answer):
-        return True
+    (chosen, alone), (choice, bare) = choice_of(answer), choice_of(truth)
+    if chosen and choice and (chosen != choice or alone or bare):  # else what stands behind the letters counts too
+        return chosen == choice
     return same_kind(kind_of(answer), kind_of(truth))
+
+
+def _unmarked(answer: str) -> str:
+    """An answer as it is seen: without spaces and without the marks of texts."""
+    return closed_up(re.sub("[⟪⟫]", " ", canonical(answer)).strip())
 
 
 def same_kind(given: Kind, wanted: Kind) -> bool | None:
@@ -113,7 +121,7 @@ def _spelling(kind: Kind) -> str:
 
 
 def _said(text: str) -> str:
-    return re.sub(r"[⟪⟫]|(?<=[a-z.⟫]) | (?=[a-z⟪])", "", text.lower()).rstrip(".")
+    return re.sub(r"[⟪⟫]|(?<=[a-z])\.|(?<=[a-z.⟫]) | (?=[a-z⟪])", "", text.lower())
 
 
 def _same_named(given: Value, wanted: Value) -> bool | None:
@@ -121,13 +129,15 @@ def _same_named(given: Value, wanted: Value) -> bool | None:
         return False
     if given.base or wanted.base:
         return _same_digits(given, wanted)
-    factor = unit_factor(given.unit, wanted.unit)
-    if factor is None or _refused(given.text, wanted.text):
+    if _refused(given.text, wanted.text):
         return False
-    verdict = same_value(f"({given.text})*({factor})" if factor != 1 else given.text, wanted.text)
-    if verdict or "percent" not in (given.unit, wanted.unit) or given.unit == wanted.unit:
-        return verdict
-    return same_value(f"({given.text}){'/' if given.unit else '*'}100", wanted.text)  # 50% is 50 and a half
+    factor = unit_factor(given.unit, wanted.unit)
+    scaled = f"({given.text})*({factor})" if factor not in (None, 1) else given.text
+    verdict = False if factor is None else same_value(scaled, wanted.text)
+    for one, other in ((given, wanted), (wanted, given)):
+        if worth := _WORTHS.get((one.unit, other.unit)):
+            return verdict or same_value(f"({one.text}){worth}", other.text)
+    return verdict
 
 
 def _same_digits(given: Value, wanted: Value) -> bool | None:

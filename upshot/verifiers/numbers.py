@@ -8,7 +8,10 @@ LaTeX fractions, mixed numbers, `1e3`, `5k` and `5 million`. Does not cover numb
 from __future__ import annotations
 
 import re
+import unicodedata
 from fractions import Fraction
+
+from upshot.verifiers.units import unit_of
 
 MAX_DIGITS = 100
 """Longer digit strings are not read as numbers: nobody means them, and arithmetic on them is slow."""
@@ -22,12 +25,25 @@ NUMBER = re.compile(
 )
 _SCALES = {"k": 3, "hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _DENIED = re.compile(r"(?:\bnot|n't|\bnever|\bno)\s+$", re.IGNORECASE)
+_SAID = (
+    "not no never or than least most except but if else unless perhaps maybe guess wrong incorrect unknown plus "
+    "dozens? half halves quarters? thirds? (?:four|fif|six|seven|eigh|nin|ten|twelf|hundred|thousand)ths squared "
+    "cubed factorial root power tens hundreds? thousands? lakhs? crores? grand mil mn millions? bn billions? "
+    "trillions? two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty sixty seventy "
+    "eighty ninety"
+).replace(" ", "|")
+_SAID_BEFORE = (
+    "about approximately around roughly nearly almost over under above below minus negative between up\\sto twice "
+    "double triple"
+).replace(" ", "|")
 _ABOUT = re.compile(
-    r"\b(?:not|no|never|or|than|least|most|except|wrong|incorrect|dozens?|half|halves|quarters?|thirds?|squared|cubed)\b|n't"
-    r"|^.*\b(?:about|approximately|around|roughly|nearly|almost|over|under|above|below|minus|negative)\b[^\0]*\0",
+    rf"\b(?:{_SAID})\b|n't|^.*\b(?:{_SAID_BEFORE})\b[^\0]*\0|\0 ?[xyznie]\b|!.*\0|[?❌✗✘✖]",
     re.IGNORECASE | re.DOTALL,
 )
-"""Words that make the number on a line (\\0) something other than the answer."""
+"""What makes the number on a line (\\0) something other than the answer: words about it, and other numbers in words."""
+_UNIT_SIGNS = re.compile(
+    r"(?<![a-zA-Z])(mm|cm|m|km|in|ft|yd|mi|feet|inches|meters|miles|yards)\^[23]\b|(?<=[a-zA-Z])/(?=[a-zA-Z])"
+)
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{\s*(-?\d{1,30})\s*\}\s*\{\s*(-?\d{1,30})\s*\}|(\d)\s*(\d))")
 _WRAPPING = re.compile(
     r"(?<![\d)])\*\*|\*\*(?![\d(])|__|\\\$|\\boxed|\\text\s*\{|\\mathrm\s*\{|\\!|\\,|\\;|\\ |[{}`]|\\\(|\\\)|\\\[|\\\]"
@@ -63,11 +79,6 @@ def _signs(match: re.Match[str]) -> str:
     return signs.replace("−", "-").replace("–", "-")
 
 
-def numbers_in(text: str) -> list[Fraction | None]:
-    """All numbers of a text, in order; one that is too large to read is None."""
-    return [to_fraction(match) for match in NUMBER.finditer(plain(text))]
-
-
 def last_number(text: str) -> Fraction | None:
     """The last number in a text that is not denied; only its last 4,000 characters are looked at."""
     text = plain(text[-4000:])
@@ -79,16 +90,23 @@ def last_number(text: str) -> Fraction | None:
 
 def parse_number(text: str) -> Fraction | None:
     """The value of a text that is one number, perhaps with a currency sign or unit words around it; else None."""
-    text = plain(text.strip())
+    text = _UNIT_SIGNS.sub(r"\1 ", plain(text.strip()))
     if len(text) > 4 * MAX_DIGITS:
         return None
     found = list(NUMBER.finditer(text))
     if len(found) != 1:
         return None
     match = found[0]
+    if match[0] == text:
+        return to_fraction(match)
     around = f"{text[: match.start()]}\0{text[match.end() :]}"
-    if re.search(r"\d|[-+*/^=<>~|\\]", around.replace("\\$", "")) or _ABOUT.search(around):
+    attached = re.match(r"\w+", text[match.end() :])
+    if attached and attached[0].lower() not in ("am", "pm") and unit_of(attached[0]) is None:
+        return None  # 5x, 5M, 5th, 5½
+    if re.search(r"\d|[-+*/^=<>~|\\]", around) or _ABOUT.search(around):
         return None
+    if not around.isascii() and any(unicodedata.category(sign) in ("Sm", "No") for sign in around):
+        return None  # ≈, ±, ½
     return to_fraction(match)
 
 

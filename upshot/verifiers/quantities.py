@@ -7,7 +7,7 @@ from fractions import Fraction
 
 Number = Fraction | complex
 
-_MAX_BITS = 6_000
+_MAX_BITS = 12_000
 """Larger fractions are not worked with: nobody means them, and they take long."""
 _COMMON = 10**6
 """A decimal with a larger denominator is not one that a root or function comes to, only near."""
@@ -56,8 +56,6 @@ def _exactly(first: Fraction, operator: str, second: Fraction) -> Fraction:
 
 def raised(base: Number, exponent: Number) -> Number:
     """A power; exact for whole exponents and for roots that come out even."""
-    if abs(complex(exponent)) > 200:
-        raise Unsure
     if isinstance(base, Fraction) and isinstance(exponent, Fraction):
         if exponent.denominator == 1:
             if _bits(base) * abs(exponent.numerator) > _MAX_BITS:
@@ -66,6 +64,8 @@ def raised(base: Number, exponent: Number) -> Number:
         root = exact_root(base, Fraction(exponent.denominator))
         if root is not None:
             return raised(root, Fraction(exponent.numerator))
+    if abs(complex(exponent)) > 200:
+        raise Unsure
     return complex(base) ** complex(exponent)
 
 

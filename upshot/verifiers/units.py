@@ -28,12 +28,13 @@ _ALIASES = {
         "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
         "in": "inch inche", "ft": "foot feet", "yd": "yard", "mi": "mile", "mg": "milligram", "g": "gram",
         "kg": "kilogram", "l": "liter litre L", "ml": "milliliter millilitre mL", "s": "second sec", "min": "minute",
-        "h": "hour hr", "cent": "¢", "dollar": "usd bucks", "degree": "deg °", "percent": "%", "unit": "units",
-        "mph": "mph", "lb": "pound lbs", "person": "people", "child": "children", "man": "men", "woman": "women",
+        "h": "hour hr", "cent": "¢", "dollar": "usd bucks", "degree": "deg °", "radian": "rad", "percent": "%",
+        "unit": "units", "pound": "lb lbs £", "euro": "€", "person": "people",
+        "child": "children", "man": "men", "woman": "women",
     }.items()
     for alias in (name, *aliases.split())
 }  # fmt: skip
-_KNOWN = {*_SIZES, *_ALIASES, *_ALIASES.values(), "day", "week", "month", "year", "way", "point", "radian", "rad", "n"}
+_KNOWN = {*_SIZES, *_ALIASES, *_ALIASES.values(), "day", "week", "month", "year", "way", "point", "N"}
 _ABOUT = frozenset(
     word
     for line in (
@@ -55,7 +56,8 @@ _LEAD = re.compile(
 )
 _LABEL = re.compile(r"\(?([A-J])\)?[.:]?|\(([A-J])\)")
 _OPENING = re.compile(r"⟪([^⟪⟫]*)⟫")
-_MONEY = re.compile(r"^(-?)\s*(?:\\\$|€|£)\s*(-?)")
+_CURRENCIES = {"\\$": "dollar", "€": "euro", "£": "pound"}
+_MONEY = re.compile(r"^(-?)\s*(\\\$|€|£)\s*(-?)")
 _PERCENT = re.compile(r"\s*(?:\\?%)$")
 _DEGREES = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*(?:⟪?\s*[CF]\s*⟫?)?$")
 _ENDING = re.compile(r"(?:\s*/?\s*⟪[^⟪⟫]*⟫(?:\^\{?-?\d\}?)?)+$")
@@ -86,7 +88,7 @@ def undressed(text: str) -> Dressed | None:
     elif lead := _LEAD.match(text):
         text = text[lead.end() :].strip() or text
     if money := _MONEY.match(text):
-        return Dressed(money[1] + money[2] + text[money.end() :].strip(), "dollar" if "$" in money[0] else "", label)
+        return Dressed(money[1] + money[3] + text[money.end() :].strip(), _CURRENCIES[money[2]], label)
     if percent := _PERCENT.search(text):
         return Dressed(text[: percent.start()], "percent", label)
     if (degrees := _DEGREES.search(text)) and not _FUNCTION.search(text):
@@ -115,13 +117,14 @@ def _split(body: str, phrase: str, label: str, sure: bool) -> Dressed | None:
     if unit is not None:
         return Dressed(body, unit, label)
     said = any(word.lower().strip(".,") in _ABOUT for word in words)
-    return Dressed(f"{body} {phrase}", "", label) if not sure and not said and len(phrase) <= 4 else None
+    letters = len(phrase.partition("^")[0])
+    return Dressed(f"{body} {phrase}", "", label) if not sure and not said and letters <= 4 else None
 
 
 def unit_of(phrase: str) -> str | None:
     """The one name of a unit or a counted thing; None for any other words."""
     phrase = re.sub(r"\s*\^\s*\{?(-?\d)\}?", r"^\1", phrase.strip().strip(".,")).replace("²", "^2").replace("³", "^3")
-    phrase = re.sub(r"(?<=[a-z])\s*/\s*(?=[a-z])|\bper\b", " / ", phrase)
+    phrase = re.sub(r"(?<=[a-z])\s*/\s*(?=[a-z])|\bper\b", " / ", re.sub(r"\bmph\b", "mi / h", phrase))
     power = {"square": "^2", "sq": "^2", "sq.": "^2", "cubic": "^3"}
     words = phrase.split()
     if not words or len(words) > 5 or any(word.lower() in _ABOUT or word.lower() in _SCALES for word in words):
