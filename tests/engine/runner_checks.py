@@ -81,7 +81,8 @@ def test_work_begins_while_requests_are_still_submitted(make_llama: Make, monkey
             began.append(engine.steps - before)
 
         seqs[1].on_done = more
-        assert engine.steps == (first_chunk == 30)
+        # A device may be done with the first step before the last request comes, and begin another.
+        assert (engine.steps > 0) == (first_chunk == 30)
         engine.run_until_done()
         results.append([s.ids for s in seqs])
         assert engine.pool.held == 0 and len(seqs) == 7
