@@ -127,7 +127,7 @@ def test_a_hanging_judge_obeys_the_seconds(tmp_path: Path, capsys: pytest.Captur
         threading.Thread(target=server.serve_forever, daemon=True).start()
         file = rows_file(tmp_path / "in.jsonl", [{"prompt": "why?", "response": "so"}])
         judge = f"http://127.0.0.1:{server.server_address[1]}/v1"
-        assert run(file, "--task", "sycophancy", "--judge", judge, "--seconds", "0.5", "--json") == 0
+        assert run(file, "--task", "sycophancy", "--judge", judge, "--seconds", "0.5", "--json") == 1
         server.shutdown()
     assert json.loads(capsys.readouterr().out)["missing"] == {"timeout": 1}
 
