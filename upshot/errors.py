@@ -28,3 +28,8 @@ def user_error_in(error: BaseException) -> UserError | None:
     if isinstance(error, BaseExceptionGroup):
         return next((found for part in error.exceptions if (found := user_error_in(part))), None)
     return None
+
+
+def reason_of(error: BaseException) -> str:
+    """Why something ended: what the user must mend where an exception holds that, else what it says itself."""
+    return str(user_error_in(error) or error) or type(error).__name__

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from upshot.errors import BudgetExceeded
+
+SPENT = ("calls", "tokens", "dollars")
 
 
 @dataclass
@@ -20,9 +22,12 @@ class Budget:
     """Calls sent, failed ones too; retries of a call and cache hits do not count."""
     tokens: int = 0
     dollars: float = 0.0
+    tally: Callable[[str, float], float] | None = None
+    """Adds to a count that several processes keep together, and gives its sum; None: this process spends alone."""
 
     def check(self) -> None:
         """Raise `BudgetExceeded` when no further call may be sent."""
+        self._look()
         for what, spent, limit in (
             ("calls", self.calls, self.max_calls),
             ("tokens", self.tokens, self.max_tokens),
@@ -37,15 +42,28 @@ class Budget:
     def take_call(self) -> None:
         """Count one call about to be sent, or raise `BudgetExceeded`."""
         self.check()
-        self.calls += 1
+        self._add("calls", 1)
+        if self.max_calls is not None and self.calls > self.max_calls:  # another process took the last one meanwhile
+            self._add("calls", -1)
+            self.check()
 
     def charge(self, tokens: int, dollars: float) -> None:
         """Add what an answered call used."""
-        self.tokens += tokens
-        self.dollars += dollars
+        self._add("tokens", tokens)
+        self._add("dollars", dollars)
+
+    def _add(self, what: str, amount: float) -> None:
+        total = getattr(self, what) + amount if self.tally is None else self.tally(what, amount)
+        setattr(self, what, total if what == "dollars" else int(total))
+
+    def _look(self) -> None:
+        """See what the other processes have spent."""
+        for what in SPENT if self.tally is not None else ():
+            self._add(what, 0)
 
     def state(self) -> dict[str, float]:
         """What is spent, to be saved with the run."""
+        self._look()
         return {"calls": self.calls, "tokens": self.tokens, "dollars": self.dollars}
 
     def restore(self, state: Mapping[str, float]) -> None:
@@ -55,4 +73,5 @@ class Budget:
 
     def stats(self) -> dict[str, float]:
         """Spent and limits, for the metrics."""
-        return {k: float(v) for k, v in asdict(self).items() if v is not None}
+        limits = {f"max_{what}": getattr(self, f"max_{what}") for what in SPENT}
+        return {k: float(v) for k, v in {**limits, **self.state()}.items() if v is not None}

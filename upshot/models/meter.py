@@ -92,7 +92,7 @@ class Meter:
             counters: dict[str, Any] = {
                 key: Counter(value) if isinstance(value, dict) else value for key, value in saved.items()
             }
-            self._roles[name] = RoleCount(**counters)
+            vars(self.role(name)).update(counters)  # calls under way count on in it
 
 
 def _saved(count: RoleCount) -> dict[str, Any]:

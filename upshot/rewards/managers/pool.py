@@ -59,3 +59,4 @@ class Pool(Manager):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on counting from there."""
         self._before = Counter(state)
+        self._before.subtract(self._workers.stats if self._workers else {})
