@@ -6,11 +6,15 @@ import argparse
 import contextlib
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from upshot.errors import reason_of, user_error_in
 
 if TYPE_CHECKING:
     from upshot.recipe import Recipe
     from upshot.train.folder import RunFolder
+    from upshot.train.ranks import Ranks
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,23 +43,46 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Check, train, report; a stopped run says how to go on."""
-    from upshot.cli.console import make_reporter
-    from upshot.train.folder import RunFolder
-
     recipe, folder = _recipe(args)
     if args.offline and args.dry_run:
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's package is imported
-    if not _checked(recipe, args, resumed=folder is not None):
-        return 2
     if args.dry_run:
-        return 0
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        silent = os.environ.get("RANK", "0") != "0"
+        return 0 if silent or _checked(recipe, args, folder is not None, ranks) else 2
+    from upshot.train.together import open_ranks
+
+    ranks = open_ranks(recipe.model.device)
+    try:
+        return _train(args, recipe, folder, ranks)
+    except BaseException as error:
+        ranks.stop(reason_of(error), whole=False)
+        code = _told_by_the_first(error) if ranks.agreed and not ranks.first else None
+        if code is None:
+            raise
+        return code
+    finally:
+        ranks.leave()
+
+
+def _train(args: argparse.Namespace, recipe: Recipe, folder: RunFolder | None, ranks: Ranks) -> int:
+    from upshot.cli.console import make_reporter
+    from upshot.train.folder import RunFolder
+    from upshot.train.onlooker import Onlooker
+    from upshot.train.reporter import Reporter
     from upshot.train.runner import train_checked
     from upshot.view.report import write_report
 
     new = folder is None
+    if not ranks.told("checked", ranks.first and _checked(recipe, args, resumed=not new, ranks=ranks.size)):
+        return 2
+    if not ranks.first:
+        train_checked(recipe, Onlooker(ranks.told("run folder", Path())), Reporter(), ranks)
+        return 0
     folder = folder or RunFolder.create(recipe)
+    ranks.told("run folder", folder.path)
     try:
-        train_checked(recipe, folder, make_reporter(args.quiet, args.json))
+        train_checked(recipe, folder, make_reporter(args.quiet, args.json), ranks)
     except BaseException:
         if new:
             folder.drop_failed_start()
@@ -71,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _checked(recipe: Recipe, args: argparse.Namespace, resumed: bool) -> bool:
+def _checked(recipe: Recipe, args: argparse.Namespace, resumed: bool, ranks: int) -> bool:
     """Whether nothing is wrong with the recipe; a line for each thing that is, and with --dry-run the plan."""
     from upshot.train.checks import find
     from upshot.train.plan import plan
@@ -80,17 +107,22 @@ def _checked(recipe: Recipe, args: argparse.Namespace, resumed: bool) -> bool:
     wrong = [finding.says for finding in findings if finding.fatal]
     notes = [finding.says for finding in findings if not finding.fatal]
     if args.dry_run and not wrong:
-        print(plan(recipe))
+        print(plan(recipe, ranks))
     if not args.quiet:
         print("".join(f"note       {' '.join(says.split())}\n" for says in notes), end="", file=sys.stderr)
     print("".join(f"upshot: {' '.join(says.split())}\n" for says in wrong), end="", file=sys.stderr)
     return not wrong
 
 
+def _told_by_the_first(error: BaseException) -> int | None:
+    """The exit code of a rank that need not say why it stopped, since the first rank does; None: it must."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    return 2 if user_error_in(error) is not None else None
+
+
 def _recipe(args: argparse.Namespace) -> tuple[Recipe, RunFolder | None]:
     """The recipe to run and, when resuming, the folder it is run in."""
-    from pathlib import Path
-
     from upshot import config
     from upshot.errors import UserError
     from upshot.train.folder import RunFolder

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +26,14 @@ from upshot.time_limit import limited
 
 
 async def play_step(
-    stage: Stage, rows: Sequence[Row], group_size: int, seed: int, done: Callable[[Reply], None] | None = None
+    stage: Stage,
+    rows: Sequence[Row],
+    group_size: int,
+    seed: int,
+    done: Callable[[Reply], None] | None = None,
+    only: Collection[int] | None = None,
 ) -> list[list[Reply]]:
-    """Play `group_size` replies to every row; a list of groups in the order of the rows."""
+    """Play `group_size` replies to every row, or to `only` those at some places; groups in the order of the rows."""
     gate = asyncio.Semaphore(stage.concurrency)
     earlier = _earlier([row.id for row in rows])
 
@@ -47,8 +52,9 @@ async def play_step(
     async with asyncio.TaskGroup() as tasks:
         groups = []
         for number, row in enumerate(rows):
-            opening = tasks.create_task(open_row(stage, row, derive_seed(seed, row.id, number, "opening")))
-            groups.append([tasks.create_task(one(number, row, index, opening)) for index in range(group_size)])
+            if only is None or number in only:
+                opening = tasks.create_task(open_row(stage, row, derive_seed(seed, row.id, number, "opening")))
+                groups.append([tasks.create_task(one(number, row, index, opening)) for index in range(group_size)])
     return [[task.result() for task in group] for group in groups]
 
 

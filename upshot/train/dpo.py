@@ -50,7 +50,7 @@ async def train(run: Run, config: TrainConfig) -> None:
             if looks.enough:
                 looks.end(evaluation)
                 break
-            with times.learning(learner):
+            with run.ranks.update(), times.learning(learner):
                 logs = prefer(learner, [pairs[i] for i in pick(len(pairs), config.prompts_per_step, step, seed)])
         run.step_done(step + 1, logs | evaluation | times.logs)
         await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one

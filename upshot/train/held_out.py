@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from upshot.chat import derive_seed
 from upshot.errors import UserError
 from upshot.recipe import EvalConfig
+from upshot.rewards.monitor import Look as SeenCase
 from upshot.rewards.monitor import Monitor, case_of, measure
 from upshot.rewards.task_metrics import task_metrics
 from upshot.rollout.play import play_step
@@ -22,6 +23,7 @@ from upshot.rollout.stage import Stage
 from upshot.tasks.base import groups_of
 from upshot.train.best import Record, only_looks
 from upshot.train.phases import WARM_START
+from upshot.train.ranks import interleave
 from upshot.train.summary import by_group, summarise
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ class Looks:
 
     async def last(self, look: Look) -> None:
         """Evaluate the finished model, as a line of its own; an interrupted one is made up for when the run goes on."""
-        if self.due:
+        if self.run.ranks.told("last look", self.due):
             self.tell(await self._look(self.run.step, look))
 
     def end(self, logs: dict[str, float]) -> None:
@@ -89,7 +91,10 @@ async def play_held_out(run: Run, stage: Stage) -> dict[str, float]:
     rows = run.fitting(run.task.rows(config.split)[: config.rows])
     if not rows:
         raise UserError(f"task '{run.task.name}' has no rows in its split '{config.split}' (eval.split)")
-    groups = await play_step(calm, rows, config.samples, derive_seed(run.recipe.seed, "eval"))
+    own = await play_step(
+        calm, rows, config.samples, derive_seed(run.recipe.seed, "eval"), only=run.ranks.own(len(rows))
+    )
+    groups = interleave(await run.ranks.exchange("eval", own))
     replies = [reply for group in groups for reply in group]
     found = summarise(groups) | stage.futures.measure(replies)
     if config.samples > 1:
@@ -114,4 +119,6 @@ async def _monitored(run: Run, replies: Sequence[Reply]) -> dict[str, float]:
         return groups_of(run.task, row).get("task") or row.source or run.task.name
 
     cases = [case_of(reply, run.task, company.manager, label(reply)) for reply in replies]
-    return measure(await Monitor(company.models[name]).look_at_all(cases))
+    looks = await Monitor(company.models[name]).look_at_all([cases[i] for i in run.ranks.own(len(cases))])
+    predicted = interleave(await run.ranks.exchange("monitor", [look.prediction for look in looks]))
+    return measure([SeenCase(case, prediction) for case, prediction in zip(cases, predicted, strict=True)])

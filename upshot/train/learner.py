@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,12 @@ from upshot.train.dropout import without_dropout
 from upshot.train.forward import Forward
 from upshot.train.master import MasterAdamW
 from upshot.train.objectives import Logs, Objective
+from upshot.train.ranks import ALONE, Ranks, shares, summed
 from upshot.train.reading import forward_of
+from upshot.train.sharded import ShardedAdamW
 from upshot.train.snapshot import snapshot
+
+Unit = TypeVar("Unit", bound=Sequence[Datum])
 
 
 class Learner:
@@ -34,6 +38,7 @@ class Learner:
         changed: Callable[[], object] = lambda: None,
         value_head: bool = False,
         exact: bool = False,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.module = module
         self.tokenizer = tokenizer
@@ -60,12 +65,25 @@ class Learner:
         self.parameters = list(self.trained.values())
         if self.value_head is not None:
             self.parameters += list(self.value_head.parameters())
-        small, offload = config.optimizer == "adamw-8bit", config.offload_optimizer
-        self.optimizer = MasterAdamW(self.parameters, config.lr, config.betas, config.weight_decay, small, offload)
+        self.ranks = ranks
+        """Each reads and learns its share of the data; weights and logs are those of all."""
+        self.optimizer: MasterAdamW | ShardedAdamW
+        if ranks.size > 1:
+            ranks.told("learner", None)
+            for parameter in self.parameters:
+                ranks.spread(parameter.data, 0)
+            self.optimizer = ShardedAdamW(self.parameters, ranks, self._adam)
+        else:
+            self.optimizer = self._adam(self.parameters)
         self.reference: dict[str, Tensor] = {}
         """What the trained weights were, by name, when the reference was kept."""
         self._rng: dict[str, Any] | None = None
         """The random states before the gradient under way: a checkpoint is of the last optimizer step."""
+
+    def _adam(self, parameters: Sequence[nn.Parameter]) -> MasterAdamW:
+        config = self.config
+        small, offload = config.optimizer == "adamw-8bit", config.offload_optimizer
+        return MasterAdamW(parameters, config.lr, config.betas, config.weight_decay, small, offload)
 
     def keep_reference(self, start: Mapping[str, Tensor] | None = None) -> None:
         """The reference is the model with these trained weights, or with those it has now. Nothing else is kept."""
@@ -92,7 +110,9 @@ class Learner:
         # Replies that share a beginning would share its noise.
         share = self.forward.shares and not objective.dropout and shareable(units)
         with nullcontext() if objective.dropout else without_dropout(self.module), self.forward.open():
-            for chunk in micro_batches(units, self.config.token_budget, share):
+            chunks = micro_batches(self._share(units), self.config.token_budget, share)
+            most = max(self.ranks.exchange_now("chunks", len(chunks)))
+            for chunk in chunks:
                 batch = pack(chunk, self.module.device, share)
                 head = self.value_head if objective.needs_values else None
                 found = self.forward.read(batch, self.temperature, objective.needs_entropy, head)
@@ -101,11 +121,14 @@ class Learner:
                 self.optimizer.gather()
                 for name, value in more.items():
                     logs[name] = logs[name] + value if name in logs else value
-        return dict(zip(logs, torch.stack([*logs.values()]).tolist(), strict=True)) if logs else {}
+            for _ in range(most - len(chunks)):  # others still have gradients to sum
+                self.optimizer.gather()
+        own = dict(zip(logs, torch.stack([*logs.values()]).tolist(), strict=True)) if logs else {}
+        return summed(self.ranks.exchange_now("logs", own))
 
     def step(self) -> dict[str, float]:
         """Clip the gradient, take one optimizer step, tell the sampler."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.optimizer.masters, self.config.grad_clip))
+        norm = self.optimizer.clip(self.config.grad_clip)
         lr = learning_rate(self.config, self.steps)
         if math.isfinite(norm):
             self.optimizer.step(lr)
@@ -121,22 +144,26 @@ class Learner:
 
     def snapshot(self) -> Callable[[Path], None]:
         """What `save` writes, copied to the host: a thread may write it while training goes on."""
+        random = self._rng or random_states()
         state = {
             "steps": self.steps,
             "optimizer": self.optimizer.state_dict(),
-            **(self._rng or random_states()),
+            **random,
+            "other_ranks": self.ranks.exchange_now("random", random)[1:],
             "value_head": self.value_head.state_dict() if self.value_head is not None else None,
         }
-        return snapshot(self.module, self.tokenizer, state, "learner.pt")
+        return snapshot(self.module, self.tokenizer, state, "learner.pt") if self.ranks.first else lambda folder: None
 
     def load(self, folder: Path) -> None:
         """Optimizer, schedule and random states; the weights are loaded with the model itself."""
         state = torch.load(folder / "learner.pt", map_location="cpu", weights_only=True)
         self.steps = state["steps"]
         self.optimizer.load_state_dict(state["optimizer"])
-        torch.set_rng_state(state["torch_rng"])
-        if state["cuda_rng"] and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(state["cuda_rng"])
+        own = [state, *state.get("other_ranks", ())][self.ranks.rank : self.ranks.rank + 1]
+        for random in own:  # none where the checkpoint is of fewer ranks
+            torch.set_rng_state(random["torch_rng"])
+            if random["cuda_rng"] and torch.cuda.is_available():
+                torch.cuda.set_rng_state_all(random["cuda_rng"])
         if self.value_head is not None and state["value_head"] is not None:
             self.value_head.load_state_dict(state["value_head"])
 
@@ -145,7 +172,7 @@ class Learner:
     ) -> list[list[float]]:
         """A column of what the model says of the data, beside each datum's ids."""
         rows: dict[int, list[float]] = {}
-        units = [[datum] for datum in data]
+        units = self._share([[datum] for datum in data])
         share = self.forward.shares and shareable(units)
         with self._still(), self.forward.open():
             for chunk in micro_batches(units, self.config.token_budget, share):
@@ -153,7 +180,14 @@ class Learner:
                 found = column(self.forward.read(batch, self.temperature, value_head=head))
                 assert found is not None
                 rows |= {id(d): row for d, row in zip(chunk, unpack(chunk, found), strict=True)}
-        return [rows[id(datum)] for datum in data]
+        own = [rows[id(datum)] for (datum,) in units]
+        return [row for part in self.ranks.exchange_now("read", own) for row in part]
+
+    def _share(self, units: Sequence[Unit]) -> Sequence[Unit]:
+        """This rank's part of what there is to learn or read."""
+        sizes = [sum(len(datum.ids) for datum in unit) for unit in units]
+        own = shares(sizes, self.ranks.size)[self.ranks.rank]
+        return units[own.start : own.stop]
 
     @contextmanager
     def _still(self) -> Iterator[None]:

@@ -70,6 +70,10 @@ class MasterAdamW:
                 master.grad = grad if master.grad is None else master.grad.add_(grad)
                 parameter.grad = None
 
+    def clip(self, most: float) -> float:
+        """Scale the gradient down to this norm, where it is larger; the norm it had."""
+        return float(torch.nn.utils.clip_grad_norm_(self.masters, most))
+
     def zero_grad(self) -> None:
         """Forget the gradients."""
         for tensor in (*self.parameters, *self.masters):

@@ -21,7 +21,7 @@ PEAK = {"B200": 2250, "H200": 989, "H100": 989, "A100": 312, "L40S": 362, "A10G"
 class Meter:
     """Measures the learner of a model."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, devices: int = 1) -> None:
         self.device = module.device
         embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
         tied = head is not None and head.weight is embedding.weight
@@ -29,7 +29,7 @@ class Meter:
         multiplied = [p for p in module.parameters() if p.ndim >= 2 and not any(p is other for other in looked_up)]
         # Two operations a weight forward, two for the gradient of what it reads, two for its own where it is trained.
         self.flops = sum((6 if p.requires_grad else 4) * p.numel() for p in multiplied)
-        self.peak = _peak(self.device, module.dtype)
+        self.peak = devices * _peak(self.device, module.dtype)
 
     @contextmanager
     def step(self) -> Iterator[StepTimes]:

@@ -14,8 +14,8 @@ SAMPLED = ("rl", "online-dpo", "ppo")
 """Methods that learn from replies of their own."""
 
 
-def plan(recipe: Recipe) -> str:
-    """Describe the run; nothing is loaded or written. What is wrong with it: `checks`."""
+def plan(recipe: Recipe, ranks: int = 1) -> str:
+    """Describe the run of so many ranks; nothing is loaded or written. What is wrong with it: `checks`."""
     config = recipe.train
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     lines = [f"recipe     {recipe.name}, seed {recipe.seed}"]
@@ -28,6 +28,8 @@ def plan(recipe: Recipe) -> str:
     steps = config.lasting(examples).steps
     passes = f" (at most {config.epochs:g} epochs)" if config.epochs is not None else ""
     lines.append(f"training   {config.method}, {steps} steps{passes}, learning rate {config.lr:g} ({config.schedule})")
+    if ranks > 1:
+        lines.append(_ranks(recipe, ranks))
     for role, spec in recipe.models.items():
         lines.append(f"model      {role}: {spec.url or spec.model}")
     return "\n".join([*lines, memory(recipe, task)])
@@ -61,6 +63,16 @@ def classmate_names(futures: FuturesConfig) -> list[str]:
         return [classmate.name for classmate in read_map(futures.map_file)[1]]
     named = futures.options.get("classmates") or []
     return [str(entry["name"] if isinstance(entry, Mapping) else entry) for entry in named]
+
+
+def _ranks(recipe: Recipe, ranks: int) -> str:
+    """Who does what of a step."""
+    config = recipe.train
+    most = -(-config.prompts_per_step // ranks)
+    played = f"an engine each for up to {most} of a step's prompts, " if config.method in SAMPLED else ""
+    idle = ranks - min(ranks, config.prompts_per_step)
+    more = f"; {idle} of them play nothing: raise train.prompts_per_step" if played and idle else ""
+    return f"ranks      {ranks} processes, {played}1/{ranks} of the optimizer's state and of the learning each{more}"
 
 
 def _rollouts(recipe: Recipe, rows: int) -> list[str]:

@@ -27,6 +27,7 @@ from upshot.train.importance import weigh
 from upshot.train.learner import Learner
 from upshot.train.meters import sampled
 from upshot.train.objectives import PolicyGradient
+from upshot.train.ranks import ALONE, Ranks, interleave
 from upshot.train.rollouts import Played, Rollouts, staleness
 from upshot.train.sft import pick
 from upshot.train.summary import missing_scores, summarise
@@ -70,7 +71,7 @@ async def play_and_learn(
         steps, ahead = range(run.step, config.steps), config.async_steps
 
         def playing(step: int) -> Coroutine[Any, Any, Played]:
-            return timed_play(recipe, stage, rows, step, run.reporter.within)
+            return timed_play(recipe, stage, rows, step, run.reporter.within, run.ranks)
 
         def look() -> Awaitable[dict[str, float]]:
             return play_held_out(run, stage)
@@ -91,7 +92,7 @@ async def play_and_learn(
                     await rollouts.go_on(step)
                     seed = derive_seed(recipe.seed, "minibatches", step)
                     run.trainee.rest()
-                    with times.learning(learner):
+                    with run.ranks.update(), times.learning(learner):
                         logs |= evaluation | await rollouts.learn(partial(learn, learner, groups, seed))
                 run.step_done(step + 1, logs | times.logs, groups)
                 await asyncio.sleep(0)
@@ -100,12 +101,17 @@ async def play_and_learn(
 
 
 async def timed_play(
-    recipe: Recipe, stage: Stage, rows: Sequence[Row], step: int, played: Callable[[int, int], None]
+    recipe: Recipe,
+    stage: Stage,
+    rows: Sequence[Row],
+    step: int,
+    played: Callable[[int, int], None],
+    ranks: Ranks = ALONE,
 ) -> Played:
     """The replies of a step and where the time went that they took."""
     started = time.perf_counter()
     with Stopwatch().running() as watch:
-        groups = await play(recipe, stage, rows, step, played)
+        groups = await play(recipe, stage, rows, step, played, ranks)
     took = time.perf_counter() - started
     times = {f"time/{name}": watch.seconds[name] for name in ("sample", "futures", "judges") if watch.seconds[name]}
     tokens = sampled(reply for group in groups for reply in group)
@@ -113,9 +119,14 @@ async def timed_play(
 
 
 async def play(
-    recipe: Recipe, stage: Stage, rows: Sequence[Row], step: int, played: Callable[[int, int], None]
+    recipe: Recipe,
+    stage: Stage,
+    rows: Sequence[Row],
+    step: int,
+    played: Callable[[int, int], None],
+    ranks: Ranks = ALONE,
 ) -> list[list[Reply]]:
-    """The replies of a step, grouped by row."""
+    """The replies of a step, grouped by row; each rank plays some groups and gets all."""
     config = recipe.train
     finished = total = 0
 
@@ -126,9 +137,11 @@ async def play(
 
     async def play_round(some: Sequence[Row], number: int) -> list[list[Reply]]:
         nonlocal total
-        total += len(some) * config.group_size
+        own = ranks.own(len(some))
+        total += len(own) * config.group_size
         seed = derive_seed(recipe.seed, "step", step, *([number] if number else []))
-        return await play_step(stage, some, config.group_size, seed, one)
+        groups = await play_step(stage, some, config.group_size, seed, one, own)
+        return interleave(await ranks.exchange(f"play/{step}/{number}", groups))
 
     def more(count: int, number: int) -> list[Row]:
         return [rows[i] for i in pick(len(rows), count, step, derive_seed(recipe.seed, "more", number))]

@@ -14,9 +14,10 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from upshot.chat import Row
-from upshot.errors import UserError
+from upshot.chat import Row, derive_seed
+from upshot.errors import UserError, reason_of
 from upshot.models.rendering import Renderer
+from upshot.models.spec import ModelSpec
 from upshot.recipe import Recipe, TrainConfig
 from upshot.rollout.company import Company, of_recipe, stage_of
 from upshot.rollout.reply import Reply
@@ -33,9 +34,11 @@ from upshot.train.guards import Alarms, bad_step
 from upshot.train.learner import Learner
 from upshot.train.meters import Meter, finite
 from upshot.train.phases import phase_config, phases_of
+from upshot.train.ranks import ALONE, Ranks, counted
 from upshot.train.reporter import Reporter
 from upshot.train.saver import Saver
-from upshot.train.setup import context_limit
+from upshot.train.setup import context_limit, seed_torch
+from upshot.train.together import Stopped, Together, until_stopped
 from upshot.train.trackers import make_trackers
 from upshot.train.trainee import Trainee
 from upshot.train.writer import Logs, Writer
@@ -53,8 +56,9 @@ class Run:
     writer: Writer
     meter: Meter
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, reporter: Reporter) -> None:
+    def __init__(self, recipe: Recipe, folder: RunFolder, reporter: Reporter, ranks: Ranks = ALONE) -> None:
         self.recipe = recipe
+        self.ranks = ranks
         self.folder = folder
         self.reporter = reporter
         self.phases = phases_of(recipe)
@@ -67,6 +71,8 @@ class Run:
         self.alarms = Alarms()
         self.counters: dict[str, Any] = {}
         """What the helpers' counters were after the last finished step: those of a step half done are played again."""
+        self._added_up: dict[str, Any] = {}
+        """The helpers' counters when the ranks' were last added up."""
         self._counted: tuple[Logs, dict[str, Any]] = {}, {}
         """What the helpers have counted for the step under way: numbers for its line, and their counters."""
         self.company_now: Company | None = None
@@ -90,6 +96,7 @@ class Run:
         """Train to the end, or to Ctrl-C or an empty budget; the last checkpoint either way."""
         with self.folder.locked(self.reporter.say):
             self._go_on()
+            self.ranks.told("folder", None)  # which the first rank has rewound
             await self._prepare()
             self.writer.status("running")
             try:
@@ -99,6 +106,7 @@ class Run:
                     config = phase_config(self.recipe, phase)
                     await METHODS[config.method](self, config)
                 self.saver.wait()
+                self.ranks.told("saved", None)
             except BaseException as error:
                 self._stopped(error)
                 raise
@@ -125,25 +133,30 @@ class Run:
         """Task, model and writer."""
         recipe = self.recipe
         self.task = tasks.create(recipe.task.name, recipe.task.options, "task")
-        self.trainee = Trainee(recipe, self.task, self.folder.path, self.start_from, self.reporter.say)
+        self.trainee = Trainee(recipe, self.task, self.folder.path, self.start_from, self.reporter.say, self.ranks)
+        if not self.ranks.first:  # all have the same weights now; noise is each one's own
+            seed_torch(derive_seed(recipe.seed, "rank", self.ranks.rank))
         call_seconds.set(recipe.call_seconds)
-        trackers = make_trackers(recipe.trackers, self.folder.path, recipe.model_dump(mode="json"))
+        named = recipe.trackers if self.ranks.first else []
+        trackers = make_trackers(named, self.folder.path, recipe.model_dump(mode="json"))
         self.writer = Writer(recipe, self.folder, self.reporter, self.task, self.renderer.spelled, trackers)
 
     def _stopped(self, error: BaseException) -> None:
         """Save what was reached, unless an update is half done: then the last checkpoint is what to go on from."""
-        reason = str(error) or type(error).__name__
+        reason, learning = reason_of(error), self._learning
+        whole = learning is not None and learning[0].steps == self._updates and not self._bad_steps
+        together = self.ranks.stop(reason, whole)
         try:
             self.saver.wait()
         except Exception as earlier:
             self.reporter.say(f"a checkpoint was not saved: {earlier}")
         try:
-            if self._learning is not None and self._learning[0].steps == self._updates and not self._bad_steps:
+            if together:
                 self.checkpoint()
                 self.saver.wait()
         except Exception as second:
             self.reporter.say(f"nothing was saved: {second}")
-        self.writer.status("stopped", reason=reason)
+        self.writer.status("stopped", reason=self.ranks.reason or reason)
 
     def lasting(self, config: TrainConfig, examples: int) -> TrainConfig:
         """The configuration with its epochs counted in steps."""
@@ -172,14 +185,16 @@ class Run:
     @asynccontextmanager
     async def company(self) -> AsyncIterator[tuple[Company, Stage]]:
         """Helper models, user and metrics, started, with the stage they play on; closed at the end."""
-        recipe, trainee = self.recipe, self.trainee
+        recipe, trainee = limits_shared(self.recipe, self.ranks.size), self.trainee
         company = of_recipe(
             with_helpers(recipe, trainee.memory), self.task, trainee.sampler, trainee.tokenizer, trainee.renderer
         )
         self.company_now = company
         if spent := self.folder.spent():
             company.budget.restore(spent)
+        self.ranks.share(company.budget)
         company.restore(self.counters)
+        self._added_up = company.counters()
         trainee.sampler.play_ahead(recipe.train.async_steps)
         if self.start_from is not None and self._resumes == self.phase:
             trainee.sampler.load_copies(self.start_from)
@@ -194,7 +209,7 @@ class Run:
     def begin(self, learner: Learner, config: TrainConfig) -> None:
         """The phase's learner is ready: from here on Ctrl-C saves."""
         self._learning, self._updates = (learner, config), learner.steps
-        self.meter = Meter(self.module)
+        self.meter = Meter(self.module, self.ranks.size)
         self.alarms = Alarms()
         for line in self.folder.lines(self.phase):
             self.alarms.watch(line)
@@ -202,8 +217,11 @@ class Run:
 
     def count(self) -> None:
         """All that the step under way asked of helpers is done: its line tells of what they counted until now."""
-        if self.company_now is not None:
-            self._counted = self.company_now.stats(), self.company_now.counters()
+        if (company := self.company_now) is not None:
+            if self.ranks.size > 1:
+                self._added_up = counted(self._added_up, self.ranks.exchange_now("count", company.counters()))
+                company.restore(self._added_up)
+            self._counted = company.stats(), company.counters()
 
     def step_done(self, step: int, logs: Logs, groups: Sequence[Sequence[Reply]] = ()) -> None:
         """Write a finished step to the run folder, and a checkpoint when it is time."""
@@ -223,7 +241,7 @@ class Run:
         self.writer.announce(self.phase, step, logs, list(self.alarms.ringing.values()))
         self._stop_if_bad(logs, config)
         self.saver.check()
-        if not self._bad_steps and self.saver.due(step, config):
+        if not self._bad_steps and self.ranks.told("due", self.saver.due(step, config)):
             self.checkpoint()
 
     def _stop_if_bad(self, logs: Logs, config: TrainConfig) -> None:
@@ -255,7 +273,10 @@ class Run:
 
     def _snapshot(self, learner: Learner) -> Callable[[Path], None]:
         """What writes the state of the run, as it is now, into a folder."""
-        parts = [learner.snapshot(), *([self.trainee.sampler.snapshot()] if self.trainee.samples else [])]
+        self.ranks.told("save", None)  # from here on it waits blindly for the first rank
+        parts = [learner.snapshot()]
+        if self.trainee.samples and self.ranks.first:
+            parts.append(self.trainee.sampler.snapshot())
         counters = self.counters
 
         def write(folder: Path) -> None:
@@ -270,24 +291,33 @@ METHODS = {"sft": sft.train, "dpo": dpo.train, "online-dpo": online_dpo.train, "
 """Each is a file of this room."""
 
 
-def train(recipe: Recipe, folder: RunFolder | None = None, reporter: Reporter | None = None) -> RunFolder:
-    """Run a recipe to its end in this process; the run folder. SIGTERM stops and saves as Ctrl-C does."""
+def train(
+    recipe: Recipe, folder: RunFolder | None = None, reporter: Reporter | None = None, ranks: Ranks = ALONE
+) -> RunFolder:
+    """Run a recipe to its end in this process; the run folder. SIGTERM stops and saves as Ctrl-C does.
+
+    One of several ranks is given the folder: that of the first rank, as an `Onlooker` everywhere else.
+    """
     checks.refuse(checks.find(recipe, resumed=folder is not None))
-    return train_checked(recipe, folder, reporter)
+    return train_checked(recipe, folder, reporter, ranks)
 
 
-def train_checked(recipe: Recipe, folder: RunFolder | None = None, reporter: Reporter | None = None) -> RunFolder:
+def train_checked(
+    recipe: Recipe, folder: RunFolder | None = None, reporter: Reporter | None = None, ranks: Ranks = ALONE
+) -> RunFolder:
     """The same for a recipe in which `checks.find` found nothing wrong."""
     new = folder is None
     folder = folder or RunFolder.create(recipe)
     reporter = reporter or Reporter()
     try:
-        asyncio.run(_until_terminated(Run(recipe, folder, reporter)))
+        asyncio.run(_until_terminated(Run(recipe, folder, reporter, ranks)))
     except BaseException as error:
         if new:
             folder.drop_failed_start()
         if isinstance(error, asyncio.CancelledError):
             raise SystemExit(128 + signal.SIGTERM) from None
+        if isinstance(error, Stopped) and error.signal:
+            raise (KeyboardInterrupt() if error.signal == signal.SIGINT else SystemExit(128 + error.signal)) from None
         raise
     finally:
         reporter.close()
@@ -298,6 +328,22 @@ def train_checked(recipe: Recipe, folder: RunFolder | None = None, reporter: Rep
 async def _until_terminated(run: Run) -> None:
     """Train; SIGTERM, with which schedulers take machines away, cancels it: between steps, never inside an update."""
     training = asyncio.ensure_future(run.train())
+    if isinstance(run.ranks, Together):
+        await until_stopped(run.ranks, training)
+        return
     with suppress(RuntimeError, ValueError):  # in another thread the signals are somebody else's
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, training.cancel)
     await training
+
+
+def limits_shared(recipe: Recipe, ranks: int) -> Recipe:
+    """The recipe of one rank: what an endpoint may be asked at once and in a minute is shared among all."""
+    if ranks == 1:
+        return recipe
+
+    def shared(spec: ModelSpec) -> ModelSpec:
+        paces = {name: getattr(spec, name) for name in ("requests_per_minute", "tokens_per_minute")}
+        limits = {name: pace / ranks for name, pace in paces.items() if pace}
+        return spec.model_copy(update={"concurrency": max(spec.concurrency // ranks, 1), **limits})
+
+    return recipe.model_copy(update={"models": {role: shared(spec) for role, spec in recipe.models.items()}})

@@ -103,7 +103,7 @@ async def train(run: Run, config: TrainConfig) -> None:
             units = [[data[i]] for i in pick(len(data), config.prompts_per_step, step, seed) if any(data[i].mask)]
             if not units:
                 raise UserError("no assistant turn to imitate is left within the context; raise model.max_context")
-            with times.learning(learner):
+            with run.ranks.update(), times.learning(learner):
                 logs = learner.forward_backward(units, Sft()) | learner.step()
         run.step_done(step + 1, logs | evaluation | times.logs)
         await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one

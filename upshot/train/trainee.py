@@ -13,12 +13,13 @@ from upshot.models.rendering import Renderer
 from upshot.recipe import Recipe, TrainConfig
 from upshot.rollout.policy import Policy
 from upshot.tasks.base import Task
-from upshot.train.adapters import add_lora, find_start
+from upshot.train.adapters import Start, add_lora, find_start
 from upshot.train.fitting import engine_settings, fit, kv_of_copies, learning
 from upshot.train.frozen import PolicyModel
 from upshot.train.learner import Learner
 from upshot.train.memory import MemoryPlan
 from upshot.train.plan import SAMPLED
+from upshot.train.ranks import ALONE, Ranks
 from upshot.train.setup import context_limit, load_policy, sampling_of, seed_torch
 from upshot.train.weights import load_weights, save_weights
 
@@ -27,13 +28,21 @@ class Trainee:
     """A recipe's policy, loaded: as the run begins with it, or as a checkpoint holds it."""
 
     def __init__(
-        self, recipe: Recipe, task: Task, run: Path, checkpoint: Path | None, say: Callable[[str], None]
+        self,
+        recipe: Recipe,
+        task: Task,
+        run: Path,
+        checkpoint: Path | None,
+        say: Callable[[str], None],
+        ranks: Ranks = ALONE,
     ) -> None:
+        self.ranks = ranks
         self.recipe = recipe
         self.task = task
         self.run = run
         seed_torch(recipe.seed)
-        self.start = find_start(recipe.model, run, say)
+        # One rank looks: what has to be merged is merged once.
+        self.start = ranks.told("start", find_start(recipe.model, run, say) if ranks.first else Start(""))
         saved = str(checkpoint or "")
         module, self.tokenizer = self._load("" if recipe.model.lora else saved)
         self.module: Any = add_lora(module, recipe.model, saved or self.start.adapter)
@@ -99,6 +108,7 @@ class Trainee:
             changed=self._weights_changed,
             value_head=value_head,
             exact=self.recipe.model.exact and sampled,
+            ranks=self.ranks,
         )
 
     def keep_reference(self, learner: Learner, first_phase: bool, begun: bool) -> None:
@@ -108,7 +118,7 @@ class Trainee:
         elsewhere = first_phase and self.recipe.model.lora is None
         if not begun:
             learner.keep_reference()
-            if not elsewhere:
+            if not elsewhere and self.ranks.first:
                 save_weights(saved, learner.reference)
         elif elsewhere:
             learner.keep_reference(dict(self._load()[0].named_parameters()))
