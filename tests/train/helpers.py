@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 
 import numpy as np
 
 from upshot.chat import Conversation, derive_seed
+from upshot.errors import UserError
 from upshot.models.base import Request
 from upshot.models.scripted import last_text
 from upshot.rewards.metric import Metric
@@ -60,3 +62,23 @@ class Sometimes(Metric):
 
     async def score(self, conversation: Conversation) -> Score:
         return float("nan") if derive_seed(conversation.seed, "nan") % 2 else 1.0  # type: ignore[return-value]
+
+
+class BreaksOnOneRank(Metric):
+    """A number that hangs on the seed, until rank 1 is broken: while it plays, or while it learns."""
+
+    calls = 0
+
+    async def score(self, conversation: Conversation) -> Score:
+        self.calls += 1
+        if os.environ.get("RANK") == "1" and self.calls > 40:
+            if os.environ["UPSHOT_TEST_BREAKS"] == "play":
+                raise UserError("this rank is broken")
+            from upshot.train.learner import Learner
+
+            Learner.step = _broken  # type: ignore[assignment]
+        return Score(derive_seed(conversation.seed, "lottery") % 100 / 100)
+
+
+def _broken(*_: object) -> None:
+    raise RuntimeError("this rank is broken")
