@@ -108,7 +108,7 @@ def test_the_verl_recipes_script_becomes_a_recipe(tmp_path: Path, capsys: pytest
     assert (recipe.futures.window, recipe.futures.samples) == (2, 3) and recipe.futures.user.name == "llm"
     assert recipe.models["judge"].model == recipe.models["user"].model == "openai/gpt-4o-mini"
     assert "not carried: made.up=1: no counterpart is known" in told
-    assert "fsdp_config.param_offload=True: one process holds the model" in told
+    assert "fsdp_config.param_offload=True: each process holds the model" in told
     assert "rollout.shiny=1: the embedded engine has no such setting" in told
     assert "resume_from_path" not in told  # null is the key left out
 

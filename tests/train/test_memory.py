@@ -200,3 +200,12 @@ def test_an_adapters_config_is_that_of_its_base(folder: Path, tmp_path: Path) ->
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(folder)}))
     assert read_config(str(adapter)) == LLAMA_8B
     assert read_config("nobody/has-this-model-here") is None
+
+
+def test_ranks_share_the_optimizer_and_the_sums_of_gradients_but_not_the_weights() -> None:
+    alone, four = (job_of(made(), SHAPE, 2, processes=n) for n in (1, 4))
+    assert four.weights == alone.weights
+    assert (four.gradients, four.state) == (alone.gradients // 4, alone.state // 4)
+    assert four.passing > alone.passing, "gradients arise whole, and one is summed in float32"
+    tiny = job_of(made(), replace(SHAPE, layers=1), 2, processes=64)
+    assert tiny.state == 12 * tiny.largest, "a matrix belongs to one rank"

@@ -308,6 +308,30 @@ def trained(
     return norms
 
 
+def test_moments_of_8_bits_are_sharded_too() -> None:
+    def small(some: Sequence[torch.nn.Parameter]) -> MasterAdamW:
+        return MasterAdamW(some, 0.01, (0.9, 0.99), 0.1, small=True)
+
+    own = parameters(torch.bfloat16)
+    alone = small(own)
+    trained(alone, own, [0, 1, 2])
+
+    def work(ranks: Together) -> Any:
+        mine = parameters(torch.bfloat16)
+        optimizer = ShardedAdamW(mine, ranks, small)
+        trained(optimizer, mine, [0, 2] if ranks.rank == 0 else [1, None])
+        state = optimizer.state_dict()
+        optimizer.load_state_dict(ranks.told("whole", state))
+        return mine, state
+
+    (mine, state), _ = on_ranks(2, work)
+    assert all(torch.allclose(p, q, atol=1e-2) for p, q in zip(mine, own, strict=True))
+    expected = alone.state_dict()
+    assert state["adam"]["steps"] == expected["adam"]["steps"] == 2
+    for found, other in zip(state["adam"]["moments"], expected["adam"]["moments"], strict=True):
+        assert all(torch.allclose(a["scale"], b["scale"], rtol=1e-3) for a, b in zip(found, other, strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_sharded_optimizer_steps_clips_and_saves_as_one_does(dtype: torch.dtype) -> None:
     own = parameters(dtype)

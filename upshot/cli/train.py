@@ -47,9 +47,8 @@ def run(args: argparse.Namespace) -> int:
     if args.offline and args.dry_run:
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's package is imported
     if args.dry_run:
-        ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        silent = os.environ.get("RANK", "0") != "0"
-        return 0 if silent or _checked(recipe, args, folder is not None, ranks) else 2
+        size, first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
+        return 0 if not first or _checked(recipe, args, folder is not None, size) else 2
     from upshot.train.together import open_ranks
 
     ranks = open_ranks(recipe.model.device)
@@ -103,7 +102,7 @@ def _checked(recipe: Recipe, args: argparse.Namespace, resumed: bool, ranks: int
     from upshot.train.checks import find
     from upshot.train.plan import plan
 
-    findings = find(recipe, args.offline, resumed)
+    findings = find(recipe, args.offline, resumed, ranks)
     wrong = [finding.says for finding in findings if finding.fatal]
     notes = [finding.says for finding in findings if not finding.fatal]
     if args.dry_run and not wrong:

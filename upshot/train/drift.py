@@ -14,6 +14,7 @@ from torch import Tensor
 
 from upshot.train.batch import Batch, Datum, Found
 from upshot.train.objectives import Objective
+from upshot.train.ranks import ALONE, Ranks
 
 
 class Watched(Objective):
@@ -37,11 +38,12 @@ class Watched(Objective):
             self._gaps.append(torch.stack([torch.full_like(gap[0], len(gap)), gap.sum(), gap.amax()]))
         return self.inner.loss(batch, found)
 
-    def drift(self) -> dict[str, float]:
-        """Mean and largest difference since `begin`; nothing where nothing was sampled."""
-        if not self._gaps:
+    def drift(self, ranks: Ranks = ALONE) -> dict[str, float]:
+        """Mean and largest difference since `begin`, over all ranks; nothing where nothing was sampled."""
+        own = [gap.tolist() for gap in self._gaps]  # at the end: the device is not waited for in between
+        rows = [row for part in ranks.exchange_now("drift", own) for row in part]
+        if not rows:
             return {}
-        rows = [gap.tolist() for gap in self._gaps]  # at the end: the device is not waited for in between
         count = sum(row[0] for row in rows)
         return told(sum(row[1] for row in rows) / count, max(row[2] for row in rows))
 

@@ -24,7 +24,7 @@ def device_bytes(config: PolicyConfig) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) + torch.cuda.memory_reserved(device)
 
 
-def planned(recipe: Recipe, words: int = 0) -> MemoryPlan | None:
+def planned(recipe: Recipe, words: int = 0, processes: int = 1) -> MemoryPlan | None:
     """The plan of a run that is not loaded; None where the model's config.json is not on this machine.
 
     Memory that is given by number is taken for a GPU's: a recipe can be planned where there is none.
@@ -34,14 +34,14 @@ def planned(recipe: Recipe, words: int = 0) -> MemoryPlan | None:
         return None
     total = device_bytes(recipe.model)
     size = {"float32": 4, "bfloat16": 2, "auto": 2 if total else 4}[recipe.model.dtype]
-    return plan_of(recipe, shape, size, total)
+    return plan_of(recipe, shape, size, total, processes=processes)
 
 
-def fit(recipe: Recipe, module: Any, config: TrainConfig) -> MemoryPlan:
-    """The plan of a phase of a run whose model is loaded."""
+def fit(recipe: Recipe, module: Any, config: TrainConfig, processes: int = 1) -> MemoryPlan:
+    """The plan of a phase of a run whose model is loaded, for each of so many ranks."""
     text = module.config.to_dict()
     size = module.get_input_embeddings().weight.element_size()
-    return plan_of(recipe, ModelShape.of(text), size, device_bytes(recipe.model), config)
+    return plan_of(recipe, ModelShape.of(text), size, device_bytes(recipe.model), config, processes)
 
 
 def engine_settings(recipe: Recipe, plan: MemoryPlan) -> EngineSettings:

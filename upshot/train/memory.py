@@ -83,22 +83,36 @@ class Job:
     overlaps: bool = False
     """Whether the engine samples while the learner works: then it is not parked, and is lent nothing."""
     guests: tuple[Guest, ...] = ()
+    processes: int = 1
+    """Ranks that train together, each on a device of its own."""
+
+    @property
+    def largest(self) -> int:
+        """Parameters of the largest matrix that is trained, with adapters about: each belongs to one process."""
+        return self.shape.hidden if self.adapters else max(self.shape.vocab, self.shape.mlp) * self.shape.hidden
+
+    @property
+    def share(self) -> int:
+        """Parameters that one process sums the gradients of and updates."""
+        return self.trained if self.processes == 1 else max(self.trained // self.processes, self.largest)
 
     @property
     def gradients(self) -> int:
         """Bytes of what micro-batches add up to, in float32, on the device."""
-        return 0 if self.offload else 4 * self.trained
+        return 0 if self.offload else 4 * self.share
 
     @property
     def passing(self) -> int:
         """Bytes of one micro-batch's gradients, where they are not added up where they arise."""
+        if self.processes > 1:  # where they arise they are of all parameters, and go to others one by one
+            return self.trained_size * self.trained + 4 * self.largest
         return self.trained_size * self.trained if self.offload or self.trained_size < 4 else 0
 
     @property
     def state(self) -> int:
         """Bytes of the optimizer: float32 masters where the weights are none, and two moments."""
         moments = 2 * 1.02 if self.small_state else 8
-        return int(self.trained * (moments + (4 if self.offload or self.trained_size < 4 else 0)))
+        return int(self.share * (moments + (4 if self.offload or self.trained_size < 4 else 0)))
 
 
 @dataclass(frozen=True)
@@ -281,7 +295,7 @@ def _made(job: Job, setting: Setting, kv: int, limit: int) -> MemoryPlan:
     each = own + sum(guest.kv for guest in job.guests)
     shares = {guest.name: kv * guest.kv // each for guest in job.guests} if each else {}
     policy = kv * own // each if each else 0
-    host = 4 * job.trained + job.state if job.offload else 0
+    host = job.processes * (4 * job.share + job.state) if job.offload else 0
     if setting.merge == "in place":
         host += job.copy
     return MemoryPlan(setting, policy, shares, parts_of(job, setting, policy, sum(shares.values())), limit, host)

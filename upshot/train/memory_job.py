@@ -39,7 +39,7 @@ def targets_of(lora: LoraConfig) -> list[str]:
     return list(lora.targets or SEVEN)
 
 
-def job_of(recipe: Recipe, shape: ModelShape, size: int, config: TrainConfig | None = None) -> Job:
+def job_of(recipe: Recipe, shape: ModelShape, size: int, config: TrainConfig | None = None, processes: int = 1) -> Job:
     """What a recipe must have in memory; `size`: bytes of one of the model's numbers, `config`: the phase's."""
     config = config or recipe.train
     model = recipe.model
@@ -73,6 +73,7 @@ def job_of(recipe: Recipe, shape: ModelShape, size: int, config: TrainConfig | N
         lends=model.quantize == "none" and not model.exact and not any(guest.copy for guest in guests),
         overlaps=config.async_steps > 0,
         guests=guests,
+        processes=processes,
     )
 
 
@@ -124,9 +125,11 @@ def wish_of(recipe: Recipe, config: TrainConfig | None = None) -> Wish:
     return Wish((config or recipe.train).token_budget, None if again == "auto" else again)
 
 
-def plan_of(recipe: Recipe, shape: ModelShape, size: int, total: int, config: TrainConfig | None = None) -> MemoryPlan:
+def plan_of(
+    recipe: Recipe, shape: ModelShape, size: int, total: int, config: TrainConfig | None = None, processes: int = 1
+) -> MemoryPlan:
     """The plan for a device of `total` bytes (0: not limited); `UserError` with arithmetic and way out if none fits."""
-    job, wish = job_of(recipe, shape, size, config), wish_of(recipe, config)
+    job, wish = job_of(recipe, shape, size, config, processes), wish_of(recipe, config)
     if not total:
         return unlimited(job, wish)
     limit = usable(total)
@@ -135,7 +138,7 @@ def plan_of(recipe: Recipe, shape: ModelShape, size: int, total: int, config: Tr
         closest = smallest(job, limit, wish)
         raise UserError(
             f"the run does not fit into {limit / 2**30:.1f} GiB of the device: {arithmetic(closest)}; "
-            f"{suggestion(recipe, shape, size, limit)}"
+            f"{suggestion(recipe, shape, size, limit, processes)}"
         )
     return found
 
@@ -166,11 +169,13 @@ def changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
         yield "helper models elsewhere (models.NAME.device, or a url)", recipe.model_copy(update={"models": {}})
 
 
-def suggestion(recipe: Recipe, shape: ModelShape, size: int, limit: int) -> str:
+def suggestion(recipe: Recipe, shape: ModelShape, size: int, limit: int, processes: int = 1) -> str:
     """What would make it fit."""
-    fitting = [
-        text for text, other in changes(recipe) if choose(job_of(other, shape, size), limit, wish_of(other)) is not None
-    ]
+
+    def fits(other: Recipe) -> bool:
+        return choose(job_of(other, shape, size, processes=processes), limit, wish_of(other)) is not None
+
+    fitting = [text for text, other in changes(recipe) if fits(other)]
     if fitting:
         return "it would with " + ", or ".join(fitting[:3])
     return "no setting makes it fit: take a smaller model or a larger device"

@@ -32,15 +32,15 @@ def plan(recipe: Recipe, ranks: int = 1) -> str:
         lines.append(_ranks(recipe, ranks))
     for role, spec in recipe.models.items():
         lines.append(f"model      {role}: {spec.url or spec.model}")
-    return "\n".join([*lines, memory(recipe, task)])
+    return "\n".join([*lines, memory(recipe, task, ranks)])
 
 
-def memory(recipe: Recipe, task: Task) -> str:
-    """The memory plan as a table."""
+def memory(recipe: Recipe, task: Task, ranks: int = 1) -> str:
+    """The memory plan of each rank as a table."""
     from upshot.train.fitting import planned
     from upshot.train.memory_table import table
 
-    found = planned(recipe, len(task.vocabulary() or ()))
+    found = planned(recipe, len(task.vocabulary() or ()), ranks)
     unknown = f"memory     planned once '{recipe.model.path}' is on this machine: its config.json is not"
     return unknown if found is None else table(found)
 

@@ -53,7 +53,7 @@ def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dic
     for part in minibatches(data, config.minibatches, seed):
         objective = Watched(Ppo(config))
         logs |= learner.forward_backward([[datum] for datum in part], objective) | learner.step()
-        drift = drift or objective.drift()
+        drift = drift or objective.drift(learner.ranks)
     logs |= drift
     logs["train/sequences"] = float(len(data))
     logs["train/tokens"] = float(sum(sum(datum.mask) for datum in data))

@@ -200,7 +200,8 @@ def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dic
     for part in minibatches(data, config.minibatches, seed):
         objective = Watched(PolicyGradient(config))
         logs |= learner.forward_backward([[datum] for datum in part], objective)
-        drift = drift or objective.drift()  # of the first: later ones have other weights than the sampler had
+        # Of the first: later ones have other weights than the sampler had.
+        drift = drift or objective.drift(learner.ranks)
         logs |= learner.step() | drift
     logs["train/sequences"] = float(len(data))
     logs["train/tokens"] = float(sum(sum(datum.mask) for datum in data))

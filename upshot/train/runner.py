@@ -298,7 +298,7 @@ def train(
 
     One of several ranks is given the folder: that of the first rank, as an `Onlooker` everywhere else.
     """
-    checks.refuse(checks.find(recipe, resumed=folder is not None))
+    checks.refuse(checks.find(recipe, resumed=folder is not None, ranks=ranks.size))
     return train_checked(recipe, folder, reporter, ranks)
 
 

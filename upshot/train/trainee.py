@@ -65,7 +65,7 @@ class Trainee:
     @cached_property
     def memory(self) -> MemoryPlan:
         """The memory plan of the recipe's method."""
-        return fit(self.recipe, self.module, self.recipe.train)
+        return fit(self.recipe, self.module, self.recipe.train, self.ranks.size)
 
     def rest(self) -> None:
         """The learner works: the engine gives its memory back where the plan says so."""
@@ -98,7 +98,7 @@ class Trainee:
     def learner(self, config: TrainConfig, value_head: bool = False) -> Learner:
         """A new learner on the policy."""
         sampled, episode = config.method in SAMPLED, self.recipe.episode
-        config = learning(config, fit(self.recipe, self.module, config), self.module)
+        config = learning(config, fit(self.recipe, self.module, config, self.ranks.size), self.module)
         return Learner(
             self.module,
             self.tokenizer,

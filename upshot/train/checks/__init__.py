@@ -21,7 +21,7 @@ CHECKS: Sequence[Check] = (
 """In this order; each goes its own way, so that one dry run tells everything that is wrong."""
 
 
-def find(recipe: Recipe, offline: bool = False, resumed: bool = False) -> list[Finding]:
+def find(recipe: Recipe, offline: bool = False, resumed: bool = False, ranks: int = 1) -> list[Finding]:
     """Everything that is wrong, or worth knowing, about a recipe; `offline` calls no endpoint and asks no hub.
 
     A wrong name is told alone: nothing else can be looked at before it is mended.
@@ -31,7 +31,7 @@ def find(recipe: Recipe, offline: bool = False, resumed: bool = False) -> list[F
         check_evaluations(recipe)
     except UserError as error:
         return [Finding(str(error))]
-    bench = Bench(recipe, offline, resumed)
+    bench = Bench(recipe, offline, resumed, ranks)
     findings = [finding for check in CHECKS for finding in _caught(check, bench)]
     return list(dict.fromkeys(findings))  # what several checks stumble over is said once
 

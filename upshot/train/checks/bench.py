@@ -35,12 +35,14 @@ class Finding:
 class Bench:
     """A recipe with its task, rows and tokenizer."""
 
-    def __init__(self, recipe: Recipe, offline: bool = False, resumed: bool = False) -> None:
+    def __init__(self, recipe: Recipe, offline: bool = False, resumed: bool = False, ranks: int = 1) -> None:
         self.recipe = recipe
         self.offline = offline
         """Whether no endpoint is called."""
         self.resumed = resumed
         """Whether the run's folder is there already."""
+        self.ranks = ranks
+        """How many processes train together."""
 
     @property
     def sampled(self) -> bool:

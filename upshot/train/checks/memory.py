@@ -10,5 +10,5 @@ from upshot.train.fitting import planned
 
 def check(bench: Bench) -> Iterator[Finding]:
     """Make the memory plan; what cannot fit is its `UserError`. On the CPU nothing is limited."""
-    planned(bench.recipe, len(bench.task.vocabulary() or ()))
+    planned(bench.recipe, len(bench.task.vocabulary() or ()), bench.ranks)
     yield from ()
