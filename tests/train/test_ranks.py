@@ -23,6 +23,7 @@ from upshot.errors import BudgetExceeded, UserError
 from upshot.models.budget import Budget
 from upshot.rewards.managers.pool import Pool
 from upshot.rollout.reply import Reply
+from upshot.train.folder import RunFolder
 from upshot.train.handover import packed, unpacked
 from upshot.train.master import MasterAdamW
 from upshot.train.onlooker import Onlooker
@@ -145,8 +146,13 @@ def test_a_rank_that_looks_on_writes_nothing(tmp_path: Path) -> None:
         folder.write_spent({"calls": 1})
         folder.write_recipe(recipe(tmp_path))
         folder.rewind(["rl"], "rl", 0)
+        folder.samples(1, [])
+        folder.drop_failed_start()
         folder.checkpoints.save("rl", 1, 1, lambda to: to.mkdir())
     assert not [*tmp_path.iterdir()]
+    reads = {"create", "open", "check_free", "begun", "recipe", "lines", "spent", "latest"}
+    does = {name for name in vars(RunFolder) if not name.startswith("_")}
+    assert does - reads <= vars(Onlooker).keys(), "whatever else a run folder learns to do is writing"
 
 
 # What is handed over

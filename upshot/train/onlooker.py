@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from upshot.recipe import Recipe
+from upshot.rollout.reply import Reply
 from upshot.train.checkpoints import Best, Checkpoints
 from upshot.train.folder import RunFolder
 
@@ -30,6 +31,12 @@ class Onlooker(RunFolder):
         """Nothing."""
 
     def rollouts(self, replies: Iterable[Mapping[str, Any]]) -> None:
+        """Nothing."""
+
+    def samples(self, step: int, replies: Sequence[Reply]) -> None:
+        """Nothing."""
+
+    def drop_failed_start(self) -> None:
         """Nothing."""
 
     def status(self, state: str, **more: Any) -> None:
