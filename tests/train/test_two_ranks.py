@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.train.rank_runs import two_ranks
+from tests.train.rank_runs import Job, two_ranks
 from tests.train.workshop import metrics, recipe
 from upshot.recipe import Recipe
 from upshot.train.folder import RunFolder
@@ -30,6 +30,7 @@ PAIRS = [
     {"prompt": "i want a red lamp", "chosen": "small or large ?", "rejected": "here"},
     {"prompt": "a lamp", "chosen": "which colour and which size ?", "rejected": "a red lamp"},
 ]
+NAMES, FURTHER = ("rl", "asked", "ppo", "dpo", "sft"), ("online-dpo", "ahead")
 BUDGET = 60
 SMALL: dict[str, Any] = {"steps": 2, "save_every": 0, "token_budget": 48, "grad_clip": 0.05, "lr": 3e-4}
 """Several micro-batches a rank, not as many on each, and a gradient that is always clipped."""
@@ -57,17 +58,31 @@ def resumable(folder: Path) -> Recipe:
     return recipe(folder, warm=False, method="sft", more=noisy, **settings)
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All runs of two ranks, by one pair of processes; runs of one rank are beside them under `alone`."""
-    place = tmp_path_factory.mktemp("ranks")
+def jobs_beside_one(place: Path, names: Sequence[str]) -> list[Job]:
+    """These recipes for two ranks, under `two`; a run of one rank of each is made under `alone`."""
     pairs = place / "pairs.jsonl"
     pairs.write_text("\n".join(map(json.dumps, PAIRS)))
-    for made in recipes(place / "alone", str(pairs)).values():
-        train(made)
+    one, two = (recipes(place / who, str(pairs)) for who in ("alone", "two"))
+    for name in names:
+        train(one[name])
+    return [(two[name], "new") for name in names]
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Further runs."""
+    place = tmp_path_factory.mktemp("more")
+    two_ranks(jobs_beside_one(place, FURTHER), place / "jobs")
+    return place
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs of all tests that are not slow, by one pair of processes."""
+    place = tmp_path_factory.mktemp("ranks")
+    jobs = jobs_beside_one(place, NAMES)
     train(recipe(place / "moved", warm=False, more=REWARD, **{**SMALL, "steps": 1}))
     longer = recipe(place / "moved", warm=False, more=REWARD, **SMALL)
-    jobs = [(made, "new") for made in recipes(place / "two", str(pairs)).values()]
     jobs += [(longer, "resume"), (resumable(place / "straight"), "new"), (resumable(place / "again"), "straight 2")]
     spent = {**ASKED, **REWARD, "budget": {"max_calls": BUDGET}}
     jobs.append((recipe(place / "spent", warm=False, more=spent, **{**SMALL, "steps": 50}), "fails"))
@@ -82,8 +97,19 @@ def close(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
     return one.keys() == two.keys() and all(alike(value, two[key]) for key, value in one.items())
 
 
-@pytest.mark.parametrize("name", ["rl", "asked", "ppo", "online-dpo", "dpo", "sft", "ahead"])
+@pytest.mark.parametrize("name", NAMES)
 def test_two_ranks_write_the_lines_of_one(name: str, place: Path) -> None:
+    same_lines(place, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FURTHER)
+def test_two_ranks_train_as_one_by_further_methods(name: str, more: Path) -> None:
+    same_lines(more, name)
+    same_replies(more, name)
+
+
+def same_lines(place: Path, name: str) -> None:
     one, two = (metrics(place / who / name) for who in ("alone", "two"))
     assert len(one) == len(two)
     for left, right in zip(one, two, strict=True):
@@ -92,8 +118,12 @@ def test_two_ranks_write_the_lines_of_one(name: str, place: Path) -> None:
     assert norms and min(norms) > SMALL["grad_clip"], "all were clipped"
 
 
-@pytest.mark.parametrize("name", ["rl", "asked", "ppo", "online-dpo", "ahead"])
+@pytest.mark.parametrize("name", ["rl", "asked", "ppo"])
 def test_two_ranks_play_the_replies_of_one(name: str, place: Path) -> None:
+    same_replies(place, name)
+
+
+def same_replies(place: Path, name: str) -> None:
     one, two = (
         [json.loads(line) for line in (place / who / name / "rollouts.jsonl").read_text().splitlines()]
         for who in ("alone", "two")
