@@ -150,6 +150,7 @@ def test_a_dry_run_and_a_fault_in_a_recipe_are_told_once(tmp_path: Path) -> None
     assert agent.returncode == 0 and told.count("ranks      2 processes") == 1
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").write_text("{}")
+    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps({"phase": "rl", "step": 1}) + "\n")
     with torchrun(file) as agent:
         told, _ = agent.communicate(timeout=SECONDS)
     assert agent.returncode and told.count("already holds a run") == 1
