@@ -29,7 +29,7 @@ def plan(recipe: Recipe) -> str:
     passes = f" (at most {config.epochs:g} epochs)" if config.epochs is not None else ""
     lines.append(f"training   {config.method}, {steps} steps{passes}, learning rate {config.lr:g} ({config.schedule})")
     for role, spec in recipe.models.items():
-        lines.append(f"model      {role}: {spec.url or spec.model}")
+        lines.append(f"model      {role}: {spec.label if spec.url else spec.model}")
     return "\n".join([*lines, memory(recipe, task)])
 
 
