@@ -50,6 +50,31 @@ def test_an_endpoint_can_be_written_in_several_ways(given):
     assert (spec.url, spec.model) == ("http://h:1/v1", "name")
 
 
+@pytest.mark.parametrize(
+    ("url", "kind", "stored"),
+    [
+        (["http://h:1/v1", "http://h:2/v1/"], "replicas", ("http://h:1/v1", "http://h:2/v1")),
+        (["http://h:1/v1", "http://h:1/v1/"], "endpoint", "http://h:1/v1"),
+        ("runs/replicas.txt", "replicas", "runs/replicas.txt"),
+    ],
+)
+def test_a_list_or_a_file_of_addresses_names_replicas(url, kind, stored):
+    spec = ModelSpec.parse({"url": url, "model": "name"})
+    assert (spec.kind, spec.url, spec.model) == (kind, stored, "name")
+    assert ModelSpec.parse(spec.model_dump(mode="json")) == spec
+
+
+def test_the_spec_of_one_replica_leaves_cache_and_retries_to_the_whole():
+    whole = ModelSpec.parse({"url": ["http://h:1/v1", "http://h:2/v1"], "cache": True, "hedge": 0.2, "timeout_s": 3})
+    one = whole.at("http://h:2/v1")
+    assert (one.url, one.cache, one.retries, one.timeout_s) == ("http://h:2/v1", False, 0, 3)
+
+
+def test_replicas_are_on_this_machine_when_all_of_them_are():
+    assert ModelSpec.parse({"url": ["http://127.0.0.1:1/v1", "http://localhost:2/v1"]}).on_this_machine
+    assert not ModelSpec.parse({"url": ["http://127.0.0.1:1/v1", "http://h:2/v1"]}).on_this_machine
+
+
 def test_a_url_alone_leaves_the_name_to_the_endpoint():
     spec = ModelSpec.parse("http://h:1/v1")
     assert (spec.url, spec.model) == ("http://h:1/v1", "")
@@ -64,6 +89,9 @@ def test_a_url_alone_leaves_the_name_to_the_endpoint():
         ({"model": "openai/x", "latency_s": 1}, "it is for scripted models"),
         ({"model": "policy", "concurrency": 0}, "models.user.concurrency: Input should be greater than or equal to 1"),
         (3, "models.user"),
+        ({"url": ["http://h:1/v1", "h:2"]}, "'url' lists 'h:2', which is no address"),
+        ({"url": []}, "'url' is an empty list"),
+        ({"url": "http://h:1/v1", "hedge": 0.1}, "it is for replicas models"),
     ],
 )
 def test_what_is_wrong_is_named(given, message):

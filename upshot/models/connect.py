@@ -10,6 +10,7 @@ from upshot.models.base import Model
 from upshot.models.budget import Budget
 from upshot.models.guarded import GuardedModel
 from upshot.models.limits import Limits
+from upshot.models.routing import Routing
 from upshot.models.spec import ModelSpec
 
 
@@ -17,11 +18,20 @@ class Endpoints:
     """Limits by endpoint, so that all roles that call one share them; the first role's settings hold."""
 
     def __init__(self) -> None:
-        self._limits: dict[str, Limits] = {}
+        self._limits: dict[str | tuple[str, ...], Limits] = {}
+        self._routings: dict[str | tuple[str, ...], Routing] = {}
 
     def limits(self, spec: ModelSpec) -> Limits:
         """The limits of the spec's endpoint (a URL, or a provider's model)."""
         return self._limits.setdefault(spec.url or spec.model, Limits.of(spec))
+
+    def routing(self, spec: ModelSpec) -> Routing:
+        """The replicas of a spec, their loads and breakers."""
+        url = spec.url or ()
+        if url not in self._routings:
+            limits = self.limits(spec)
+            self._routings[url] = Routing(limits.concurrency, limits.slots, spec.hedge)
+        return self._routings[url]
 
 
 def connect(
@@ -48,7 +58,23 @@ def connect(
 
         when = spec.model.partition("@")[2]
         return BorrowedModel(spec, policy.frozen(when) if when else policy, **shared)
+    if spec.kind == "replicas":
+        return _replicated(spec, endpoints or Endpoints(), role, budget)
     return _backend(spec)(spec, **shared)
+
+
+def _replicated(spec: ModelSpec, endpoints: Endpoints, role: str, budget: Budget | None) -> Model:
+    from upshot.models.members import Members
+    from upshot.models.replicas import ReplicatedModel
+
+    return ReplicatedModel(
+        spec,
+        routing=endpoints.routing(spec),
+        members=Members(spec, lambda one: _backend(one)(one)),
+        role=role,
+        budget=budget,
+        limits=endpoints.limits(spec),
+    )
 
 
 def _backend(spec: ModelSpec) -> type[GuardedModel]:

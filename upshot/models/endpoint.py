@@ -135,7 +135,7 @@ class EndpointModel(GuardedModel):
                 )
             self.served = next(iter(owners))
         if owners and self.served not in owners:
-            tell_unlisted(self.spec.url or "", self.served, tuple(sorted(owners)))
+            tell_unlisted(str(self.spec.url), self.served, tuple(sorted(owners)))
         if self.spec.token_ids is None and owners.get(self.served) in ID_SERVERS:
             self.abilities = replace(self.abilities, ids_out=True, seed=True, scores=True)
 

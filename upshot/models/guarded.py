@@ -64,7 +64,7 @@ class GuardedModel(Model):
         self.traffic = Traffic()
         self.cache: ResponseCache | None = None
         self._asked: dict[bytes, int] = {}
-        self._pauses: set[asyncio.Future[None]] = set()
+        self._pauses: set[asyncio.Future[Any]] = set()
         self._closed = False
         self._rng = random.Random()
 
@@ -251,6 +251,6 @@ class GuardedModel(Model):
         return prompt + n * request.sampling.max_tokens
 
 
-def _end(pause: asyncio.Future[None]) -> None:
+def _end(pause: asyncio.Future[Any]) -> None:
     if not pause.done():
         pause.set_result(None)

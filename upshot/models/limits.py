@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import deque
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
@@ -43,6 +44,45 @@ class Pace:
         return self._level
 
 
+class Slots:
+    """Calls in flight against a bound that may change; first come, first served."""
+
+    def __init__(self, bound: int) -> None:
+        self.bound = bound
+        self.held = 0
+        self._line: deque[asyncio.Future[None]] = deque()
+
+    def resize(self, bound: int) -> None:
+        """Let so many in from now on; those inside stay."""
+        self.bound = bound
+        self._admit()
+
+    async def acquire(self) -> None:
+        """Wait for one's turn."""
+        turn = asyncio.get_running_loop().create_future()
+        self._line.append(turn)
+        self._admit()
+        try:
+            if not turn.done():
+                await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # admitted and cancelled at once
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Make room for the next."""
+        self.held -= 1
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._line and self.held < self.bound:
+            turn = self._line.popleft()
+            if not turn.done():
+                self.held += 1
+                turn.set_result(None)
+
+
 class Limits:
     """The limits of one endpoint, shared by every role that calls it."""
 
@@ -50,7 +90,7 @@ class Limits:
         self, concurrency: int, requests_per_minute: float | None = None, tokens_per_minute: float | None = None
     ):
         self.concurrency = concurrency
-        self.slots = asyncio.Semaphore(concurrency)
+        self.slots = Slots(concurrency)
         """Held by each call in flight, while it backs off too, so that a busy endpoint is called less."""
         self._requests = Pace(requests_per_minute) if requests_per_minute else None
         self.tokens = Pace(tokens_per_minute) if tokens_per_minute else None

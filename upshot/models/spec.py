@@ -1,6 +1,6 @@
 """How a recipe names a model: one string, or a mapping with the string and its options.
 
-http://127.0.0.1:8000/v1#served-name    any OpenAI-compatible endpoint
+http://127.0.0.1:8000/v1#served-name    any OpenAI-compatible endpoint (several: a list, or a file of them, as `url`)
 openai/gpt-4o-mini                      a provider, through litellm
 path/to/hf-folder, local:NAME           in process
 smollm2-135m                            in process, offline
@@ -11,7 +11,7 @@ policy@start, policy@20                 a copy of it: as it was when training be
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,11 +23,13 @@ from upshot.errors import UserError, did_you_mean
 from upshot.models.base import Sampling
 
 SMOLLM2 = "smollm2-135m"
-Kind = Literal["endpoint", "provider", "local", "scripted", "policy"]
-_REMOTE = {"endpoint", "provider"}
+HTTP = ("http://", "https://")
+Kind = Literal["endpoint", "replicas", "provider", "local", "scripted", "policy"]
+_REMOTE = {"endpoint", "replicas", "provider"}
 _ONLY_FOR: dict[str, set[str]] = {
-    "via": {"endpoint"},
-    "token_ids": {"endpoint"},
+    "via": {"endpoint", "replicas"},
+    "token_ids": {"endpoint", "replicas"},
+    "hedge": {"replicas"},
     **dict.fromkeys(("api_key_env", "headers_env", "extra_body", "omit", "structured"), _REMOTE),
     **dict.fromkeys(("timeout_s", "retries", "backoff_s", "patience_s"), _REMOTE | {"scripted"}),
     **dict.fromkeys(("concurrency", "requests_per_minute", "tokens_per_minute"), _REMOTE | {"scripted"}),
@@ -49,13 +51,14 @@ class ModelSpec(BaseModel):
     model: str = ""
     """The model: a name of this page's first lines, or beside `url` the name the endpoint serves it by.
     Empty beside `url`: the only model that the endpoint lists."""
-    url: str | None = None
-    """Base address of an OpenAI-compatible endpoint, with its `/v1`."""
+    url: str | tuple[str, ...] | None = None
+    """Base address of an OpenAI-compatible endpoint, with its `/v1`. Replicas of one model: a list of addresses, or a
+    file with one a line, which is followed while the run goes on."""
     via: Literal["http", "openai", "litellm"] = "http"
     """Client for a `url`: our own (fastest), the official `openai` package, or litellm."""
 
     concurrency: int = Field(64, ge=1)
-    """Calls in flight at once, over all roles that share the endpoint."""
+    """Calls in flight at once, over all roles that share the endpoint; at each replica, where there are several."""
     requests_per_minute: float | None = Field(None, gt=0)
     """Calls per minute; None: no limit of ours."""
     tokens_per_minute: float | None = Field(None, gt=0)
@@ -68,6 +71,8 @@ class ModelSpec(BaseModel):
     """Mean wait before the first retry; doubles with each one, up to 20 s, with jitter."""
     patience_s: float = Field(300.0, ge=0)
     """Seconds one call may spend waiting out rate limits (429) before it fails as rate_limited."""
+    hedge: float = Field(0.05, ge=0, le=1)
+    """Replicas only: at most this share of calls is asked of a second one when the first is late; 0: none."""
 
     temperature: float | None = Field(None, ge=0)
     """When set, wins over the temperature that the role asks for."""
@@ -116,8 +121,10 @@ class ModelSpec(BaseModel):
         for key in data:
             if key not in cls.model_fields:
                 raise ValueError(f"unknown option '{key}' of a model; {did_you_mean(str(key), cls.model_fields)}")
+        if isinstance(data.get("url"), list | tuple):
+            data["url"] = _addresses(data["url"])
         address = data.get("url") or data.get("model")
-        if isinstance(address, str) and address.startswith(("http://", "https://")):
+        if isinstance(address, str) and address.startswith(HTTP):
             data["url"], _, served = address.partition("#")
             data["url"] = data["url"].rstrip("/")
             if data.get("url") and data.get("model") == address:
@@ -155,7 +162,8 @@ class ModelSpec(BaseModel):
     def kind(self) -> Kind:
         """Which backend the spec means."""
         if self.url:
-            return "endpoint"
+            single = isinstance(self.url, str) and self.url.startswith(HTTP)
+            return "endpoint" if single else "replicas"
         if self.model == "policy" or self.model.startswith("policy@"):
             return "policy"
         if self.model.startswith("scripted:"):
@@ -174,15 +182,35 @@ class ModelSpec(BaseModel):
     @property
     def label(self) -> str:
         """A short name for messages and logs."""
-        return f"{self.url}#{self.model}" if self.url else self.model
+        if not self.url:
+            return self.model
+        if isinstance(self.url, str):
+            return f"{self.url}#{self.model}"
+        return f"{self.url[0]}#{self.model} and {len(self.url) - 1} more"
 
     @property
     def on_this_machine(self) -> bool:
         """Whether the endpoint is on the loopback interface, so free and without a proxy."""
-        host = urlsplit(self.url or "").hostname or ""
-        return host in ("localhost", "::1") or host.startswith("127.")
+        hosts = [urlsplit(url).hostname or "" for url in ([self.url] if isinstance(self.url, str) else self.url or ())]
+        return bool(hosts) and all(host in ("localhost", "::1") or host.startswith("127.") for host in hosts)
+
+    def at(self, url: str) -> ModelSpec:
+        """The spec of one replica: its calls are cached, and tried again, by the whole."""
+        whole = self.model_dump(exclude={"hedge", "cache", "retries"})
+        return ModelSpec.parse({**whole, "url": url, "retries": 0})
 
     def sampling(self, asked: Sampling) -> Sampling:
         """What a role asks for, with the spec's own settings put over it."""
         own = {k: v for k in ("temperature", "max_tokens", "top_p") if (v := getattr(self, k)) is not None}
         return replace(asked, **own) if own else asked
+
+
+def _addresses(given: Sequence[Any]) -> Any:
+    """A list of addresses, each once; a list of one is that one."""
+    for address in given:
+        if not isinstance(address, str) or not address.startswith(HTTP):
+            raise ValueError(f"'url' lists {address!r}, which is no address: 'http://host:8000/v1'")
+    found = tuple(dict.fromkeys(address.rstrip("/") for address in given))
+    if not found:
+        raise ValueError("'url' is an empty list; name at least one address")
+    return found if len(found) > 1 else found[0]
