@@ -64,6 +64,8 @@ ADDED = call("add", a=1, b={"c": [2]})
         (Hermes, '<tool_call>{"name": "f", "arguments": {a: 1}}</tool_call>', None),
         (Hermes, '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', None),
         (Hermes, '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', None),
+        (Hermes, '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>', None),
+        (Hermes, '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>', None),
         (Hermes, "a < b <tool_cal and </tool_call> <tool_call> no", None),
         (
             Hermes,

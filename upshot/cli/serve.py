@@ -37,11 +37,13 @@ def run(args: argparse.Namespace) -> int:
     """Load the model and serve until interrupted."""
     import os
 
+    from upshot.models.calls.base import parser_for
     from upshot.serving import demand_key
 
     key = args.api_key or os.environ.get("UPSHOT_API_KEY", "")
     demand_key(args.host, key, "set UPSHOT_API_KEY or --api-key")
     check_address(args.host, args.port)
+    parser_for("", args.tool_parser)
     import logging
 
     import uvicorn

@@ -161,7 +161,7 @@ def loaded(text: str) -> Any:
     """A JSON value, None where the text is none; line breaks inside strings are let pass, as models write them."""
     try:
         value = json.loads(text, strict=False, parse_constant=_no_number)
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # neither 1e999 nor half a surrogate pair
     except (ValueError, RecursionError):
         return None
     return value
