@@ -9,6 +9,9 @@ first opening marker and the next closing one:
 - neither: all is answer, unless the prompt had `opened` the thought: then all is thought.
 
 Further markers are part of what they stand in.
+
+`GrowingThought` tells the same of a text while it grows, where nothing can be taken back: there a closing marker that
+nothing opened is text.
 """
 
 from __future__ import annotations
@@ -72,3 +75,74 @@ def after_thought(text: str, markers: tuple[str, str] = MARKERS) -> str:
     if end >= 0:
         return text[end + len(closing) :]
     return "" if begin >= 0 else text
+
+
+def opens_thought(prompt: str, markers: tuple[str, str] = MARKERS) -> bool:
+    """Whether a prompt ends inside a thought that it has just opened."""
+    return prompt.rstrip().endswith(markers[0])
+
+
+def begun(text: str, strings: Sequence[str]) -> int:
+    """Length of the longest end of a text that could be the beginning of one of these strings."""
+    longest = 0
+    for one in strings:
+        for n in range(min(len(one) - 1, len(text)), longest, -1):
+            if text.endswith(one[:n]):
+                longest = n
+                break
+    return longest
+
+
+class GrowingThought:
+    """Parts a text that comes in pieces into thought and answer; blanks beside the markers belong to neither."""
+
+    def __init__(self, opened: bool, markers: tuple[str, str] = MARKERS) -> None:
+        self.markers = markers
+        self._inside = opened
+        self._awaited = list(markers[1:] if opened else markers[:1])
+        """The marker that comes next, if any does."""
+        self._held = ""
+        self._fresh = opened
+        """Blanks are dropped: a marker came last."""
+        self._repeated = opened
+        """The prompt had opened the thought: an opening marker that the text begins with says it again."""
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """(thought, answer) that are certain now and were not before."""
+        self._held += text
+        return self._drain(final=False)
+
+    def finish(self) -> tuple[str, str]:
+        """The rest, when nothing more comes."""
+        return self._drain(final=True)
+
+    def _drain(self, final: bool) -> tuple[str, str]:
+        said = ["", ""]
+        while True:
+            if self._fresh:
+                self._held = self._held.lstrip()
+            if self._repeated:
+                opening = self.markers[0]
+                if not final and begun(self._held, [opening]) == len(self._held):
+                    break
+                self._held = self._held.removeprefix(opening)
+                self._repeated = False
+                continue
+            before, found, after = self._held.partition(self._awaited[0]) if self._awaited else (self._held, "", "")
+            if found:
+                self._say(said, before.rstrip())
+                self._held, self._inside, self._fresh = after, not self._inside, True
+                self._awaited = [self.markers[1]] if self._inside else []
+                continue
+            sure = before if final else before[: len(before) - begun(before, self._awaited)]
+            if self._awaited and not (final and not self._inside):  # a marker may follow, and then they are nobody's
+                sure = sure.rstrip()
+            self._say(said, sure)
+            self._held = "" if final else self._held[len(sure) :]
+            break
+        return said[0], said[1]
+
+    def _say(self, said: list[str], text: str) -> None:
+        if text:
+            said[not self._inside] += text
+            self._fresh = False

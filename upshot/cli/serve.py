@@ -24,6 +24,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--max-running", type=int, default=0, help="sequences computed at once")
     parser.add_argument("--max-waiting", type=int, default=1024, help="sequences that may wait before clients get 429")
     parser.add_argument("--max-tokens", type=int, default=1024, help="limit of chat requests that bring none")
+    parser.add_argument(
+        "--tool-parser",
+        default="auto",
+        help="how the model writes tool calls: hermes, llama3, mistral, none, or your "
+        "own as package.module:Class (default: what its chat template says)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -31,11 +37,13 @@ def run(args: argparse.Namespace) -> int:
     """Load the model and serve until interrupted."""
     import os
 
+    from upshot.models.calls.base import parser_for
     from upshot.serving import demand_key
 
     key = args.api_key or os.environ.get("UPSHOT_API_KEY", "")
     demand_key(args.host, key, "set UPSHOT_API_KEY or --api-key")
     check_address(args.host, args.port)
+    parser_for("", args.tool_parser)
     import logging
 
     import uvicorn
@@ -51,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         kv_bytes=int(args.kv_gib * 2**30), max_running=args.max_running, max_waiting=args.max_waiting
     )
     model = EngineModel(Engine(module, settings=settings), tokenizer, args.name or args.model)
-    server = Server(model, key, args.max_tokens, args.any_name)
+    server = Server(model, key, args.max_tokens, args.any_name, args.tool_parser)
     print(f"serving {model.name} at http://{args.host}:{args.port}/v1 (health: /health, metrics: /metrics)", flush=True)
     uvicorn.run(server.app, host=args.host, port=args.port, log_level="warning", timeout_graceful_shutdown=5)
     return 0

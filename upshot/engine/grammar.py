@@ -70,7 +70,18 @@ class SchemaCompiler:
 
         own = {"whitespace_pattern": WHITESPACE, **schema.get("x-guidance", {})}
         text = LLMatcher.grammar_from_json_schema(json.dumps({**schema, "x-guidance": own}))
+        return self._states(text, "the JSON schema")
+
+    def lark(self, rules: str) -> Callable[[], Grammar]:
+        """A factory of fresh grammar states for Lark rules in llguidance's form."""
+        from llguidance import LLMatcher
+
+        return self._states(LLMatcher.grammar_from_lark(rules), "the grammar of the tool calls")
+
+    def _states(self, text: str, what: str) -> Callable[[], Grammar]:
+        from llguidance import LLMatcher
+
         trouble = LLMatcher.validate_grammar(text, self._tokenizer)
         if trouble:
-            raise UserError(f"the JSON schema cannot be enforced: {trouble}")
+            raise UserError(f"{what} cannot be enforced: {trouble}")
         return lambda: JsonGrammar(LLMatcher(self._tokenizer, text), self.vocab)

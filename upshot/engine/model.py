@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from upshot.chat import Message, messages_from
@@ -20,6 +21,14 @@ def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
     """The text before the first stop string, and whether one was found."""
     found = [at for stop in stops if (at := text.find(stop)) >= 0]
     return (text[: min(found)], True) if found else (text, False)
+
+
+@dataclass(frozen=True, slots=True)
+class RuledRequest(Request):
+    """A request whose text follows a grammar that is no JSON schema's alone."""
+
+    lark: str = ""
+    """Rules in Lark, llguidance's form of it."""
 
 
 class EngineModel(Model):
@@ -82,7 +91,7 @@ class EngineModel(Model):
         if len(ids) >= self.engine.shape.max_length:
             room = self.engine.shape.max_length
             raise ModelCallError("too_long", f"the prompt has {len(ids)} ids, the model's context takes {room}")
-        grammar = self._grammar(request) if request.schema is not None else None
+        grammar = self._grammar(request)
         given = request.given
         try:
             if given:
@@ -135,12 +144,16 @@ class EngineModel(Model):
         return stopped
 
     def _grammar(self, request: Request) -> Any:
+        """What the text must follow, if anything."""
+        rules = request.lark if isinstance(request, RuledRequest) else ""
+        if request.schema is None and not rules:
+            return None
         if not grammars.available():
-            raise UserError("a JSON schema needs the library llguidance: pip install 'upshot[schema]'")
+            what = "a tool_choice that demands a call" if rules else "a JSON schema"
+            raise UserError(f"{what} needs the library llguidance: pip install 'upshot[schema]'")
         if self._compiler is None:
             self._compiler = grammars.SchemaCompiler(self.tokenizer, self.engine.shape.vocab, self.end_ids)
-        assert request.schema is not None
-        return self._compiler.grammar(request.schema)
+        return self._compiler.lark(rules) if request.schema is None else self._compiler.grammar(request.schema)
 
     def completion(self, seq: Running, sampling: Sampling) -> Completion:
         """What a finished sequence said."""

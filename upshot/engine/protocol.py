@@ -1,8 +1,8 @@
 """OpenAI's request and response formats, as far as the server speaks them.
 
 Beyond OpenAI's own fields: top_k, min_p, stop_token_ids, token ids as prompts, `token_ids` of the choices
-(`return_token_ids: true`) and ids as the names of tokens (`return_tokens_as_token_ids: true`). Tools go to the chat
-template; calls are not parsed out of the text. A field is honoured or refused by name; null is a field left out.
+(`return_token_ids: true`), ids as the names of tokens (`return_tokens_as_token_ids: true`) and `reasoning_content` of
+messages, both ways. A field is honoured or refused by name; null is a field left out.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from upshot.chat import Message
 from upshot.errors import UserError, did_you_mean
 from upshot.models.base import Completion, Request, Sampling
 from upshot.models.pieces import Pieces
+from upshot.thought import MARKERS
 
 BOOKKEEPING = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 """Fields that change nothing about an answer."""
@@ -31,7 +32,6 @@ NEUTRAL: dict[str, Any] = {
     "min_tokens": 0,
     "ignore_eos": False,
     "skip_special_tokens": True,
-    "parallel_tool_calls": True,
 }
 """Fields that some clients always send, and the only value of each that is taken: the one that asks for nothing."""
 LOWEST = -9999.0
@@ -146,7 +146,37 @@ class ChatRequest(Shared):
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
     tools: list[dict[str, Any]] = []
-    tool_choice: Literal["auto", "none"] = "auto"
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+
+    @model_validator(mode="after")
+    def _choice_of_tools(self) -> ChatRequest:
+        for i, tool in enumerate(self.tools):
+            check_tool(tool, f"tools.{i}")
+        if self.must_call and self.schema_of() is not None:
+            raise ValueError("response_format and a tool_choice that demands a call exclude each other: leave out one")
+        if self.must_call:
+            self.demanded()
+        return self
+
+    @property
+    def must_call(self) -> bool:
+        """Whether a call is demanded."""
+        return self.tool_choice not in ("auto", "none")
+
+    def demanded(self) -> list[dict[str, Any]]:
+        """The tools of which one must be called."""
+        if self.tool_choice == "required" and self.tools:
+            return self.tools
+        if not isinstance(self.tool_choice, dict):
+            raise ValueError("tool_choice is 'required', but there are no tools: give some, or leave it out")
+        function = self.tool_choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        found = [tool for tool in self.tools if tool["function"]["name"] == name]
+        if not found:
+            known = [tool["function"]["name"] for tool in self.tools]
+            raise ValueError(f"tool_choice names the tool {name!r}; {did_you_mean(str(name), known)}")
+        return found[:1]
 
     @model_validator(mode="after")
     def _tops_of_logprobs(self) -> ChatRequest:
@@ -154,12 +184,12 @@ class ChatRequest(Shared):
             raise ValueError("'top_logprobs' needs logprobs: true")
         return self
 
-    def requests(self, limit: int) -> list[Request]:
-        """What is asked of the model."""
+    def request(self, limit: int, thinks: bool = False) -> Request:
+        """What is asked of the model; one that `thinks` reads what it thought before."""
         most = self.max_completion_tokens or self.max_tokens or limit
-        messages = [message_of(m, f"messages.{i}") for i, m in enumerate(self.messages)]
-        tools = self.tools if self.tool_choice == "auto" else []
-        return [Request(messages, self.sampling(most), self.n, self.schema_of(), tools, "", self.top_logprobs)]
+        messages = [message_of(m, f"messages.{i}", thinks) for i, m in enumerate(self.messages)]
+        tools = [] if self.tool_choice == "none" else self.tools
+        return Request(messages, self.sampling(most), self.n, self.schema_of(), tools, "", self.top_logprobs)
 
 
 class CompletionRequest(Shared):
@@ -199,14 +229,29 @@ class CompletionRequest(Shared):
         return [Request(ids, top_logprobs=self.logprobs, given=len(ids) - 1) for ids in prompts if len(ids) > 1]
 
 
-def message_of(data: dict[str, Any], where: str) -> Message:
+def check_tool(tool: dict[str, Any], where: str) -> None:
+    """Refuse what is no definition of a tool."""
+    function = tool.get("function")
+    if tool.get("type", "function") != "function" or not isinstance(function, dict):
+        raise ValueError(f'{where} is no {{"type": "function", "function": {{"name": …, "parameters": {{…}}}}}}')
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise ValueError(f"{where}.function has no name")
+    if not isinstance(function.get("parameters") or {}, dict):
+        raise ValueError(f"{where}.function.parameters must be a JSON schema, an object")
+
+
+def message_of(data: dict[str, Any], where: str, thinks: bool = False) -> Message:
     """A message of a request, or a `UserError` that says what is wrong with it."""
     if not isinstance(data.get("role"), str) or not data["role"]:
         raise UserError(f"{where} has no role; give system, user, assistant or tool")
     calls = data.get("tool_calls")
     if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
         raise UserError(f"{where}.tool_calls must be a list of objects")
-    return Message.from_dict({**data, "content": text_of(data.get("content"), where)})
+    content = text_of(data.get("content"), where)
+    thought = data.get("reasoning_content")
+    if thinks and data["role"] == "assistant" and isinstance(thought, str) and thought:
+        content = f"{MARKERS[0]}\n{thought}\n{MARKERS[1]}\n\n{content}"  # templates take it apart again
+    return Message.from_dict({**data, "content": content})
 
 
 def text_of(content: Any, where: str) -> str:
@@ -279,14 +324,11 @@ def text_logprobs(
     }
 
 
-def chat_choice(index: int, done: Completion, asked: ChatRequest, names: Names) -> dict[str, Any]:
+def chat_choice(
+    index: int, message: dict[str, Any], finish: str, done: Completion, asked: ChatRequest, names: Names
+) -> dict[str, Any]:
     """One choice of a chat response."""
-    choice: dict[str, Any] = {
-        "index": index,
-        "message": {"role": "assistant", "content": done.text},
-        "finish_reason": done.finish,
-        "logprobs": None,
-    }
+    choice: dict[str, Any] = {"index": index, "message": message, "finish_reason": finish, "logprobs": None}
     if asked.logprobs:
         choice["logprobs"] = chat_logprobs(done.ids or (), done.logprobs or (), done.top_logprobs, names)
     if asked.return_token_ids:

@@ -16,7 +16,7 @@ from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
-from upshot.engine.model import EngineModel
+from upshot.engine.model import EngineModel, RuledRequest, cut_at_stop
 from upshot.engine.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -28,6 +28,7 @@ from upshot.engine.protocol import (
     usage,
 )
 from upshot.engine.sequence import DONE, Sequence
+from upshot.engine.speech import Dialect, Hearing, Speech
 from upshot.engine.streaming import GrowingText
 from upshot.errors import UserError
 from upshot.models.base import Completion, ModelCallError, Request
@@ -55,13 +56,21 @@ def failure(status: int, message: str, kind: str = "invalid_request_error") -> J
 class Server:
     """Routes and counters of one served model."""
 
-    def __init__(self, model: EngineModel, api_key: str = "", max_tokens: int = 1024, any_name: bool = False) -> None:
+    def __init__(
+        self,
+        model: EngineModel,
+        api_key: str = "",
+        max_tokens: int = 1024,
+        any_name: bool = False,
+        tool_parser: str = "auto",
+    ) -> None:
         self.model = model
         self.api_key = api_key
         self.max_tokens = max_tokens
         self.any_name = any_name
         """Whether a request that names another model is answered all the same."""
         self.pieces = Pieces(model.tokenizer)
+        self.dialect = Dialect(model.tokenizer, tool_parser)
         self.counts = {"requests": 0, "refused": 0, "failed": 0, "disconnected": 0}
         self.seconds = 0.0
         self.app = FastAPI(title="upshot", docs_url=None, redoc_url=None)
@@ -144,13 +153,31 @@ class Server:
     async def chat(self, asked: ChatRequest, http: HttpRequest) -> Any:
         """POST /v1/chat/completions."""
         self._check_name(asked.model)
-        [request] = asked.requests(self.max_tokens)
+        request, hearing = self._heard(asked)
         if asked.stream:
-            return self._stream(asked, [request], http)
+            return self._stream(asked, [request], hearing, http)
         [done] = await self._finish([request], http)
-        choices = [chat_choice(i, c, asked, Names(self.pieces, asked)) for i, c in enumerate(done)]
+        choices = [self._chat_choice(i, one, asked, request, hearing) for i, one in enumerate(done)]
         counts = usage(done[0].prompt_tokens, sum(c.completion_tokens for c in done))
         return {**envelope("chat.completion", self.model.name), "choices": choices, "usage": counts}
+
+    def _heard(self, asked: ChatRequest) -> tuple[Request, Hearing]:
+        """The request by its exact ids, and how the replies to it are read."""
+        request = asked.request(self.max_tokens, self.dialect.thinks)
+        prompt = self.model.prompt_ids(request)
+        several = asked.parallel_tool_calls and not isinstance(asked.tool_choice, dict)
+        hearing = self.dialect.hearing(prompt, bool(request.tools), request.schema is not None, several)
+        rules = self.dialect.grammar(asked.demanded(), hearing) if asked.must_call else ""
+        fields = (request.sampling, request.n, request.schema, request.tools, "", request.top_logprobs)
+        return RuledRequest(prompt, *fields, lark=rules), hearing
+
+    def _chat_choice(
+        self, index: int, done: Completion, asked: ChatRequest, request: Request, hearing: Hearing
+    ) -> dict[str, Any]:
+        speech = hearing.speech()
+        text, _ = cut_at_stop(hearing.decode(done.ids or ()), request.sampling.stop)
+        message = speech.message(text)
+        return chat_choice(index, message, speech.ending(done.finish), done, asked, Names(self.pieces, asked))
 
     async def completions(self, asked: CompletionRequest, http: HttpRequest) -> Any:
         """POST /v1/completions."""
@@ -160,7 +187,7 @@ class Server:
         for ids in prompts:  # also those of which nothing is computed, and before anything is
             self.model.engine.check_prompt(ids)
         if asked.stream:
-            return self._stream(asked, requests, http)
+            return self._stream(asked, requests, Hearing(self.model.tokenizer), http)
         # Scores first: they leave the prompts' pages to those that continue them.
         finished = await self._finish([*scores, *requests], http)
         scored = iter(finished[: len(scores)])
@@ -211,7 +238,7 @@ class Server:
             work.cancel()
 
     def _stream(
-        self, asked: ChatRequest | CompletionRequest, requests: list[Request], http: HttpRequest
+        self, asked: ChatRequest | CompletionRequest, requests: list[Request], hearing: Hearing, http: HttpRequest
     ) -> StreamingResponse:
         queue: asyncio.Queue[tuple[int, Sequence, int | None, float]] = asyncio.Queue()
         running: list[Sequence] = []
@@ -233,7 +260,7 @@ class Server:
                 raise
             index.update({id(seq): base + i for i, seq in enumerate(seqs)})
             running += seqs
-        events = self._events(asked, running, queue, requests[0].sampling.stop, http)
+        events = self._events(asked, running, queue, hearing, requests[0].sampling.stop, http)
         return StreamingResponse(events, media_type="text/event-stream")
 
     async def _events(
@@ -241,6 +268,7 @@ class Server:
         asked: ChatRequest | CompletionRequest,
         running: list[Sequence],
         queue: asyncio.Queue,
+        hearing: Hearing,
         stops: tuple[str, ...],
         http: HttpRequest,
     ) -> AsyncIterator[str]:
@@ -248,7 +276,8 @@ class Server:
         outer = envelope("chat.completion.chunk" if chat else "text_completion", self.model.name)
         if asked.include_usage:
             outer["usage"] = None  # until the last event
-        texts = [GrowingText(self.model.tokenizer, stops) for _ in running]
+        texts = [GrowingText(hearing, stops) for _ in running]
+        speeches = [hearing.speech() for _ in running]
         left = len(running)
         watch = asyncio.create_task(_disconnected(http))
         watch.add_done_callback(lambda _: queue.put_nowait((-1, running[0], None, 0.0)))
@@ -264,11 +293,14 @@ class Server:
                     return
                 if token is None:
                     left -= 1
-                    yield event(outer, self._ending(i, seq, chat))
+                    if rest := speeches[i].finish():
+                        yield event(outer, {"index": i, "delta": rest, "finish_reason": None})
+                    yield event(outer, self._ending(i, seq, speeches[i] if chat else None))
                     continue
                 last = seq.state == DONE and len(texts[i].ids) + 1 == len(seq.sampled)  # then nothing is held back
                 piece = texts[i].add(token, last)
-                yield event(outer, self._delta(asked, i, piece, seq, len(texts[i].ids) - 1, token, logprob))
+                said = (speeches[i].feed(piece) or {"content": ""}) if chat else piece
+                yield event(outer, self._delta(asked, i, said, seq, len(texts[i].ids) - 1, token, logprob))
             if asked.include_usage:
                 prompts = sum(seq.prompt_len for seq in running[:: asked.n])  # samples of one prompt read it once
                 counts = usage(prompts, sum(len(s.sampled) for s in running))
@@ -281,15 +313,16 @@ class Server:
             for seq in unfinished:
                 self.model.engine.abort(seq)
 
-    def _ending(self, index: int, seq: Sequence, chat: bool) -> dict[str, Any]:
-        body: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
-        return {"index": index, **body, "finish_reason": seq.finish if seq.finish in ("stop", "length") else "error"}
+    def _ending(self, index: int, seq: Sequence, speech: Speech | None) -> dict[str, Any]:
+        body: dict[str, Any] = {"text": ""} if speech is None else {"delta": {}}
+        finish = seq.finish if seq.finish in ("stop", "length") else "error"
+        return {"index": index, **body, "finish_reason": finish if speech is None else speech.ending(finish)}
 
     def _delta(
         self,
         asked: ChatRequest | CompletionRequest,
         index: int,
-        text: str,
+        said: str | dict[str, Any],
         seq: Sequence,
         at: int,
         token: int,
@@ -299,11 +332,11 @@ class Server:
         top = seq.tops[at : at + 1]
         names = Names(self.pieces, asked)
         if isinstance(asked, ChatRequest):
-            choice["delta"] = {"content": text}
+            choice["delta"] = said
             if asked.logprobs:
                 choice["logprobs"] = chat_logprobs([token], [logprob], top, names)
         else:
-            choice["text"] = text
+            choice["text"] = said
             if asked.logprobs is not None:
                 choice["logprobs"] = text_logprobs([token], [logprob], top or [()], names)
         if asked.return_token_ids:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from upshot.thought import begun
+
 WINDOW = 32
 """Ids decoded again for every new one, about."""
 CONTEXT = 8
@@ -40,7 +42,7 @@ class GrowingText:
         if cut >= 0:
             text = text[:cut]
         elif not last:
-            text = text[: len(text) - self._held_back(text)]
+            text = text[: len(text) - begun(text, self.stops)]
             if not whole:
                 text = text.rstrip("�")
         new = text[len(self.sent) :]
@@ -59,13 +61,3 @@ class GrowingText:
             if context.strip() and text.endswith(context.lstrip()):  # else it reads differently without what is before
                 self._settled, self._window, self._context = text, self._whole, len(context)
         self._whole = len(self.ids)
-
-    def _held_back(self, text: str) -> int:
-        """Length of the longest end of the text that could begin a stop string."""
-        longest = 0
-        for stop in self.stops:
-            for n in range(min(len(stop) - 1, len(text)), longest, -1):
-                if text.endswith(stop[:n]):
-                    longest = n
-                    break
-        return longest
