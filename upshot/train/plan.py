@@ -32,8 +32,7 @@ def plan(recipe: Recipe, ranks: int = 1) -> str:
         lines.append(_ranks(recipe, ranks))
     for role, spec in recipe.models.items():
         lines.append(f"model      {role}: {spec.label if spec.url else spec.model}")
-    return "
-".join([*lines, memory(recipe, task, ranks)])
+    return "\n".join([*lines, memory(recipe, task, ranks)])
 
 
 def memory(recipe: Recipe, task: Task, ranks: int = 1) -> str:
