@@ -48,6 +48,10 @@ def connect(
 
         when = spec.model.partition("@")[2]
         return BorrowedModel(spec, policy.frozen(when) if when else policy, **shared)
+    if spec.kind == "served":
+        raise UserError(
+            f"{where or role or 'model'}: '{spec.model}' is for recipes with `serve: FILE.yaml`; give a URL"
+        )
     return _backend(spec)(spec, **shared)
 
 
