@@ -57,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     if args.file or args.map or args.while_used:
         extra = args.file or ("--map" if args.map else "--while-used")
         raise UserError(f"'{extra}' goes with a FILE.yaml, and '{args.model}' is a model")
+    if args.memory and args.kv_gib:
+        raise UserError("--memory and --kv-gib say the same in two ways; give one")
     key = args.api_key or os.environ.get("UPSHOT_API_KEY", "")
     demand_key(args.host, key, "set UPSHOT_API_KEY or --api-key")
     check_address(args.host, args.port)
@@ -65,57 +67,18 @@ def run(args: argparse.Namespace) -> int:
     import uvicorn
 
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every write to a client that went away
+    from upshot.engine.allowance import Allowance
     from upshot.engine.engine import Engine, EngineSettings
     from upshot.engine.model import EngineModel
     from upshot.engine.server import Server
-    from upshot.models.local import load_local
+    from upshot.models.local import load_local, pick_device
 
-    limit = _limit(args)
+    allowance = Allowance.hold(args.memory, pick_device(args.device)) if args.memory else None
     module, tokenizer = load_local(args.model, args.dtype, args.device)
-    kv_bytes = _left_for_kv(args, limit) if limit else int(args.kv_gib * 2**30)
+    kv_bytes = allowance.kv_bytes() if allowance else int(args.kv_gib * 2**30)
     settings = EngineSettings(kv_bytes=kv_bytes, max_running=args.max_running, max_waiting=args.max_waiting)
     model = EngineModel(Engine(module, settings=settings), tokenizer, args.name or args.model)
     server = Server(model, key, args.max_tokens, args.any_name)
     print(f"serving {model.name} at http://{args.host}:{args.port}/v1 (health: /health, metrics: /metrics)", flush=True)
     uvicorn.run(server.app, host=args.host, port=args.port, log_level="warning", timeout_graceful_shutdown=5)
     return 0
-
-
-KV_PART = 0.85
-"""Of what the weights leave of a share: the rest is for activations and graphs."""
-
-
-def _limit(args: argparse.Namespace) -> int:
-    """Bytes that --memory allows, which torch then holds this process to; 0: no limit."""
-    if not args.memory:
-        return 0
-    from upshot.errors import UserError
-    from upshot.models.frameworks import import_frameworks
-    from upshot.models.local import pick_device
-
-    if not 0 < args.memory <= 1:
-        raise UserError(f"--memory {args.memory:g}: a share is above 0 and at most 1")
-    if args.kv_gib:
-        raise UserError("--memory and --kv-gib say the same in two ways; give one")
-    import_frameworks()
-    import torch
-
-    device = torch.device(pick_device(args.device))
-    if device.type != "cuda":
-        raise UserError(f"--memory is a share of a GPU, and the device is {device}; try --kv-gib")
-    torch.cuda.set_per_process_memory_fraction(args.memory, device)
-    return int(args.memory * torch.cuda.mem_get_info(device)[1])
-
-
-def _left_for_kv(args: argparse.Namespace, limit: int) -> int:
-    """Bytes for keys and values under a limit, the weights taken off."""
-    import torch
-
-    from upshot.errors import UserError
-
-    weights = torch.cuda.memory_allocated(args.device if args.device != "auto" else None)
-    left = int(KV_PART * (limit - weights))
-    if left <= 0:
-        gib = f"{limit / 2**30:.1f} GiB, and the weights of {args.model} are {weights / 2**30:.1f} GiB"
-        raise UserError(f"--memory {args.memory:g} is {gib}; give it a larger share")
-    return left
