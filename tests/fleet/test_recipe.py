@@ -16,6 +16,7 @@ from upshot.fleet.lease import lease
 from upshot.fleet.state import folder_of, is_up, read_state, with_addresses
 from upshot.models.spec import ModelSpec
 from upshot.rollout.company import check_names
+from upshot.train import checks
 from upshot.train.runner import train
 
 Write = Callable[[str], Path]
@@ -45,6 +46,13 @@ def test_a_run_brings_its_servers_up_and_down(
     assert (tmp_path / "a").read_text() == "1" and not is_up(folder_of(file))
     assert not alive(int((tmp_path / "a.child").read_text()))
     assert folder.recipe().models["spare"].model == "serve:a"
+
+
+def test_a_dry_run_starts_no_server_and_finds_nothing_wrong_with_that(serve_file: Write, tmp_path: Path) -> None:
+    file = serve_file(ONE)
+    findings = checks.find(config.load(recipe_file(tmp_path), TINY).recipe, offline=True)
+    assert [finding.says for finding in findings if finding.fatal] == []
+    assert not (tmp_path / "a").exists() and not is_up(folder_of(file))
 
 
 def test_servers_that_are_up_are_shared_and_left_up(serve_file: Write) -> None:

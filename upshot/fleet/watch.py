@@ -79,10 +79,10 @@ class Fleet:
             await self._stop()
 
     def publish(self) -> None:
-        """Write the state, and the classmate map where one is wanted."""
-        write_state(self.folder, self.state())
+        """Write the state, and before it the classmate map where one is wanted: who sees that all run finds it so."""
         if self.map_file is not None:
             write_map(self.map_file, self.fleet, {s.name: (s.port, s.status) for s in self.servers})
+        write_state(self.folder, self.state())
 
     def state(self) -> dict[str, Any]:
         """How the fleet stands."""
