@@ -23,7 +23,7 @@ FLOORS = [
         ),
         *("models.base", "models.spec"),
     },
-    {"models", "engine", "sandbox"},
+    {"models", "engine", "sandbox", "fleet"},
     {"participants", "verifiers", "tasks"},
     {"rollout", "rewards"},
     {"train", "evaluate", "view", "data", "rater", "api", "runs", "training", "trainee", "migrate"},

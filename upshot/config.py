@@ -85,7 +85,7 @@ def load(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] | Mapp
     else:
         path = find(str(recipe))
         source, (data, origins) = str(path), _read(path, ())
-        _find_code(data, origins, path)
+        _find_files(data, origins, path)
     if isinstance(overrides, Mapping):
         for key, value in overrides.items():
             _put(data, origins, key, _plain(value), CALL)
@@ -98,9 +98,11 @@ def load(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] | Mapp
     return loaded
 
 
-def _find_code(data: dict[str, Any], origins: dict[str, str], path: Path) -> None:
-    """Where the recipe names code of the user's own, its folder is remembered with it: a resumed run looks there."""
+def _find_files(data: dict[str, Any], origins: dict[str, str], path: Path) -> None:
+    """What the recipe names beside itself (its serve file, code of the user's own) is found by a resumed run too."""
     folder = path.resolve().parent
+    if isinstance(data.get("serve"), str):
+        data["serve"] = str(folder / Path(data["serve"]).expanduser())
     if "code" in data:
         data["code"] = (
             [str(folder / place) for place in data["code"]] if isinstance(data["code"], list) else data["code"]
@@ -158,7 +160,7 @@ def validate(data: Mapping[str, Any], source: str = "recipe", origins: Mapping[s
         key = ".".join(str(part) for part in error.errors()[0]["loc"])
         if origins is not None and origins_of(key, origins) == COMMAND_LINE:
             source = COMMAND_LINE
-        raise UserError(f"{source}: {_explain(error)}") from None
+        raise UserError(f"{source}: {explain(error)}") from None
 
 
 def dump(recipe: Recipe) -> str:
@@ -201,12 +203,16 @@ def _read(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str,
     return base, {key: origin for key, origin in origins.items() if key in there}
 
 
-def _parse(path: Path) -> Any:
-    """What a YAML file holds."""
+def read_yaml(path: Path, what: str) -> Any:
+    """What a YAML file holds; `what` it is, for error messages."""
     try:
-        data = yaml.load(read_text(path, "recipe"), _Loader)
+        return yaml.load(read_text(path, what), _Loader)
     except yaml.YAMLError as error:
         raise UserError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _parse(path: Path) -> Any:
+    data = read_yaml(path, "recipe")
     if data is None:
         raise UserError(f"recipe '{path}' is empty; `upshot new recipe NAME` writes one to begin with")
     return data
@@ -295,13 +301,13 @@ def _index(items: list[Any], part: str, where: str, origin: str) -> int:
     raise UserError(f"{origin}: '{where}' has no item '{part}'; {did_you_mean(part, known)}")
 
 
-def _explain(error: ValidationError) -> str:
+def explain(error: ValidationError, root: type[BaseModel] = Recipe) -> str:
     """The first validation error as one line that names the key, the value and the way out."""
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
     key = ".".join(path)
     if first["type"] == "extra_forbidden":
-        section = _model_at(Recipe, path[:-1])
+        section = _model_at(root, path[:-1])
         known = section.model_fields if section is not None else {}
         place = f" in {'.'.join(path[:-1])}" if path[:-1] else ""
         return f"unknown key '{path[-1]}'{place}; {did_you_mean(path[-1], known)}"

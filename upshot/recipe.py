@@ -441,7 +441,10 @@ class Recipe(Section):
     model: PolicyConfig = PolicyConfig()
     """The policy."""
     models: dict[str, ModelSpec] = Field(default_factory=dict)
-    """Helper models by name (user, judge …): a URL, provider/model, a folder, 'policy', 'scripted:…'."""
+    """Helper models by name (user, judge …): a URL, provider/model, a folder, 'policy', 'serve:NAME', 'scripted:…'."""
+    serve: str | None = None
+    """A serve file (`upshot serve FILE.yaml`), relative to the recipe: its servers are up while the run lasts, and
+    'serve:NAME' among `models` is one of them; None: no servers."""
     sandbox: str = "local"
     """Where untrusted programs run: 'local', or the URL of a sandbox server."""
     call_seconds: float = Field(120.0, gt=0)

@@ -29,10 +29,10 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def demand_key(host: str, key: str | None, way_out: str) -> None:
-    """Refuse to listen beyond loopback without a key; `way_out` says how one is set."""
+def demand_key(host: str, key: str | None, way_out: str, said: str = "--host") -> None:
+    """Refuse to listen beyond loopback without a key; `way_out` says how one is set, `said` where the host is."""
     if not key and not is_loopback(host):
-        raise UserError(f"--host {host} is not loopback: {way_out}, or listen on 127.0.0.1")
+        raise UserError(f"{said} {host} is not loopback: {way_out}, or listen on 127.0.0.1")
 
 
 def find_key(file: str | None, variable: str) -> str | None:

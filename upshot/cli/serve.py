@@ -1,4 +1,4 @@
-"""`upshot serve MODEL`: an OpenAI-compatible server on the embedded engine."""
+"""`upshot serve MODEL`: an OpenAI-compatible server on the embedded engine. Of a FILE.yaml: `cli/fleet.py`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ from upshot.cli.address import check_address, port
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the verb's options."""
-    parser = subparsers.add_parser("serve", help="serve a model with an OpenAI-compatible API")
-    parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder or hub name, or smollm2-135m")
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve one model, or those of a file, with an OpenAI-compatible API",
+        description="Serve one MODEL by the embedded engine; or start and watch the model servers that a FILE.yaml "
+        "names (docs/serving.md), see how they stand (status) and stop them (stop).",
+    )
+    parser.add_argument(
+        "model", metavar="MODEL|FILE.yaml|status|stop", help="a Hugging Face folder or hub name, or smollm2-135m"
+    )
+    parser.add_argument("file", nargs="?", metavar="FILE.yaml", help="of status and stop; left out: those up here")
+    parser.add_argument("--map", default="", metavar="FILE", help="of a FILE.yaml: write the classmate map there")
+    parser.add_argument("--while-used", action="store_true", help="of a FILE.yaml: stop when no run uses it any more")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; anything but loopback needs a key")
     parser.add_argument("--port", type=port, default=8000)
     parser.add_argument("--name", default="", help="the name clients ask for (default: MODEL)")
@@ -21,6 +31,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--dtype", default="auto", help="float32, bfloat16 …; auto: float32 on the CPU, bfloat16 on a GPU"
     )
     parser.add_argument("--kv-gib", type=float, default=0.0, help="memory for keys and values (default: by device)")
+    parser.add_argument(
+        "--memory",
+        type=float,
+        default=0.0,
+        help="share of the GPU's memory for weights, keys and values (default: free)",
+    )
     parser.add_argument("--max-running", type=int, default=0, help="sequences computed at once")
     parser.add_argument("--max-waiting", type=int, default=1024, help="sequences that may wait before clients get 429")
     parser.add_argument("--max-tokens", type=int, default=1024, help="limit of chat requests that bring none")
@@ -30,16 +46,26 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="how the model writes tool calls: hermes, llama3, mistral, none, or your "
         "own as package.module:Class (default: what its chat template says)",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, default_of=parser.get_default)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load the model and serve until interrupted."""
+    """Load the model and serve until interrupted; or what the file says."""
     import os
 
+    from upshot.errors import UserError
     from upshot.models.calls.base import parser_for
     from upshot.serving import demand_key
 
+    if args.model in ("status", "stop") or args.model.endswith((".yaml", ".yml")):
+        from upshot.cli.fleet import run_fleet
+
+        return run_fleet(args)
+    if args.file or args.map or args.while_used:
+        extra = args.file or ("--map" if args.map else "--while-used")
+        raise UserError(f"'{extra}' goes with a FILE.yaml, and '{args.model}' is a model")
+    if args.memory and args.kv_gib:
+        raise UserError("--memory and --kv-gib say the same in two ways; give one")
     key = args.api_key or os.environ.get("UPSHOT_API_KEY", "")
     demand_key(args.host, key, "set UPSHOT_API_KEY or --api-key")
     check_address(args.host, args.port)
@@ -49,15 +75,16 @@ def run(args: argparse.Namespace) -> int:
     import uvicorn
 
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every write to a client that went away
+    from upshot.engine.allowance import Allowance
     from upshot.engine.engine import Engine, EngineSettings
     from upshot.engine.model import EngineModel
     from upshot.engine.server import Server
-    from upshot.models.local import load_local
+    from upshot.models.local import load_local, pick_device
 
+    allowance = Allowance.hold(args.memory, pick_device(args.device)) if args.memory else None
     module, tokenizer = load_local(args.model, args.dtype, args.device)
-    settings = EngineSettings(
-        kv_bytes=int(args.kv_gib * 2**30), max_running=args.max_running, max_waiting=args.max_waiting
-    )
+    kv_bytes = allowance.kv_bytes() if allowance else int(args.kv_gib * 2**30)
+    settings = EngineSettings(kv_bytes=kv_bytes, max_running=args.max_running, max_waiting=args.max_waiting)
     model = EngineModel(Engine(module, settings=settings), tokenizer, args.name or args.model)
     server = Server(model, key, args.max_tokens, args.any_name, args.tool_parser)
     print(f"serving {model.name} at http://{args.host}:{args.port}/v1 (health: /health, metrics: /metrics)", flush=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from upshot.chat import Conversation, Message, Row, derive_seed
 from upshot.errors import UserError
+from upshot.fleet.state import with_addresses
 from upshot.models.base import Sampling
 from upshot.models.connect import connect
 from upshot.participants.classmate import Classmate, ClassmateConfig, Handed
@@ -75,7 +76,8 @@ async def classmate_alone(recipe: Recipe, name: str, count: int) -> dict[str, fl
         "a coded one": [thought(problem, coded=True) for problem in problems],
         "a plain one": [thought(problem) for problem in problems],
     }
-    async with connect(recipe.models[name], role=name) as model:
+    spec = with_addresses(recipe.serve, {name: recipe.models[name]})[name]
+    async with connect(spec, role=name) as model:
         most = int((recipe.futures.model_extra or {}).get("max_tokens", 512))
         classmate = Classmate(ClassmateConfig(name=name), model, Sampling(most))
         await classmate.start()

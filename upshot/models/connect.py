@@ -60,6 +60,10 @@ def connect(
         return BorrowedModel(spec, policy.frozen(when) if when else policy, **shared)
     if spec.kind == "replicas":
         return _replicated(spec, endpoints or Endpoints(), role, budget)
+    if spec.kind == "served":
+        raise UserError(
+            f"{where or role or 'model'}: '{spec.model}' is for recipes with `serve: FILE.yaml`; give a URL"
+        )
     return _backend(spec)(spec, **shared)
 
 

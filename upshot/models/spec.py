@@ -4,6 +4,7 @@ http://127.0.0.1:8000/v1#served-name    any OpenAI-compatible endpoint (several:
 openai/gpt-4o-mini                      a provider, through litellm
 path/to/hf-folder, local:NAME           in process
 smollm2-135m                            in process, offline
+serve:NAME                              a server of the recipe's serve file (`upshot serve FILE.yaml`)
 scripted:echo, scripted:pkg.mod:function
 policy                                  the model in training
 policy@start, policy@20                 a copy of it: as it was when training began, or renewed every 20 steps
@@ -24,11 +25,11 @@ from upshot.models.base import Sampling
 
 SMOLLM2 = "smollm2-135m"
 HTTP = ("http://", "https://")
-Kind = Literal["endpoint", "replicas", "provider", "local", "scripted", "policy"]
-_REMOTE = {"endpoint", "replicas", "provider"}
+Kind = Literal["endpoint", "replicas", "provider", "local", "scripted", "policy", "served"]
+_REMOTE = {"endpoint", "replicas", "provider", "served"}
 _ONLY_FOR: dict[str, set[str]] = {
-    "via": {"endpoint", "replicas"},
-    "token_ids": {"endpoint", "replicas"},
+    "via": {"endpoint", "replicas", "served"},
+    "token_ids": {"endpoint", "replicas", "served"},
     "hedge": {"replicas"},
     **dict.fromkeys(("api_key_env", "headers_env", "extra_body", "omit", "structured"), _REMOTE),
     **dict.fromkeys(("timeout_s", "retries", "backoff_s", "patience_s"), _REMOTE | {"scripted"}),
@@ -168,6 +169,8 @@ class ModelSpec(BaseModel):
             return "policy"
         if self.model.startswith("scripted:"):
             return "scripted"
+        if self.model.startswith("serve:"):
+            return "served"
         if self.model == SMOLLM2 or self.model.startswith(("local:", "/", "./", "../", "~")):
             return "local"
         if self.model and (Path(self.model) / "config.json").is_file():
@@ -176,7 +179,7 @@ class ModelSpec(BaseModel):
             return "provider"
         raise ValueError(
             f"unknown model '{self.model}'; give a URL ('http://host:8000/v1#name'), 'provider/model', a folder with "
-            f"a config.json, 'local:NAME', 'scripted:NAME', '{SMOLLM2}' or 'policy'"
+            f"a config.json, 'local:NAME', 'serve:NAME', 'scripted:NAME', '{SMOLLM2}' or 'policy'"
         )
 
     @property

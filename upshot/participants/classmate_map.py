@@ -31,6 +31,8 @@ class Served(BaseModel):
     model_index: int = 0
     status: str = ""
     weight: float = 1.0
+    api_key_env: str | None = None
+    """Environment variable with the key that the server asks for."""
 
     def url(self) -> str:
         """Where it is reached: by its outward name, else on this machine."""
@@ -46,7 +48,8 @@ def read_map(path: str) -> tuple[dict[str, ModelSpec], list[ClassmateConfig]]:
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].model_index, item[0])):
         if entry.status.lower() not in UP:
             raise UserError(f"classmate map '{path}': '{name}' is {entry.status!r}; start it, or take it out")
-        specs[name] = ModelSpec.parse({"url": entry.url(), "model": entry.served_model_name or name})
+        key = {"api_key_env": entry.api_key_env} if entry.api_key_env else {}
+        specs[name] = ModelSpec.parse({"url": entry.url(), "model": entry.served_model_name or name, **key})
         classmates.append(ClassmateConfig(name=name, weight=entry.weight, tokenizer=name))
     if not classmates:
         raise UserError(f"classmate map '{path}' names no model")

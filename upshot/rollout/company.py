@@ -12,6 +12,7 @@ from typing import Any
 
 from upshot.closing import close_all
 from upshot.errors import UserError, did_you_mean
+from upshot.fleet.state import check_served, with_addresses
 from upshot.models.base import Model
 from upshot.models.budget import Budget
 from upshot.models.connect import connect_all
@@ -201,6 +202,7 @@ def of_recipe(
         served, classmates = read_map(futures.map_file)
         models = {**served, **models}  # a recipe may say more of a model that the map names
         futures = futures.model_copy(update={"classmates": classmates})
+    models = with_addresses(recipe.serve, models)
     company = assemble(
         task,
         models,
@@ -251,6 +253,7 @@ def check_names(recipe: Recipe) -> None:
     estimator(recipe.train.advantage.name, recipe.train.advantage.options)
     _check_credit(recipe)
     _check_monitor(recipe)
+    check_served(recipe.serve, recipe.models)
 
 
 def _check(registry: Registry[Any], named: Named, where: str) -> None:

@@ -12,7 +12,7 @@ from upshot.train.folder import RunFolder
 MAY_CHANGE = (
     *("train.steps", "train.epochs", "train.save_every", "train.save_minutes", "train.keep", "train.keep_best"),
     *("train.max_skipped", "train.token_budget"),
-    *("budget", "eval", "models", "sandbox", "trackers", "call_seconds", "keep_rollouts"),
+    *("budget", "eval", "models", "serve", "sandbox", "trackers", "call_seconds", "keep_rollouts"),
     *("reward.max_missing", "reward.manager", "model.device", "model.gradient_checkpointing"),
     *("model.memory_gb", "train.offload_optimizer"),
 )

@@ -16,6 +16,7 @@ from typing import Any
 
 from upshot.chat import Row, derive_seed
 from upshot.errors import UserError, reason_of
+from upshot.fleet.lease import lease
 from upshot.models.rendering import Renderer
 from upshot.models.spec import ModelSpec
 from upshot.recipe import Recipe, TrainConfig
@@ -310,7 +311,8 @@ def train_checked(
     folder = folder or RunFolder.create(recipe)
     reporter = reporter or Reporter()
     try:
-        asyncio.run(_until_terminated(Run(recipe, folder, reporter, ranks)))
+        with lease(recipe.serve, reporter.say):
+            asyncio.run(_until_terminated(Run(recipe, folder, reporter, ranks)))
     except BaseException as error:
         if new:
             folder.drop_failed_start()

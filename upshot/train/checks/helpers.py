@@ -9,6 +9,7 @@ from contextlib import aclosing
 from upshot.api import run_anywhere
 from upshot.chat import Message
 from upshot.errors import UserError
+from upshot.fleet.state import folder_of, read_state, ready, served_name, with_addresses
 from upshot.models.absent import AbsentPolicy
 from upshot.models.base import ModelCallError, Request, Sampling
 from upshot.models.budget import Budget
@@ -27,19 +28,20 @@ ATTEMPTS, SECONDS, TOKENS = 2, 30.0, 16
 FINE = ("refused", "too_long", "http_400", "http_422")
 """Answers of an endpoint that is there: it did not like this question."""
 HEALTH_SECONDS = 5.0
+NOT_YET = "http://127.0.0.1:1/v1"
 
 
 def check(bench: Bench) -> Iterator[Finding]:
     """Build everybody, as the run would, and try every endpoint at once."""
     if not bench.sampled:
         return
-    recipe = bench.recipe
+    recipe, later = _with_servers(bench.recipe)
     company = of_recipe(recipe, bench.task, AbsentPolicy(), None)
     silent = [] if company.user is not None else [row.id for row in bench.rows("train") if row.goal and not spoken(row)]
     if silent:
         says = f"{len(silent)} rows (such as '{silent[0]}') have a goal and no message, and there is no user to open"
         yield Finding(f"{says}; set futures.user")
-    specs = {spec.model_dump_json(): spec for spec in _specs(recipe).values()}
+    specs = {spec.model_dump_json(): spec for role, spec in _specs(recipe).items() if role not in later}
     tries = [_try_model(spec, recipe, bench.offline) for spec in specs.values()]
     if not bench.offline:
         tries += [_try_server(what, url) for what, url in _servers(recipe).items()]
@@ -49,6 +51,18 @@ def check(bench: Bench) -> Iterator[Finding]:
             return await asyncio.gather(*tries)
 
     yield from (Finding(says) for says in run_anywhere(all_of_them()) if says)
+
+
+def _with_servers(recipe: Recipe) -> tuple[Recipe, set[str]]:
+    """The recipe with the addresses of its serve file's servers, and the models that cannot be tried yet.
+
+    Servers that are not up are the run's own to start; until then their models have an address that nobody calls.
+    """
+    served = {role: name for role, spec in recipe.models.items() if (name := served_name(spec)) is not None}
+    if recipe.serve is None or ready(read_state(folder_of(recipe.serve))):
+        return recipe.model_copy(update={"models": with_addresses(recipe.serve, recipe.models)}), set()
+    later = {role: recipe.models[role].model_copy(update={"url": NOT_YET, "model": served[role]}) for role in served}
+    return recipe.model_copy(update={"models": {**recipe.models, **later}}), set(later)
 
 
 def _specs(recipe: Recipe) -> Mapping[str, ModelSpec]:

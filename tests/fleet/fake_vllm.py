@@ -1,0 +1,39 @@
+"""Stands in for the program `vllm`: its command line, /health, /v1/models, and a child process as vLLM has."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+words = sys.argv[1:]
+options = dict(zip(words[2::2], words[3::2], strict=False))
+name, port, host = options["--served-model-name"], int(options["--port"]), options["--host"]
+key = os.environ.get("VLLM_API_KEY")
+told = Path(os.environ["FAKE_FOLDER"]) / name
+starts = int(told.read_text()) + 1 if told.exists() else 1
+told.write_text(str(starts))
+if starts <= int(os.environ.get("FAKE_FAILS", 0)):
+    sys.exit("CUDA is on holiday")
+child = subprocess.Popen(["sleep", "1000"])
+Path(f"{told}.child").write_text(str(child.pid))
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        allowed = not key or self.path == "/health" or self.headers.get("Authorization") == f"Bearer {key}"
+        hung = (told.parent / f"{name}.hung").exists()
+        body = json.dumps({"data": [{"id": name, "owned_by": "vllm"}]}).encode()
+        self.send_response(503 if hung else 200 if allowed else 401)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+http.server.ThreadingHTTPServer((host, port), Handler).serve_forever()

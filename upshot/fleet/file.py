@@ -1,0 +1,161 @@
+"""The serve file: what `upshot serve FILE.yaml` may say.
+
+host: 127.0.0.1
+servers:
+  user: {model: Qwen/Qwen3-8B, engine: vllm, devices: [0], memory: 0.5, arguments: [--max-model-len, 8192]}
+  judge: {model: Qwen/Qwen3-4B, engine: vllm, devices: [0], memory: 0.3, port: 8002}
+  peer: smollm2-135m
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from upshot import config
+from upshot.errors import UserError
+from upshot.serving import demand_key
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""A server's name is part of a file name and of `serve:NAME`."""
+OWN = {
+    "--host": "host",
+    "--port": "port",
+    "--name": "the server's name",
+    "--served-model-name": "the server's name",
+    "--api-key": "api_key_env",
+    "--device": "devices",
+    "--tensor-parallel-size": "devices",
+    "-tp": "devices",
+    "--memory": "memory",
+    "--gpu-memory-utilization": "memory",
+}
+"""Arguments of the engines that have a key of their own here."""
+
+
+class ServerConfig(BaseModel):
+    """One model server."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    model: str
+    """A Hugging Face folder (relative to the file) or name, or smollm2-135m."""
+    engine: Literal["upshot", "vllm"] = "upshot"
+    """upshot: the embedded engine, in a process of its own. vllm: `vllm serve`, which must be installed."""
+    devices: Literal["auto", "cpu"] | list[int] = "auto"
+    """GPUs by number, among those that are visible; several: split over them (vllm only). auto: the first GPU, else the
+    CPU."""
+    memory: float | None = Field(None, gt=0, le=1)
+    """Share of each device's memory; None: an equal part of what the others leave of 0.9."""
+    port: int | Literal["auto"] = "auto"
+    """auto: a free one, kept over restarts."""
+    arguments: list[str] = Field(default_factory=list)
+    """Further words of the engine's command line."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Further environment variables."""
+    program: str = "vllm"
+    """vllm only: the program, such as /opt/vllm/bin/vllm."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"model": value} if isinstance(value, str) else value
+
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def _as_words(cls, value: Any) -> Any:
+        """YAML reads 8192 as a number; a command line has words."""
+        return [str(word) for word in value] if isinstance(value, list) else value
+
+    @field_validator("environment", mode="before")
+    @classmethod
+    def _as_texts(cls, value: Any) -> Any:
+        return {key: str(text) for key, text in value.items()} if isinstance(value, dict) else value
+
+    @field_validator("port")
+    @classmethod
+    def _a_port(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and not 0 < value < 2**16:
+            raise ValueError("give a number from 1 to 65535, or auto")
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> ServerConfig:
+        for word in self.arguments:
+            if word.partition("=")[0] in OWN:
+                raise ValueError(f"arguments: '{word}' is set by the key '{OWN[word.partition('=')[0]]}'")
+        if isinstance(self.devices, list):
+            if not self.devices or min(self.devices) < 0 or len(set(self.devices)) < len(self.devices):
+                raise ValueError(f"devices {self.devices}: name GPUs once each, from 0; or cpu")
+            if self.engine == "upshot" and len(self.devices) > 1:
+                raise ValueError(
+                    f"devices {self.devices}: the upshot engine takes one GPU; engine: vllm splits a model"
+                )
+        if self.devices == "cpu" and self.memory is not None:
+            raise ValueError("memory is a share of a GPU, and devices is cpu; leave it out")
+        if self.engine == "upshot" and self.program != "vllm":
+            raise ValueError(f"program '{self.program}' does nothing for the upshot engine; it is for engine: vllm")
+        return self
+
+
+class FleetConfig(BaseModel):
+    """A set of model servers."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    servers: dict[str, ServerConfig] = Field(min_length=1)
+    """By name, which is also the name that clients ask for."""
+    host: str = "127.0.0.1"
+    """Address to listen on; anything but loopback needs a key."""
+    api_key_env: str = "UPSHOT_API_KEY"
+    """Environment variable with the key that clients must send; not set: none, on loopback only."""
+    start_s: float = Field(900.0, gt=0)
+    """Most seconds until a server answers."""
+    hung_s: float = Field(300.0, gt=0)
+    """Seconds without an answer to /health after which a server is started anew."""
+
+    @field_validator("servers")
+    @classmethod
+    def _named(cls, value: dict[str, ServerConfig]) -> dict[str, ServerConfig]:
+        for name in value:
+            if not NAME.fullmatch(name):
+                raise ValueError(f"'{name}' is no name for a server: letters, digits, '.', '_' and '-'")
+        ports = [server.port for server in value.values() if server.port != "auto"]
+        for port in ports:
+            if ports.count(port) > 1:
+                raise ValueError(f"port {port} is given to two servers; one process listens on a port, or say auto")
+        return value
+
+    @property
+    def key(self) -> str:
+        """The key that clients must send; empty: none."""
+        return os.environ.get(self.api_key_env, "")
+
+
+def read(path: str | Path) -> FleetConfig:
+    """A checked serve file; model folders beside it are made absolute."""
+    file = Path(path).expanduser()
+    data = config.read_yaml(file, "serve file")
+    if not isinstance(data, dict):
+        raise UserError(f"serve file '{path}': a mapping with `servers` is needed, not {type(data).__name__}")
+    try:
+        fleet = FleetConfig.model_validate(data)
+    except ValidationError as error:
+        where, told = ".".join(map(str, error.errors()[0]["loc"])), config.explain(error, FleetConfig)
+        raise UserError(f"{path}: {told if where in told else f'{where}: {told}'}") from None
+    demand_key(fleet.host, fleet.key, f"set the environment variable {fleet.api_key_env}", f"{path}: host")
+    for server in fleet.servers.values():
+        folder = file.resolve().parent / Path(server.model).expanduser()
+        if (folder / "config.json").is_file():
+            server.model = str(folder)
+    return fleet
+
+
+def digest(path: str | Path) -> str:
+    """What the file says, in short: a fleet that is up was started from this very text or from another."""
+    return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()[:16]

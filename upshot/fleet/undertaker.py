@@ -1,0 +1,76 @@
+"""No server is left when the one that watches them is killed, whatever the servers have started themselves.
+
+A server dies with its parent by PR_SET_PDEATHSIG; its own children (vLLM's engine processes) would not. So a small
+process hears of every process group over a pipe, and ends those that are left when the pipe closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+PR_SET_PDEATHSIG = 1
+
+
+class Undertaker:
+    """A forked process that outlives us by a moment. To be made before the process has threads."""
+
+    def __init__(self) -> None:
+        reading, self._pipe = os.pipe()  # neither is inherited by what we execute
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                os.close(self._pipe)
+                _wait_and_bury(reading)
+            finally:
+                os._exit(0)
+        os.close(reading)
+
+    def watch(self, group: int) -> None:
+        """A process group that must not outlive us."""
+        os.write(self._pipe, f"+{group}\n".encode())
+
+    def forget(self, group: int) -> None:
+        """It has ended."""
+        os.write(self._pipe, f"-{group}\n".encode())
+
+    def close(self) -> None:
+        """Nothing is left to watch."""
+        os.close(self._pipe)
+        os.waitpid(self._pid, 0)
+
+
+def _wait_and_bury(pipe: int) -> None:
+    os.setsid()  # a Ctrl-C or a hang-up of the terminal is not meant for us
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    groups: set[int] = set()
+    with os.fdopen(pipe) as lines:
+        for line in lines:
+            (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
+    for group in groups:
+        end_group(group)
+
+
+def end_group(group: int) -> None:
+    """SIGKILL to whatever is left of a process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def dying_with_us() -> Callable[[], None] | None:
+    """What a child calls before it executes its program, so that the kernel ends it with this process."""
+    if sys.platform != "linux":
+        return None
+    libc, parent = ctypes.CDLL(None), os.getpid()  # looked up before the fork
+
+    def die_with_parent() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it went before the call
+            os._exit(1)
+
+    return die_with_parent
