@@ -26,7 +26,7 @@ FLOORS = [
     {"models", "engine", "sandbox"},
     {"participants", "verifiers", "tasks"},
     {"rollout", "rewards"},
-    {"train", "evaluate", "view", "data", "rater", "api", "runs", "training", "trainee", "migrate"},
+    {"train", "evaluate", "view", "data", "rater", "api", "runs", "training", "trainee", "migrate", "cluster"},
     {"cli"},
 ]
 """`models.base` and `models.spec` are plain data that a recipe is made of, so they stand on the ground floor."""
@@ -67,3 +67,16 @@ def test_no_file_imports_from_a_higher_floor() -> None:
 def test_every_room_has_a_floor() -> None:
     rooms = {p.name for p in PACKAGE.iterdir() if p.is_dir() and (p / "__init__.py").exists()}
     assert {room for room in rooms if floor(f"upshot.{room}") is None} == set()
+
+
+def test_only_the_adapters_of_the_cluster_import_verl() -> None:
+    """At any depth of a file: nobody else may need it installed."""
+    wrong = []
+    allowed = PACKAGE / "cluster" / "adapters"
+    for path in sorted(path for path in PACKAGE.rglob("*.py") if allowed not in path.parents):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+            if any(name.split(".")[0] in ("verl", "ray") for name in names):
+                wrong.append(str(path.relative_to(PACKAGE)))
+    assert wrong == []
