@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from upshot.rewards.credit import Credit
 from upshot.rollout.reply import Reply
@@ -22,9 +22,8 @@ class Trajectory:
     token_scores: list[float]
     """The score of every span at its last token, 0 elsewhere."""
     turns: int
-    parts: dict[str, float] = field(default_factory=dict)
-    """The parts of the reward and its terms, for the log."""
-    extra: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The mean of every metric over the futures, for the log; NaN where it is missing."""
 
     @property
     def score(self) -> float:
@@ -32,7 +31,9 @@ class Trajectory:
         return sum(self.token_scores)
 
 
-def trajectory_of(reply: Reply, prompt_length: int, response_length: int) -> Trajectory | Score:
+def trajectory_of(
+    reply: Reply, prompt_length: int, response_length: int, metrics: Sequence[str] = ()
+) -> Trajectory | Score:
     """The trajectory of a reply, or why there is none: a missing score.
 
     verl cuts what is too long on its own, silently and on the left; here it is missing with the reason instead.
@@ -56,7 +57,7 @@ def trajectory_of(reply: Reply, prompt_length: int, response_length: int) -> Tra
         response_logprobs=talk.logprobs[first:],
         token_scores=scores[first:],
         turns=len(talk.turns),
-        parts=_numbers(reply, credit),
+        metrics=_numbers(reply, metrics),
     )
 
 
@@ -86,10 +87,8 @@ def _by_span(credit: Credit, length: int) -> tuple[list[int], list[float]]:
     return mask, scores
 
 
-def _numbers(reply: Reply, credit: Credit) -> dict[str, float]:
-    """What is known in numbers; verl wants the same keys of every row, so the missing ones are NaN."""
-    nan = float("nan")
-    found = {f"part/{name}": nan if s.value is None else s.value for name, s in credit.parts.items()}
-    for name, mean in reply.reward.means.items():
-        found[f"metric/{name}"] = nan if mean.value is None else mean.value
-    return found
+def _numbers(reply: Reply, metrics: Sequence[str]) -> dict[str, float]:
+    """The means of all metrics, the missing ones too: verl wants the same keys of every row."""
+    means = {name: mean.value for name, mean in reply.reward.means.items()}
+    found = {name: means.get(name) for name in metrics}
+    return {name: float("nan") if value is None else value for name, value in found.items()}
