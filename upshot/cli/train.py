@@ -33,7 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--engine",
         choices=("local", "verl"),
         default="local",
-        help="where to train: in this process, or on verl's cluster (docs/cluster.md: --dry-run alone as yet); "
+        help="where to train: in this process, or on a cluster by verl (docs/cluster.md); "
         "overrides may then set verl's own keys, too (trainer.n_gpus_per_node=8)",
     )
     parser.add_argument(
@@ -130,7 +130,7 @@ def _told_by_the_first(error: BaseException) -> int | None:
 
 
 def _on_verl(args: argparse.Namespace) -> int:
-    """The recipe and what verl would be told; a recipe that verl cannot run is refused below it."""
+    """Start verl on a recipe, or print both sides; a recipe that verl cannot run is refused."""
     from upshot import config
     from upshot.cluster.config import Place, compose, is_theirs
     from upshot.errors import UserError
@@ -144,10 +144,14 @@ def _on_verl(args: argparse.Namespace) -> int:
     check_names(recipe)
     rows = tasks.create(recipe.task.name, recipe.task.options, "task").rows("train")
     plan = compose(recipe, Place(rows=len(rows)), theirs)
-    if not args.dry_run:
-        raise UserError("--engine verl prints its plan with --dry-run; starting a run is not there yet")
-    print(plan.page())
-    plan.check()
+    if args.dry_run:
+        print(plan.page())
+        plan.check()
+        return 0
+    from upshot.cluster.launch import launch
+
+    folder = launch(recipe, theirs, (lambda line: None) if args.quiet else print)
+    print(folder if args.quiet else f"run folder  {folder}")
     return 0
 
 

@@ -19,8 +19,8 @@ from upshot.config import flatten
 from upshot.errors import UserError
 from upshot.recipe import Recipe
 
-THEIRS = ("trainer", "actor_rollout_ref", "algorithm", "data", "critic", "ray_kwargs", "transfer_queue")
-"""Sections of verl's config that the command line may set; `reward.` is the recipe's."""
+THEIRS = ("trainer", "actor_rollout_ref", "algorithm", "data", "critic", "ray_kwargs", "transfer_queue", "verl")
+"""Sections of verl's config that the command line may set; what both have is verl's behind `verl.`"""
 RECIPE = "UPSHOT_CLUSTER_RECIPE"
 """The environment variable that tells verl's processes where the recipe is."""
 UNKNOWN = "(measured at the start)"
@@ -35,6 +35,8 @@ class Setting:
     key: str
     value: Any
     source: str
+    mark: str = ""
+    """hydra's own mark before the key: '+' adds one that verl's config does not have, '++' whether or not."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Plan:
 
     def overrides(self) -> list[str]:
         """The settings as hydra reads them on a command line."""
-        return [f"{'++' if _new(s.key) else ''}{s.key}={_hydra(s.value)}" for s in self.settings]
+        return [f"{s.mark}{s.key}={_hydra(s.value)}" for s in self.settings]
 
     def nested(self) -> dict[str, Any]:
         """The settings as a nested mapping."""
@@ -107,15 +109,14 @@ def compose(recipe: Recipe, place: Place | None = None, more: Sequence[str] = ()
     settings += [Setting(key, value, f"fixed: {why}" if why else "fixed") for key, (value, why) in FIXED.items()]
     settings += [*_lengths(recipe, place), *_places(recipe, place), *_precision(recipe)]
     steps, refused = _steps(recipe, place)
-    own = dict(_split(word) for word in more)
-    kept = [s for s in [*settings, *steps] if s.key not in own]
-    kept += [Setting(key, value, "command line") for key, value in own.items()]
+    own = {setting.key: setting for setting in map(_given, more)}
+    kept = [*(s for s in [*settings, *steps] if s.key not in own), *own.values()]
     return Plan(tuple(kept), tuple(PLAYED.items()), (*missing, *refused, *_left(recipe), *_unfit(recipe)))
 
 
 def is_theirs(word: str) -> bool:
     """Whether a `key=value` of the command line is for verl and not for the recipe."""
-    return word.lstrip("+~").split("=")[0].split(".")[0] in THEIRS
+    return word.lstrip("+").split("=")[0].split(".")[0] in THEIRS
 
 
 def leaves(recipe: Recipe) -> Iterator[tuple[str, Any]]:
@@ -161,7 +162,7 @@ def _places(recipe: Recipe, place: Place) -> list[Setting]:
         Setting("data.train_files", f"{place.folder}/data/train.parquet", "the rows of `task`, split train"),
         Setting("data.val_files", f"{place.folder}/data/validation.parquet", "eval.split, eval.rows"),
         Setting("trainer.default_local_dir", f"{place.folder}/checkpoints", "run_dir"),
-        Setting(f"{env}.{RECIPE}", f"{place.folder}/recipe.yaml", "run_dir"),
+        Setting(f"{env}.{RECIPE}", f"{place.folder}/recipe.yaml", "run_dir", "++"),
     ]
 
 
@@ -170,7 +171,7 @@ def _precision(recipe: Recipe) -> list[Setting]:
     if recipe.model.dtype != "float32":
         return []
     kinds = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
-    return [Setting(f"{ACTOR}.fsdp_config.mixed_precision", kinds, "model.dtype")]
+    return [Setting(f"{ACTOR}.fsdp_config.mixed_precision", kinds, "model.dtype", "++")]
 
 
 def _steps(recipe: Recipe, place: Place) -> tuple[list[Setting], list[Missing]]:
@@ -244,18 +245,15 @@ def _under(key: str, prefix: str) -> bool:
     return key == prefix or key.startswith(prefix + ".")
 
 
-def _split(word: str) -> tuple[str, Any]:
+def _given(word: str) -> Setting:
+    """A `key=value` of the command line."""
     import yaml
 
     key, equals, text = word.lstrip("+").partition("=")
     if not equals:
         raise UserError(f"'{word}' is no key=value of verl's config")
-    return key, yaml.safe_load(text)
-
-
-def _new(key: str) -> bool:
-    """Whether verl's config has no such key of its own, or may not have."""
-    return ".env_vars." in key or key.endswith(".mixed_precision") or key.startswith("ray_kwargs.ray_init.")
+    mark = word[: len(word) - len(word.lstrip("+"))]
+    return Setting(key.removeprefix("verl."), yaml.safe_load(text), "command line", mark)
 
 
 def _hydra(value: Any) -> str:
