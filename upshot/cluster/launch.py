@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from upshot.cluster.config import RECIPE, Plan, compose
+from upshot.cluster.metrics import Follower
 from upshot.cluster.prepare import prepare
+from upshot.cluster.table import PROJECT
 from upshot.errors import UserError
 from upshot.recipe import Recipe
-from upshot.train.folder import RunFolder
+from upshot.train.folder import METRICS, RunFolder
 
 LOG = "verl.log"
 MAIN = "verl.trainer.main_ppo"
@@ -31,7 +33,16 @@ def launch(recipe: Recipe, theirs: Sequence[str], say: Callable[[str], None] = p
     plan = compose(recipe, prepare(recipe, folder.path), theirs)
     plan.check()
     (folder.path / "verl.txt").write_text(plan.page() + "\n")
-    code = run(command(plan), environment(recipe, folder.path), folder.path / LOG, say)
+    follower = Follower(folder.path / "verl" / PROJECT / f"{recipe.name}.jsonl", folder.path / METRICS)
+
+    def told(line: str) -> None:
+        follower.follow()
+        say(line)
+
+    try:
+        code = run(command(plan), environment(recipe, folder.path), folder.path / LOG, told)
+    finally:
+        follower.follow()
     if code:
         tail = (folder.path / LOG).read_text(errors="replace").splitlines()[-3:]
         raise UserError(f"verl ended with {code}; {folder.path / LOG} ends: {' | '.join(tail)}")

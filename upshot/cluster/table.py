@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MODEL, ACTOR, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout"))
+PROJECT = "upshot"
 OPTIM = f"{ACTOR}.optim"
 
 
@@ -150,7 +151,7 @@ FIXED: dict[str, tuple[Any, str]] = {
     f"{ACTOR}.fsdp_config.model_dtype": ("fp32", "the optimizer's weights are float32, as in local mode"),
     f"{ACTOR}.use_dynamic_bsz": (True, "micro-batches by tokens, as in local mode"),
     f"{ACTOR}.clip_ratio_c": (1e9, "local mode has no second clip"),
-    "trainer.project_name": ("upshot", ""),
+    "trainer.project_name": (PROJECT, ""),
     "trainer.resume_mode": ("auto", "a restarted run goes on from its newest checkpoint"),
 }
 
