@@ -91,7 +91,14 @@ def test_what_verl_has_not_is_refused_by_name(override: str, word: str) -> None:
         compose(recipe(override), PLACE).check()
 
 
+def test_a_reason_is_told_once() -> None:
+    with pytest.raises(UserError) as refused:
+        compose(recipe("warm_start={steps: 3, lr: 0.1}"), PLACE).check()
+    assert str(refused.value).count("local mode") == 1
+
+
 def test_a_recipe_that_verl_can_run_is_not_refused() -> None:
+    compose(recipe("warm_start={steps: 3, new_model_only: true}"), PLACE).check()  # the model is named
     compose(recipe(), PLACE).check()
     compose(recipe("model.lora={r: 8, dropout: 0}", "train.kl=0.1", "train.importance=truncate"), PLACE).check()
 

@@ -73,9 +73,10 @@ class Plan:
 
     def check(self) -> None:
         """Refuse a recipe that would be another one on verl."""
-        reasons = [f"{m.key}={_short(m.value)}: {m.reason}" for m in self.missing if m.blocks]
-        if reasons:
-            raise UserError(f"verl cannot run this recipe as it stands: {'; '.join(reasons)}")
+        first = {m.reason: m for m in reversed(self.missing) if m.blocks}
+        told = [f"{m.key}={_short(m.value)}: {m.reason}" for m in reversed(first.values())]
+        if told:
+            raise UserError(f"verl cannot run this recipe as it stands: {'; '.join(told)}")
 
     def overrides(self) -> list[str]:
         """The settings as hydra reads them on a command line."""
@@ -105,6 +106,8 @@ class Plan:
 def compose(recipe: Recipe, place: Place | None = None, more: Sequence[str] = ()) -> Plan:
     """verl's config of a recipe; `more` are verl's own `key=value`, which win."""
     place = place or Place()
+    if recipe.warm_start is not None and recipe.warm_start.new_model_only and recipe.model.path:
+        recipe = recipe.model_copy(update={"warm_start": None})  # local mode would leave it out as well
     settings, missing = _carried(recipe)
     settings += [Setting(key, value, f"fixed: {why}" if why else "fixed") for key, (value, why) in FIXED.items()]
     settings += [*_lengths(recipe, place), *_places(recipe, place), *_precision(recipe)]
