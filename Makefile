@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # -qq: errors only; what pip warns of (package indexes, a new pip, editable installs, root) is nothing to mend here.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --root-user-action=ignore
 
-.PHONY: help setup demo test test-slow lint types format collabllm-smoke bench clean
+.PHONY: help setup demo test test-slow test-cluster lint types format collabllm-smoke bench clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -36,6 +36,12 @@ test: setup lint types  ## lint, types and the whole test suite
 test-slow: setup  ## the tests that take minutes
 	@$(BIN)/python -m pytest -q -m slow
 
+# verl's own environment: its versions are not ours. Those of constraints-cluster.txt were run.
+test-cluster:  ## the contracts with verl, in .venv-cluster (made once: three minutes, 2 GB)
+	@test -x .venv-cluster/bin/python || $(PYTHON) -m venv .venv-cluster
+	@.venv-cluster/bin/python -m pip install --quiet -c constraints-cluster.txt -e '.[verl]' pytest pytest-timeout hypothesis
+	@.venv-cluster/bin/python -m pytest -q tests/cluster
+
 lint: setup  ## ruff
 	@echo "checking style"
 	@$(BIN)/ruff check upshot tests benchmarks examples
@@ -52,4 +58,4 @@ collabllm-smoke: setup  ## CollabLLM end to end on the CPU: build, prepare, five
 	@$(BIN)/python -m tests.collabllm.smoke
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .venv-cluster .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

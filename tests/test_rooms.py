@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "upshot"
@@ -26,7 +27,7 @@ FLOORS = [
     {"models", "engine", "sandbox", "fleet"},
     {"participants", "verifiers", "tasks"},
     {"rollout", "rewards"},
-    {"train", "evaluate", "view", "data", "rater", "api", "runs", "training", "trainee", "migrate"},
+    {"train", "evaluate", "view", "data", "rater", "api", "runs", "training", "trainee", "migrate", "cluster"},
     {"cli"},
 ]
 """`models.base` and `models.spec` are plain data that a recipe is made of, so they stand on the ground floor."""
@@ -67,3 +68,11 @@ def test_no_file_imports_from_a_higher_floor() -> None:
 def test_every_room_has_a_floor() -> None:
     rooms = {p.name for p in PACKAGE.iterdir() if p.is_dir() and (p / "__init__.py").exists()}
     assert {room for room in rooms if floor(f"upshot.{room}") is None} == set()
+
+
+def test_only_the_adapters_of_the_cluster_import_verl() -> None:
+    """At any depth of a file: nobody else may need it installed."""
+    imported = re.compile(r"^\s*(from|import) (verl|ray)\b", re.MULTILINE)
+    inside = PACKAGE / "cluster" / "adapters"
+    wrong = [path for path in sorted(PACKAGE.rglob("*.py")) if imported.search(path.read_text())]
+    assert wrong and all(inside in path.parents for path in wrong)

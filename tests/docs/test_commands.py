@@ -53,6 +53,7 @@ SAME_AS = {"make demo": "upshot demo"}
 RESUMES = "tests/test_own_code.py::test_code_beside_the_recipe_is_found_and_found_again_by_resume"
 SANDBOX = "tests/sandbox/test_server.py::test_the_three_examples_of_the_classmate_readme"
 TABLE = "tests/evaluate/test_table.py::test_the_paper_table_has_task_metric_k_tokens_and_interactivity"
+VERL = "tests/cluster/test_config.py::test_a_dry_run_on_verl_prints_both_sides_and_what_has_no_counterpart"
 LOOPS = "tests/test_examples.py::test_the_whole_loop_runs_inline"
 CLASSMATES = "tests/test_examples.py::test_the_classmate_and_its_twin_run"
 VIEW = "tests/view/test_report.py::test_the_verb_writes_the_page_and_prints_its_path"
@@ -64,6 +65,7 @@ REPLAY = "tests/train/test_replay.py::test_a_changed_reward_is_shown_beside_the_
 EXPORT = "tests/train/test_export.py::test_an_export_loads_anywhere_in_its_own_type_and_holds_nothing_of_the_run"
 ELSEWHERE = {
     "make test": "Makefile::test",
+    "upshot train quickstart --engine verl --dry-run": VERL,
     "source .venv/bin/activate": "Makefile::setup",
     "git clone … && cd upshot": "Makefile::setup",
     "upshot demo classmates": "tests/evaluate/test_classmates.py::test_the_demo_prints_a_row_for_each_model",

@@ -30,6 +30,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "overrides", nargs="*", default=[], metavar="key=value", help="such as train.lr=1e-5 futures.samples=3"
     )
     parser.add_argument(
+        "--engine",
+        choices=("local", "verl"),
+        default="local",
+        help="where to train: in this process, or on a cluster by verl (docs/cluster.md); "
+        "overrides may then set verl's own keys, too (trainer.n_gpus_per_node=8)",
+    )
+    parser.add_argument(
         "--dry-run",
         action="store_true",
         help="check everything (keys, endpoints, files, model, prompts …), print the plan, train nothing",
@@ -43,6 +50,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Check, train, report; a stopped run says how to go on."""
+    if args.engine == "verl":
+        return _on_verl(args)
     recipe, folder = _recipe(args)
     if args.offline and args.dry_run:
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's package is imported
@@ -118,6 +127,32 @@ def _told_by_the_first(error: BaseException) -> int | None:
     if isinstance(error, KeyboardInterrupt):
         return 130
     return 2 if user_error_in(error) is not None else None
+
+
+def _on_verl(args: argparse.Namespace) -> int:
+    """Start verl on a recipe, or print both sides; a recipe that verl cannot run is refused."""
+    from upshot import config
+    from upshot.cluster.config import Place, compose, is_theirs
+    from upshot.errors import UserError
+    from upshot.rollout.company import check_names
+    from upshot.tasks.base import tasks
+
+    if not args.recipe or args.resume:
+        raise UserError("--engine verl takes a recipe; it cannot resume a run yet")
+    theirs = [word for word in args.overrides if is_theirs(word)]
+    recipe = config.load(args.recipe, [word for word in args.overrides if not is_theirs(word)]).recipe
+    check_names(recipe)
+    rows = tasks.create(recipe.task.name, recipe.task.options, "task").rows("train")
+    plan = compose(recipe, Place(rows=len(rows)), theirs)
+    if args.dry_run:
+        print(plan.page())
+        plan.check()
+        return 0
+    from upshot.cluster.launch import launch
+
+    folder = launch(recipe, theirs, (lambda line: None) if args.quiet else print)
+    print(folder if args.quiet else f"run folder  {folder}")
+    return 0
 
 
 def _recipe(args: argparse.Namespace) -> tuple[Recipe, RunFolder | None]:

@@ -84,6 +84,13 @@ class Policy:
             return sample
         return replace(sample, thought=(found.start, found.stop), answer=found.answer)
 
+    def prompt_tokens(self, conversation: Conversation) -> int:
+        """How many ids the policy would be shown to speak next."""
+        if self.renderer is None:
+            raise ValueError("a policy that is asked with messages counts no ids")
+        shown = self.renderer.context(self._shown(conversation), self._tools(conversation))
+        return len(conversation.ids) + len(shown)
+
     async def _reply_by_messages(self, conversation: Conversation, sampling: Sampling, role: str) -> Turn:
         messages = self._shown(conversation).messages
         request = Request(messages, sampling, tools=self._tools(conversation), role=role)

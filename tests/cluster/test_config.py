@@ -1,0 +1,142 @@
+"""A recipe on verl: every value is traceable, and nothing is left out without a word."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from upshot.cluster.config import SPECIAL, Place, compose, is_theirs, leaves, left_by
+from upshot.cluster.table import CARRIED, LEFT, PLAYED
+from upshot.config import load
+from upshot.errors import UserError
+from upshot.recipe import Recipe
+
+PLACE = Place("/run", rows=64, prompt_tokens=40, context=256)
+
+
+def recipe(*overrides: str) -> Recipe:
+    own = ["warm_start=null", "model.path=/model", *overrides]
+    return load("quickstart", own).recipe
+
+
+def value(made: Recipe, key: str, place: Place = PLACE) -> object:
+    (found,) = [s.value for s in compose(made, place).settings if s.key == key]
+    return found
+
+
+def test_every_key_of_a_recipe_is_carried_played_or_left_with_a_reason() -> None:
+    carried = {key for line in CARRIED for key in line.ours} | SPECIAL
+    known = [*carried, *PLAYED, *LEFT]
+    full = load("quickstart", ["model.lora={r: 8}"]).recipe
+    lost = [key for key, _ in leaves(full) if not any(key == k or key.startswith(k + ".") for k in known)]
+    assert lost == []
+
+
+def test_no_key_is_both_played_and_left() -> None:
+    played = [key for key, _ in leaves(recipe()) if any(key == k or key.startswith(k + ".") for k in PLAYED)]
+    assert [key for key in played if left_by(key) is not None] == []
+
+
+def test_every_setting_says_where_it_came_from() -> None:
+    plan = compose(recipe(), PLACE)
+    assert all(setting.source for setting in plan.settings)
+    keys = [setting.key for setting in plan.settings]
+    assert len(keys) == len(set(keys))
+    told = plan.page()
+    assert "actor_rollout_ref.actor.optim.lr=0.0004    ← train.lr" in told
+
+
+def test_the_quickstart_in_verls_words() -> None:
+    made = recipe()
+    assert value(made, "data.train_batch_size") == 16
+    assert value(made, "actor_rollout_ref.rollout.n") == 8
+    assert value(made, "actor_rollout_ref.rollout.top_k") == -1  # 0 must be −1 there
+    assert value(made, "data.max_prompt_length") == 40
+    assert value(made, "data.max_response_length") == 12
+    assert value(made, "trainer.total_training_steps") == 80
+    assert value(made, "trainer.total_epochs") == 20
+    assert value(made, "trainer.save_freq") == 20
+    assert value(made, "trainer.test_freq") == -1
+    assert value(recipe("train.save_every=0"), "trainer.save_freq") == 80  # one at the end is always wanted
+
+
+def test_kl_goes_into_the_loss_or_into_the_reward() -> None:
+    loss, reward = recipe("train.kl=0.1"), recipe("train.kl=0.1", "train.kl_in=reward")
+    assert (value(loss, "actor_rollout_ref.actor.use_kl_loss"), value(loss, "algorithm.use_kl_in_reward")) == (1, 0)
+    assert (value(reward, "actor_rollout_ref.actor.use_kl_loss"), value(reward, "algorithm.use_kl_in_reward")) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        ("train.schedule=linear", "no schedule 'linear'"),
+        ("train.loss=reinforce", "no loss 'reinforce'"),
+        ("train.minibatches=3", "16 prompts do not make 3"),
+        ("train.kl_estimator=k3-corrected", "no KL estimator"),
+        ("train.dynamic_sampling=2", "filter_groups"),
+        ("train.method=ppo", "only rl"),
+        ("train.prompts_per_step=65", "there are 64"),
+        ("model.path=''", "tiny model"),
+        ("model.lora={r: 8}", "dropout"),
+        ("credit={by: turns, split: true}", "samples of their own"),
+        ("budget.max_calls=5", "per process"),
+        ("warm_start={steps: 3}", "local mode"),
+        ("futures={name: classmates, classmates: [a]}", "trainer of our own"),
+    ],
+)
+def test_what_verl_has_not_is_refused_by_name(override: str, word: str) -> None:
+    with pytest.raises(UserError, match=word):
+        compose(recipe(override), PLACE).check()
+
+
+def test_a_reason_is_told_once() -> None:
+    with pytest.raises(UserError) as refused:
+        compose(recipe("warm_start={steps: 3, lr: 0.1}"), PLACE).check()
+    assert str(refused.value).count("local mode") == 1
+
+
+def test_a_recipe_that_verl_can_run_is_not_refused() -> None:
+    compose(recipe("warm_start={steps: 3, new_model_only: true}"), PLACE).check()  # the model is named
+    compose(recipe(), PLACE).check()
+    compose(recipe("model.lora={r: 8, dropout: 0}", "train.kl=0.1", "train.importance=truncate"), PLACE).check()
+
+
+def test_verls_own_words_win_and_are_told_from_the_recipes() -> None:
+    assert is_theirs("trainer.n_gpus_per_node=8") and is_theirs("+ray_kwargs.ray_init.num_gpus=1")
+    assert not is_theirs("train.lr=1") and not is_theirs("reward.max_missing=1") and not is_theirs("model.path=x")
+    plan = compose(recipe(), PLACE, ["trainer.n_gpus_per_node=8", "actor_rollout_ref.rollout.n=2"])
+    assert plan.nested()["trainer"]["n_gpus_per_node"] == 8
+    found = [s for s in plan.settings if s.key == "actor_rollout_ref.rollout.n"]
+    assert [(s.value, s.source) for s in found] == [(2, "command line")]
+    words = compose(recipe(), PLACE, ["+trainer.mine=1", "verl.reward.num_workers=2"]).overrides()
+    assert words[-2:] == ["+trainer.mine=1", "reward.num_workers=2"]
+
+
+def test_overrides_are_quoted_as_hydra_reads_them() -> None:
+    words = compose(recipe("name='a run'"), PLACE).overrides()
+    assert 'trainer.experiment_name="a run"' in words
+    assert "trainer.logger=[console,file]" in words
+    assert "++ray_kwargs.ray_init.runtime_env.env_vars.UPSHOT_CLUSTER_RECIPE=/run/recipe.yaml" in words
+    assert "actor_rollout_ref.actor.loss_scale_factor=null" in words
+
+
+def test_config_and_parquet_need_neither_torch_nor_verl() -> None:
+    code = "import sys, upshot.cluster.config, upshot.cluster.parquet, upshot.cluster.estimate, upshot.cluster.served\n"
+    code += "print([name for name in ('torch', 'verl', 'ray') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_a_dry_run_on_verl_prints_both_sides_and_what_has_no_counterpart(capsys: pytest.CaptureFixture[str]) -> None:
+    from upshot.cli import main
+
+    words = ["model.path=/model", "warm_start=null", "trainer.n_gpus_per_node=8"]
+    assert main(["train", "quickstart", "--engine", "verl", "--dry-run", *words]) == 0
+    told = capsys.readouterr().out
+    assert "actor_rollout_ref.rollout.n=8    ← train.group_size" in told
+    assert "trainer.n_gpus_per_node=8    ← command line" in told
+    assert "train.max_skipped=3    verl has no such guard" in told
+    assert main(["train", "quickstart", "--engine", "verl", "--dry-run"]) == 2  # a new model, and a warm start
+    told = capsys.readouterr()
+    assert "! warm_start.steps=120" in told.out and "cannot run this recipe" in told.err

@@ -1,0 +1,86 @@
+"""What lies ready before verl starts, and how its program is run."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from upshot.cluster import launch as launching
+from upshot.cluster.config import RECIPE, compose
+from upshot.cluster.launch import command, environment, launch, run
+from upshot.cluster.prepare import prepare
+from upshot.config import load
+from upshot.errors import UserError
+from upshot.models.tiny import tiny_model, tiny_tokenizer
+from upshot.recipe import Recipe, TinyConfig
+from upshot.tasks.slots import Slots
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    task = Slots(rows_per_split=64)
+    tokenizer = tiny_tokenizer(task.vocabulary())
+    tiny_model(TinyConfig(hidden=16, layers=1, heads=2, mlp=32), tokenizer, 0).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    own = [
+        "task.rows_per_split=64",
+        "warm_start=null",
+        f"model.path={tmp_path / 'model'}",
+        f"run_dir={tmp_path / 'run'}",
+    ]
+    return load("quickstart", [*own, "eval.rows=8"]).recipe
+
+
+def test_rows_are_written_and_measured_before_the_start(recipe: Recipe, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    place = prepare(recipe, tmp_path / "run")
+    assert (place.rows, place.context) == (64, 256)
+    assert place.prompt_tokens is not None and 10 < place.prompt_tokens < 40
+    assert pq.read_table(tmp_path / "run/data/validation.parquet").num_rows == 8
+    plan = compose(recipe, place)
+    plan.check()
+    words = command(plan)
+    assert f"data.max_prompt_length={place.prompt_tokens}" in words
+    assert not any("measured" in word for word in words)
+    assert environment(recipe, tmp_path / "run")[RECIPE].endswith("run/recipe.yaml")
+
+
+def test_a_run_streams_its_lines_and_a_failed_one_says_how_it_ended(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(launching.importlib.util, "find_spec", lambda name: object())
+    code = "print('step:1'); raise SystemExit('out of paper')"
+    monkeypatch.setattr(launching, "command", lambda plan: [sys.executable, "-c", code])
+    with pytest.raises(UserError, match="out of paper"):
+        launch(recipe, [], said.append)
+    assert "step:1" in said
+    assert "step:1" in (tmp_path / "run/verl.log").read_text()
+    assert "← train.lr" in (tmp_path / "run/verl.txt").read_text()
+
+
+def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path) -> None:
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    found: list[int] = []
+
+    def stop(line: str) -> None:
+        found.append(int(line))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run([sys.executable, "-c", code], dict(os.environ), tmp_path / "log", stop)
+    time.sleep(0.01)
+    with pytest.raises(ProcessLookupError):
+        os.kill(found[0], 0)
+
+
+def test_without_verl_the_way_out_is_said(recipe: Recipe) -> None:
+    if launching.importlib.util.find_spec("verl") is not None:
+        pytest.skip("verl is here")
+    with pytest.raises(UserError, match=r"upshot\[verl\]"):
+        launch(recipe, [])

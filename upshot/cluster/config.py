@@ -1,0 +1,273 @@
+"""A recipe → verl's config: every value with where it came from, and what of the recipe has no counterpart.
+
+Pure: nothing is loaded or written, neither torch nor verl imported.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from upshot.cluster.table import ACTOR, CARRIED, FIXED, LEFT, MODEL, PLAYED, ROLLOUT, No
+from upshot.config import flatten
+from upshot.errors import UserError
+from upshot.recipe import Recipe
+
+THEIRS = ("trainer", "actor_rollout_ref", "algorithm", "data", "critic", "ray_kwargs", "transfer_queue", "verl")
+"""Sections of verl's config that the command line may set; what both have is verl's behind `verl.`"""
+RECIPE = "UPSHOT_CLUSTER_RECIPE"
+"""The environment variable that tells verl's processes where the recipe is."""
+UNKNOWN = "(measured at the start)"
+TOKENS = 16384
+"""verl's own token budget of a micro-batch."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value of verl's config, and where it came from: recipe keys, what was measured, or a reason."""
+
+    key: str
+    value: Any
+    source: str
+    mark: str = ""
+    """hydra's own mark before the key: '+' adds one that verl's config does not have, '++' whether or not."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A key of the recipe that has no counterpart in verl."""
+
+    key: str
+    value: Any
+    reason: str
+    blocks: bool
+    """Whether the recipe sets it, and would be another one without it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run happens and what was measured there; what is None is not known yet."""
+
+    folder: str = "RUN"
+    rows: int | None = None
+    prompt_tokens: int | None = None
+    """Ids of the longest prompt."""
+    context: int | None = None
+    """Most ids of prompt and reply together."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """verl's config beside the recipe."""
+
+    settings: tuple[Setting, ...]
+    played: tuple[tuple[str, str], ...]
+    """Recipe keys that Upshot itself goes by in verl's workers, and for what."""
+    missing: tuple[Missing, ...]
+
+    def check(self) -> None:
+        """Refuse a recipe that would be another one on verl."""
+        first = {m.reason: m for m in reversed(self.missing) if m.blocks}
+        told = [f"{m.key}={_short(m.value)}: {m.reason}" for m in reversed(first.values())]
+        if told:
+            raise UserError(f"verl cannot run this recipe as it stands: {'; '.join(told)}")
+
+    def overrides(self) -> list[str]:
+        """The settings as hydra reads them on a command line."""
+        return [f"{s.mark}{s.key}={_hydra(s.value)}" for s in self.settings]
+
+    def nested(self) -> dict[str, Any]:
+        """The settings as a nested mapping."""
+        out: dict[str, Any] = {}
+        for setting in self.settings:
+            *path, last = setting.key.split(".")
+            inner = out
+            for part in path:
+                inner = inner.setdefault(part, {})
+            inner[last] = setting.value
+        return out
+
+    def page(self) -> str:
+        """Both sides, for `--dry-run`."""
+        lines = ["verl's config", *(f"  {s.key}={_short(s.value)}    ← {s.source}" for s in self.settings)]
+        lines += ["", "by Upshot, in verl's workers", *(f"  {key}    {why}" for key, why in self.played)]
+        lines += ["", "without a counterpart in verl"]
+        for m in sorted(self.missing, key=lambda m: not m.blocks):
+            lines.append(f"  {'! ' if m.blocks else ''}{m.key}={_short(m.value)}    {m.reason}")
+        return "\n".join(lines)
+
+
+def compose(recipe: Recipe, place: Place | None = None, more: Sequence[str] = ()) -> Plan:
+    """verl's config of a recipe; `more` are verl's own `key=value`, which win."""
+    place = place or Place()
+    if recipe.warm_start is not None and recipe.warm_start.new_model_only and recipe.model.path:
+        recipe = recipe.model_copy(update={"warm_start": None})  # local mode would leave it out as well
+    settings, missing = _carried(recipe)
+    settings += [Setting(key, value, f"fixed: {why}" if why else "fixed") for key, (value, why) in FIXED.items()]
+    settings += [*_lengths(recipe, place), *_places(recipe, place), *_precision(recipe)]
+    steps, refused = _steps(recipe, place)
+    own = {setting.key: setting for setting in map(_given, more)}
+    kept = [*(s for s in [*settings, *steps] if s.key not in own), *own.values()]
+    return Plan(tuple(kept), tuple(PLAYED.items()), (*missing, *refused, *_left(recipe), *_unfit(recipe)))
+
+
+def is_theirs(word: str) -> bool:
+    """Whether a `key=value` of the command line is for verl and not for the recipe."""
+    return word.lstrip("+").split("=")[0].split(".")[0] in THEIRS
+
+
+def leaves(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """Every key of a recipe with its value."""
+    return flatten(recipe.model_dump(mode="json"))
+
+
+def _carried(recipe: Recipe) -> tuple[list[Setting], list[Missing]]:
+    settings, missing = [], []
+    for line in CARRIED:
+        source = ", ".join(line.ours) + (f" ({line.note})" if line.note else "")
+        try:
+            settings.append(Setting(line.theirs, line.make(*(read(recipe, key) for key in line.ours)), source))
+        except No as why:
+            given = read(recipe, line.ours[0])
+            plain = given.model_dump(mode="json") if isinstance(given, BaseModel) else given
+            missing.append(Missing(line.ours[0], plain, str(why), True))
+    return settings, list({m.reason: m for m in missing}.values())
+
+
+def _lengths(recipe: Recipe, place: Place) -> list[Setting]:
+    """How long prompts, replies and batches may be."""
+    prompt: Any = UNKNOWN if place.prompt_tokens is None else place.prompt_tokens
+    context = recipe.model.max_context or place.context
+    room = None if context is None or place.prompt_tokens is None else context - 1
+    one = recipe.episode.max_turns == 1
+    reply: Any = recipe.episode.max_tokens if one else (UNKNOWN if room is None else room)
+    told = "model.max_context" if recipe.model.max_context else "the model's configuration"
+    budget = recipe.train.token_budget or max(TOKENS, context or 0)
+    return [
+        Setting("data.max_prompt_length", prompt, "measured: the longest prompt of the rows"),
+        Setting("data.max_response_length", reply, "episode.max_tokens" if one else f"{told} (several turns)"),
+        Setting(f"{ROLLOUT}.max_model_len", context or UNKNOWN, f"{told}; futures need room, too"),
+        Setting(f"{ACTOR}.ppo_max_token_len_per_gpu", budget, "train.token_budget (0: verl's own, or the context)"),
+    ]
+
+
+def _places(recipe: Recipe, place: Place) -> list[Setting]:
+    """Files of the run."""
+    env = "ray_kwargs.ray_init.runtime_env.env_vars"
+    return [
+        Setting(f"{MODEL}.path", recipe.model.path or UNKNOWN, "model.path"),
+        Setting("data.train_files", f"{place.folder}/data/train.parquet", "the rows of `task`, split train"),
+        Setting("data.val_files", f"{place.folder}/data/validation.parquet", "eval.split, eval.rows"),
+        Setting("trainer.default_local_dir", f"{place.folder}/checkpoints", "run_dir"),
+        Setting(f"{env}.{RECIPE}", f"{place.folder}/recipe.yaml", "run_dir", "++"),
+    ]
+
+
+def _precision(recipe: Recipe) -> list[Setting]:
+    """verl computes in bfloat16 unless it is told otherwise."""
+    if recipe.model.dtype != "float32":
+        return []
+    kinds = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
+    return [Setting(f"{ACTOR}.fsdp_config.mixed_precision", kinds, "model.dtype", "++")]
+
+
+def _steps(recipe: Recipe, place: Place) -> tuple[list[Setting], list[Missing]]:
+    """How long it trains, and when it saves; a checkpoint at the end is always wanted."""
+    train = recipe.train
+    if place.rows is None:
+        steps: Any = train.steps or UNKNOWN
+        epochs: Any = UNKNOWN
+    elif place.rows < train.prompts_per_step:
+        why = f"verl wants a whole batch of rows; there are {place.rows}"
+        return [], [Missing("train.prompts_per_step", train.prompts_per_step, why, True)]
+    else:
+        steps = train.lasting(place.rows).steps
+        epochs = max(1, math.ceil(steps / (place.rows // train.prompts_per_step)))
+    return [
+        Setting("trainer.total_training_steps", steps, "train.steps, train.epochs"),
+        Setting("trainer.total_epochs", epochs, "measured: as many as the steps need"),
+        Setting("trainer.save_freq", train.save_every or steps, "train.save_every (0: at the end)"),
+    ], []
+
+
+def _left(recipe: Recipe) -> list[Missing]:
+    """The keys that have no counterpart; one that blocks does so where it is set to something else than its default."""
+    usual = dict(leaves(Recipe(task=recipe.task)))
+    out = []
+    for key, value in leaves(recipe):
+        found = left_by(key)
+        if found is not None:
+            out.append(Missing(key, value, LEFT[found].reason, LEFT[found].blocks and value != usual.get(key)))
+    return out
+
+
+def left_by(key: str) -> str | None:
+    """The entry of `LEFT` that a recipe key falls under; None when it is carried or played."""
+    carried = {name for line in CARRIED for name in line.ours} | SPECIAL
+    fits = [name for name in LEFT if _under(key, name)]
+    return None if any(_under(key, name) for name in carried) or not fits else max(fits, key=len)
+
+
+SPECIAL = {
+    *("model.path", "model.max_context", "run_dir", "episode.max_tokens", "episode.max_turns"),
+    *("train.method", "train.steps", "train.epochs", "train.save_every", "train.token_budget", "train.importance"),
+}
+"""Recipe keys that are carried by more than a line of the table."""
+
+
+def _unfit(recipe: Recipe) -> Iterator[Missing]:
+    """What the hooks of verl cannot carry yet."""
+    if recipe.train.method != "rl":
+        yield Missing("train.method", recipe.train.method, "only rl runs on verl yet", True)
+    if not recipe.model.path:
+        yield Missing("model.path", "", LEFT["model.tiny"].reason, True)
+    if recipe.futures.name not in ("talk", "none"):
+        why = "parts of one turn need a trainer of our own, which is not there yet"
+        yield Missing("futures.name", recipe.futures.name, why, True)
+    if recipe.credit.split:
+        yield Missing("credit.split", True, "turns as samples of their own are not there yet", True)
+    if recipe.credit.by == "turns" and recipe.credit.tokens != "all":
+        yield Missing("credit.tokens", recipe.credit.tokens, "by turns, all tokens of a turn are trained on verl", True)
+
+
+def read(recipe: Recipe, key: str) -> Any:
+    """The value of a dotted key."""
+    value: Any = recipe
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _under(key: str, prefix: str) -> bool:
+    return key == prefix or key.startswith(prefix + ".")
+
+
+def _given(word: str) -> Setting:
+    """A `key=value` of the command line."""
+    import yaml
+
+    key, equals, text = word.lstrip("+").partition("=")
+    if not equals:
+        raise UserError(f"'{word}' is no key=value of verl's config")
+    mark = word[: len(word) - len(word.lstrip("+"))]
+    return Setting(key.removeprefix("verl."), yaml.safe_load(text), "command line", mark)
+
+
+def _hydra(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_hydra(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_hydra, value)) + "]"
+    if isinstance(value, str):
+        return value if re.fullmatch(r"[\w./-]+", value) else json.dumps(value, ensure_ascii=False)
+    return json.dumps(value)
+
+
+def _short(value: Any) -> str:
+    return _hydra(value) if not isinstance(value, str) else value

@@ -1,0 +1,90 @@
+"""Start verl on a prepared recipe: its own program in its own process group, its words in the run folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from upshot.cluster.config import RECIPE, Plan, compose
+from upshot.cluster.metrics import Follower
+from upshot.cluster.prepare import prepare
+from upshot.cluster.table import PROJECT
+from upshot.errors import UserError
+from upshot.recipe import Recipe
+from upshot.train.folder import METRICS, RunFolder
+
+LOG = "verl.log"
+MAIN = "verl.trainer.main_ppo"
+GRACE_S = 20
+"""Seconds that verl has to end after it was told to."""
+
+
+def launch(recipe: Recipe, theirs: Sequence[str], say: Callable[[str], None] = print) -> Path:
+    """Write the run folder, run verl to its end; the folder. A failed run is a `UserError` with the end of its log."""
+    if importlib.util.find_spec("verl") is None:
+        raise UserError("--engine verl needs verl: pip install 'upshot[verl]'")
+    compose(recipe, None, theirs).check()
+    folder = RunFolder.create(recipe)
+    plan = compose(recipe, prepare(recipe, folder.path), theirs)
+    plan.check()
+    (folder.path / "verl.txt").write_text(plan.page() + "\n")
+    follower = Follower(folder.path / "verl" / PROJECT / f"{recipe.name}.jsonl", folder.path / METRICS)
+
+    def told(line: str) -> None:
+        follower.follow()
+        say(line)
+
+    try:
+        code = run(command(plan), environment(recipe, folder.path), folder.path / LOG, told)
+    finally:
+        follower.follow()
+    if code:
+        tail = (folder.path / LOG).read_text(errors="replace").splitlines()[-3:]
+        raise UserError(f"verl ended with {code}; {folder.path / LOG} ends: {' | '.join(tail)}")
+    return folder.path
+
+
+def command(plan: Plan) -> list[str]:
+    """verl's program with its words."""
+    return [sys.executable, "-m", MAIN, *plan.overrides()]
+
+
+def environment(recipe: Recipe, folder: Path) -> dict[str, str]:
+    """What verl's processes on this machine are told; Ray tells the others (`runtime_env`)."""
+    paths = [*recipe.code, *filter(None, [os.environ.get("PYTHONPATH")])]
+    own = {RECIPE: str(folder.resolve() / "recipe.yaml"), "VERL_FILE_LOGGER_ROOT": str(folder.resolve() / "verl")}
+    return {**os.environ, **own, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})}
+
+
+def run(words: Sequence[str], env: dict[str, str], log: Path, say: Callable[[str], None]) -> int:
+    """Run a program to its end; its lines go to the log and to `say`. However this ends, its group ends with it."""
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                file.write(line)
+                file.flush()
+                say(line.rstrip("\n"))
+            return process.wait()
+        finally:
+            end(process)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Ask a process group to end, and make it."""
+    for how, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+        if process.poll() is not None:
+            return
+        os.killpg(process.pid, how)
+        try:
+            process.wait(patience)
+        except subprocess.TimeoutExpired:
+            continue

@@ -1,0 +1,42 @@
+"""What must lie ready before verl starts: the recipe, the rows as parquet, and what was measured of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from upshot.chat import Conversation, Row
+from upshot.cluster.config import Place
+from upshot.cluster.parquet import write_rows
+from upshot.cluster.worker import Worker
+from upshot.errors import UserError
+from upshot.models.local import load_tokenizer, local_path
+from upshot.recipe import Recipe
+
+
+def prepare(recipe: Recipe, folder: Path) -> Place:
+    """Write the rows of a recipe under a run folder; what was measured on the way."""
+    if not recipe.model.path:
+        raise UserError("verl needs a model on disk: name one with model.path")
+    worker = Worker(recipe, load_tokenizer(recipe.model.path))
+    task, held_out = worker.book.task, recipe.eval.split
+    rows = {"train": task.rows("train"), held_out: task.rows(held_out)[: recipe.eval.rows]}
+    write_rows(folder / "data" / "train.parquet", rows["train"], "train")
+    write_rows(folder / "data" / "validation.parquet", rows[held_out], held_out)
+    longest = longest_prompt(worker, [row for own in rows.values() for row in own])
+    return Place(str(folder.resolve()), len(rows["train"]), longest, context_of(recipe))
+
+
+def longest_prompt(worker: Worker, rows: Sequence[Row]) -> int:
+    """Ids of the longest prompt, as the policy will be shown it."""
+    return max(worker.stage.policy.prompt_tokens(Conversation(row)) for row in rows)
+
+
+def context_of(recipe: Recipe) -> int:
+    """Most ids that the model takes."""
+    from transformers import AutoConfig
+
+    if recipe.model.max_context:
+        return recipe.model.max_context
+    found = AutoConfig.from_pretrained(local_path(recipe.model.path)).get_text_config()
+    return int(found.max_position_embeddings)
