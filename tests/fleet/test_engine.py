@@ -8,6 +8,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.fleet.fleets import Started, alive, wait_for
 from tests.tiny import tiny_parts
 from upshot.chat import Message
@@ -29,6 +31,7 @@ def answer(file: Path, name: str) -> str:
     return asyncio.run(ask())
 
 
+@pytest.mark.slow
 def test_servers_answer_come_back_after_a_kill_and_go_with_their_parent(
     serve_file: Callable[[str], Path], tmp_path: Path
 ) -> None:

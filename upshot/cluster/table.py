@@ -183,6 +183,7 @@ LEFT: dict[str, Without] = {
     "model.memory_gb": Without("verl's own: gpu_memory_utilization, ppo_max_token_len_per_gpu"),
     "model.exact": Without("bitwise agreement is of local mode alone", True),
     "model.tiny": Without(f"{_NOT_YET}: a new tiny model must be made in local mode first"),
+    "serve": Without(f"{_NOT_YET}: start it with `upshot serve FILE.yaml` and give the models its addresses", True),
     "reward.max_missing": Without(f"{_NOT_YET}: what is missing is in the log alone"),
     "warm_start": Without(f"{_NOT_YET}: run it in local mode and name its checkpoint as model.path", True),
     "train.data": Without("for sft and dpo, which are not there yet", True),
