@@ -229,17 +229,18 @@ def test_a_sources_own_split_is_kept_and_loses_from_train_what_it_shares(tmp_pat
 
 
 def test_the_command_prepares_and_the_recipe_plans_with_its_baseline_twin(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
     for name, (recipe, source) in SOURCES.items():
         out = tmp_path / name
         command = ["data", "prepare", "--for", "rl", "--task", name, "--dataset", str(source), "--out", str(out)]
         assert main([*command, "--json"]) == 0
         files = [f"task.{split}_file={out}/rl_{split}.parquet" for split in ("train", "validation")]
         kind = [f"task.name={name}"] if name.startswith("code-") else []
-        assert main(["train", recipe, "--dry-run", *files, *kind]) == 0
+        assert main(["train", recipe, "--dry-run", "--offline", *files, *kind]) == 0
         assert "classmates peer: 4 answers each" in capsys.readouterr().out
-        assert main(["train", recipe, "--dry-run", *files, *kind, "futures=none"]) == 0
+        assert main(["train", recipe, "--dry-run", "--offline", *files, *kind, "futures=none"]) == 0
         assert "classmates" not in capsys.readouterr().out.replace(recipe, "")
 
 

@@ -125,8 +125,8 @@ def test_the_next_step_is_played_while_this_one_is_learned(tmp_path: Path, monke
     played = threading.Event()
     play, forward = rl.play, Learner.forward_backward
 
-    async def playing(recipe: Recipe, stage: Any, rows: Any, step: int, told: Any) -> Any:
-        groups = await play(recipe, stage, rows, step, told)
+    async def playing(recipe: Recipe, stage: Any, rows: Any, step: int, *more: Any) -> Any:
+        groups = await play(recipe, stage, rows, step, *more)
         if step == 1:
             played.set()
         return groups

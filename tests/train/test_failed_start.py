@@ -9,7 +9,7 @@ import pytest
 from tests.train.workshop import recipe
 from upshot.cli import main
 from upshot.errors import UserError
-from upshot.train import trainee
+from upshot.train import loaded
 from upshot.train.folder import RunFolder
 from upshot.train.runner import train
 
@@ -20,7 +20,7 @@ def broken(*args: object) -> None:
 
 def test_a_failed_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(trainee, "load_policy", broken)
+        patch.setattr(loaded, "load_policy", broken)
         with pytest.raises(UserError, match="torn"):
             train(recipe(tmp_path / "run"))
     assert list(tmp_path.iterdir()) == []
@@ -33,7 +33,7 @@ def test_a_command_that_failed_works_when_it_is_given_again(
     words = ["train", "quickstart", *(f"model.tiny.{word}" for word in tiny), "warm_start=null", "train.steps=0"]
     words += [f"run_dir={tmp_path}/run", "--quiet"]
     with monkeypatch.context() as patch:
-        patch.setattr(trainee, "load_policy", broken)
+        patch.setattr(loaded, "load_policy", broken)
         assert main(words) == 2
     assert not (tmp_path / "run").exists()
     assert main(words) == 0

@@ -33,8 +33,8 @@ def with_setting(monkeypatch: pytest.MonkeyPatch, **chosen: Any) -> list[Engine]
     parked: list[Engine] = []
     plan_of, park = fitting.plan_of, Engine.park
 
-    def other(*args: Any) -> MemoryPlan:
-        plan = plan_of(*args)
+    def other(*args: Any, **more: Any) -> MemoryPlan:
+        plan = plan_of(*args, **more)
         return replace(plan, setting=replace(plan.setting, **chosen))
 
     def count(self: Engine) -> None:
@@ -68,7 +68,7 @@ def test_engine_and_learner_get_what_the_plan_says(tmp_path: Path, monkeypatch: 
 
     def look(self: Run, learner: Any, config: Any) -> None:
         seen.update(
-            plan=self.trainee.memory, kv=self.trainee.engine.settings.kv_bytes, tokens=learner.config.token_budget
+            plan=self.loaded.memory, kv=self.loaded.engine.settings.kv_bytes, tokens=learner.config.token_budget
         )
         begin(self, learner, config)
 

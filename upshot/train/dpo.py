@@ -27,7 +27,7 @@ async def train(run: Run, config: TrainConfig) -> None:
     if not config.data:
         raise UserError("train.method 'dpo' needs train.data; make it with `upshot data prepare --for dpo`")
     preferences = read_preferences(config.data, config.min_gap)
-    pairs = render_pairs(preferences, run.renderer, run.trainee.max_context)
+    pairs = render_pairs(preferences, run.renderer, run.loaded.max_context)
     if len(pairs) < len(preferences):
         run.reporter.say(f"{len(preferences) - len(pairs)} of {len(preferences)} pairs are longer than the context")
     if not pairs:
@@ -42,7 +42,7 @@ async def train(run: Run, config: TrainConfig) -> None:
     seed = derive_seed(run.recipe.seed, run.phase)
 
     async def look() -> dict[str, float]:
-        return dpo_loss(learner, render_pairs(held_out_pairs(run), run.renderer, run.trainee.max_context))
+        return dpo_loss(learner, render_pairs(held_out_pairs(run), run.renderer, run.loaded.max_context))
 
     for step in range(run.step, config.steps):
         with run.meter.step() as times:

@@ -76,7 +76,7 @@ async def play_and_learn(
         def look() -> Awaitable[dict[str, float]]:
             return play_held_out(run, stage)
 
-        async with Rollouts(playing, run.trainee.sampler, stage.futures, ahead, steps) as rollouts:
+        async with Rollouts(playing, run.loaded.sampler, stage.futures, ahead, steps) as rollouts:
             for step in steps:
                 with run.meter.step() as times:
                     played = await rollouts.of(step)
@@ -91,7 +91,7 @@ async def play_and_learn(
                     run.count()
                     await rollouts.go_on(step)
                     seed = derive_seed(recipe.seed, "minibatches", step)
-                    run.trainee.rest()
+                    run.loaded.rest()
                     with run.ranks.update(), times.learning(learner):
                         logs |= evaluation | await rollouts.learn(partial(learn, learner, groups, seed))
                 run.step_done(step + 1, logs | times.logs, groups)

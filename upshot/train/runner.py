@@ -1,6 +1,6 @@
 """One run from recipe to checkpoint: the phases, one after another, and where they stand.
 
-The model and what is made of it: `trainee.py`. What is written and told: `writer.py`.
+The model and what is made of it: `loaded.py`. What is written and told: `writer.py`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from upshot.train.fitting import with_helpers
 from upshot.train.folder import RunFolder
 from upshot.train.guards import Alarms, bad_step
 from upshot.train.learner import Learner
+from upshot.train.loaded import Loaded
 from upshot.train.meters import Meter, finite
 from upshot.train.phases import phase_config, phases_of
 from upshot.train.ranks import ALONE, Ranks, counted
@@ -41,7 +42,6 @@ from upshot.train.saver import Saver
 from upshot.train.setup import context_limit, seed_torch
 from upshot.train.together import Stopped, Together, until_stopped
 from upshot.train.trackers import make_trackers
-from upshot.train.trainee import Trainee
 from upshot.train.writer import Logs, Writer
 from upshot.whole_files import write_json
 
@@ -53,7 +53,7 @@ class Run:
     """A recipe being trained in its folder."""
 
     task: Task
-    trainee: Trainee
+    loaded: Loaded
     writer: Writer
     meter: Meter
 
@@ -86,12 +86,12 @@ class Run:
     @property
     def module(self) -> Any:
         """The model in training."""
-        return self.trainee.module
+        return self.loaded.module
 
     @property
     def renderer(self) -> Renderer:
         """Messages → ids of the model in training."""
-        return self.trainee.renderer
+        return self.loaded.renderer
 
     async def train(self) -> Path:
         """Train to the end, or to Ctrl-C or an empty budget; the last checkpoint either way."""
@@ -134,7 +134,7 @@ class Run:
         """Task, model and writer."""
         recipe = self.recipe
         self.task = tasks.create(recipe.task.name, recipe.task.options, "task")
-        self.trainee = Trainee(recipe, self.task, self.folder.path, self.start_from, self.reporter.say, self.ranks)
+        self.loaded = Loaded(recipe, self.task, self.folder.path, self.start_from, self.reporter.say, self.ranks)
         if not self.ranks.first:  # all have the same weights now; noise is each one's own
             seed_torch(derive_seed(recipe.seed, "rank", self.ranks.rank))
         call_seconds.set(recipe.call_seconds)
@@ -168,14 +168,14 @@ class Run:
 
     def learner(self, config: TrainConfig, value_head: bool = False) -> Learner:
         """A learner on the policy, restored when this phase is being resumed."""
-        learner = self.trainee.learner(config, value_head)
+        learner = self.loaded.learner(config, value_head)
         if self.start_from is not None and self._resumes == self.phase:
             learner.load(self.start_from)
         return learner
 
     def keep_reference(self, learner: Learner) -> None:
         """Give the learner the model that this phase began with; a resumed phase finds it again."""
-        self.trainee.keep_reference(learner, self.phase == self.phases[0], begun=self.step > 0)
+        self.loaded.keep_reference(learner, self.phase == self.phases[0], begun=self.step > 0)
 
     def fitting(self, rows: Sequence[Row]) -> Sequence[Row]:
         """The rows whose prompt leaves room for a reply, by the recipe's rule for those that do not."""
@@ -186,9 +186,9 @@ class Run:
     @asynccontextmanager
     async def company(self) -> AsyncIterator[tuple[Company, Stage]]:
         """Helper models, user and metrics, started, with the stage they play on; closed at the end."""
-        recipe, trainee = limits_shared(self.recipe, self.ranks.size), self.trainee
+        recipe, loaded = limits_shared(self.recipe, self.ranks.size), self.loaded
         company = of_recipe(
-            with_helpers(recipe, trainee.memory), self.task, trainee.sampler, trainee.tokenizer, trainee.renderer
+            with_helpers(recipe, loaded.memory), self.task, loaded.sampler, loaded.tokenizer, loaded.renderer
         )
         self.company_now = company
         if spent := self.folder.spent():
@@ -196,12 +196,12 @@ class Run:
         self.ranks.share(company.budget)
         company.restore(self.counters)
         self._added_up = company.counters()
-        trainee.sampler.play_ahead(recipe.train.async_steps)
+        loaded.sampler.play_ahead(recipe.train.async_steps)
         if self.start_from is not None and self._resumes == self.phase:
-            trainee.sampler.load_copies(self.start_from)
+            loaded.sampler.load_copies(self.start_from)
         try:
             await company.start()
-            yield company, stage_of(recipe, company, trainee.policy())
+            yield company, stage_of(recipe, company, loaded.policy())
         finally:
             self.company_now = None
             await company.aclose()
@@ -276,8 +276,8 @@ class Run:
         """What writes the state of the run, as it is now, into a folder."""
         self.ranks.told("save", None)  # from here on it waits blindly for the first rank
         parts = [learner.snapshot()]
-        if self.trainee.samples and self.ranks.first:
-            parts.append(self.trainee.sampler.snapshot())
+        if self.loaded.samples and self.ranks.first:
+            parts.append(self.loaded.sampler.snapshot())
         counters = self.counters
 
         def write(folder: Path) -> None:

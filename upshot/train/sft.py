@@ -79,7 +79,7 @@ async def train(run: Run, config: TrainConfig) -> None:
     dialogues = read_dialogues(config.data) if config.data else run.task.dialogues("train")
     if not dialogues:
         raise UserError(f"task '{run.task.name}' has no dialogues to imitate; set train.data=FILE")
-    rendered = (run.renderer, run.trainee.max_context, run.task.tools())
+    rendered = (run.renderer, run.loaded.max_context, run.task.tools())
     data = Dialogues(dialogues, *rendered)
     if not data:
         raise UserError("no dialogue has an assistant turn to imitate")

@@ -24,7 +24,7 @@ from upshot.train.setup import context_limit, load_policy, sampling_of, seed_tor
 from upshot.train.weights import load_weights, save_weights
 
 
-class Trainee:
+class Loaded:
     """A recipe's policy, loaded: as the run begins with it, or as a checkpoint holds it."""
 
     def __init__(
