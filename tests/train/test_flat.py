@@ -16,7 +16,7 @@ from upshot.rewards.credit import Credit, Span
 from upshot.rollout.reply import Reply
 from upshot.score import Score
 from upshot.train.charge import charge
-from upshot.train.flat import is_flat, play_until_varied
+from upshot.train.flat import is_flat, play_until_varied, replaceable
 from upshot.train.importance import cut, importance
 
 
@@ -34,7 +34,7 @@ def test_a_group_is_flat_when_nothing_tells_its_replies_apart() -> None:
     assert not is_flat(apart), "the classmate tells them apart"
 
 
-@pytest.mark.parametrize(("rounds", "names"), [(0, "abc"), (1, "bda"), (2, "bde"), (9, "bde")])
+@pytest.mark.parametrize(("rounds", "names"), [(0, "abc"), (1, "dbc"), (2, "dbe"), (9, "dbe")])
 def test_other_rows_are_played_in_place_of_flat_groups(rounds: int, names: str) -> None:
     varied = {"b", "d", "e"}
     spare = iter("dfeg")
@@ -52,8 +52,23 @@ def test_other_rows_are_played_in_place_of_flat_groups(rounds: int, names: str) 
             rounds,
         )
     )
-    assert sorted(own[0].conversation.row.id for own in found) == sorted(names)
+    assert "".join(own[0].conversation.row.id for own in found) == names, "each in the place of the one it replaces"
+    assert all(
+        reply.group == place for place, own in enumerate(found) if own[0].conversation.row.id in "de" for reply in own
+    )
     assert len(found) == 3 and max(number for _, number in asked) <= min(rounds, 2), "no more rounds than needed"
+
+
+def test_a_group_with_a_missing_reward_is_never_played_around() -> None:
+    rounds: list[int] = []
+
+    async def play(rows: Sequence[Row], number: int) -> list[list[Reply]]:
+        rounds.append(number)
+        return [group(row.id, None, None) for row in rows]
+
+    found = asyncio.run(play_until_varied(play, lambda count, _: [Row("x", ())], [Row("a", ())], 5))
+    assert rounds == [0] and found[0][0].conversation.row.id == "a"
+    assert not replaceable(group("a", 1.0, 1.0, None)) and replaceable(group("a", 1.0, 1.0))
 
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=6))

@@ -22,25 +22,35 @@ def is_flat(group: Sequence[Reply]) -> bool:
     return all(max(values) - min(values) < SAME for values in parts.values())
 
 
+def replaceable(group: Sequence[Reply]) -> bool:
+    """Whether other rows may be played in the group's place: it is flat, and nothing in it is missing.
+
+    What is missing stays, to be counted: a judge that fails must not be played around.
+    """
+    whole = all(r.credit is not None and not any(s.is_missing for s in r.credit.parts.values()) for r in group)
+    return whole and is_flat(group)
+
+
 async def play_until_varied(
     play: Callable[[Sequence[Row], int], Awaitable[list[Group]]],
     more: Callable[[int, int], Sequence[Row]],
     first: Sequence[Row],
     rounds: int,
 ) -> list[Group]:
-    """Play rows, and for groups that came out flat other ones, at most `rounds` times; as many groups as first rows.
+    """Play rows, and in the places of groups that came out flat other ones, at most `rounds` times.
 
-    `play(rows, round)` plays a round, `more(count, round)` chooses its rows. Where rounds do not suffice, flat groups
-    fill up.
+    `play(rows, round)` plays a round, `more(count, round)` chooses its rows. Where rounds or rows do not suffice, flat
+    groups stay.
     """
-    varied: list[Group] = []
-    flat: list[Group] = []
-    rows = first
-    for number in range(rounds + 1):
-        for group in await play(rows, number):
-            (flat if is_flat(group) else varied).append(group)
-        missing = len(first) - len(varied)
-        if missing <= 0 or number == rounds:
+    kept = await play(first, 0)
+    for number in range(1, rounds + 1):
+        places = [place for place, group in enumerate(kept) if replaceable(group)]
+        rows = more(len(places), number) if places else ()
+        if not rows:
             break
-        rows = more(missing, number + 1)
-    return [*varied, *flat][: len(first)]
+        better = [group for group in await play(rows, number) if not replaceable(group)]
+        for place, group in zip(places, better, strict=False):
+            kept[place] = group
+            for reply in group:
+                reply.group = place
+    return kept

@@ -30,6 +30,8 @@ def forward_of(module: Any, exact: bool = False) -> Forward:
         try:
             forward = PackedForward(module, make())
             reason = disagreement(module, forward)
+        except torch.OutOfMemoryError:
+            raise  # a slower forward takes more
         except (
             NotImplementedError,
             AttributeError,

@@ -143,10 +143,15 @@ async def play(
         groups = await play_step(stage, some, config.group_size, seed, one, own)
         return interleave(await ranks.exchange(f"play/{step}/{number}", groups))
 
-    def more(count: int, number: int) -> list[Row]:
-        return [rows[i] for i in pick(len(rows), count, step, derive_seed(recipe.seed, "more", number))]
-
     first = [rows[i] for i in pick(len(rows), config.prompts_per_step, step, recipe.seed)]
+    seen = {row.id for row in first}
+
+    def more(count: int, number: int) -> list[Row]:
+        order = pick(len(rows), len(rows), 0, derive_seed(recipe.seed, "more", step, number))
+        new = [rows[i] for i in order if rows[i].id not in seen][:count]
+        seen.update(row.id for row in new)
+        return new
+
     return await play_until_varied(play_round, more, first, config.dynamic_sampling)
 
 
