@@ -9,15 +9,12 @@ from upshot.chat import Conversation, Row
 from upshot.cluster.config import Place
 from upshot.cluster.parquet import write_rows
 from upshot.cluster.worker import Worker
-from upshot.errors import UserError
 from upshot.models.local import load_tokenizer, local_path
 from upshot.recipe import Recipe
 
 
 def prepare(recipe: Recipe, folder: Path) -> Place:
     """Write the rows of a recipe under a run folder; what was measured on the way."""
-    if not recipe.model.path:
-        raise UserError("verl needs a model on disk: name one with model.path")
     worker = Worker(recipe, load_tokenizer(recipe.model.path))
     task, held_out = worker.book.task, recipe.eval.split
     rows = {"train": task.rows("train"), held_out: task.rows(held_out)[: recipe.eval.rows]}
