@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -111,6 +111,7 @@ def compose(recipe: Recipe, place: Place | None = None, more: Sequence[str] = ()
     settings, missing = _carried(recipe)
     settings += [Setting(key, value, f"fixed: {why}" if why else "fixed") for key, (value, why) in FIXED.items()]
     settings += [*_lengths(recipe, place), *_places(recipe, place), *_precision(recipe)]
+    settings += _critic(recipe, settings) if recipe.train.method == "ppo" else []
     steps, refused = _steps(recipe, place)
     own = {setting.key: setting for setting in map(_given, more)}
     kept = [*(s for s in [*settings, *steps] if s.key not in own), *own.values()]
@@ -177,6 +178,30 @@ def _precision(recipe: Recipe) -> list[Setting]:
     return [Setting(f"{ACTOR}.fsdp_config.mixed_precision", kinds, "model.dtype", "++")]
 
 
+def _critic(recipe: Recipe, settings: Sequence[Setting]) -> list[Setting]:
+    """ppo: the critic is a network of its own, which begins as the policy and learns at its pace."""
+    own = [
+        Setting("critic.enable", True, "train.method"),
+        Setting("critic.model.path", recipe.model.path or UNKNOWN, "model.path"),
+        Setting("critic.cliprange_value", recipe.train.clip_high, "train.clip_high"),
+    ]
+    for setting in settings:
+        for ours, theirs in AS_POLICY.items():
+            if _under(setting.key, ours):
+                own.append(replace(setting, key=theirs + setting.key.removeprefix(ours)))
+    return own
+
+
+AS_POLICY = {
+    f"{ACTOR}.optim": "critic.optim",
+    f"{ACTOR}.grad_clip": "critic.grad_clip",
+    f"{ACTOR}.strategy": "critic.strategy",
+    f"{ACTOR}.fsdp_config": "critic.fsdp",
+    f"{ACTOR}.ppo_max_token_len_per_gpu": "critic.ppo_max_token_len_per_gpu",
+}
+"""Settings of the policy that the critic has as well, by prefix."""
+
+
 def _steps(recipe: Recipe, place: Place) -> tuple[list[Setting], list[Missing]]:
     """How long it trains, and when it saves; a checkpoint at the end is always wanted."""
     train = recipe.train
@@ -216,24 +241,17 @@ def left_by(key: str) -> str | None:
 
 SPECIAL = {
     *("model.path", "model.max_context", "run_dir", "episode.max_tokens", "episode.max_turns"),
-    *("train.method", "train.steps", "train.epochs", "train.save_every", "train.token_budget", "train.importance"),
+    *("train.method", "train.steps", "train.epochs", "train.save_every", "train.token_budget"),
 }
 """Recipe keys that are carried by more than a line of the table."""
 
 
 def _unfit(recipe: Recipe) -> Iterator[Missing]:
     """What the hooks of verl cannot carry yet."""
-    if recipe.train.method != "rl":
-        yield Missing("train.method", recipe.train.method, "only rl runs on verl yet", True)
+    if recipe.train.method not in ("rl", "ppo"):
+        yield Missing("train.method", recipe.train.method, "only rl and ppo run on verl yet", True)
     if not recipe.model.path:
         yield Missing("model.path", "", LEFT["model.tiny"].reason, True)
-    if recipe.futures.name not in ("talk", "none"):
-        why = "parts of one turn need a trainer of our own, which is not there yet"
-        yield Missing("futures.name", recipe.futures.name, why, True)
-    if recipe.credit.split:
-        yield Missing("credit.split", True, "turns as samples of their own are not there yet", True)
-    if recipe.credit.by == "turns" and recipe.credit.tokens != "all":
-        yield Missing("credit.tokens", recipe.credit.tokens, "by turns, all tokens of a turn are trained on verl", True)
 
 
 def read(recipe: Recipe, key: str) -> Any:

@@ -1,7 +1,7 @@
-"""What verl imports in every process (`actor_rollout_ref.model.external_lib`): registers the loop and the estimator."""
+"""What verl imports in every process (`actor_rollout_ref.model.external_lib`): registers the agent loop."""
 
 from __future__ import annotations
 
-from upshot.cluster.adapters import estimator, loop
+from upshot.cluster.adapters import loop
 
-__all__ = ["estimator", "loop"]
+__all__ = ["loop"]
