@@ -146,7 +146,7 @@ def test_overrides_are_quoted_as_hydra_reads_them() -> None:
 
 
 def test_config_and_parquet_need_neither_torch_nor_verl() -> None:
-    code = "import sys, upshot.cluster.config, upshot.cluster.parquet, upshot.cluster.estimate, upshot.cluster.served\n"
+    code = "import sys, upshot.cluster.config, upshot.cluster.parquet, upshot.cluster.served, upshot.cluster.trajectory\n"
     code += "print([name for name in ('torch', 'verl', 'ray') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 

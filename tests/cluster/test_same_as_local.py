@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.cluster.test_worker import RENDERER, TOKENIZER, Manager, Output
-from upshot.chat import Row
+from upshot.chat import Conversation, Message, Row, Sample
 from upshot.cluster.lesson import Row as TrainedRow
 from upshot.cluster.lesson import Told, teach
 from upshot.cluster.parquet import record_of
@@ -20,7 +21,8 @@ from upshot.cluster.worker import Order, Worker, placed
 from upshot.config import load
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
 from upshot.recipe import Recipe
-from upshot.rewards.credit import Credit, Span
+from upshot.rewards.credit import Credit, Span, credit_turns, only
+from upshot.rewards.reward import Reward
 from upshot.rollout.company import of_recipe, stage_of
 from upshot.rollout.play import occurred, play_step
 from upshot.rollout.policy import Policy
@@ -205,11 +207,44 @@ def test_importance_divergence_and_values_are_those_of_local_mode(more: list[str
     assert compare(recipe_of(*more)) > 4
 
 
-@pytest.mark.parametrize("more", [[], ["credit.split=true"], ["credit.tokens=answer"]], ids=" ".join)
-def test_turns_are_credited_as_in_local_mode(more: list[str]) -> None:
-    recipe = recipe_of("credit.by=turns", "episode.max_turns=3", *more)
-    count = compare(recipe)
-    assert count > 4
+def talked(rewards: list[list[Score]], split: bool, tokens: str = "all") -> list[list[Reply]]:
+    """A group of episodes, each turn of three sampled tokens, a thought of two among them, and one of context."""
+    group = []
+    for at, own in enumerate(rewards):
+        talk = Conversation(Row("r", (Message("user", "?"),)), key=f"r#{at}")
+        for turn in range(len(own)):
+            context = (1, 2, 3) if turn == 0 else (4,)
+            sample = Sample(context, (7, 8, 9 + at), (-1.0, -0.5, -0.2), "stop", thought=(0, 2), answer=2)
+            talk.say(Message("assistant", "x"), sample)
+        credit = credit_turns(own, talk, 0.5, split)
+        credit = replace(credit, spans=only(credit.spans, talk, tokens))
+        group.append(Reply(talk, reward=Reward(own[-1]), credit=credit))
+    return [group]
+
+
+LOST = Score.missing("timeout")
+TURNS = [[Score(0.0), Score(1.0)], [Score(0.5), Score(0.0)], [LOST, Score(2.0)], [Score(1.0), LOST], [Score(1.0)]]
+
+
+@pytest.mark.parametrize("name", ["grpo", "gdpo", "rloo"])
+@pytest.mark.parametrize(("split", "tokens"), [(False, "all"), (True, "all"), (True, "answer"), (False, "thought")])
+def test_turns_are_credited_as_in_local_mode_also_where_one_is_missing(name: str, split: bool, tokens: str) -> None:
+    recipe = recipe_of(f"train.advantage={name}")
+    count = same(recipe, talked(TURNS, split, tokens), talked(TURNS, split, tokens))
+    assert count == (6 if split else 4)  # the fourth reply's last turn is missing, and with it its first
+
+
+def test_a_later_turn_is_trained_where_an_earlier_one_is_missing() -> None:
+    lost = talked([[LOST, Score(1.0)]], False)[0][0]
+    (row,) = trajectories_of(lost, 0)
+    assert row.prompt_ids == [1, 2, 3] and row.response_mask == [0, 0, 0, 0, 1, 1, 1]
+
+
+def test_turns_as_samples_of_their_own_are_rows_of_their_own() -> None:
+    both = talked([[Score(0.0), Score(1.0)]], True)[0][0]
+    first, second = trajectories_of(both, 0)
+    assert first.response_ids == [7, 8, 9] and first.response_mask == [1, 1, 1]
+    assert second.response_ids == [7, 8, 9, 4, 7, 8, 9] and second.response_mask == [0, 0, 0, 0, 1, 1, 1]
 
 
 def with_parts(reply: Reply, number: int) -> Reply:
@@ -232,19 +267,6 @@ def test_several_parts_of_a_turn_are_compared_each_with_its_own(name: str) -> No
         for at, reply in enumerate(reply for group in groups for reply in group):
             with_parts(reply, at)
     assert same(recipe, local, verl) > 2
-
-
-def test_a_later_turn_is_trained_where_an_earlier_one_is_missing() -> None:
-    recipe = recipe_of("credit.by=turns", "episode.max_turns=2", "credit.gamma=0")
-    (group,) = on_verl(recipe, some(recipe, 3), 0, lambda prompt, seed: "which size ?")
-    lost = group[0]
-    assert lost.credit is not None and len(lost.credit.spans) > 1
-    lost.credit = Credit({**lost.credit.parts, "turn 1": Score.missing("timeout")}, lost.credit.spans)
-    first, second, *_ = lost.credit.spans
-    (row,) = trajectories_of(lost, 0)
-    start = len(row.prompt_ids)
-    assert not any(row.response_mask[first.start - start : first.stop - start])
-    assert all(row.response_mask[second.start - start : second.stop - start])
 
 
 def test_the_lone_survivor_of_a_group_gets_zero_and_not_its_raw_score() -> None:
