@@ -73,15 +73,12 @@ def test_kl_goes_into_the_loss_or_into_the_reward() -> None:
     [
         ("train.schedule=linear", "no schedule 'linear'"),
         ("train.loss=reinforce", "no loss 'reinforce'"),
-        ("train.minibatches=3", "16 prompts do not make 3"),
         ("train.kl_estimator=k3-corrected", "no KL estimator"),
         ("train.dynamic_sampling=2", "filter_groups"),
-        ("train.method=ppo", "only rl"),
+        ("train.method=dpo", "only rl"),
         ("train.prompts_per_step=65", "there are 64"),
         ("model.lora={r: 8}", "dropout"),
-        ("credit={by: turns, split: true}", "samples of their own"),
         ("budget.max_calls=5", "per process"),
-        ("futures={name: classmates, classmates: [a]}", "trainer of our own"),
     ],
 )
 def test_what_verl_has_not_is_refused_by_name(override: str, word: str) -> None:
@@ -99,6 +96,32 @@ def test_a_recipe_that_verl_can_run_is_not_refused() -> None:
     compose(recipe("warm_start={steps: 3, new_model_only: true}"), PLACE).check()  # the model is named
     compose(recipe(), PLACE).check()
     compose(recipe("model.lora={r: 8, dropout: 0}", "train.kl=0.1", "train.importance=truncate"), PLACE).check()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "train.method=ppo",
+        "train.minibatches=3",
+        "train.importance={rule: mask, low: 0.5}",
+        "credit={by: turns, split: true}",
+        "credit={by: turns, tokens: answer}",
+        "futures={name: classmates, classmates: [a]}",
+        "reward.max_missing=0.3",
+    ],
+)
+def test_what_our_trainer_does_is_not_refused(override: str) -> None:
+    compose(recipe(override), PLACE).check()
+
+
+def test_the_critic_begins_as_the_policy_and_learns_at_its_pace() -> None:
+    made = recipe("train.method=ppo", "train.lr=3e-5", "train.clip_high=0.3", "train.kl=0.1")
+    found = {s.key: s.value for s in compose(made, PLACE).settings}
+    assert found["critic.enable"] is True and found["critic.model.path"] == found["actor_rollout_ref.model.path"]
+    assert found["critic.optim.lr"] == 3e-5 and found["critic.cliprange_value"] == 0.3
+    assert found["critic.fsdp.model_dtype"] == "fp32" and found["critic.strategy"] == "fsdp2"
+    assert found["algorithm.use_kl_in_reward"] and not found["actor_rollout_ref.actor.use_kl_loss"]
+    assert not any(key.startswith("critic.") for key in (s.key for s in compose(recipe(), PLACE).settings))
 
 
 def test_verls_own_words_win_and_are_told_from_the_recipes() -> None:
@@ -121,7 +144,8 @@ def test_overrides_are_quoted_as_hydra_reads_them() -> None:
 
 
 def test_config_and_parquet_need_neither_torch_nor_verl() -> None:
-    code = "import sys, upshot.cluster.config, upshot.cluster.parquet, upshot.cluster.estimate, upshot.cluster.served\n"
+    names = ", ".join(f"upshot.cluster.{name}" for name in ("config", "parquet", "served", "trajectory"))
+    code = f"import sys, {names}\n"
     code += "print([name for name in ('torch', 'verl', 'ray') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
@@ -154,12 +178,11 @@ def test_on_this_machine_every_setting_says_that_it_is_for_that(monkeypatch: pyt
     plain = {s.key: s for s in compose(recipe(), PLACE).settings}
     here = {s.key: s for s in compose(recipe(), PLACE, ["trainer.n_gpus_per_node=2"], local=True).settings}
     new = {key for key, setting in here.items() if plain.get(key) != setting}
-    precision = {f"{part}.mixed_precision" for part in ("actor_rollout_ref.actor.fsdp_config", "critic.fsdp")}
+    precision = {f"actor_rollout_ref.{part}.fsdp_config.mixed_precision" for part in ("actor", "ref")}
     told = {key for key in new if here[key].source.startswith("--local")}
     assert new - told == {
         "trainer.n_gpus_per_node",
         "actor_rollout_ref.rollout.dtype",
-        "actor_rollout_ref.ref.fsdp_config.mixed_precision",
         *precision,
     }
     assert here["ray_kwargs.ray_init.num_gpus"].value == 2 and here["ray_kwargs.ray_init.num_gpus"].mark == "+"

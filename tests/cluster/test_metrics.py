@@ -11,10 +11,10 @@ from upshot.cluster.metrics import Follower, line_of
 
 def test_what_means_the_same_has_our_name_and_the_rest_keeps_its_own() -> None:
     told = {
-        "critic/score/mean": 0.5,
+        "upshot/reward/mean": 0.5,
+        "upshot/eval/reward/mean": 1.0,
         "actor/grad_norm": 2.0,
         "perf/mfu/actor": 0.1,
-        "val-core/slots/reward/mean@1": 1.0,
     }
     line = line_of({"step": 3, "data": {**told, "bad": float("nan"), "word": "x"}})
     assert line["phase"] == "rl" and line["step"] == 3

@@ -1,42 +1,53 @@
-"""The same recipe with the same replies: local mode and verl mode compute the same rewards, parts and advantages."""
+"""The same recipe with the same replies: local mode and verl mode play and compute the same."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.cluster.test_worker import HALF_SAID, RENDERER, TOKENIZER, Manager, Output, made, order, shopkeeper
-from upshot.chat import Conversation, Row
-from upshot.cluster.estimate import advantages
+from tests.cluster.test_worker import RENDERER, TOKENIZER, Manager, Output
+from upshot.chat import Conversation, Message, Row, Sample
+from upshot.cluster.lesson import Row as TrainedRow
+from upshot.cluster.lesson import Told, teach
+from upshot.cluster.parquet import record_of
 from upshot.cluster.served import Line
-from upshot.cluster.trajectory import Trajectory
+from upshot.cluster.trajectory import Trajectory, trajectories_of
+from upshot.cluster.worker import Order, Worker, placed
+from upshot.config import load
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
 from upshot.recipe import Recipe
+from upshot.rewards.credit import Credit, Span, credit_turns, only
+from upshot.rewards.reward import Reward
 from upshot.rollout.company import of_recipe, stage_of
-from upshot.rollout.play import play_reply
+from upshot.rollout.play import occurred, play_step
 from upshot.rollout.policy import Policy
 from upshot.rollout.reply import Reply
-from upshot.tasks.slots import Slots
-from upshot.train.batch import data_of
-from upshot.train.rl import set_advantages
+from upshot.score import Score
+from upshot.tasks.base import tasks
+from upshot.train import ppo, rl
+from upshot.train.batch import Datum
+from upshot.train.estimates import Lesson
+from upshot.train.handover import packed, unpacked
 from upshot.train.setup import sampling_of
 
-Says = Callable[[str], str]
 DOWN = "down"
+Says = Callable[[list[int], int], str]
+"""What the policy says after a prompt with a seed."""
 
 
-def down(text: str) -> str:
-    return DOWN
+def words(prompt: list[int], seed: int) -> str:
+    """One of a few replies, by the seed; now and then no reply at all."""
+    said = ["which size ?", "which colour and thing ?", "here is a tiny red lamp", "here is a small blue bowl", DOWN]
+    return said[seed % len(said)]
 
 
-REPLIES: list[Says] = [shopkeeper(HALF_SAID), lambda text: "here is a tiny red lamp", down, lambda text: "hello"]
-
-
-class Fixed(Model):
-    """A policy in this process that says what it is told to say."""
+class Local(Model):
+    """The policy in this process."""
 
     name = "fixed"
     abilities = Abilities(ids_in=True, ids_out=True)
@@ -45,65 +56,223 @@ class Fixed(Model):
         self.says = says
 
     async def generate(self, request: Request) -> list[Completion]:
-        text = self.says(TOKENIZER.decode(list(request.prompt)))
+        text = self.says(list(request.prompt), request.sampling.seed or 0)  # type: ignore[arg-type]
         if text == DOWN:
-            raise ModelCallError("aborted")
+            raise ModelCallError("aborted", "a server gave 0 ids (stop reason 'aborted')")
         ids = tuple(RENDERER.completed(text))
         return [Completion(text, "stop", ids, (-0.5,) * len(ids))]
 
 
 class Servers(Manager):
-    """The same words from a cluster's servers."""
+    """The same policy on a cluster's servers."""
 
-    async def generate(self, request_id: str, **asked: Any) -> Output:
-        if self.says("") == DOWN:
+    def __init__(self, says: Says) -> None:
+        super().__init__(str, TOKENIZER)
+        self.by_seed = says
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Output:
+        text = self.by_seed(prompt_ids, sampling_params["seed"])
+        if text == DOWN:
             return Output([], [], "aborted")
-        return await super().generate(request_id, **asked)
+        ids = RENDERER.completed(text)
+        return Output(ids, [-0.5] * len(ids))
 
 
-def locally(recipe: Recipe, row: Row) -> list[Reply]:
-    """The group as local mode plays and compares it."""
-
-    async def one(says: Says, index: int) -> Reply:
-        model = Fixed(says)
-        company = of_recipe(recipe, Slots(rows_per_split=64, vague=0), model, TOKENIZER, RENDERER)
-        policy = Policy(model, RENDERER, sampling_of(recipe), 256)
-        return await play_reply(stage_of(recipe, company, policy), Conversation(row, index))
-
-    async def group() -> list[Reply]:
-        return [await one(says, index) for index, says in enumerate(REPLIES)]
-
-    replies = asyncio.run(group())
-    set_advantages([replies], recipe.train.advantage)
-    return replies
+def recipe_of(*overrides: str) -> Recipe:
+    own = ["task.rows_per_split=64", "task.vague=0", "warm_start=null", "model.path=/model", "train.group_size=4"]
+    return load("quickstart", [*own, *overrides]).recipe
 
 
-@pytest.mark.parametrize("estimator", ["dr-grpo", "grpo", "rloo", "gdpo", "reinforce++"])
-def test_rewards_parts_and_advantages_are_those_of_local_mode(estimator: str) -> None:
-    worker = made(f"train.advantage={estimator}")
-    replies = locally(worker.recipe, HALF_SAID)
+def some(recipe: Recipe, *places: int) -> list[Row]:
+    """Rows of the recipe's task."""
+    rows = tasks.create(recipe.task.name, recipe.task.options, "task").rows("train")
+    return [rows[place] for place in places]
 
-    async def group() -> list[Any]:
-        lines = [Line(Servers(says, TOKENIZER), str(index)) for index, says in enumerate(REPLIES)]
-        return [await worker.trajectory(order(HALF_SAID, n), line, 200, 50) for n, line in enumerate(lines)]
 
-    played = asyncio.run(group())
-    assert [isinstance(row, Trajectory) for row in played] == [True, True, False, True]
-    assert [row.score for row in played if isinstance(row, Trajectory)] == [
-        reply.reward.total.value for reply in replies if not reply.reward.total.is_missing
-    ]
-    rows = [row for row in played if isinstance(row, Trajectory)]
-    found = advantages(
-        [row.token_scores for row in rows],
-        [row.response_mask for row in rows],
-        ["u"] * len(rows),
-        worker.recipe.train.advantage,
-    )
-    local = [datum for reply in replies for datum in data_of(reply)]
-    assert len(local) == len(rows)
-    for row, own, datum in zip(rows, found, local, strict=True):
+def locally(recipe: Recipe, rows: Sequence[Row], step: int, says: Says = words) -> list[list[Reply]]:
+    """The groups of a step as local mode plays them."""
+    model = Local(says)
+    task = tasks.create(recipe.task.name, recipe.task.options, "task")
+    company = of_recipe(recipe, task, model, TOKENIZER, RENDERER)
+    stage = stage_of(recipe, company, Policy(model, RENDERER, sampling_of(recipe), 256))
+    return asyncio.run(play_step(stage, rows, recipe.train.group_size, rl.derive_seed(recipe.seed, "step", step)))
+
+
+def on_verl(recipe: Recipe, rows: Sequence[Row], step: int, says: Says = words) -> list[list[Reply]]:
+    """The same groups as a worker of the cluster plays them, and as the trainer reads them."""
+    worker, servers = Worker(recipe, TOKENIZER, 256), Servers(says)
+    before = occurred([row.id for row in rows])
+
+    async def one(group: int, session: int) -> Reply:
+        record = record_of(rows[group], 0, "train")
+        info = placed(record["extra_info"], group, before[group])
+        line = Line(servers, f"{group}.{session}", seeded=True)
+        return unpacked(packed(await worker.play(Order(info, record["prompt"], session, step), line)))
+
+    async def all_of_them() -> list[list[Reply]]:
+        return [
+            list(await asyncio.gather(*(one(group, session) for session in range(recipe.train.group_size))))
+            for group in range(len(rows))
+        ]
+
+    return asyncio.run(all_of_them())
+
+
+def number(ids: Sequence[int], place: int) -> float:
+    """A number of a token that depends on all before it, as a log-probability does."""
+    return -math.fmod(0.37 * sum(ids[: place + 1]) + place, 1.9) / 3
+
+
+class Learner:
+    """Local mode's learner, as far as it is asked here."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.config = recipe.train
+
+    def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
+        return [self._of(datum, -0.11 if reference else 0.0) for datum in data]
+
+    def values(self, data: Sequence[Datum]) -> list[list[float]]:
+        return [self._of(datum, 0.9) for datum in data]
+
+    def _of(self, datum: Datum, more: float) -> list[float]:
+        return [number(datum.ids, at) + more if bit else 0.0 for at, bit in enumerate(datum.mask)]
+
+
+def taught(recipe: Recipe, groups: Sequence[Sequence[Reply]]) -> list[tuple[Reply, Trajectory, Told]]:
+    """What verl's learner is told of every row that has something to learn from."""
+    replies = [reply for group in groups for reply in group]
+    rows = [(reply, row) for reply in replies for row in trajectories_of(reply, 0) if row.trains]
+    given = []
+    for reply, row in rows:
+        ids = [*row.prompt_ids, *row.response_ids]
+        found = [number(ids, at) for at in range(len(row.prompt_ids), len(ids))]
+        more = [[value + by for value in found] for by in (0.0, -0.11, 0.9)]
+        given.append(TrainedRow(reply, len(ids), *more))
+    told, _ = teach(recipe.train, groups, given)
+    return [(*pair, one) for pair, one in zip(rows, told, strict=True)]
+
+
+def lesson_of(recipe: Recipe, groups: Sequence[Sequence[Reply]]) -> Lesson:
+    """What local mode's learner learns from."""
+    method = ppo if recipe.train.method == "ppo" else rl
+    return method.lesson_of(Learner(recipe), groups)[0]
+
+
+def same(recipe: Recipe, local: Sequence[Sequence[Reply]], verl: Sequence[Sequence[Reply]]) -> int:
+    """Hold that both learn the same; how many rows there are."""
+    lesson = lesson_of(recipe, local)
+    rows = taught(recipe, verl)
+    assert len(lesson) == len(rows)
+    for (reply, datum), (other, row, told) in zip(lesson, rows, strict=True):
+        assert reply.conversation.key == other.conversation.key
         first = len(row.prompt_ids)
         assert [*row.prompt_ids, *row.response_ids] == list(datum.ids)
-        assert row.response_mask == list(datum.mask)[first:] and row.response_logprobs == list(datum.old)[first:]
-        assert own == pytest.approx(list(datum.advantages)[first:])
-    assert any(value for own in found for value in own)
+        assert told.mask == list(datum.mask)[first:] == row.response_mask
+        for name in ("advantages", "old", "returns", "weights"):
+            assert getattr(told, name) == pytest.approx(list(getattr(datum, name))[first:]), name
+    return len(rows)
+
+
+def compare(recipe: Recipe, step: int = 3) -> int:
+    """Play a step in both modes and hold that they are the same."""
+    rows = some(recipe, 3, 9, 5, 9)  # one row comes twice
+    local, verl = locally(recipe, rows, step), on_verl(recipe, rows, step)
+    for one, other in zip(local, verl, strict=True):
+        assert [r.to_dict(step) for r in one] == [r.to_dict(step) for r in other]
+    assert any(r.reward.total.is_missing for group in local for r in group)
+    count = same(recipe, local, verl)
+    for one, other in zip(local, verl, strict=True):
+        assert [r.advantages for r in one] == [r.advantages for r in other]
+    return count
+
+
+@pytest.mark.parametrize("name", ["dr-grpo", "grpo", "rloo", "gdpo", "separated", "reinforce++"])
+def test_a_step_has_the_same_conversations_rewards_parts_and_advantages(name: str) -> None:
+    assert compare(recipe_of(f"train.advantage={name}")) > 4
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["train.importance=truncate", "train.importance.high=1.02"],
+        ["train.importance=mask", "train.importance.level=sequence", "train.importance.low=0.9"],
+        ["train.kl=0.1", "train.kl_in=reward"],
+        ["train.method=ppo", "train.kl=0.05"],
+        ["train.method=ppo", "train.gamma=0.9", "train.whiten=false"],
+    ],
+    ids=" ".join,
+)
+def test_importance_divergence_and_values_are_those_of_local_mode(more: list[str]) -> None:
+    assert compare(recipe_of(*more)) > 4
+
+
+def talked(rewards: list[list[Score]], split: bool, tokens: str = "all") -> list[list[Reply]]:
+    """A group of episodes, each turn of three sampled tokens, a thought of two among them, and one of context."""
+    group = []
+    for at, own in enumerate(rewards):
+        talk = Conversation(Row("r", (Message("user", "?"),)), key=f"r#{at}")
+        for turn in range(len(own)):
+            context = (1, 2, 3) if turn == 0 else (4,)
+            sample = Sample(context, (7, 8, 9 + at), (-1.0, -0.5, -0.2), "stop", thought=(0, 2), answer=2)
+            talk.say(Message("assistant", "x"), sample)
+        credit = credit_turns(own, talk, 0.5, split)
+        credit = replace(credit, spans=only(credit.spans, talk, tokens))
+        group.append(Reply(talk, reward=Reward(own[-1]), credit=credit))
+    return [group]
+
+
+LOST = Score.missing("timeout")
+TURNS = [[Score(0.0), Score(1.0)], [Score(0.5), Score(0.0)], [LOST, Score(2.0)], [Score(1.0), LOST], [Score(1.0)]]
+
+
+@pytest.mark.parametrize("name", ["grpo", "gdpo", "rloo"])
+@pytest.mark.parametrize(("split", "tokens"), [(False, "all"), (True, "all"), (True, "answer"), (False, "thought")])
+def test_turns_are_credited_as_in_local_mode_also_where_one_is_missing(name: str, split: bool, tokens: str) -> None:
+    recipe = recipe_of(f"train.advantage={name}")
+    count = same(recipe, talked(TURNS, split, tokens), talked(TURNS, split, tokens))
+    assert count == (6 if split else 4)  # the fourth reply's last turn is missing, and with it its first
+
+
+def test_a_later_turn_is_trained_where_an_earlier_one_is_missing() -> None:
+    lost = talked([[LOST, Score(1.0)]], False)[0][0]
+    (row,) = trajectories_of(lost, 0)
+    assert row.prompt_ids == [1, 2, 3] and row.response_mask == [0, 0, 0, 0, 1, 1, 1]
+
+
+def test_turns_as_samples_of_their_own_are_rows_of_their_own() -> None:
+    both = talked([[Score(0.0), Score(1.0)]], True)[0][0]
+    first, second = trajectories_of(both, 0)
+    assert first.response_ids == [7, 8, 9] and first.response_mask == [1, 1, 1]
+    assert second.response_ids == [7, 8, 9, 4, 7, 8, 9] and second.response_mask == [0, 0, 0, 0, 1, 1, 1]
+
+
+def with_parts(reply: Reply, number: int) -> Reply:
+    """The reply with a classmate's part on its first two tokens, which is missing now and then."""
+    if reply.credit is None or not reply.credit.spans:
+        return reply
+    own, (span, *rest) = reply.credit.parts, reply.credit.spans
+    part = Score.missing("timeout") if number % 3 == 0 else Score(0.1 * number)
+    spans = (Span(span.start, span.start + 2, (*span.parts, "classmate")), Span(span.start + 2, span.stop, span.parts))
+    reply.credit = Credit({**own, "classmate": part}, (*spans, *rest), reply.credit.split)
+    return reply
+
+
+@pytest.mark.parametrize("name", ["grpo", "gdpo", "separated"])
+def test_several_parts_of_a_turn_are_compared_each_with_its_own(name: str) -> None:
+    recipe = recipe_of(f"train.advantage={name}")
+    rows = some(recipe, 3, 9)
+    local, verl = locally(recipe, rows, 0), on_verl(recipe, rows, 0)
+    for groups in (local, verl):
+        for at, reply in enumerate(reply for group in groups for reply in group):
+            with_parts(reply, at)
+    assert same(recipe, local, verl) > 2
+
+
+def test_the_lone_survivor_of_a_group_gets_zero_and_not_its_raw_score() -> None:
+    recipe = recipe_of("train.group_size=2")
+    turns = iter([DOWN, *["here is a tiny red lamp"] * 9])
+    groups = on_verl(recipe, some(recipe, 3), 0, lambda prompt, seed: next(turns))
+    assert [r.reward.total.is_missing for r in groups[0]] == [True, False]
+    ((_, row, told),) = taught(recipe, groups)
+    assert any(row.response_mask) and set(told.advantages) == {0.0}

@@ -11,22 +11,24 @@ import pytest
 
 pytest.importorskip("verl", reason="verl is not installed here: `make test-cluster`")
 
-from tests.cluster.test_worker import HALF_SAID, TOKENIZER, Manager, shopkeeper
+from tests.cluster.test_worker import HALF_SAID, TOKENIZER, Manager, Output, shopkeeper
 from upshot.cluster.config import RECIPE, Place, compose
 from upshot.cluster.parquet import record_of
+from upshot.cluster.worker import placed
 from upshot.config import load
 from upshot.train.folder import RunFolder
+from upshot.train.handover import unpacked
 
 OWN = ["task.rows_per_split=64", "task.vague=0", "warm_start=null", "model.path=/model", "model.dtype=float32"]
 PLACE = Place("/run", rows=64, prompt_tokens=40, context=256)
 MORE = ["actor_rollout_ref.rollout.name=vllm", "trainer.n_gpus_per_node=1"]
 
 
-def composed() -> tuple[Any, Any]:
+def composed(*more: str) -> tuple[Any, Any]:
     """Our plan and verl's config made of it."""
     import hydra
 
-    plan = compose(load("quickstart", OWN).recipe, PLACE, MORE)
+    plan = compose(load("quickstart", [*OWN, *more]).recipe, PLACE, MORE)
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         return plan, hydra.compose("ppo_trainer", overrides=plan.overrides())
 
@@ -37,10 +39,11 @@ def recipe_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RECIPE, str(folder.path / "recipe.yaml"))
 
 
-def test_every_setting_lands_where_verl_reads_it() -> None:
+@pytest.mark.parametrize("method", ["rl", "ppo"])
+def test_every_setting_lands_where_verl_reads_it(method: str) -> None:
     from omegaconf import OmegaConf
 
-    plan, theirs = composed()
+    plan, theirs = composed(f"train.method={method}", "train.kl=0.1")
     for setting in plan.settings:
         found = OmegaConf.select(theirs, setting.key)
         assert (OmegaConf.to_container(found) if OmegaConf.is_config(found) else found) == setting.value, setting.key
@@ -48,12 +51,36 @@ def test_every_setting_lands_where_verl_reads_it() -> None:
 
 def test_the_registrations_are_under_our_name() -> None:
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
-    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+    from verl.trainer.ppo.v1 import get_trainer_cls
 
-    import upshot.cluster.adapters.register  # noqa: F401
+    import upshot.cluster.adapters.register
+    import upshot.cluster.adapters.trainer  # noqa: F401
 
     assert _agent_loop_registry["upshot"]["_target_"] == "upshot.cluster.adapters.loop.UpshotLoop"
-    assert get_adv_estimator_fn("upshot").__module__ == "upshot.cluster.adapters.estimator"
+    assert get_trainer_cls("upshot").__name__ == "UpshotTrainer"
+
+
+def test_verls_trainer_calls_what_ours_overrides() -> None:
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    from upshot.cluster.adapters.trainer import UpshotTrainer
+
+    for name, ours in vars(UpshotTrainer).items():
+        theirs = getattr(PPOTrainer, name, None)
+        if callable(ours) and not name.startswith("__") and name not in ("_rows", "_measured", "_teaches"):
+            assert theirs is not None, f"verl's trainer has no {name} any more"
+            wanted = [p for p in inspect.signature(ours).parameters if p != "more"]
+            assert set(wanted) <= set(inspect.signature(theirs).parameters), name
+    step = inspect.getsource(PPOTrainer._step_once)
+    order = ["replay_buffer.sample", "_balance_batch", "_compute_old_log_prob", "_compute_advantage", "_update_actor"]
+    assert sorted(order, key=step.index) == order
+
+
+def test_the_program_keeps_verls_runner_and_registers_our_trainer_first() -> None:
+    from upshot.cluster.adapters.main import Runner
+
+    assert Runner.__mro__[1].__name__ == "TaskRunnerV1"
+    assert "get_trainer_cls" in inspect.getsource(Runner.__mro__[1].run)
 
 
 def test_the_server_client_takes_ids_by_these_names() -> None:
@@ -66,41 +93,57 @@ def test_the_server_client_takes_ids_by_these_names() -> None:
     assert {"token_ids", "log_probs", "stop_reason", "extra_fields"} <= set(TokenOutput.model_fields)
 
 
-@pytest.mark.usefixtures("recipe_file")
-def test_the_loop_gives_verl_the_servers_ids_and_a_score_a_token() -> None:
+def rows_of(manager: Manager, config: Any, step: int = 1) -> list[Any]:
+    """What our loop gives verl for a row."""
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 
     from upshot.cluster.adapters.loop import UpshotLoop
 
-    _, config = composed()
-    manager = Manager(shopkeeper(HALF_SAID), TOKENIZER)
     record = record_of(HALF_SAID, 0, "train")
-    given = {"raw_prompt": record["prompt"], "extra_info": record["extra_info"], "uid": "u", "session_id": 0}
+    given = {"raw_prompt": record["prompt"], "extra_info": placed(record["extra_info"], 0, 0), "session_id": 0}
 
     async def run() -> Any:
-        whole, data = DictConfigWrap(config), DictConfigWrap(config.data)
-        loop = UpshotLoop(whole, manager, TOKENIZER, None, None, data)
-        return await loop.run({"logprobs": True, "repetition_penalty": 1.0}, global_steps=1, **given)
+        loop = UpshotLoop(DictConfigWrap(config), manager, TOKENIZER, None, None, DictConfigWrap(config.data))
+        return await loop.run({"logprobs": True, "repetition_penalty": 1.0}, global_steps=step, uid="u", **given)
 
-    out = asyncio.run(run())
+    return asyncio.run(run())
+
+
+@pytest.mark.usefixtures("recipe_file")
+def test_the_loop_gives_verl_the_servers_ids_and_the_whole_reply() -> None:
+    from upshot.cluster.adapters.loop import REPLY
+
+    manager = Manager(shopkeeper(HALF_SAID), TOKENIZER)
+    (out,) = rows_of(manager, composed()[1])
     assert out.prompt_ids == manager.asked[0][1] and out.response_ids == manager.asked[0][3]
     assert manager.asked[0][2]["logprobs"] is True and manager.asked[0][2]["max_tokens"] == 12
+    assert "seed" not in manager.asked[0][2]  # only our engine draws by it
     row = out.as_dict()
-    assert row["rm_scores"].tolist()[:-1] == [0.0] * (len(out.response_ids) - 1)
-    assert row["rm_scores"].sum().item() == pytest.approx(out.reward_score)
+    reply = unpacked(row["extra_fields"][REPLY])
+    assert row["rm_scores"].sum().item() == pytest.approx(reply.reward.total.value)
     assert row["extra_fields"]["min_global_steps"] == 1
     assert row["extra_fields"]["reward_extra_info"]["verifier"] == 1.0
 
 
 @pytest.mark.usefixtures("recipe_file")
-def test_the_estimator_gives_a_lone_survivor_nothing() -> None:
-    import numpy as np
-    import torch
+def test_what_a_user_must_mend_reaches_the_trainer() -> None:
+    from upshot.cluster.adapters.loop import FAULT
 
-    from upshot.cluster.adapters.estimator import estimate
+    class Silent(Manager):
+        async def generate(self, request_id: str, **asked: Any) -> Output:
+            return Output([5], None)
 
-    scores = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 5.0], [0.0, 0.0]])
-    mask = torch.tensor([[1, 1], [1, 1], [1, 1], [0, 0]])
-    found, returns = estimate(token_level_rewards=scores, response_mask=mask, index=np.array(["a", "a", "b", "pad0"]))
-    assert found.tolist() == [[0.5, 0.5], [-0.5, -0.5], [0.0, 0.0], [0.0, 0.0]]  # the quickstart is dr-grpo
-    assert returns.shape == scores.shape
+    (out,) = rows_of(Silent(shopkeeper(HALF_SAID), TOKENIZER), composed()[1])
+    assert "calculate_log_probs" in out.extra_fields[FAULT] and out.response_mask == [0]
+
+
+def test_what_a_row_is_told_has_verls_names_and_its_filling_trains_nothing() -> None:
+    from upshot.cluster.adapters.trainer import columns
+    from upshot.cluster.lesson import Told
+
+    told = [Told([1, 0, 1], [0.5, 0.0, -0.5], [-1.0, 0.0, -2.0], weights=[1.0, 0.0, 0.9]), None]
+    found = columns(told, "truncate")
+    assert [row.tolist() for row in found["response_mask"].unbind()] == [[1, 0, 1], [0]]
+    assert [row.tolist() for row in found["advantages"].unbind()] == [[0.5, 0.0, -0.5], [0.0]]
+    assert found["returns"].unbind()[0].tolist() == [0.0, 0.0, 0.0]
+    assert "rollout_is_weights" in found and "rollout_is_weights" not in columns(told, "none")

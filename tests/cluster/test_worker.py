@@ -12,14 +12,15 @@ import pytest
 from upshot.chat import Row
 from upshot.cluster.parquet import record_of
 from upshot.cluster.served import Line, ServedModel
-from upshot.cluster.trajectory import Trajectory
-from upshot.cluster.worker import Order, Worker
+from upshot.cluster.trajectory import Trajectory, refuse_long, trajectories_of
+from upshot.cluster.worker import Order, Worker, placed
 from upshot.config import load
 from upshot.errors import UserError
 from upshot.models.base import Request, Sampling
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
-from upshot.score import Reason, Score
+from upshot.rollout.reply import Reply
+from upshot.score import Reason
 from upshot.tasks.slots import Slots, asked_slots
 
 
@@ -66,9 +67,9 @@ def made(*overrides: str) -> Worker:
     return Worker(load("quickstart", own).recipe, TOKENIZER, 256)
 
 
-def order(row: Row, session: int = 0, uid: str = "u") -> Order:
+def order(row: Row, session: int = 0, group: int = 0, step: int = 0) -> Order:
     record = record_of(row, 0, row.id.split("/")[1])
-    return Order(record["extra_info"], record["prompt"], uid, session, 1)
+    return Order(placed(record["extra_info"], group, 0), record["prompt"], session, step)
 
 
 def shopkeeper(row: Row) -> Callable[[str], str]:
@@ -81,14 +82,13 @@ def shopkeeper(row: Row) -> Callable[[str], str]:
     return says
 
 
-def play(worker: Worker, manager: Manager, what: Order, prompt: int = 200, response: int = 50) -> Trajectory | Score:
-    return asyncio.run(worker.trajectory(what, Line(manager, f"{what.uid}.{what.session}"), prompt, response))
+def play(worker: Worker, manager: Manager, what: Order) -> Reply:
+    return asyncio.run(worker.play(what, Line(manager, f"line {what.session}")))
 
 
 def test_the_ids_trained_are_the_ids_the_servers_sampled() -> None:
     manager = Manager(shopkeeper(HALF_SAID), TOKENIZER)
-    found = play(made(), manager, order(HALF_SAID))
-    assert isinstance(found, Trajectory)
+    (found,) = trajectories_of(play(made(), manager, order(HALF_SAID)), 0)
     first = manager.asked[0]
     assert found.prompt_ids == first[1] == RENDERER.prompt_ids(HALF_SAID.messages)
     assert found.response_ids == first[3]
@@ -96,13 +96,12 @@ def test_the_ids_trained_are_the_ids_the_servers_sampled() -> None:
     assert found.response_logprobs == [-0.5] * len(first[3])
 
 
-def test_a_question_is_paid_by_its_futures_at_its_last_token() -> None:
-    found = play(made(), Manager(shopkeeper(HALF_SAID), TOKENIZER), order(HALF_SAID))
-    assert isinstance(found, Trajectory)
-    assert asked_slots(TOKENIZER.decode(found.response_ids, skip_special_tokens=True))
-    assert found.metrics["verifier"] == 1.0
-    assert found.token_scores[:-1] == [0.0] * (len(found.response_ids) - 1)
-    assert found.token_scores[-1] == pytest.approx(1.0 - 0.001 * found.metrics["token_amount"])
+def test_a_question_is_paid_by_its_futures() -> None:
+    reply = play(made(), Manager(shopkeeper(HALF_SAID), TOKENIZER), order(HALF_SAID))
+    assert asked_slots(reply.conversation.messages[-1].content)
+    means = {name: mean.value for name, mean in reply.reward.means.items()}
+    assert means["verifier"] == 1.0
+    assert reply.reward.total.value == pytest.approx(1.0 - 0.001 * (means["token_amount"] or 0))
 
 
 def test_all_calls_of_a_conversation_go_to_one_server_and_those_of_others_to_their_own() -> None:
@@ -110,7 +109,7 @@ def test_all_calls_of_a_conversation_go_to_one_server_and_those_of_others_to_the
 
     async def both() -> None:
         lines = [Line(manager, f"line {n}") for n in range(2)]
-        await asyncio.gather(*(worker.trajectory(order(HALF_SAID, n), line, 200, 50) for n, line in enumerate(lines)))
+        await asyncio.gather(*(worker.play(order(HALF_SAID, n), line) for n, line in enumerate(lines)))
 
     asyncio.run(both())
     by_line = [asked for asked, *_ in manager.asked]
@@ -120,7 +119,7 @@ def test_all_calls_of_a_conversation_go_to_one_server_and_those_of_others_to_the
 def test_the_weights_that_sampled_the_trained_tokens_are_told_and_not_those_of_futures() -> None:
     manager = Manager(shopkeeper(HALF_SAID), TOKENIZER)
     line = Line(manager, "x")
-    asyncio.run(made().trajectory(order(HALF_SAID), line, 200, 50))
+    asyncio.run(made().play(order(HALF_SAID), line))
     assert len(manager.asked) == 3
     assert line.extra == {"min_global_steps": 1, "max_global_steps": 1}
     line.note({"min_global_steps": 0, "max_global_steps": 4})
@@ -130,7 +129,7 @@ def test_the_weights_that_sampled_the_trained_tokens_are_told_and_not_those_of_f
 def test_a_cut_turn_is_known_by_its_last_id_because_the_servers_say_completed_of_both() -> None:
     worker = made("reward.overlong.rule=missing")
     found = play(worker, Manager(lambda text: "here is a " * 9, TOKENIZER, end=False), order(HALF_SAID))
-    assert isinstance(found, Score) and found.reason == Reason.OVERLONG
+    assert found.reward.total.reason == Reason.OVERLONG
 
 
 def test_a_server_that_gave_up_makes_the_reply_missing_and_not_zero() -> None:
@@ -139,14 +138,16 @@ def test_a_server_that_gave_up_makes_the_reply_missing_and_not_zero() -> None:
             return Output([], [], "aborted")
 
     found = play(made(), Down(shopkeeper(HALF_SAID), TOKENIZER), order(HALF_SAID))
-    assert isinstance(found, Score) and found.is_missing
+    assert found.reward.total.is_missing
+    assert trajectories_of(found, 7) == [Trajectory([7], [7], [0], [0.0])]
 
 
 def test_what_verl_would_cut_silently_is_missing_with_the_reason() -> None:
     manager = Manager(shopkeeper(HALF_SAID), TOKENIZER)
     for lengths in ((3, 50), (200, 2)):
-        found = play(made(), manager, order(HALF_SAID), *lengths)
-        assert isinstance(found, Score) and found.reason == Reason.TOO_LONG
+        found = play(made(), manager, order(HALF_SAID))
+        refuse_long(found, *lengths)
+        assert found.reward.total.reason == Reason.TOO_LONG and not trajectories_of(found, 7)[0].trains
 
 
 def test_held_out_rows_are_played_at_the_temperature_of_evaluation() -> None:
@@ -170,14 +171,14 @@ def test_a_thousand_conversations_at_once_never_mix_their_goals(shift: int, shar
             ids = RENDERER.completed(rows[(int(request_id) + shift) % len(rows)].reference)
             return Output(ids, [0.0] * len(ids))
 
-    async def all_of_them() -> list[Trajectory | Score]:
+    async def all_of_them() -> list[Reply]:
         manager = Knowing(str, TOKENIZER)
         lines = [Line(manager, str(number)) for number in range(len(rows))]
-        asked = (worker.trajectory(order(row), line, 200, 50) for row, line in zip(rows, lines, strict=True))
+        asked = (worker.play(order(row), line) for row, line in zip(rows, lines, strict=True))
         return await asyncio.gather(*asked)
 
-    found = [one for one in asyncio.run(all_of_them()) if isinstance(one, Trajectory)]
-    right = sum(one.metrics["verifier"] for one in found) / len(found)
+    found = asyncio.run(all_of_them())
+    right = sum(one.reward.means["verifier"].value or 0.0 for one in found) / len(found)
     assert len(found) == 1000 and (right == 1.0 if shift == 0 else right < share)
 
 

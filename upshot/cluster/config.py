@@ -10,13 +10,13 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel
 
 from upshot.cluster import on_cpu
-from upshot.cluster.table import ACTOR, CARRIED, CRITIC, FIXED, LEFT, MODEL, PLAYED, REF, ROLLOUT, No
+from upshot.cluster.table import ACTOR, CARRIED, FIXED, LEFT, MODEL, PLAYED, REF, ROLLOUT, No
 from upshot.config import flatten
 from upshot.errors import UserError
 from upshot.recipe import Recipe
@@ -115,6 +115,7 @@ def compose(recipe: Recipe, place: Place | None = None, more: Sequence[str] = ()
     settings, missing = _carried(recipe)
     settings += [Setting(key, value, f"fixed: {why}" if why else "fixed") for key, (value, why) in FIXED.items()]
     settings += [_backend(), *_lengths(recipe, place), *_places(recipe, place), *_precision(recipe)]
+    settings += _critic(recipe, settings) if recipe.train.method == "ppo" else []
     steps, refused = _steps(recipe, place)
     own = {setting.key: setting for setting in map(_given, more)}
     here = {setting.key: setting for setting in _on_cpu(own)} if local else {}
@@ -200,8 +201,32 @@ def _precision(recipe: Recipe) -> list[Setting]:
     if recipe.model.dtype != "float32":
         return []
     kinds = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
-    engines = (f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config", f"{CRITIC}.fsdp")
+    engines = (f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config")  # and the critic like the actor
     return [Setting(f"{engine}.mixed_precision", kinds, "model.dtype", "++") for engine in engines]
+
+
+def _critic(recipe: Recipe, settings: Sequence[Setting]) -> list[Setting]:
+    """ppo: the critic is a network of its own, which begins as the policy and learns at its pace."""
+    own = [
+        Setting("critic.enable", True, "train.method"),
+        Setting("critic.model.path", recipe.model.path or UNKNOWN, "model.path"),
+        Setting("critic.cliprange_value", recipe.train.clip_high, "train.clip_high"),
+    ]
+    for setting in settings:
+        for ours, theirs in AS_POLICY.items():
+            if _under(setting.key, ours):
+                own.append(replace(setting, key=theirs + setting.key.removeprefix(ours)))
+    return own
+
+
+AS_POLICY = {
+    f"{ACTOR}.optim": "critic.optim",
+    f"{ACTOR}.grad_clip": "critic.grad_clip",
+    f"{ACTOR}.strategy": "critic.strategy",
+    f"{ACTOR}.fsdp_config": "critic.fsdp",
+    f"{ACTOR}.ppo_max_token_len_per_gpu": "critic.ppo_max_token_len_per_gpu",
+}
+"""Settings of the policy that the critic has as well, by prefix."""
 
 
 def _steps(recipe: Recipe, place: Place) -> tuple[list[Setting], list[Missing]]:
@@ -243,25 +268,18 @@ def left_by(key: str) -> str | None:
 
 SPECIAL = {
     *("model.path", "model.max_context", "run_dir", "episode.max_tokens", "episode.max_turns"),
-    *("train.method", "train.steps", "train.epochs", "train.save_every", "train.token_budget", "train.importance"),
+    *("train.method", "train.steps", "train.epochs", "train.save_every", "train.token_budget"),
 }
 """Recipe keys that are carried by more than a line of the table."""
 
 
 def _unfit(recipe: Recipe) -> Iterator[Missing]:
     """What the hooks of verl cannot carry yet."""
-    if recipe.train.method != "rl":
-        yield Missing("train.method", recipe.train.method, "only rl runs on verl yet", True)
+    if recipe.train.method not in ("rl", "ppo"):
+        yield Missing("train.method", recipe.train.method, "only rl and ppo run on verl yet", True)
     if recipe.model.lora and (recipe.warm_start is not None or not recipe.model.path):
         why = "adapters of a warm start are not carried over; run it in local mode and name what it made as model.path"
         yield Missing("model.lora", recipe.model.lora.model_dump(mode="json"), why, True)
-    if recipe.futures.name not in ("talk", "none"):
-        why = "parts of one turn need a trainer of our own, which is not there yet"
-        yield Missing("futures.name", recipe.futures.name, why, True)
-    if recipe.credit.split:
-        yield Missing("credit.split", True, "turns as samples of their own are not there yet", True)
-    if recipe.credit.by == "turns" and recipe.credit.tokens != "all":
-        yield Missing("credit.tokens", recipe.credit.tokens, "by turns, all tokens of a turn are trained on verl", True)
 
 
 def read(recipe: Recipe, key: str) -> Any:

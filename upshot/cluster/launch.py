@@ -21,7 +21,7 @@ from upshot.recipe import Recipe
 from upshot.train.folder import METRICS, RunFolder
 
 LOG = "verl.log"
-MAIN = "verl.trainer.main_ppo"
+MAIN = "upshot.cluster.adapters.main"
 GRACE_S = 20
 """Seconds that verl has to end after it was told to."""
 

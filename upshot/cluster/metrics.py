@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 from upshot import jsonl
 
 OURS = {
-    "critic/score/mean": "reward/mean",
     "actor/grad_norm": "train/grad_norm",
     "actor/lr": "train/lr",
     "actor/entropy": "policy/entropy",
@@ -23,21 +21,18 @@ OURS = {
     "timing_s/update_actor": "time/learn",
 }
 """Those that mean the same here; all others keep their name, under `verl/`."""
-VALIDATION = re.compile(r"val-core/.+/reward/mean@\d+")
+OWN = "upshot/"
+"""Before those that our trainer works out itself, from the replies, as local mode does."""
 
 
 def line_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """A line of metrics.jsonl from one of verl's file logger; what is no finite number is left out."""
     out: dict[str, Any] = {"phase": "rl", "step": int(record["step"])}
-    evaluations = []
     for name, value in record["data"].items():
         if not isinstance(value, int | float) or not math.isfinite(value):
             continue
-        out[OURS.get(name, f"verl/{name}")] = value
-        if VALIDATION.fullmatch(name):
-            evaluations.append(value)
-    if len(evaluations) == 1:  # with several sources verl does not tell how many rows each has
-        out["eval/reward/mean"] = evaluations[0]
+        ours = name.removeprefix(OWN)
+        out[ours if ours != name else OURS.get(name, f"verl/{name}")] = value
     return out
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from upshot.chat import Row, messages_from
 from upshot.data.parquet import write_parquet
 from upshot.errors import UserError
+from upshot.rollout.room import Room
 from upshot.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -75,8 +76,10 @@ def by_id(rows: Sequence[Row], split: str) -> dict[str, Row]:
 class Book:
     """The rows of a task, found again from what verl hands to a worker."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, room: Room | None = None) -> None:
         self.task = task
+        self.room = room
+        """What an opening that is too long is cut to, where the recipe says so."""
         self._splits: dict[str, dict[str, Row]] = {}
 
     def row(self, extra_info: Mapping[str, Any], raw_prompt: Sequence[Mapping[str, Any]]) -> Row:
@@ -87,6 +90,8 @@ class Book:
         row = self._splits[split].get(name)
         if row is None:
             raise UserError(f"row '{name}' of the parquet is not in split '{split}' of task '{self.task.name}' here")
+        if self.room is not None and not self.room.fits(row):
+            row = self.room.cut(row) or row
         told = [(m.role, m.content) for m in messages_from(list(raw_prompt))]
         if told != [(m.role, m.content) for m in row.messages]:
             raise UserError(f"row '{name}' of the parquet has another opening than in task '{self.task.name}' here")

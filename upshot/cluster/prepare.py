@@ -11,21 +11,27 @@ from upshot.cluster.parquet import write_rows
 from upshot.cluster.worker import Worker
 from upshot.models.local import load_tokenizer, local_path
 from upshot.recipe import Recipe
+from upshot.rollout.play import spoken
+from upshot.rollout.room import fitting
 
 
 def prepare(recipe: Recipe, folder: Path) -> Place:
     """Write the rows of a recipe under a run folder; what was measured on the way."""
-    worker = Worker(recipe, load_tokenizer(recipe.model.path))
-    task, held_out = worker.book.task, recipe.eval.split
+    context = context_of(recipe)
+    worker = Worker(recipe, load_tokenizer(recipe.model.path), context)
+    task, held_out, rule = worker.book.task, recipe.eval.split, recipe.episode.long_prompts
     rows = {"train": task.rows("train"), held_out: task.rows(held_out)[: recipe.eval.rows]}
+    rows = {split: fitting(own, worker.room, rule) for split, own in rows.items()}
     write_rows(folder / "data" / "train.parquet", rows["train"], "train")
     write_rows(folder / "data" / "validation.parquet", rows[held_out], held_out)
     longest = longest_prompt(worker, [row for own in rows.values() for row in own])
-    return Place(str(folder.resolve()), len(rows["train"]), longest, context_of(recipe))
+    return Place(str(folder.resolve()), len(rows["train"]), min(longest, context - 1), context)
 
 
 def longest_prompt(worker: Worker, rows: Sequence[Row]) -> int:
-    """Ids of the longest prompt, as the policy will be shown it."""
+    """Ids of the longest prompt, as the policy will be shown it; as many as it takes where a user is to speak first."""
+    if any(row.goal is not None and not spoken(row) for row in rows):
+        return worker.stage.policy.max_context
     return max(worker.stage.policy.prompt_tokens(Conversation(row)) for row in rows)
 
 

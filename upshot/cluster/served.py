@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from upshot.chat import messages_from
+from upshot.chat import derive_seed, messages_from
 from upshot.errors import UserError
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request, Sampling
 from upshot.models.rendering import Renderer
@@ -50,6 +50,9 @@ class Line:
     request_id: str
     params: Mapping[str, Any] = field(default_factory=dict)
     """verl's own sampling parameters (logprobs, repetition_penalty …), which ours are laid over."""
+    seeded: bool = False
+    """Whether the servers are told the seed of every call. Our engine draws by it what local mode would draw; elsewhere
+    it would only cost."""
     extra: dict[str, Any] = field(default_factory=dict)
     """What the servers said beside the trained tokens: which weights sampled them."""
 
@@ -92,12 +95,14 @@ class ServedModel(Model):
         if line is None:
             raise UserError(f"model '{self.name}' is on verl's servers and is asked outside of any conversation")
         prompt = self._prompt_ids(request)
-        asked = (self._one(line, prompt, request) for _ in range(request.n))
+        asked = (self._one(line, prompt, request, number) for number in range(request.n))
         return list(await asyncio.gather(*asked))
 
-    async def _one(self, line: Line, prompt: list[int], request: Request) -> Completion:
+    async def _one(self, line: Line, prompt: list[int], request: Request, number: int) -> Completion:
         self.calls += 1
         params = {**line.params, **sampling_params(request.sampling)}
+        if line.seeded and request.sampling.seed is not None:
+            params["seed"] = derive_seed(request.sampling.seed, "request", number) if number else request.sampling.seed
         answer = await line.manager.generate(line.request_id, prompt_ids=list(prompt), sampling_params=params)
         if request.role == TRAINED:
             line.note(answer.extra_fields or {})

@@ -56,9 +56,7 @@ def _line(theirs: str, ours: str, make: Callable[..., Any] = lambda value: value
 
 
 def _mini_batch(prompts: int, parts: int) -> int:
-    if prompts % parts:
-        raise No(f"verl wants minibatches of one size; {prompts} prompts do not make {parts}")
-    return prompts // parts
+    return -(-prompts // parts)
 
 
 def _lora(read: Callable[[Any], Any], otherwise: Any) -> Callable[[Any], Any]:
@@ -74,16 +72,9 @@ def _lora(read: Callable[[Any], Any], otherwise: Any) -> Callable[[Any], Any]:
     return make
 
 
-def _importance(rule: str, level: str) -> str | None:
-    if rule == "mask":
-        raise No("the rule 'mask' is not mapped yet; take 'truncate' or 'none'")
-    return level if rule == "truncate" else None
-
-
-def _bounded(rule: str, low: float, high: float) -> float:
-    if rule == "truncate" and low:
-        raise No("verl's truncated weights have no lower bound; set train.importance.low=0")
-    return high
+def _kl(where: str) -> Callable[[float, str, str], bool]:
+    """Whether the divergence is taken there; ppo always takes it off the reward."""
+    return lambda kl, kl_in, method: bool(kl) and where == ("reward" if method == "ppo" else kl_in)
 
 
 LOSSES = {"clipped": "vanilla", "gspo": "gspo", "cispo": "cispo"}
@@ -91,7 +82,7 @@ SCHEDULES = {"constant": "constant", "cosine": "cosine"}
 NORMS = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
 CARRIED: tuple[Line, ...] = (
     _line("trainer.experiment_name", "name"),
-    _line("data.seed", "seed", note="the order of rows is verl's own, not that of local mode"),
+    _line("data.seed", "seed", note="the order of rows and the seeds of conversations are local mode's"),
     _line(f"{ROLLOUT}.seed", "seed"),
     _line(f"{MODEL}.lora_rank", "model.lora", _lora(lambda lora: lora.r, 0)),
     _line(f"{MODEL}.lora_alpha", "model.lora", _lora(lambda lora: lora.alpha, 16)),
@@ -103,7 +94,12 @@ CARRIED: tuple[Line, ...] = (
     _line(f"{ROLLOUT}.top_k", "episode.top_k", lambda k: k or -1),
     _line("data.train_batch_size", "train.prompts_per_step"),
     _line(f"{ROLLOUT}.n", "train.group_size"),
-    _line(f"{ACTOR}.ppo_mini_batch_size", "train.prompts_per_step train.minibatches", _mini_batch, "in prompts"),
+    _line(
+        f"{ACTOR}.ppo_mini_batch_size",
+        "train.prompts_per_step train.minibatches",
+        _mini_batch,
+        "our trainer counts rows",
+    ),
     _line(f"{ACTOR}.policy_loss.loss_mode", "train.loss.name", words(LOSSES, "loss")),
     _line(f"{ACTOR}.loss_agg_mode", "train.length_norm", words(NORMS, "mean")),
     _line(
@@ -122,17 +118,11 @@ CARRIED: tuple[Line, ...] = (
     _line(f"{OPTIM}.min_lr_ratio", "train.min_lr"),
     _line(f"{OPTIM}.weight_decay", "train.weight_decay"),
     _line(f"{OPTIM}.betas", "train.betas", list),
-    _line(f"{ACTOR}.use_kl_loss", "train.kl train.kl_in", lambda kl, where: bool(kl) and where == "loss"),
+    _line(f"{ACTOR}.use_kl_loss", "train.kl train.kl_in train.method", _kl("loss")),
     _line(f"{ACTOR}.kl_loss_coef", "train.kl"),
     _line(f"{ACTOR}.kl_loss_type", "train.kl_estimator", words({"k2": "k2", "k3": "low_var_kl"}, "KL estimator")),
-    _line("algorithm.use_kl_in_reward", "train.kl train.kl_in", lambda kl, where: bool(kl) and where == "reward"),
-    _line("algorithm.kl_ctrl.kl_coef", "train.kl"),
-    _line("algorithm.rollout_correction.rollout_is", "train.importance.rule train.importance.level", _importance),
-    _line(
-        "algorithm.rollout_correction.rollout_is_threshold",
-        "train.importance.rule train.importance.low train.importance.high",
-        _bounded,
-    ),
+    _line("algorithm.use_kl_in_reward", "train.kl train.kl_in train.method", _kl("reward")),
+    _line("algorithm.adv_estimator", "train.method", lambda how: "gae" if how == "ppo" else "grpo", "not asked"),
     _line("trainer.max_actor_ckpt_to_keep", "train.keep"),
     _line("trainer.test_freq", "eval.every", lambda every: every or -1),
     _line("trainer.val_before_train", "eval.every", bool),
@@ -143,8 +133,8 @@ CARRIED: tuple[Line, ...] = (
 )
 
 FIXED: dict[str, tuple[Any, str]] = {
-    "algorithm.adv_estimator": ("upshot", "our estimators: missing replies leave a group's statistics"),
-    f"{MODEL}.external_lib": ("upshot.cluster.adapters.register", "registers loop and estimator in every process"),
+    "trainer.v1.trainer_mode": ("upshot", "our trainer: local mode's rows, seeds, credit, advantages and importance"),
+    f"{MODEL}.external_lib": ("upshot.cluster.adapters.register", "registers the agent loop in every process"),
     f"{ROLLOUT}.agent.default_agent_loop": ("upshot", "plays episodes and futures"),
     f"{ROLLOUT}.calculate_log_probs": (True, "the sampler's probabilities are kept with the tokens"),
     f"{ROLLOUT}.tensor_model_parallel_size": (1, "verl's default is 2; raise it where the model needs it"),
@@ -168,8 +158,13 @@ PLAYED: dict[str, str] = {
     "reward.overlong": "the agent loop",
     "reward.malformed": "the agent loop",
     "reward.manager": "the agent loop",
-    "credit": "token-level scores and our estimators",
-    "train.advantage": "our estimators",
+    "credit": "the agent loop and our trainer",
+    "train.advantage": "our trainer",
+    "train.importance": "our trainer",
+    "train.gae_lambda": "our trainer (ppo)",
+    "train.gamma": "our trainer (ppo)",
+    "train.whiten": "our trainer (ppo)",
+    "reward.max_missing": "our trainer: it stops the run with the reasons",
     "model.template_options": "our renderer",
     "model.tiny": "a new model is made before verl starts",
     "warm_start": "run by local mode before verl starts, once, in RUN/warm-start",
@@ -186,17 +181,13 @@ LEFT: dict[str, Without] = {
     "model.memory_gb": Without("verl's own: gpu_memory_utilization, ppo_max_token_len_per_gpu"),
     "model.exact": Without("bitwise agreement is of local mode alone", True),
     "serve": Without(f"{_NOT_YET}: start it with `upshot serve FILE.yaml` and give the models its addresses", True),
-    "reward.max_missing": Without(f"{_NOT_YET}: what is missing is in the log alone"),
     "train.data": Without("for sft and dpo, which are not there yet", True),
     "train.loss": Without("options of a loss are of local mode alone", True),
     "train.dynamic_sampling": Without(f"{_NOT_YET}: verl's filter_groups is another rule", True),
     "train.beta": Without("of dpo"),
     "train.dpo_loss": Without("of dpo"),
     "train.min_gap": Without("of dpo"),
-    "train.gae_lambda": Without("of ppo"),
-    "train.gamma": Without("of ppo"),
-    "train.whiten": Without("of ppo"),
-    "train.value_weight": Without("of ppo"),
+    "train.value_weight": Without("of ppo: verl's critic is a network of its own, with an optimizer of its own"),
     "train.optimizer": Without("verl's AdamW keeps float32 state; its own offloading: fsdp_config.optimizer_offload"),
     "train.offload_optimizer": Without("verl's own: actor_rollout_ref.actor.fsdp_config.optimizer_offload"),
     "train.save_minutes": Without("verl saves by steps alone"),

@@ -1,11 +1,15 @@
-"""A played reply → what verl trains on: prompt, response, mask by provenance, scores where the credit puts them."""
+"""A played reply → the rows that verl trains on: prompt, response, mask by provenance.
+
+The reply itself travels with them, whole: what its tokens earned is settled where all replies of the step are
+(`lesson.py`). A reply with nothing to learn from has one row without a trained token, so that it is counted.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from upshot.rewards.credit import Credit
+from upshot.rewards.reward import Reward
 from upshot.rollout.reply import Reply
 from upshot.score import Reason, Score
 
@@ -19,76 +23,55 @@ class Trajectory:
     response_mask: list[int]
     """1 where the policy sampled a token that has something to learn from."""
     response_logprobs: list[float]
-    token_scores: list[float]
-    """The score of every span at its last token, 0 elsewhere."""
-    turns: int
-    metrics: dict[str, float] = field(default_factory=dict)
-    """The mean of every metric over the futures, for the log; NaN where it is missing."""
 
     @property
-    def score(self) -> float:
-        """The sum of the token scores, which is what verl logs."""
-        return sum(self.token_scores)
+    def trains(self) -> bool:
+        """Whether any of its tokens is trained."""
+        return any(self.response_mask)
 
 
-def trajectory_of(
-    reply: Reply, prompt_length: int, response_length: int, metrics: Sequence[str] = ()
-) -> Trajectory | Score:
-    """The trajectory of a reply, or why there is none: a missing score.
-
-    verl cuts what is too long on its own, silently and on the left; here it is missing with the reason instead.
-    """
-    credit, talk = reply.credit, reply.conversation
-    missing = _missing(reply)
-    if missing is not None or credit is None:
-        return missing or reply.reward.total
-    first = len(next(talk.samples()).context)
-    ids = talk.ids
+def refuse_long(reply: Reply, prompt_length: int, response_length: int) -> None:
+    """Make a reply missing whose prompt or episode verl would cut on its own, silently and on the left."""
+    ids = reply.conversation.ids
+    first = _first(reply)
+    why = ""
     if first > prompt_length:
-        return Score.missing(Reason.TOO_LONG, f"a prompt of {first} ids; data.max_prompt_length is {prompt_length}")
-    if len(ids) - first > response_length:
-        told = f"an episode of {len(ids) - first} ids; data.max_response_length is {response_length}"
-        return Score.missing(Reason.TOO_LONG, told)
-    mask, scores = _by_span(credit, len(ids))
-    return Trajectory(
-        prompt_ids=ids[:first],
-        response_ids=ids[first:],
-        response_mask=mask[first:],
-        response_logprobs=talk.logprobs[first:],
-        token_scores=scores[first:],
-        turns=len(talk.turns),
-        metrics=_numbers(reply, metrics),
-    )
+        why = f"a prompt of {first} ids; data.max_prompt_length is {prompt_length}"
+    elif len(ids) - first > response_length:
+        why = f"an episode of {len(ids) - first} ids; data.max_response_length is {response_length}"
+    if why:
+        reply.reward, reply.credit = Reward(Score.missing(Reason.TOO_LONG, why)), None
 
 
-def _missing(reply: Reply) -> Score | None:
-    """Why a reply leaves the step: nothing to learn from, or a turn without a reward.
-
-    The estimators that verl calls know a turn only as the n-th run of trained tokens. Without the first of two turns
-    the second would be compared with others' first, so such a reply leaves as a whole.
-    """
-    if reply.credit is None or not reply.credit.trains:
-        return reply.reward.total if reply.reward.total.is_missing else Score.missing(Reason.NOT_SCORED, "no credit")
-    for span in reply.credit.spans:
-        if span.parts and (total := reply.credit.total(span.parts)).is_missing:
-            return total
-    return None
-
-
-def _by_span(credit: Credit, length: int) -> tuple[list[int], list[float]]:
-    """Mask and scores: one score where all trained tokens earn the same parts, else one a span."""
-    mask, scores = [0] * length, [0.0] * length
-    trained = [span for span in credit.spans if span.parts]
-    for span in trained:
-        mask[span.start : span.stop] = [1] * (span.stop - span.start)
-    paid = trained if len({span.parts for span in trained}) > 1 else trained[-1:]
-    for span in paid:
-        scores[span.stop - 1] = credit.total(span.parts).value or 0.0
-    return mask, scores
+def trajectories_of(reply: Reply, filler: int) -> list[Trajectory]:
+    """The rows of a reply: one, or one a turn where the credit says so; `filler`: an id for one that trains nothing."""
+    talk, first = reply.conversation, _first(reply)
+    mask = trained(reply)
+    ends = [(at, at + len(s.ids)) for at, s in talk.places()] if reply.credit and reply.credit.split else []
+    ids, logprobs = talk.ids, talk.logprobs
+    rows = [
+        Trajectory(ids[:first], ids[first:stop], [0] * (start - first) + mask[start:stop], logprobs[first:stop])
+        for start, stop in ends or [(first, len(ids))]
+    ]
+    return [row for row in rows if row.trains] or [Trajectory([filler], [filler], [0], [0.0])]
 
 
-def _numbers(reply: Reply, metrics: Sequence[str]) -> dict[str, float]:
-    """The means of all metrics, the missing ones too: verl wants the same keys of every row."""
+def trained(reply: Reply) -> list[int]:
+    """1 beside each id of the episode that has something to learn from."""
+    mask = [0] * len(reply.conversation.ids)
+    for span in reply.credit.spans if reply.credit is not None else ():
+        if span.parts and reply.credit is not None and not reply.credit.total(span.parts).is_missing:
+            mask[span.start : span.stop] = [1] * (span.stop - span.start)
+    return mask
+
+
+def numbers(reply: Reply, metrics: Sequence[str]) -> dict[str, float]:
+    """The means of all metrics, the missing ones too (NaN): verl wants the same keys of every row."""
     means = {name: mean.value for name, mean in reply.reward.means.items()}
     found = {name: means.get(name) for name in metrics}
     return {name: float("nan") if value is None else value for name, value in found.items()}
+
+
+def _first(reply: Reply) -> int:
+    """How many ids the first prompt has; 0 when nothing was sampled."""
+    return next((len(sample.context) for sample in reply.conversation.samples()), 0)

@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from upshot.chat import Conversation, derive_seed
+from upshot.chat import Row, derive_seed
 from upshot.cluster.parquet import Book
 from upshot.cluster.served import Line, ServedModel, talking
-from upshot.cluster.trajectory import Trajectory, trajectory_of
 from upshot.models.rendering import Renderer
 from upshot.recipe import Recipe
 from upshot.rollout.company import of_recipe, stage_of
-from upshot.rollout.play import play_reply
+from upshot.rollout.play import Opening, open_row, play_reply
 from upshot.rollout.policy import Policy
 from upshot.rollout.reply import Reply
-from upshot.score import Score
+from upshot.rollout.stage import Stage
 from upshot.tasks.base import tasks
 from upshot.time_limit import call_seconds
+from upshot.train.checks.bench import room_of
 from upshot.train.setup import sampling_of
 
 
@@ -31,18 +31,39 @@ class Order:
     """One conversation to play, as the cluster asks for it."""
 
     extra_info: Mapping[str, Any]
-    """Split and id of the row (`parquet.py`)."""
+    """Split and id of the row (`parquet.py`), and where it stands in a training step (`placed`)."""
     raw_prompt: Sequence[Mapping[str, Any]]
-    uid: str
-    """Of the prompt in this step: its replies share it."""
     session: int
     """Which of the replies to the prompt this is."""
     step: int
+    """Counted from 0, as in local mode."""
 
     @property
     def trains(self) -> bool:
         """Whether it is played to be learned from; the cluster does not say so otherwise."""
         return self.extra_info["split"] == "train"
+
+    @property
+    def group(self) -> int:
+        """The place of the row in the step; of a held-out one that in the file."""
+        return int(self.extra_info["group"] if self.trains else self.extra_info["index"])
+
+    @property
+    def number(self) -> int:
+        """How often the row occurred before in the step."""
+        return int(self.extra_info["earlier"]) if self.trains else 0
+
+    def seed(self, seed: int) -> int:
+        """The seed of the round that the order is of, from the recipe's."""
+        if not self.trains:
+            return derive_seed(seed, "eval")
+        again = int(self.extra_info["round"])
+        return derive_seed(seed, "step", self.step, *([again] if again else []))
+
+
+def placed(extra_info: Mapping[str, Any], group: int, earlier: int, again: int = 0) -> dict[str, Any]:
+    """What an order is told of a training row: its place in the step, how often it came before, which round it is."""
+    return {**extra_info, "group": group, "earlier": earlier, "round": again}
 
 
 class Worker:
@@ -52,14 +73,16 @@ class Worker:
         self.recipe = recipe
         self.renderer = Renderer(tokenizer, recipe.model.template_options)
         task = tasks.create(recipe.task.name, recipe.task.options, "task")
-        self.book = Book(task)
+        context = recipe.model.max_context or max_context
+        self.room = room_of(recipe, task, self.renderer, context)
+        self.book = Book(task, self.room)
         served = ServedModel(self.renderer)
         self.company = of_recipe(recipe, task, served, tokenizer, self.renderer)
         policy = Policy(
             served,
             self.renderer,
             sampling_of(recipe),
-            recipe.model.max_context or max_context,
+            context,
             recipe.episode.system,
             task.tools(),
             recipe.episode.think,
@@ -68,6 +91,7 @@ class Worker:
         self.held_out = replace(self.stage, policy=policy.at(recipe.eval.temperature))
         self._gate = asyncio.Semaphore(self.stage.concurrency)
         self._start: asyncio.Task[None] | None = None
+        self._openings: dict[tuple[int, int, str], asyncio.Task[Opening]] = {}
 
     async def start(self) -> None:
         """Load and check the helpers, once; whoever comes meanwhile waits for it."""
@@ -76,20 +100,26 @@ class Worker:
         await asyncio.shield(self._start)
 
     async def play(self, order: Order, line: Line) -> Reply:
-        """Play one reply with its futures over a line, and settle it."""
+        """Play one reply with its futures over a line, and settle it: as local mode does, with the same seeds."""
         await self.start()
         row = self.book.row(order.extra_info, order.raw_prompt)
-        seed = derive_seed(self.recipe.seed, "step", order.step, row.id, order.session)
-        talk = Conversation(row, seed, key=f"{row.id}#{order.uid}.{order.session}")
         call_seconds.set(self.recipe.call_seconds)
-        async with self._gate:
-            with talking(line):
-                return await play_reply(self.stage if order.trains else self.held_out, talk)
+        stage, seed = self.stage if order.trains else self.held_out, order.seed(self.recipe.seed)
+        with talking(line):
+            opening = await self._opening(stage, row, seed, order.group)
+            own = order.session + self.recipe.train.group_size * order.number
+            talk = opening.conversation(row, seed, order.group, order.session, own)
+            async with self._gate:
+                return await play_reply(stage, talk, order.group, opening.failure)
 
-    async def trajectory(self, order: Order, line: Line, prompt: int, response: int) -> Trajectory | Score:
-        """What the cluster trains on, or why there is nothing; `prompt` and `response`: most ids of each."""
-        reply = await self.play(order, line)
-        return trajectory_of(reply, prompt, response, list(self.company.weights))
+    async def _opening(self, stage: Stage, row: Row, seed: int, group: int) -> Opening:
+        """How the replies to a prompt begin: made once, for verl plays all of them in one worker."""
+        if all(of != seed for of, *_ in self._openings):
+            self._openings.clear()  # another step or round
+        key = (seed, group, row.id)
+        if key not in self._openings:
+            self._openings[key] = asyncio.create_task(open_row(stage, row, seed, group))
+        return await asyncio.shield(self._openings[key])
 
     async def aclose(self) -> None:
         """Release the helpers."""

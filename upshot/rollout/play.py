@@ -35,15 +35,14 @@ async def play_step(
 ) -> list[list[Reply]]:
     """Play `group_size` replies to every row, or to `only` those at some places; groups in the order of the rows."""
     gate = asyncio.Semaphore(stage.concurrency)
-    earlier = _earlier([row.id for row in rows])
+    earlier = occurred([row.id for row in rows])
 
     async def one(group: int, row: Row, index: int, opening: asyncio.Task[Opening]) -> Reply:
         # A row may come twice in a step; its later replies count on, so that every key (and session id) is its own.
         own = index + group_size * earlier[group]
         opened = await opening
         async with gate:
-            conversation = Conversation(row, derive_seed(seed, row.id, group, index), f"{row.id}#{own}", opened.turns)
-            conversation.session = copy.deepcopy(opened.session)
+            conversation = opened.conversation(row, seed, group, index, own)
             reply = await play_reply(stage, conversation, group, opened.failure)
         if done is not None:
             done(reply)
@@ -53,12 +52,12 @@ async def play_step(
         groups = []
         for number, row in enumerate(rows):
             if only is None or number in only:
-                opening = tasks.create_task(open_row(stage, row, derive_seed(seed, row.id, number, "opening")))
+                opening = tasks.create_task(open_row(stage, row, seed, number))
                 groups.append([tasks.create_task(one(number, row, index, opening)) for index in range(group_size)])
     return [[task.result() for task in group] for group in groups]
 
 
-def _earlier(ids: Sequence[str]) -> list[int]:
+def occurred(ids: Sequence[str]) -> list[int]:
     """How often each id occurred before."""
     seen: Counter[str] = Counter()
     out = []
@@ -77,10 +76,16 @@ class Opening:
     failure: Score | None = None
     """Why there is none: the simulated user, who was to open, failed or said nothing."""
 
+    def conversation(self, row: Row, seed: int, group: int, index: int, number: int) -> Conversation:
+        """The `index`-th conversation of a group that begins so; `number` counts all those with the row in a step."""
+        found = Conversation(row, derive_seed(seed, row.id, group, index), f"{row.id}#{number}", self.turns)
+        found.session = copy.deepcopy(self.session)
+        return found
 
-async def open_row(stage: Stage, row: Row, seed: int) -> Opening:
+
+async def open_row(stage: Stage, row: Row, seed: int, group: int) -> Opening:
     """What is said before the policy speaks: the row's own messages, or the user's where it has only a goal."""
-    conversation = Conversation(row, seed)
+    conversation = Conversation(row, derive_seed(seed, row.id, group, "opening"))
     if row.goal is None or spoken(row):
         return Opening(conversation.turns)
     if stage.user is None:

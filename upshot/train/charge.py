@@ -15,10 +15,12 @@ from upshot.rewards.credit import MAIN, Credit
 from upshot.rollout.reply import Reply
 from upshot.score import Score
 from upshot.train.batch import Datum
-from upshot.train.learner import Learner
+from upshot.train.estimates import Estimates
 
 
-def charged(learner: Learner, groups: Sequence[Sequence[Reply]]) -> tuple[list[list[Credit | None]], dict[str, float]]:
+def charged(
+    learner: Estimates, groups: Sequence[Sequence[Reply]]
+) -> tuple[list[list[Credit | None]], dict[str, float]]:
     """The credits of a step's replies with the divergence taken off, and what to log."""
     replies = [reply for group in groups for reply in group if reply.credit is not None]
     data = [Datum(r.conversation.ids, r.conversation.mask, r.conversation.logprobs) for r in replies]

@@ -20,7 +20,7 @@ from upshot.rewards.task_metrics import task_metrics
 from upshot.rollout.play import play_step
 from upshot.rollout.reply import Reply
 from upshot.rollout.stage import Stage
-from upshot.tasks.base import groups_of
+from upshot.tasks.base import Task, groups_of
 from upshot.train.best import Record, only_looks
 from upshot.train.phases import WARM_START
 from upshot.train.ranks import interleave
@@ -96,16 +96,20 @@ async def play_held_out(run: Run, stage: Stage) -> dict[str, float]:
     )
     groups = interleave(await run.ranks.exchange("eval", own))
     replies = [reply for group in groups for reply in group]
+    watched = await _monitored(run, replies)
+    return evaluated(groups, stage, run.task) | {f"monitor/{key}": value for key, value in watched.items()}
+
+
+def evaluated(groups: Sequence[Sequence[Reply]], stage: Stage, task: Task) -> dict[str, float]:
+    """What is logged of replies to held-out rows."""
+    replies = [reply for group in groups for reply in group]
     found = summarise(groups) | stage.futures.measure(replies)
-    if config.samples > 1:
-        found |= task_metrics(groups, run.task.groups)
+    if any(len(group) > 1 for group in groups):
+        found |= task_metrics(groups, task.groups)
     logs = {key: value for key, value in found.items() if key.startswith(KEPT)}
-    logs |= by_group(
-        replies,
-        lambda reply: groups_of(run.task, reply.conversation.row),
-        lambda reply: reply.reward.total,
+    return logs | by_group(
+        replies, lambda reply: groups_of(task, reply.conversation.row), lambda reply: reply.reward.total
     )
-    return logs | {f"monitor/{key}": value for key, value in (await _monitored(run, replies)).items()}
 
 
 async def _monitored(run: Run, replies: Sequence[Reply]) -> dict[str, float]:

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from upshot.recipe import ImportanceConfig
 from upshot.train.batch import Datum
 from upshot.train.drift import drift_of
-from upshot.train.learner import Learner
+from upshot.train.estimates import Estimates
 
 
-def weigh(learner: Learner, data: Sequence[Datum]) -> dict[str, float]:
+def weigh(learner: Estimates, data: Sequence[Datum]) -> dict[str, float]:
     """Set `old` and `weights` of the data where the recipe asks for it; what to log."""
     config = learner.config.importance
     if config.rule == "none":

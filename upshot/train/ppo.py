@@ -19,6 +19,7 @@ from upshot.rewards.credit import Credit, Span
 from upshot.rollout.reply import Reply
 from upshot.train.batch import Datum
 from upshot.train.drift import Watched, known
+from upshot.train.estimates import Estimates, Lesson
 from upshot.train.gae import gae
 from upshot.train.importance import weigh
 from upshot.train.learner import Learner
@@ -38,17 +39,11 @@ async def train(run: Run, config: TrainConfig) -> None:
 
 def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dict[str, float]:
     """One round of updates on a step's replies."""
-    kept = [(reply, earned) for group in groups for reply in group for earned in [earnings(reply.credit)] if earned]
-    if not kept:
+    lesson, logs = lesson_of(learner, groups)
+    data = [datum for _, datum in lesson]
+    if not data:
         return {"train/sequences": 0.0}
-    data = [_datum(reply, earned) for reply, earned in kept]
-    logs = estimate(learner, data, [token_rewards(earned) for _, earned in kept])
-    for (reply, earned), datum in zip(kept, data, strict=True):
-        spans = reply.credit.spans if reply.credit is not None else ()
-        trained = {span for span, _ in earned}
-        reply.advantages = [_mean(datum.advantages[s.start : s.stop]) if s in trained else None for s in spans]
     config = learner.config
-    logs |= weigh(learner, data)
     drift = known(logs)
     for part in minibatches(data, config.minibatches, seed):
         objective = Watched(Ppo(config))
@@ -58,6 +53,20 @@ def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dic
     logs["train/sequences"] = float(len(data))
     logs["train/tokens"] = float(sum(sum(datum.mask) for datum in data))
     return logs
+
+
+def lesson_of(learner: Estimates, groups: Sequence[Sequence[Reply]]) -> tuple[Lesson, dict[str, float]]:
+    """What a step's replies teach, with values, targets, advantages and importance set, and what to log."""
+    kept = [(reply, earned) for group in groups for reply in group for earned in [earnings(reply.credit)] if earned]
+    if not kept:
+        return [], {}
+    data = [_datum(reply, earned) for reply, earned in kept]
+    logs = estimate(learner, data, [token_rewards(earned) for _, earned in kept])
+    for (reply, earned), datum in zip(kept, data, strict=True):
+        spans = reply.credit.spans if reply.credit is not None else ()
+        trained = {span for span, _ in earned}
+        reply.advantages = [_mean(datum.advantages[s.start : s.stop]) if s in trained else None for s in spans]
+    return [(reply, datum) for (reply, _), datum in zip(kept, data, strict=True)], logs | weigh(learner, data)
 
 
 def earnings(credit: Credit | None) -> list[tuple[Span, float]]:
@@ -85,7 +94,7 @@ def _datum(reply: Reply, earned: Sequence[tuple[Span, float]]) -> Datum:
     return Datum(conversation.ids, mask, conversation.logprobs)
 
 
-def estimate(learner: Learner, data: Sequence[Datum], rewards: Sequence[Sequence[float]]) -> dict[str, float]:
+def estimate(learner: Estimates, data: Sequence[Datum], rewards: Sequence[Sequence[float]]) -> dict[str, float]:
     """Set values, targets and advantages of the data as the value head sees them now; what to log."""
     config = learner.config
     references = learner.logprobs(data, reference=True) if config.kl else [datum.old for datum in data]

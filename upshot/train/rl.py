@@ -21,6 +21,7 @@ from upshot.stopwatch import Stopwatch
 from upshot.train.batch import data_of
 from upshot.train.charge import charged
 from upshot.train.drift import Watched, known
+from upshot.train.estimates import Estimates, Lesson
 from upshot.train.flat import play_until_varied
 from upshot.train.held_out import Looks, play_held_out
 from upshot.train.importance import weigh
@@ -189,15 +190,22 @@ def stop_if_missing(groups: Sequence[Sequence[Reply]], limit: float) -> None:
             )
 
 
-def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dict[str, float]:
-    """One round of updates on a step's replies."""
+def lesson_of(learner: Estimates, groups: Sequence[Sequence[Reply]]) -> tuple[Lesson, dict[str, float]]:
+    """What a step's replies teach, with advantages and importance set, and what to log."""
     config = learner.config
     credits, logs = charged(learner, groups) if config.kl and config.kl_in == "reward" else (None, {})
     set_advantages(groups, config.advantage, credits)
-    data = [datum for group in groups for reply in group for datum in data_of(reply)]
+    lesson = [(reply, datum) for group in groups for reply in group for datum in data_of(reply)]
+    return lesson, logs | (weigh(learner, [datum for _, datum in lesson]) if lesson else {})
+
+
+def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dict[str, float]:
+    """One round of updates on a step's replies."""
+    config = learner.config
+    lesson, logs = lesson_of(learner, groups)
+    data = [datum for _, datum in lesson]
     if not data:
         return logs | {"train/sequences": 0.0}
-    logs |= weigh(learner, data)
     if config.kl and config.kl_in == "loss":
         for datum, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
             datum.reference = reference

@@ -2,66 +2,68 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from typing import Any
 from uuid import uuid4
 
-import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
 from upshot import config
 from upshot.cluster.config import RECIPE
 from upshot.cluster.parquet import AGENT
 from upshot.cluster.served import Line
+from upshot.cluster.trajectory import Trajectory, numbers, refuse_long, trajectories_of
 from upshot.cluster.worker import Order, Worker
 from upshot.errors import UserError
 from upshot.recipe import Recipe
-from upshot.score import Score
+from upshot.train.handover import packed
 
-log = logging.getLogger(__name__)
 _workers: dict[str, Worker] = {}
 
 
-class ScoredOutput(AgentLoopOutput):  # type: ignore[misc]
-    """An output with a score a token: verl's own has one number, and asks `as_dict` for the rest."""
-
-    token_scores: list[float]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The row of the batch."""
-        out: dict[str, Any] = super().as_dict()
-        out["rm_scores"] = torch.tensor(out.pop("token_scores"), dtype=torch.float32)
-        return out
+REPLY, FAULT = "upshot_reply", "upshot_fault"
+"""Extra fields of a row: the reply as bytes, with the first of its rows; what a user must mend."""
 
 
 @register(AGENT)
 class UpshotLoop(AgentLoopBase):  # type: ignore[misc]
-    """Plays an episode and its futures; the reward goes back with the tokens. A missing reward leaves no row."""
+    """Plays an episode and its futures; the reply goes back whole with the tokens to train, missing or not."""
 
-    async def run(self, sampling_params: dict[str, Any], **row: Any) -> ScoredOutput | list[ScoredOutput]:
-        """One trajectory, or none."""
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
+        """The rows of a reply."""
         started = time.perf_counter()
         rollout = self.rollout_config
         worker = worker_here(self.tokenizer, int(rollout.max_model_len or 0))
-        line = Line(self.server_manager, uuid4().hex, sampling_params)
-        order = Order(row["extra_info"], row["raw_prompt"], str(row["uid"]), int(row["session_id"]), step_of(row))
-        found = await worker.trajectory(order, line, int(rollout.prompt_length), int(rollout.response_length))
-        if isinstance(found, Score):
-            log.warning("row '%s' has no reward: %s %s", order.extra_info["id"], found.reason, dict(found.detail))
-            return []
-        return ScoredOutput(
-            prompt_ids=found.prompt_ids,
-            response_ids=found.response_ids,
-            response_mask=found.response_mask,
-            response_logprobs=found.response_logprobs,
-            reward_score=found.score,
-            token_scores=found.token_scores,
-            num_turns=found.turns,
-            metrics={"generate_sequences": time.perf_counter() - started},
-            extra_fields={**line.extra, "reward_extra_info": found.metrics, "turn_scores": [], "tool_rewards": []},
-        )
+        line = Line(self.server_manager, uuid4().hex, sampling_params, seeded=rollout.name == AGENT)
+        order = Order(row["extra_info"], row["raw_prompt"], int(row["session_id"]), step_of(row) - 1)
+        filler = int(self.tokenizer.eos_token_id)
+        try:
+            reply = await worker.play(order, line)
+            refuse_long(reply, int(rollout.prompt_length), int(rollout.response_length))
+            extra: dict[str, Any] = {REPLY: packed(reply)}
+        except UserError as error:  # verl would go on without the row: the trainer stops, with the reason
+            return [_output(Trajectory([filler], [filler], [0], [0.0]), 0.0, {FAULT: str(error)}, started)]
+        seen = numbers(reply, list(worker.company.weights))
+        extra |= {**line.extra, "reward_extra_info": seen, "turn_scores": [], "tool_rewards": []}
+        score = reply.reward.total.value or 0.0
+        return [
+            _output(one, score, extra if not number else {**extra, REPLY: b""}, started, len(reply.conversation.turns))
+            for number, one in enumerate(trajectories_of(reply, filler))
+        ]
+
+
+def _output(one: Trajectory, score: float, extra: dict[str, Any], started: float, turns: int = 0) -> AgentLoopOutput:
+    return AgentLoopOutput(
+        prompt_ids=one.prompt_ids,
+        response_ids=one.response_ids,
+        response_mask=one.response_mask,
+        response_logprobs=one.response_logprobs,
+        reward_score=score,
+        num_turns=turns,
+        metrics={"generate_sequences": time.perf_counter() - started},
+        extra_fields={"reward_extra_info": {}, **extra},
+    )
 
 
 def worker_here(tokenizer: Any, max_context: int) -> Worker:
