@@ -31,7 +31,7 @@ demo: setup  ## the quickstart: three models, one table, about three minutes
 
 test: setup lint types  ## lint, types and the whole test suite
 	@echo "running the tests"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist worksteal
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not cluster" -n 2 --dist worksteal
 
 test-slow: setup  ## the tests that take minutes
 	@$(BIN)/python -m pytest -q -m slow

@@ -77,10 +77,8 @@ def test_kl_goes_into_the_loss_or_into_the_reward() -> None:
         ("train.dynamic_sampling=2", "filter_groups"),
         ("train.method=dpo", "only rl"),
         ("train.prompts_per_step=65", "there are 64"),
-        ("model.path=''", "tiny model"),
         ("model.lora={r: 8}", "dropout"),
         ("budget.max_calls=5", "per process"),
-        ("warm_start={steps: 3}", "local mode"),
     ],
 )
 def test_what_verl_has_not_is_refused_by_name(override: str, word: str) -> None:
@@ -90,8 +88,8 @@ def test_what_verl_has_not_is_refused_by_name(override: str, word: str) -> None:
 
 def test_a_reason_is_told_once() -> None:
     with pytest.raises(UserError) as refused:
-        compose(recipe("warm_start={steps: 3, lr: 0.1}"), PLACE).check()
-    assert str(refused.value).count("local mode") == 1
+        compose(recipe("budget={max_calls: 3, max_dollars: 0.1}"), PLACE).check()
+    assert str(refused.value).count("per process") == 1
 
 
 def test_a_recipe_that_verl_can_run_is_not_refused() -> None:
@@ -146,7 +144,9 @@ def test_overrides_are_quoted_as_hydra_reads_them() -> None:
 
 
 def test_config_and_parquet_need_neither_torch_nor_verl() -> None:
-    code = "import sys, upshot.cluster.config, upshot.cluster.parquet, upshot.cluster.served, upshot.cluster.trajectory\n"
+    code = (
+        "import sys, upshot.cluster.config, upshot.cluster.parquet, upshot.cluster.served, upshot.cluster.trajectory\n"
+    )
     code += "print([name for name in ('torch', 'verl', 'ray') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
@@ -160,6 +160,58 @@ def test_a_dry_run_on_verl_prints_both_sides_and_what_has_no_counterpart(capsys:
     assert "actor_rollout_ref.rollout.n=8    ← train.group_size" in told
     assert "trainer.n_gpus_per_node=8    ← command line" in told
     assert "train.max_skipped=3    verl has no such guard" in told
-    assert main(["train", "quickstart", "--engine", "verl", "--dry-run"]) == 2  # a new model, and a warm start
+    assert main(["train", "quickstart", "--engine", "verl", "--dry-run", "budget.max_calls=5"]) == 2
     told = capsys.readouterr()
-    assert "! warm_start.steps=120" in told.out and "cannot run this recipe" in told.err
+    assert "! budget.max_calls=5" in told.out and "cannot run this recipe" in told.err
+
+
+def test_a_new_model_and_a_warm_start_are_made_before_verl_starts() -> None:
+    made = load("quickstart", []).recipe
+    plan = compose(made, PLACE)
+    plan.check()
+    assert plan.nested()["actor_rollout_ref"]["model"]["path"] == "(made at the start)"
+    assert "run by local mode before verl starts" in plan.page()
+    with pytest.raises(UserError, match="adapters of a warm start"):
+        compose(load("quickstart", ["model.lora={r: 8, dropout: 0}"]).recipe, PLACE).check()
+
+
+def test_on_this_machine_every_setting_says_that_it_is_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = {s.key: s for s in compose(recipe(), PLACE).settings}
+    here = {s.key: s for s in compose(recipe(), PLACE, ["trainer.n_gpus_per_node=2"], local=True).settings}
+    new = {key for key, setting in here.items() if plain.get(key) != setting}
+    told = {key for key in new if here[key].source.startswith("--local")}
+    assert new - told == {
+        "trainer.n_gpus_per_node",
+        "actor_rollout_ref.rollout.dtype",
+        "actor_rollout_ref.actor.fsdp_config.mixed_precision",
+        "actor_rollout_ref.ref.fsdp_config.mixed_precision",
+    }
+    assert here["ray_kwargs.ray_init.num_gpus"].value == 2 and here["ray_kwargs.ray_init.num_gpus"].mark == "+"
+    assert here["actor_rollout_ref.rollout.name"].value == "upshot"
+    assert here["actor_rollout_ref.rollout.dtype"].value == "float32"  # bfloat16 elsewhere
+
+
+def test_what_the_user_says_wins_over_local() -> None:
+    more = ["actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.agent.num_workers=4"]
+    plan = compose(recipe(), PLACE, more, local=True)
+    found = {s.key: s.value for s in plan.settings}
+    assert len(plan.settings) == len(found)
+    assert found["actor_rollout_ref.rollout.name"] == "vllm"
+    assert found["actor_rollout_ref.rollout.agent.num_workers"] == 4
+    assert (found["trainer.n_gpus_per_node"], found["ray_kwargs.ray_init.num_gpus"]) == (1, 1)
+
+
+def test_vllm_samples_where_it_is_installed_and_our_engine_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    from upshot.cluster import config
+
+    for there, name in ((object(), "vllm"), (None, "upshot")):
+        monkeypatch.setattr(config.importlib.util, "find_spec", lambda _, there=there: there)
+        assert value(recipe(), "actor_rollout_ref.rollout.name") == name
+
+
+def test_our_engine_is_sent_merged_adapters() -> None:
+    given = recipe("model.lora={r: 8, dropout: 0}")
+    ours = compose(given, PLACE, ["actor_rollout_ref.rollout.name=upshot"])
+    theirs = compose(given, PLACE, ["actor_rollout_ref.rollout.name=vllm"])
+    keys = [{s.key for s in plan.settings} for plan in (ours, theirs)]
+    assert ["actor_rollout_ref.model.lora.merge" in found for found in keys] == [True, False]

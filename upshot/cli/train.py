@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from upshot.errors import reason_of, user_error_in
+from upshot.errors import UserError, reason_of, user_error_in
 
 if TYPE_CHECKING:
     from upshot.recipe import Recipe
@@ -37,6 +37,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "overrides may then set verl's own keys, too (trainer.n_gpus_per_node=8)",
     )
     parser.add_argument(
+        "--local",
+        action="store_true",
+        help="with --engine verl: on the CPU of this machine, with a Ray of its own, to test or debug a cluster recipe "
+        "(trainer.n_gpus_per_node=2 for two ranks)",
+    )
+    parser.add_argument(
         "--dry-run",
         action="store_true",
         help="check everything (keys, endpoints, files, model, prompts …), print the plan, train nothing",
@@ -52,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     """Check, train, report; a stopped run says how to go on."""
     if args.engine == "verl":
         return _on_verl(args)
+    if args.local:
+        raise UserError("--local is for --engine verl; without it everything is on this machine as it is")
     recipe, folder = _recipe(args)
     if args.offline and args.dry_run:
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's package is imported
@@ -133,7 +141,6 @@ def _on_verl(args: argparse.Namespace) -> int:
     """Start verl on a recipe, or print both sides; a recipe that verl cannot run is refused."""
     from upshot import config
     from upshot.cluster.config import Place, compose, is_theirs
-    from upshot.errors import UserError
     from upshot.rollout.company import check_names
     from upshot.tasks.base import tasks
 
@@ -143,14 +150,14 @@ def _on_verl(args: argparse.Namespace) -> int:
     recipe = config.load(args.recipe, [word for word in args.overrides if not is_theirs(word)]).recipe
     check_names(recipe)
     rows = tasks.create(recipe.task.name, recipe.task.options, "task").rows("train")
-    plan = compose(recipe, Place(rows=len(rows)), theirs)
+    plan = compose(recipe, Place(rows=len(rows)), theirs, args.local)
     if args.dry_run:
         print(plan.page())
         plan.check()
         return 0
     from upshot.cluster.launch import launch
 
-    folder = launch(recipe, theirs, (lambda line: None) if args.quiet else print)
+    folder = launch(recipe, theirs, (lambda line: None) if args.quiet else print, args.local)
     print(folder if args.quiet else f"run folder  {folder}")
     return 0
 
@@ -158,7 +165,6 @@ def _on_verl(args: argparse.Namespace) -> int:
 def _recipe(args: argparse.Namespace) -> tuple[Recipe, RunFolder | None]:
     """The recipe to run and, when resuming, the folder it is run in."""
     from upshot import config
-    from upshot.errors import UserError
     from upshot.train.folder import RunFolder
 
     if args.resume:

@@ -1,20 +1,22 @@
 """A recipe → verl's config: every value with where it came from, and what of the recipe has no counterpart.
 
-Pure: nothing is loaded or written, neither torch nor verl imported.
+Nothing is loaded or written, neither torch nor verl imported; of the machine it asks only whether vLLM is there.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel
 
-from upshot.cluster.table import ACTOR, CARRIED, FIXED, LEFT, MODEL, PLAYED, ROLLOUT, No
+from upshot.cluster import on_cpu
+from upshot.cluster.table import ACTOR, CARRIED, CRITIC, FIXED, LEFT, MODEL, PLAYED, REF, ROLLOUT, No
 from upshot.config import flatten
 from upshot.errors import UserError
 from upshot.recipe import Recipe
@@ -23,7 +25,7 @@ THEIRS = ("trainer", "actor_rollout_ref", "algorithm", "data", "critic", "ray_kw
 """Sections of verl's config that the command line may set; what both have is verl's behind `verl.`"""
 RECIPE = "UPSHOT_CLUSTER_RECIPE"
 """The environment variable that tells verl's processes where the recipe is."""
-UNKNOWN = "(measured at the start)"
+UNKNOWN, UNMADE = "(measured at the start)", "(made at the start)"
 TOKENS = 16384
 """verl's own token budget of a micro-batch."""
 
@@ -103,19 +105,42 @@ class Plan:
         return "\n".join(lines)
 
 
-def compose(recipe: Recipe, place: Place | None = None, more: Sequence[str] = ()) -> Plan:
-    """verl's config of a recipe; `more` are verl's own `key=value`, which win."""
+def compose(recipe: Recipe, place: Place | None = None, more: Sequence[str] = (), local: bool = False) -> Plan:
+    """verl's config of a recipe; `more` are verl's own `key=value`, which win. `local`: on this machine's CPU."""
     place = place or Place()
     if recipe.warm_start is not None and recipe.warm_start.new_model_only and recipe.model.path:
         recipe = recipe.model_copy(update={"warm_start": None})  # local mode would leave it out as well
+    if local and recipe.model.dtype == "auto":  # as in local mode: many CPUs have no bfloat16 arithmetic
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": "float32"})})
     settings, missing = _carried(recipe)
     settings += [Setting(key, value, f"fixed: {why}" if why else "fixed") for key, (value, why) in FIXED.items()]
-    settings += [*_lengths(recipe, place), *_places(recipe, place), *_precision(recipe)]
+    settings += [_backend(), *_lengths(recipe, place), *_places(recipe, place), *_precision(recipe)]
     settings += _critic(recipe, settings) if recipe.train.method == "ppo" else []
     steps, refused = _steps(recipe, place)
     own = {setting.key: setting for setting in map(_given, more)}
-    kept = [*(s for s in [*settings, *steps] if s.key not in own), *own.values()]
-    return Plan(tuple(kept), tuple(PLAYED.items()), (*missing, *refused, *_left(recipe), *_unfit(recipe)))
+    here = {setting.key: setting for setting in _on_cpu(own)} if local else {}
+    kept = {setting.key: setting for setting in [*settings, *steps]} | here | own
+    if kept[f"{ROLLOUT}.name"].value == on_cpu.BACKEND and recipe.model.lora:
+        merge = Setting(f"{MODEL}.lora.merge", True, "model.lora: our engine takes merged adapters")
+        kept = {merge.key: merge} | kept
+    return Plan(tuple(kept.values()), tuple(PLAYED.items()), (*missing, *refused, *_left(recipe), *_unfit(recipe)))
+
+
+def _on_cpu(own: Mapping[str, Setting]) -> list[Setting]:
+    """What `--local` sets."""
+    ranks = own["trainer.n_gpus_per_node"].value if "trainer.n_gpus_per_node" in own else 1
+    found = on_cpu.settings(ranks).items()
+    return [
+        Setting(key.lstrip("+"), value, f"--local: {why}" if why else "--local", "+" if key[0] == "+" else "")
+        for key, (value, why) in found
+    ]
+
+
+def _backend() -> Setting:
+    """What samples: vLLM where it is installed, else our engine."""
+    vllm = importlib.util.find_spec("vllm") is not None
+    name, why = ("vllm", "vLLM is installed here") if vllm else (on_cpu.BACKEND, "our engine: vLLM is not installed")
+    return Setting(f"{ROLLOUT}.name", name, why)
 
 
 def is_theirs(word: str) -> bool:
@@ -161,8 +186,9 @@ def _lengths(recipe: Recipe, place: Place) -> list[Setting]:
 def _places(recipe: Recipe, place: Place) -> list[Setting]:
     """Files of the run."""
     env = "ray_kwargs.ray_init.runtime_env.env_vars"
+    made = recipe.warm_start is not None or not recipe.model.path
     return [
-        Setting(f"{MODEL}.path", recipe.model.path or UNKNOWN, "model.path"),
+        Setting(f"{MODEL}.path", UNMADE if made else recipe.model.path, "model.path"),
         Setting("data.train_files", f"{place.folder}/data/train.parquet", "the rows of `task`, split train"),
         Setting("data.val_files", f"{place.folder}/data/validation.parquet", "eval.split, eval.rows"),
         Setting("trainer.default_local_dir", f"{place.folder}/checkpoints", "run_dir"),
@@ -175,15 +201,16 @@ def _precision(recipe: Recipe) -> list[Setting]:
     if recipe.model.dtype != "float32":
         return []
     kinds = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
-    return [Setting(f"{ACTOR}.fsdp_config.mixed_precision", kinds, "model.dtype", "++")]
+    engines = (f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config")
+    return [Setting(f"{engine}.mixed_precision", kinds, "model.dtype", "++") for engine in engines]
 
 
 def _critic(recipe: Recipe, settings: Sequence[Setting]) -> list[Setting]:
     """ppo: the critic is a network of its own, which begins as the policy and learns at its pace."""
     own = [
-        Setting("critic.enable", True, "train.method"),
-        Setting("critic.model.path", recipe.model.path or UNKNOWN, "model.path"),
-        Setting("critic.cliprange_value", recipe.train.clip_high, "train.clip_high"),
+        Setting(f"{CRITIC}.enable", True, "train.method"),
+        Setting(f"{CRITIC}.model.path", recipe.model.path or UNKNOWN, "model.path"),
+        Setting(f"{CRITIC}.cliprange_value", recipe.train.clip_high, "train.clip_high"),
     ]
     for setting in settings:
         for ours, theirs in AS_POLICY.items():
@@ -193,11 +220,11 @@ def _critic(recipe: Recipe, settings: Sequence[Setting]) -> list[Setting]:
 
 
 AS_POLICY = {
-    f"{ACTOR}.optim": "critic.optim",
-    f"{ACTOR}.grad_clip": "critic.grad_clip",
-    f"{ACTOR}.strategy": "critic.strategy",
-    f"{ACTOR}.fsdp_config": "critic.fsdp",
-    f"{ACTOR}.ppo_max_token_len_per_gpu": "critic.ppo_max_token_len_per_gpu",
+    f"{ACTOR}.optim": f"{CRITIC}.optim",
+    f"{ACTOR}.grad_clip": f"{CRITIC}.grad_clip",
+    f"{ACTOR}.strategy": f"{CRITIC}.strategy",
+    f"{ACTOR}.fsdp_config": f"{CRITIC}.fsdp",
+    f"{ACTOR}.ppo_max_token_len_per_gpu": f"{CRITIC}.ppo_max_token_len_per_gpu",
 }
 """Settings of the policy that the critic has as well, by prefix."""
 
@@ -250,8 +277,9 @@ def _unfit(recipe: Recipe) -> Iterator[Missing]:
     """What the hooks of verl cannot carry yet."""
     if recipe.train.method not in ("rl", "ppo"):
         yield Missing("train.method", recipe.train.method, "only rl and ppo run on verl yet", True)
-    if not recipe.model.path:
-        yield Missing("model.path", "", LEFT["model.tiny"].reason, True)
+    if recipe.model.lora and (recipe.warm_start is not None or not recipe.model.path):
+        why = "adapters of a warm start are not carried over; run it in local mode and name what it made as model.path"
+        yield Missing("model.lora", recipe.model.lora.model_dump(mode="json"), why, True)
 
 
 def read(recipe: Recipe, key: str) -> Any:

@@ -10,9 +10,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from upshot.cluster import on_cpu
 from upshot.cluster.config import RECIPE, Plan, compose
 from upshot.cluster.metrics import Follower
 from upshot.cluster.prepare import prepare
+from upshot.cluster.start import started
 from upshot.cluster.table import PROJECT
 from upshot.errors import UserError
 from upshot.recipe import Recipe
@@ -24,13 +26,14 @@ GRACE_S = 20
 """Seconds that verl has to end after it was told to."""
 
 
-def launch(recipe: Recipe, theirs: Sequence[str], say: Callable[[str], None] = print) -> Path:
+def launch(recipe: Recipe, theirs: Sequence[str], say: Callable[[str], None] = print, local: bool = False) -> Path:
     """Write the run folder, run verl to its end; the folder. A failed run is a `UserError` with the end of its log."""
     if importlib.util.find_spec("verl") is None:
         raise UserError("--engine verl needs verl: pip install 'upshot[verl]'")
-    compose(recipe, None, theirs).check()
+    compose(recipe, None, theirs, local).check()
     folder = RunFolder.create(recipe)
-    plan = compose(recipe, prepare(recipe, folder.path), theirs)
+    recipe = started(recipe, folder.path, say)
+    plan = compose(recipe, prepare(recipe, folder.path), theirs, local)
     plan.check()
     (folder.path / "verl.txt").write_text(plan.page() + "\n")
     follower = Follower(folder.path / "verl" / PROJECT / f"{recipe.name}.jsonl", folder.path / METRICS)
@@ -40,7 +43,7 @@ def launch(recipe: Recipe, theirs: Sequence[str], say: Callable[[str], None] = p
         say(line)
 
     try:
-        code = run(command(plan), environment(recipe, folder.path), folder.path / LOG, told)
+        code = run(command(plan), environment(recipe, folder.path, local), folder.path / LOG, told)
     finally:
         follower.follow()
     if code:
@@ -54,11 +57,12 @@ def command(plan: Plan) -> list[str]:
     return [sys.executable, "-m", MAIN, *plan.overrides()]
 
 
-def environment(recipe: Recipe, folder: Path) -> dict[str, str]:
+def environment(recipe: Recipe, folder: Path, local: bool = False) -> dict[str, str]:
     """What verl's processes on this machine are told; Ray tells the others (`runtime_env`)."""
     paths = [*recipe.code, *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {RECIPE: str(folder.resolve() / "recipe.yaml"), "VERL_FILE_LOGGER_ROOT": str(folder.resolve() / "verl")}
-    return {**os.environ, **own, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})}
+    usual = on_cpu.ENVIRONMENT if local else {}
+    return {**usual, **os.environ, **own, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})}
 
 
 def run(words: Sequence[str], env: dict[str, str], log: Path, say: Callable[[str], None]) -> int:

@@ -9,7 +9,6 @@ from upshot.chat import Conversation, Row
 from upshot.cluster.config import Place
 from upshot.cluster.parquet import write_rows
 from upshot.cluster.worker import Worker
-from upshot.errors import UserError
 from upshot.models.local import load_tokenizer, local_path
 from upshot.recipe import Recipe
 from upshot.rollout.play import spoken
@@ -18,8 +17,6 @@ from upshot.rollout.room import fitting
 
 def prepare(recipe: Recipe, folder: Path) -> Place:
     """Write the rows of a recipe under a run folder; what was measured on the way."""
-    if not recipe.model.path:
-        raise UserError("verl needs a model on disk: name one with model.path")
     context = context_of(recipe)
     worker = Worker(recipe, load_tokenizer(recipe.model.path), context)
     task, held_out, rule = worker.book.task, recipe.eval.split, recipe.episode.long_prompts

@@ -13,6 +13,7 @@ from typing import Any
 MODEL, ACTOR, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout"))
 PROJECT = "upshot"
 OPTIM = f"{ACTOR}.optim"
+REF, CRITIC = "actor_rollout_ref.ref", "critic"
 
 
 class No(Exception):
@@ -165,6 +166,8 @@ PLAYED: dict[str, str] = {
     "train.whiten": "our trainer (ppo)",
     "reward.max_missing": "our trainer: it stops the run with the reasons",
     "model.template_options": "our renderer",
+    "model.tiny": "a new model is made before verl starts",
+    "warm_start": "run by local mode before verl starts, once, in RUN/warm-start",
     "eval.split": "which rows are written for validation",
     "eval.rows": "how many rows are written for validation",
 }
@@ -177,9 +180,7 @@ LEFT: dict[str, Without] = {
     "model.device": Without("verl's own: trainer.device"),
     "model.memory_gb": Without("verl's own: gpu_memory_utilization, ppo_max_token_len_per_gpu"),
     "model.exact": Without("bitwise agreement is of local mode alone", True),
-    "model.tiny": Without(f"{_NOT_YET}: a new tiny model must be made in local mode first"),
     "serve": Without(f"{_NOT_YET}: start it with `upshot serve FILE.yaml` and give the models its addresses", True),
-    "warm_start": Without(f"{_NOT_YET}: run it in local mode and name its checkpoint as model.path", True),
     "train.data": Without("for sft and dpo, which are not there yet", True),
     "train.loss": Without("options of a loss are of local mode alone", True),
     "train.dynamic_sampling": Without(f"{_NOT_YET}: verl's filter_groups is another rule", True),

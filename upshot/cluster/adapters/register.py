@@ -1,7 +1,7 @@
-"""What verl imports in every process (`actor_rollout_ref.model.external_lib`): registers the agent loop."""
+"""What verl imports in every process (`actor_rollout_ref.model.external_lib`): agent loop and rollout backend."""
 
 from __future__ import annotations
 
-from upshot.cluster.adapters import loop
+from upshot.cluster.adapters import loop, rollout
 
-__all__ = ["loop"]
+__all__ = ["loop", "rollout"]

@@ -1,0 +1,100 @@
+"""Whole runs on verl, as a user starts them: `upshot train --engine verl --local` in a process group of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SMALL = ("train.prompts_per_step=4", "train.group_size=4", "task.rows_per_split=64", "warm_start.steps=40")
+"""The quickstart, made small: a few seconds a step."""
+SECONDS = 600
+
+
+@dataclass(frozen=True)
+class VerlRun:
+    """A run that has ended."""
+
+    folder: Path
+    code: int
+    said: str
+    """What the command printed, both streams."""
+    seconds: float
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl of the method's phase."""
+        text = (self.folder / "metrics.jsonl").read_text().splitlines()
+        return [line for line in map(json.loads, text) if line["phase"] != "warm-start"]
+
+    def series(self, name: str) -> list[float]:
+        """A metric at every step that has it."""
+        return [line[name] for line in self.lines if name in line]
+
+    @property
+    def log(self) -> str:
+        """verl's own words."""
+        return (self.folder / "verl.log").read_text(errors="replace")
+
+
+def verl_run(
+    folder: Path,
+    *overrides: str,
+    recipe: str = "quickstart",
+    ranks: int = 2,
+    seconds: float = SECONDS,
+    env: Mapping[str, str] | None = None,
+    words: tuple[str, ...] = (),
+    check: bool = True,
+) -> VerlRun:
+    """Run a recipe on verl in `folder`; `words` are more of the command's own (`--resume` and its like).
+
+    With `check` a run that fails is an AssertionError with the end of what it said.
+    """
+    named = [recipe, f"run_dir={folder}"] if recipe else []
+    command = [sys.executable, "-m", "upshot.cli", "train", *named, "--engine", "verl", "--local", *words]
+    command += [f"trainer.n_gpus_per_node={ranks}", *overrides]
+    process = start(command, folder, env)
+    began = time.monotonic()
+    try:
+        code = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        code = 124
+    finally:
+        end(process)
+    said = said_by(folder).read_text(errors="replace")
+    done = VerlRun(folder, code, said, time.monotonic() - began)
+    assert not check or code == 0, f"exit code {code} after {done.seconds:.0f} s:\n{said[-6000:]}"
+    return done
+
+
+def start(command: list[str], folder: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start a command in a group of its own; what it says goes to a file beside the folder (`said_by`)."""
+    with said_by(folder).open("ab") as file:
+        told = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HYDRA_FULL_ERROR": "1", **(env or {})}
+        return subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, env=told, cwd=folder.parent
+        )
+
+
+def said_by(folder: Path) -> Path:
+    """Where a started command's words are."""
+    return folder.parent / f"{folder.name}.said"
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Interrupt a command, as Ctrl-C does, and kill what is left of its group."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
