@@ -74,11 +74,14 @@ def test_kl_goes_into_the_loss_or_into_the_reward() -> None:
         ("train.schedule=linear", "no schedule 'linear'"),
         ("train.loss=reinforce", "no loss 'reinforce'"),
         ("train.kl_estimator=k3-corrected", "no KL estimator"),
-        ("train.dynamic_sampling=2", "filter_groups"),
         ("train.method=dpo", "only rl"),
         ("train.prompts_per_step=65", "there are 64"),
         ("model.lora={r: 8}", "dropout"),
         ("budget.max_calls=5", "per process"),
+        ("models.judge=policy@start", "models.judge=/model"),
+        ("models.judge=policy@5", "newest weights alone"),
+        ("futures={name: classmates, classmates: ['policy@start']}", "name the folder itself"),
+        ("futures={name: classmates, classmates: [policy], measure: likelihood}", "how likely given ids are"),
     ],
 )
 def test_what_verl_has_not_is_refused_by_name(override: str, word: str) -> None:
@@ -103,6 +106,7 @@ def test_a_recipe_that_verl_can_run_is_not_refused() -> None:
     [
         "train.method=ppo",
         "train.minibatches=3",
+        "train.dynamic_sampling=2",
         "train.importance={rule: mask, low: 0.5}",
         "credit={by: turns, split: true}",
         "credit={by: turns, tokens: answer}",
