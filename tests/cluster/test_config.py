@@ -74,11 +74,14 @@ def test_kl_goes_into_the_loss_or_into_the_reward() -> None:
         ("train.schedule=linear", "no schedule 'linear'"),
         ("train.loss=reinforce", "no loss 'reinforce'"),
         ("train.kl_estimator=k3-corrected", "no KL estimator"),
-        ("train.dynamic_sampling=2", "filter_groups"),
         ("train.method=dpo", "only rl"),
         ("train.prompts_per_step=65", "there are 64"),
         ("model.lora={r: 8}", "dropout"),
         ("budget.max_calls=5", "per process"),
+        ("models.judge=policy@start", "models.judge=/model"),
+        ("models.judge=policy@5", "newest weights alone"),
+        ("futures={name: classmates, classmates: ['policy@start']}", "name the folder itself"),
+        ("futures={name: classmates, classmates: [policy], measure: likelihood}", "how likely given ids are"),
     ],
 )
 def test_what_verl_has_not_is_refused_by_name(override: str, word: str) -> None:
@@ -103,6 +106,7 @@ def test_a_recipe_that_verl_can_run_is_not_refused() -> None:
     [
         "train.method=ppo",
         "train.minibatches=3",
+        "train.dynamic_sampling=2",
         "train.importance={rule: mask, low: 0.5}",
         "credit={by: turns, split: true}",
         "credit={by: turns, tokens: answer}",
@@ -178,12 +182,12 @@ def test_on_this_machine_every_setting_says_that_it_is_for_that(monkeypatch: pyt
     plain = {s.key: s for s in compose(recipe(), PLACE).settings}
     here = {s.key: s for s in compose(recipe(), PLACE, ["trainer.n_gpus_per_node=2"], local=True).settings}
     new = {key for key, setting in here.items() if plain.get(key) != setting}
-    precision = {f"actor_rollout_ref.{part}.fsdp_config.mixed_precision" for part in ("actor", "ref")}
     told = {key for key in new if here[key].source.startswith("--local")}
     assert new - told == {
         "trainer.n_gpus_per_node",
         "actor_rollout_ref.rollout.dtype",
-        *precision,
+        "actor_rollout_ref.actor.fsdp_config.mixed_precision",
+        "actor_rollout_ref.ref.fsdp_config.mixed_precision",
     }
     assert here["ray_kwargs.ray_init.num_gpus"].value == 2 and here["ray_kwargs.ray_init.num_gpus"].mark == "+"
     assert here["actor_rollout_ref.rollout.name"].value == "upshot"

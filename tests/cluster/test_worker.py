@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
-from upshot.chat import Row
+from upshot.chat import Conversation, Message, Row
 from upshot.cluster.parquet import record_of
-from upshot.cluster.served import Line, ServedModel
+from upshot.cluster.served import Line, ServedModel, talking
 from upshot.cluster.trajectory import Trajectory, refuse_long, trajectories_of
 from upshot.cluster.worker import Order, Worker, placed
 from upshot.config import load
 from upshot.errors import UserError
-from upshot.models.base import Request, Sampling
+from upshot.models.base import Completion, Request, Sampling
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
+from upshot.participants.base import Observation, Participant
 from upshot.rollout.reply import Reply
 from upshot.score import Reason
 from upshot.tasks.slots import Slots, asked_slots
@@ -194,3 +195,67 @@ def test_log_probabilities_are_asked_for_by_name_where_servers_do_not_give_them(
 def test_outside_of_a_conversation_nobody_is_asked() -> None:
     with pytest.raises(UserError, match="outside of any conversation"):
         asyncio.run(ServedModel(RENDERER).generate(Request([1, 2], Sampling())))
+
+
+def served(request: Request, says: str = "which size ? here is a tiny red lamp") -> Completion:
+    model, manager = ServedModel(RENDERER), Manager(lambda text: says, TOKENIZER)
+
+    async def ask() -> list[Completion]:
+        with talking(Line(manager, "x")):
+            return await model.generate(request)
+
+    return asyncio.run(ask())[0]
+
+
+def test_a_stop_string_ends_what_the_servers_said_and_leaves_its_ids() -> None:
+    prompt = RENDERER.prompt_ids(HALF_SAID.messages)
+    whole = served(Request(prompt, Sampling(max_tokens=40)))
+    cut = served(Request(prompt, Sampling(max_tokens=40, stop=("red", "?"))))
+    assert (cut.text.strip(), cut.finish) == ("which size", "stop")
+    assert whole.ids is not None and cut.ids == whole.ids[:3] and cut.logprobs == (-0.5,) * 3
+    assert served(Request(prompt, Sampling(max_tokens=40, stop=("green",)))) == whole
+
+
+def test_a_schema_is_asked_for_in_words_where_servers_cannot_enforce_it() -> None:
+    request = Request([Message("user", "hello")], Sampling(), schema={"type": "object", "properties": {}})
+    assert not ServedModel.abilities.schema and served(request).finish == "stop"
+
+
+def test_how_likely_given_ids_are_is_not_asked_of_servers() -> None:
+    with pytest.raises(UserError, match="given ids"):
+        served(Request([1, 2, 3], given=1))
+
+
+def test_the_seed_of_a_call_is_sent_to_servers_that_draw_by_it_and_to_no_others() -> None:
+    for seeded in (True, False):
+        manager = Manager(shopkeeper(HALF_SAID), TOKENIZER)
+        asyncio.run(made().play(order(HALF_SAID), Line(manager, "x", seeded=seeded)))
+        seeds = [params.get("seed") for _, _, params, _ in manager.asked]
+        assert (None not in seeds and len(set(seeds)) == 3) if seeded else set(seeds) == {None}
+
+
+class Opener(Participant):
+    """A user who speaks first, and counts how often."""
+
+    opened = 0
+
+    async def start(self, conversation: Conversation) -> None:
+        self.opened += 1
+        conversation.say(Message("user", f"hello i need a lamp {conversation.seed % 7}"))
+
+    async def observe(self, conversation: Conversation) -> Observation:
+        return Observation(done=True)
+
+
+def test_rows_where_the_user_speaks_first_are_opened_once_for_all_replies() -> None:
+    worker, user, row = made(), Opener(), replace(HALF_SAID, messages=())
+    worker.stage = replace(worker.stage, user=user)
+    worker.book._splits["train"] = {row.id: row}
+    manager = Manager(lambda text: "here is a tiny red lamp", TOKENIZER)
+
+    async def all_of_them() -> list[Reply]:
+        orders = [order(row, session, group) for group in range(2) for session in range(3)]
+        return await asyncio.gather(*(worker.play(one, Line(manager, "x")) for one in orders))
+
+    said = [reply.conversation.messages[0].content for reply in asyncio.run(all_of_them())]
+    assert user.opened == 2 and len(set(said[:3])) == len(set(said[3:])) == 1

@@ -20,6 +20,7 @@ from upshot.cluster.table import ACTOR, CARRIED, FIXED, LEFT, MODEL, PLAYED, REF
 from upshot.config import flatten
 from upshot.errors import UserError
 from upshot.recipe import Recipe
+from upshot.train.plan import classmate_names
 
 THEIRS = ("trainer", "actor_rollout_ref", "algorithm", "data", "critic", "ray_kwargs", "transfer_queue", "verl")
 """Sections of verl's config that the command line may set; what both have is verl's behind `verl.`"""
@@ -208,9 +209,9 @@ def _precision(recipe: Recipe) -> list[Setting]:
 def _critic(recipe: Recipe, settings: Sequence[Setting]) -> list[Setting]:
     """ppo: the critic is a network of its own, which begins as the policy and learns at its pace."""
     own = [
-        Setting("critic.enable", True, "train.method"),
-        Setting("critic.model.path", recipe.model.path or UNKNOWN, "model.path"),
-        Setting("critic.cliprange_value", recipe.train.clip_high, "train.clip_high"),
+        Setting(f"{CRITIC}.enable", True, "train.method"),
+        Setting(f"{CRITIC}.model.path", recipe.model.path or UNKNOWN, "model.path"),
+        Setting(f"{CRITIC}.cliprange_value", recipe.train.clip_high, "train.clip_high"),
     ]
     for setting in settings:
         for ours, theirs in AS_POLICY.items():
@@ -220,11 +221,11 @@ def _critic(recipe: Recipe, settings: Sequence[Setting]) -> list[Setting]:
 
 
 AS_POLICY = {
-    f"{ACTOR}.optim": "critic.optim",
-    f"{ACTOR}.grad_clip": "critic.grad_clip",
-    f"{ACTOR}.strategy": "critic.strategy",
-    f"{ACTOR}.fsdp_config": "critic.fsdp",
-    f"{ACTOR}.ppo_max_token_len_per_gpu": "critic.ppo_max_token_len_per_gpu",
+    f"{ACTOR}.optim": f"{CRITIC}.optim",
+    f"{ACTOR}.grad_clip": f"{CRITIC}.grad_clip",
+    f"{ACTOR}.strategy": f"{CRITIC}.strategy",
+    f"{ACTOR}.fsdp_config": f"{CRITIC}.fsdp",
+    f"{ACTOR}.ppo_max_token_len_per_gpu": f"{CRITIC}.ppo_max_token_len_per_gpu",
 }
 """Settings of the policy that the critic has as well, by prefix."""
 
@@ -280,6 +281,22 @@ def _unfit(recipe: Recipe) -> Iterator[Missing]:
     if recipe.model.lora and (recipe.warm_start is not None or not recipe.model.path):
         why = "adapters of a warm start are not carried over; run it in local mode and name what it made as model.path"
         yield Missing("model.lora", recipe.model.lora.model_dump(mode="json"), why, True)
+    yield from _copies(recipe)
+
+
+def _copies(recipe: Recipe) -> Iterator[Missing]:
+    """What verl's servers cannot be as a helper: other weights than the newest, a judge of given ids."""
+    classmates = classmate_names(recipe.futures)
+    named = {f"models.{role}": spec.model for role, spec in recipe.models.items()}
+    copies = [("futures.classmates", name) for name in classmates if name.startswith("policy@")]
+    for key, model in (*named.items(), *copies):
+        if model.startswith("policy@"):
+            way = f"; name the folder itself: {key}={recipe.model.path or 'FOLDER'}" if model.endswith("@start") else ""
+            yield Missing(key, model, f"verl's servers have the newest weights alone{way}", True)
+    own = [name for name in classmates if named.get(f"models.{name}", name) == "policy"]
+    if own and recipe.futures.options.get("measure", "sampled") != "sampled":
+        why = f"verl's servers do not tell how likely given ids are, and classmate '{own[0]}' is the policy"
+        yield Missing("futures.measure", recipe.futures.options["measure"], why, True)
 
 
 def read(recipe: Recipe, key: str) -> Any:

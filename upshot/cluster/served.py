@@ -118,20 +118,38 @@ class ServedModel(Model):
                 f"a server gave {len(ids)} ids and {told} log-probabilities; "
                 "set actor_rollout_ref.rollout.calculate_log_probs=True"
             )
-        ended = ids[-1] in {*self.renderer.end_ids, *request.sampling.stop_ids}
+        ids, text, stopped = self._until(ids, request.sampling.stop)
+        ended = stopped or ids[-1] in {*self.renderer.end_ids, *request.sampling.stop_ids}
         return Completion(
-            text=self.renderer.decode(ids),
+            text=text,
             finish="stop" if ended else "length",
             ids=ids,
-            logprobs=tuple(float(value) for value in answer.log_probs),
+            logprobs=tuple(float(value) for value in answer.log_probs[: len(ids)]),
             prompt_tokens=len(prompt),
             completion_tokens=len(ids),
             version=int((answer.extra_fields or {}).get("global_steps") or 0),
         )
 
+    def _until(self, ids: tuple[int, ...], stops: Sequence[str]) -> tuple[tuple[int, ...], str, bool]:
+        """The ids up to the first stop string, the text before it, and whether there is one.
+
+        The servers sample on to the end of the turn or the limit: what they share is ids alone.
+        """
+        text = self.renderer.decode(ids)
+        found = [at for at in map(text.find, stops) if at >= 0]
+        if not found:
+            return ids, text, False
+        at = min(found)
+        need = min(at + len(stop) for stop in stops if text.startswith(stop, at))
+        few, enough = 0, len(ids)
+        while few + 1 < enough:  # the fewest ids that spell it
+            middle = (few + enough) // 2
+            few, enough = (few, middle) if len(self.renderer.decode(ids[:middle])) >= need else (middle, enough)
+        return ids[:enough], text[:at], True
+
     def _prompt_ids(self, request: Request) -> list[int]:
-        if request.schema is not None or request.given or request.sampling.stop:
-            raise UserError(f"model '{self.name}' on verl's servers takes no JSON schema, given ids or stop strings")
+        if request.given:
+            raise UserError(f"model '{self.name}' is on verl's servers, which do not tell how likely given ids are")
         if request.by_ids:
             return [int(i) for i in request.prompt]  # type: ignore[arg-type]
         messages = [m if not isinstance(m, dict) else messages_from([m])[0] for m in request.prompt]

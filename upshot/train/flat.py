@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
-from upshot.chat import Row
 from upshot.rollout.reply import Reply
 
 Group = list[Reply]
+T = TypeVar("T")
 SAME = 1e-9
 """Rewards closer than this are alike."""
 
@@ -32,9 +33,9 @@ def replaceable(group: Sequence[Reply]) -> bool:
 
 
 async def play_until_varied(
-    play: Callable[[Sequence[Row], int], Awaitable[list[Group]]],
-    more: Callable[[int, int], Sequence[Row]],
-    first: Sequence[Row],
+    play: Callable[[Sequence[T], int], Awaitable[list[Group]]],
+    more: Callable[[int, int], Sequence[T]],
+    first: Sequence[T],
     rounds: int,
 ) -> list[Group]:
     """Play rows, and in the places of groups that came out flat other ones, at most `rounds` times.

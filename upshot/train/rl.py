@@ -136,24 +136,30 @@ async def play(
         finished += 1
         played(finished, total)
 
-    async def play_round(some: Sequence[Row], number: int) -> list[list[Reply]]:
+    async def play_round(some: Sequence[int], number: int) -> list[list[Reply]]:
         nonlocal total
         own = ranks.own(len(some))
         total += len(own) * config.group_size
         seed = derive_seed(recipe.seed, "step", step, *([number] if number else []))
-        groups = await play_step(stage, some, config.group_size, seed, one, own)
+        groups = await play_step(stage, [rows[i] for i in some], config.group_size, seed, one, own)
         return interleave(await ranks.exchange(f"play/{step}/{number}", groups))
 
-    first = [rows[i] for i in pick(len(rows), config.prompts_per_step, step, recipe.seed)]
-    seen = {row.id for row in first}
+    first = pick(len(rows), config.prompts_per_step, step, recipe.seed)
+    more = others([row.id for row in rows], first, step, recipe.seed)
+    return await play_until_varied(play_round, more, first, config.dynamic_sampling)
 
-    def more(count: int, number: int) -> list[Row]:
-        order = pick(len(rows), len(rows), 0, derive_seed(recipe.seed, "more", step, number))
-        new = [rows[i] for i in order if rows[i].id not in seen][:count]
-        seen.update(row.id for row in new)
+
+def others(ids: Sequence[str], first: Sequence[int], step: int, seed: int) -> Callable[[int, int], Sequence[int]]:
+    """What chooses so many rows for a round, none that the step has had; rows are told by their place in `ids`."""
+    seen = {ids[place] for place in first}
+
+    def more(count: int, number: int) -> Sequence[int]:
+        order = pick(len(ids), len(ids), 0, derive_seed(seed, "more", step, number))
+        new = [place for place in order if ids[place] not in seen][:count]
+        seen.update(ids[place] for place in new)
         return new
 
-    return await play_until_varied(play_round, more, first, config.dynamic_sampling)
+    return more
 
 
 def measure(groups: Sequence[Sequence[Reply]], stage: Stage) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import transfer_queue as tq
@@ -13,54 +13,59 @@ from upshot.errors import UserError
 from upshot.rollout.reply import Reply
 from upshot.train.handover import unpacked
 
+Groups = list[list[Reply]]
+
 
 class Replies:
     """What was played last, by verl's partition ('train', 'val'), and which row is of which reply."""
 
-    def __init__(self, buffer: Any) -> None:
+    def __init__(self, buffer: Any, play_on: Callable[[Groups], Groups]) -> None:
         self.buffer = buffer
-        self.groups: dict[str, list[list[Reply]]] = {}
+        self.play_on = play_on
+        """Given the groups of a training step, those that are learned from; it may play more of them (`read`)."""
+        self.groups: dict[str, Groups] = {}
         """By the rows' places in the step, replies in the order of their sessions: as local mode has them."""
         self.of_key: dict[str, Reply] = {}
+        self._tags: dict[str, Any] = {}
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """verl's rows of a step, when all are played. Those that train nothing are taken away after they were read."""
-        batch, logs = self.buffer.sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
-        self.read(batch)
-        return self._kept(batch), logs
+        self.of_key, self._tags = {}, {}
+        groups, logs = self.read(global_steps, partition_id, batch_size)
+        self.groups[partition_id] = self.play_on(groups) if partition_id == "train" else groups
+        return self._kept(partition_id), logs
 
-    def read(self, batch: KVBatchMeta) -> None:
-        """Read the replies of rows."""
+    def read(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Groups, dict[str, Any]]:
+        """Wait until so many prompts are played; their replies."""
+        batch, logs = self.buffer.sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
+        self._tags |= dict(zip(batch.keys, batch.tags, strict=True))
         found = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
         extras = dict(zip(batch.keys, found["extra_fields"].tolist(), strict=True))
         for extra in extras.values():
             if FAULT in extra:
                 raise UserError(extra[FAULT])
         first = {_session(key): unpacked(extra[REPLY]) for key, extra in extras.items() if extra[REPLY]}
-        self.of_key = {key: first[_session(key)] for key in batch.keys}
+        self.of_key |= {key: first[_session(key)] for key in batch.keys}
         groups: dict[int, list[tuple[int, Reply]]] = {}
         for (_, session), reply in first.items():
             groups.setdefault(reply.group, []).append((session, reply))
-        self.groups[batch.partition_id] = [[r for _, r in sorted(groups[at], key=_by_session)] for at in sorted(groups)]
+        return [[r for _, r in sorted(groups[at], key=_by_session)] for at in sorted(groups)], logs
 
-    def _kept(self, batch: KVBatchMeta) -> KVBatchMeta:
+    def _kept(self, partition_id: str) -> KVBatchMeta:
         """The rows that train something, or that validation has a reward of; one at least, for verl wants a batch."""
-        scored = batch.partition_id == "val"
-        keep = [
-            not reply.reward.total.is_missing if scored else reply.credit is not None and reply.credit.trains
-            for reply in (self.of_key[key] for key in batch.keys)
-        ]
-        if not any(keep):
-            keep[0] = True
-        gone = [key for key, stays in zip(batch.keys, keep, strict=True) if not stays]
+        there = {id(reply) for group in self.groups[partition_id] for reply in group}
+        kept = [key for key, reply in self.of_key.items() if id(reply) in there and _counts(reply, partition_id)]
+        kept = kept or list(self.of_key)[:1]
+        gone = [key for key in self.of_key if key not in set(kept)]
         if gone:
-            tq.kv_clear(keys=gone, partition_id=batch.partition_id)
-        kept: Sequence[tuple[str, Any]] = [
-            pair for pair, stays in zip(zip(batch.keys, batch.tags, strict=True), keep, strict=True) if stays
-        ]
-        return KVBatchMeta(
-            partition_id=batch.partition_id, keys=[key for key, _ in kept], tags=[tag for _, tag in kept]
-        )
+            tq.kv_clear(keys=gone, partition_id=partition_id)
+        return KVBatchMeta(partition_id=partition_id, keys=kept, tags=[self._tags[key] for key in kept])
+
+
+def _counts(reply: Reply, partition_id: str) -> bool:
+    if partition_id == "val":
+        return not reply.reward.total.is_missing
+    return reply.credit is not None and reply.credit.trains
 
 
 def _session(key: str) -> tuple[str, int]:

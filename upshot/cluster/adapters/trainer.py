@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
@@ -17,14 +19,15 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from upshot.cluster.adapters.loop import recipe_here
-from upshot.cluster.adapters.replies import Replies
+from upshot.cluster.adapters.replies import Groups, Replies
 from upshot.cluster.lesson import Row, Told, teach
 from upshot.cluster.metrics import OWN
 from upshot.cluster.parquet import AGENT
 from upshot.cluster.worker import Worker, placed
 from upshot.rollout.play import occurred
+from upshot.train.flat import play_until_varied
 from upshot.train.held_out import evaluated
-from upshot.train.rl import measure, stop_if_missing
+from upshot.train.rl import measure, others, stop_if_missing
 from upshot.train.sft import pick
 from upshot.train.summary import summarise
 
@@ -39,7 +42,7 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _build_replay_buffer(self) -> Replies:
         self.trainer_mode = "sync"  # by any other name verl takes the asynchronous buffer and checkpoints
-        self.replies = Replies(super()._build_replay_buffer())
+        self.replies = Replies(super()._build_replay_buffer(), self._play_on)
         return self.replies
 
     def on_init_end(self) -> None:
@@ -53,10 +56,35 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         super().on_train_begin()
         self.config.actor_rollout_ref.rollout.n = 1
 
-    def _fetch_one_gen_batch(self) -> TensorDict:
+    def _play_on(self, groups: Groups) -> Groups:
+        """Play other rows in the places of groups that teach nothing, as `train.dynamic_sampling` says."""
+
+        async def play(items: Sequence[int], number: int) -> Groups:
+            if not number:
+                return groups
+            batch = self._rows(items, number)
+            tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
+            self._submit_batch_to_rollout(batch)
+            return self.replies.read(self.global_steps, "train", len(items))[0]
+
+        if not self.recipe.train.dynamic_sampling:
+            return groups
+        first = self._picked()
+        more = others(self._ids, first, self.global_steps - 1, self.recipe.seed)
+        return asyncio.run(play_until_varied(play, more, first, self.recipe.train.dynamic_sampling))
+
+    @cached_property
+    def _ids(self) -> list[str]:
+        """The ids of the rows."""
+        return [info["id"] for info in self.train_dataset.dataframe["extra_info"]]
+
+    def _picked(self) -> list[int]:
         """The rows of the step, as local mode picks them: by the step alone, so a resumed run needs no state."""
         count, step = self.recipe.train.prompts_per_step, self.global_steps - 1
-        return self._rows(pick(len(self.train_dataset), count, step, self.recipe.seed))
+        return pick(len(self.train_dataset), count, step, self.recipe.seed)
+
+    def _fetch_one_gen_batch(self) -> TensorDict:
+        return self._rows(self._picked())
 
     def _rows(self, items: Sequence[int], again: int = 0) -> TensorDict:
         rows = [dict(self.train_dataset[item]) for item in items]
