@@ -78,7 +78,6 @@ def test_kl_goes_into_the_loss_or_into_the_reward() -> None:
         ("train.method=dpo", "only rl"),
         ("train.prompts_per_step=65", "there are 64"),
         ("model.lora={r: 8}", "dropout"),
-        ("budget.max_calls=5", "per process"),
     ],
 )
 def test_what_verl_has_not_is_refused_by_name(override: str, word: str) -> None:
@@ -154,8 +153,9 @@ def test_a_dry_run_on_verl_prints_both_sides_and_what_has_no_counterpart(capsys:
     from upshot.cli import main
 
     words = ["model.path=/model", "warm_start=null", "trainer.n_gpus_per_node=8"]
-    assert main(["train", "quickstart", "--engine", "verl", "--dry-run", *words]) == 0
-    told = capsys.readouterr().out
+    assert main(["train", "quickstart", "--engine", "verl", "--dry-run", *words]) == 2  # the checks are made as well
+    told, wrong = capsys.readouterr()
+    assert "upshot: there is no folder '/model'" in wrong
     assert "actor_rollout_ref.rollout.n=8    ← train.group_size" in told
     assert "trainer.n_gpus_per_node=8    ← command line" in told
     assert "train.max_skipped=3    verl has no such guard" in told

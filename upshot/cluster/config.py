@@ -21,8 +21,19 @@ from upshot.config import flatten
 from upshot.errors import UserError
 from upshot.recipe import Recipe
 
-THEIRS = ("trainer", "actor_rollout_ref", "algorithm", "data", "critic", "ray_kwargs", "transfer_queue", "verl")
-"""Sections of verl's config that the command line may set; what both have is verl's behind `verl.`"""
+THEIRS = (
+    "trainer",
+    "actor_rollout_ref",
+    "algorithm",
+    "data",
+    "critic",
+    "ray_kwargs",
+    "transfer_queue",
+    "verl",
+    "upshot",
+)
+"""Sections of verl's config that the command line may set; what both have is verl's behind `verl.`, what is
+ours and of a cluster alone (`upshot.watch`) stands beside them in a section of its own."""
 RECIPE = "UPSHOT_CLUSTER_RECIPE"
 """The environment variable that tells verl's processes where the recipe is."""
 UNKNOWN, UNMADE = "(measured at the start)", "(made at the start)"
@@ -83,6 +94,10 @@ class Plan:
     def overrides(self) -> list[str]:
         """The settings as hydra reads them on a command line."""
         return [f"{s.mark}{s.key}={_hydra(s.value)}" for s in self.settings]
+
+    def value(self, key: str, otherwise: Any = None) -> Any:
+        """What a key of verl's is set to; `otherwise` where verl's own default holds."""
+        return next((setting.value for setting in self.settings if setting.key == key), otherwise)
 
     def nested(self) -> dict[str, Any]:
         """The settings as a nested mapping."""
@@ -301,7 +316,7 @@ def _given(word: str) -> Setting:
     key, equals, text = word.lstrip("+").partition("=")
     if not equals:
         raise UserError(f"'{word}' is no key=value of verl's config")
-    mark = word[: len(word) - len(word.lstrip("+"))]
+    mark = "++" if key.startswith("upshot.") else word[: len(word) - len(word.lstrip("+"))]
     return Setting(key.removeprefix("verl."), yaml.safe_load(text), "command line", mark)
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from upshot.cluster import on_cpu
+from upshot.cluster.checks import find, refuse
 from upshot.cluster.config import RECIPE, Plan, compose
 from upshot.cluster.metrics import Follower
 from upshot.cluster.prepare import prepare
+from upshot.cluster.process import reason_in, run
 from upshot.cluster.start import started
 from upshot.cluster.table import PROJECT
 from upshot.errors import UserError
@@ -22,15 +22,15 @@ from upshot.train.folder import METRICS, RunFolder
 
 LOG = "verl.log"
 MAIN = "upshot.cluster.adapters.main"
-GRACE_S = 20
-"""Seconds that verl has to end after it was told to."""
 
 
 def launch(recipe: Recipe, theirs: Sequence[str], say: Callable[[str], None] = print, local: bool = False) -> Path:
     """Write the run folder, run verl to its end; the folder. A failed run is a `UserError` with the end of its log."""
     if importlib.util.find_spec("verl") is None:
         raise UserError("--engine verl needs verl: pip install 'upshot[verl]'")
-    compose(recipe, None, theirs, local).check()
+    wanted = compose(recipe, None, theirs, local)
+    wanted.check()
+    refuse(find(recipe, wanted, env=on_cpu.ENVIRONMENT if local else None))
     folder = RunFolder.create(recipe)
     recipe = started(recipe, folder.path, say)
     plan = compose(recipe, prepare(recipe, folder.path), theirs, local)
@@ -47,6 +47,8 @@ def launch(recipe: Recipe, theirs: Sequence[str], say: Callable[[str], None] = p
     finally:
         follower.follow()
     if code:
+        if why := reason_in(folder.path / LOG):
+            raise UserError(why)
         tail = (folder.path / LOG).read_text(errors="replace").splitlines()[-3:]
         raise UserError(f"verl ended with {code}; {folder.path / LOG} ends: {' | '.join(tail)}")
     return folder.path
@@ -63,32 +65,3 @@ def environment(recipe: Recipe, folder: Path, local: bool = False) -> dict[str, 
     own = {RECIPE: str(folder.resolve() / "recipe.yaml"), "VERL_FILE_LOGGER_ROOT": str(folder.resolve() / "verl")}
     usual = on_cpu.ENVIRONMENT if local else {}
     return {**usual, **os.environ, **own, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})}
-
-
-def run(words: Sequence[str], env: dict[str, str], log: Path, say: Callable[[str], None]) -> int:
-    """Run a program to its end; its lines go to the log and to `say`. However this ends, its group ends with it."""
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                file.write(line)
-                file.flush()
-                say(line.rstrip("\n"))
-            return process.wait()
-        finally:
-            end(process)
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """Ask a process group to end, and make it."""
-    for how, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
-        if process.poll() is not None:
-            return
-        os.killpg(process.pid, how)
-        try:
-            process.wait(patience)
-        except subprocess.TimeoutExpired:
-            continue
