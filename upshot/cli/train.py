@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 from upshot.errors import UserError, reason_of, user_error_in
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from upshot.recipe import Recipe
+    from upshot.train.checks.bench import Finding
     from upshot.train.folder import RunFolder
     from upshot.train.ranks import Ranks
 
@@ -120,11 +123,16 @@ def _checked(recipe: Recipe, args: argparse.Namespace, resumed: bool, ranks: int
     from upshot.train.plan import plan
 
     findings = find(recipe, args.offline, resumed, ranks)
+    if args.dry_run and not any(finding.fatal for finding in findings):
+        print(plan(recipe, ranks))
+    return _told(findings, args.quiet)
+
+
+def _told(findings: Sequence[Finding], quiet: bool) -> bool:
+    """Say what checks have found, a line each; whether nothing must be mended."""
     wrong = [finding.says for finding in findings if finding.fatal]
     notes = [finding.says for finding in findings if not finding.fatal]
-    if args.dry_run and not wrong:
-        print(plan(recipe, ranks))
-    if not args.quiet:
+    if not quiet:
         print("".join(f"note       {' '.join(says.split())}\n" for says in notes), end="", file=sys.stderr)
     print("".join(f"upshot: {' '.join(says.split())}\n" for says in wrong), end="", file=sys.stderr)
     return not wrong
@@ -149,9 +157,13 @@ def _on_verl(args: argparse.Namespace) -> int:
     rows = None if recipe.train.method == "sft" else len(task.rows("train"))
     plan = compose(recipe, Place(rows=rows), theirs, args.local)
     if args.dry_run:
+        from upshot.cluster import on_cpu
+        from upshot.cluster.checks import find
+
         print(plan.page())
         plan.check()
-        return 0
+        env = on_cpu.ENVIRONMENT if args.local else None
+        return 0 if _told(find(recipe, plan, args.offline, env=env), args.quiet) else 2
     from upshot.cli.console import make_reporter
     from upshot.cluster.launch import launch
     from upshot.view.report import write_report

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from upshot.cluster import on_cpu
-from upshot.cluster.table import ACTOR, CARRIED, FIXED, LEFT, MODEL, PLAYED, REF, ROLLOUT, Line, No
+from upshot.cluster.table import ACTOR, CARRIED, CRITIC, FIXED, LEFT, MODEL, PLAYED, REF, ROLLOUT, Line, No
 from upshot.config import flatten
 from upshot.errors import UserError
 from upshot.recipe import Recipe
@@ -24,9 +24,10 @@ from upshot.train.plan import classmate_names
 
 THEIRS = (
     *("trainer", "actor_rollout_ref", "algorithm", "data", "critic", "ray_kwargs", "transfer_queue", "verl"),
-    *("engine", "optim"),
+    *("engine", "optim", "upshot"),
 )
-"""Sections of verl's config that the command line may set; what both have is verl's behind `verl.`"""
+"""Sections of verl's config that the command line may set; what both have is verl's behind `verl.`, what is
+ours and of a cluster alone (`upshot.watch`) stands beside them in a section of its own."""
 RECIPE = "UPSHOT_CLUSTER_RECIPE"
 """The environment variable that tells verl's processes where the recipe is."""
 UNKNOWN, UNMADE = "(measured at the start)", "(made at the start)"
@@ -338,7 +339,7 @@ def given(word: str) -> Setting:
     key, equals, text = word.lstrip("+").partition("=")
     if not equals:
         raise UserError(f"'{word}' is no key=value of verl's config")
-    mark = word[: len(word) - len(word.lstrip("+"))]
+    mark = "++" if key.startswith("upshot.") else word[: len(word) - len(word.lstrip("+"))]
     return Setting(key.removeprefix("verl."), yaml.safe_load(text), "command line", mark)
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from upshot.cluster import on_cpu
+from upshot.cluster.checks import find, refuse
 from upshot.cluster.chronicle import Chronicle
 from upshot.cluster.config import RECIPE, Plan, compose
 from upshot.cluster.prepare import prepare
+from upshot.cluster.process import reason_in, run
 from upshot.cluster.resume import LOCAL, begin, going_on
 from upshot.cluster.start import started
 from upshot.cluster.telling import telling
@@ -23,8 +23,6 @@ from upshot.train.folder import RunFolder
 from upshot.train.reporter import Reporter
 
 LOG = "verl.log"
-GRACE_S = 20
-"""Seconds that verl has to end after it was told to."""
 
 
 def launch(
@@ -42,7 +40,9 @@ def launch(
     """
     if importlib.util.find_spec("verl") is None:
         raise UserError("--engine verl needs verl: pip install 'upshot[verl]'")
-    compose(recipe, None, theirs, local).check()
+    wanted = compose(recipe, None, theirs, local)
+    wanted.check()
+    refuse(find(recipe, wanted, env=on_cpu.ENVIRONMENT if local else None))
     folder = resumed or RunFolder.create(recipe)
     reporter = reporter or Reporter()
     try:
@@ -67,6 +67,8 @@ def _run(plan: Plan, env: dict[str, str], chronicle: Chronicle, say: Callable[[s
 
     code = run(command(plan), env, log, told)
     if code:
+        if why := reason_in(log):
+            raise UserError(why)
         tail = log.read_text(errors="replace").splitlines()[-3:]
         raise UserError(f"verl ended with {code}; {log} ends: {' | '.join(tail)}")
 
@@ -82,32 +84,3 @@ def environment(recipe: Recipe, folder: Path, local: bool = False) -> dict[str, 
     own = {RECIPE: str(folder.resolve() / "recipe.yaml"), "VERL_FILE_LOGGER_ROOT": str(folder.resolve() / "verl")}
     usual = on_cpu.ENVIRONMENT if local else {}
     return {**usual, **os.environ, **own, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})}
-
-
-def run(words: Sequence[str], env: dict[str, str], log: Path, say: Callable[[str], None]) -> int:
-    """Run a program to its end; its lines go to the log and to `say`. However this ends, its group ends with it."""
-    with log.open("a") as file:
-        process = subprocess.Popen(
-            words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                file.write(line)
-                file.flush()
-                say(line.rstrip("\n"))
-            return process.wait()
-        finally:
-            end(process)
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """Ask a process group to end, and make it."""
-    for how, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
-        if process.poll() is not None:
-            return
-        os.killpg(process.pid, how)
-        try:
-            process.wait(patience)
-        except subprocess.TimeoutExpired:
-            continue

@@ -153,6 +153,7 @@ PLAYED: dict[str, str] = {
     "models": "helper models, called from verl's workers",
     "sandbox": "programs of the policy",
     "call_seconds": "limits of your own code",
+    "budget": "one ledger for all workers",
     "task": "rows, environment, verdict",
     "episode": "the agent loop",
     "futures": "the agent loop",
@@ -201,6 +202,5 @@ LEFT: dict[str, Without] = {
     "eval.data": Without("for sft and dpo", True),
     "eval.stop_after": Without("verl does not stop early", True),
     "eval.monitor": Without(f"{_NOT_YET}: `upshot eval monitor` on the run afterwards", True),
-    "budget": Without(f"{_NOT_YET}: each worker counts on its own; a budget would hold per process", True),
 }
 """By prefix."""

@@ -80,7 +80,7 @@ class Trainer(SFTTrainer):  # type: ignore[misc]
         return StatefulDataLoader(data, batch, sampler=order, collate_fn=self.collate_fn, num_workers=workers)
 
 
-@hydra.main(config_path="pkg://verl.trainer.config", config_name="sft_trainer_engine", version_base=None)
+@hydra.main(config_path="pkg://verl.trainer.config", config_name="sft_trainer_engine", version_base=None)  # type: ignore[untyped-decorator]
 def main(settings: Any) -> None:
     """What verl's own program does, with our trainer."""
     auto_set_device(settings)
