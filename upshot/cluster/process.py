@@ -16,6 +16,8 @@ GRACE_S = 20.0
 REASON = "upshot: "
 """Before the line with which our program says what the user must mend."""
 SHM = Path("/dev/shm")
+SEGMENTS = ("psm_", "torch_", "plasma", "sem.", "nccl-", "vllm", "VLLM")
+"""How names of shared memory begin that Python, PyTorch, Ray, NCCL and vLLM make; what a user keeps there has others."""
 
 
 def run(words: Sequence[str], env: dict[str, str], log: Path, say: Callable[[str], None]) -> int:
@@ -76,7 +78,8 @@ def sweep(since: float) -> list[str]:
 
     vLLM's processes leave theirs when they are killed. Segments of others that run beside us are held by them.
     """
-    found = [path for path in SHM.glob("*") if path.is_file()] if SHM.is_dir() else []
+    named = [path for path in SHM.glob("*") if path.name.startswith(SEGMENTS)] if SHM.is_dir() else []
+    found = [path for path in named if path.is_file()]
     stale = []
     for path in found:
         with contextlib.suppress(OSError):
