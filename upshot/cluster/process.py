@@ -17,7 +17,7 @@ REASON = "upshot: "
 """Before the line with which our program says what the user must mend."""
 SHM = Path("/dev/shm")
 SEGMENTS = ("psm_", "torch_", "plasma", "sem.", "nccl-", "vllm", "VLLM")
-"""How names of shared memory begin that Python, PyTorch, Ray, NCCL and vLLM make; what a user keeps there has others."""
+"""How names of shared memory begin that Python, PyTorch, Ray, NCCL and vLLM make; a user's files have others."""
 
 
 def run(words: Sequence[str], env: dict[str, str], log: Path, say: Callable[[str], None]) -> int:
