@@ -24,7 +24,7 @@ FLOORS = [
         ),
         *("models.base", "models.spec"),
     },
-    {"models", "engine", "sandbox", "fleet"},
+    {"models", "engine", "pool", "sandbox", "fleet"},
     {"participants", "verifiers", "tasks"},
     {"rollout", "rewards"},
     {"train", "evaluate", "view", "data", "rater", "api", "runs", "training", "trainee", "migrate", "cluster"},

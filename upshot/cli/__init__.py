@@ -14,7 +14,7 @@ from upshot.threads import settle_threads
 
 VERBS = (
     "demo", "train", "new", "recipe", "eval", "export", "view", "replay", "data", "score", "verify", "sandbox", "serve",
-    "cache",
+    "pool", "cache",
 )  # fmt: skip
 INTERRUPTED = 130
 

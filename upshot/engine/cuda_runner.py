@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -39,6 +40,7 @@ from upshot.engine.kernels.prefill import prefill_attention
 from upshot.engine.sampling import apply_grammars
 from upshot.engine.scheduler import Chunk, Plan
 from upshot.engine.scoring import Wanted, by_sequence, given_logprobs, wanted_of
+from upshot.engine.seat import Seat, taken_pages
 from upshot.engine.sequence import Rules, Sequence, possible
 from upshot.engine.slots import Slots, upload
 
@@ -49,7 +51,14 @@ class CudaRunner:
     """Runs plans on one GPU."""
 
     def __init__(
-        self, model: torch.nn.Module, shape: Shape, n_pages: int, page_size: int, max_running: int, settings: Any
+        self,
+        model: torch.nn.Module,
+        shape: Shape,
+        n_pages: int,
+        page_size: int,
+        max_running: int,
+        settings: Any,
+        seat: Seat | None = None,
     ) -> None:
         self.shape, self.page_size = shape, page_size
         self.model = model
@@ -59,12 +68,15 @@ class CudaRunner:
         self._size = (shape.layers, n_pages, shape.kv_heads, page_size, shape.head_dim)
         columns = min(-(-shape.max_length // page_size), n_pages) + 1
         self.slots = Slots(max_running, columns, device)
-        self.cache = Cache(self._pages(self._size), self._pages(self._size), self.slots.table)
+        self.seat = seat
+        self.cache = Cache(*self._pages(), self.slots.table)
         self.batch = Batch(self.slots, page_size)
         self.graphs: dict[tuple[int, bool, bool], Graph] = {}
         self.prompt_graphs: dict[tuple[int, int], PromptGraph] = {}
         self.pool: Any = None
         self.flights: deque[Flight] = deque()
+        self.compiling: list[Future[None]] = []
+        """Kernels that are compiled ahead; each is launched once, on pages."""
         self.use_graphs = settings.graphs and self.on_gpu
         self.graphed: Driver | None = None
         """The driver whose reading of prompts is captured; None while drivers are checked."""
@@ -76,8 +88,8 @@ class CudaRunner:
         self.logits = self._logits_of(max_running) if self.use_graphs else None
         """Where every captured step leaves its logits: each would keep its own otherwise."""
 
-    def _pages(self, size: tuple[int, ...]) -> torch.Tensor:
-        return torch.zeros(size, dtype=self.shape.dtype, device=self.shape.device)
+    def _pages(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return taken_pages(self._size, self.shape.dtype, self.shape.device, self.seat)
 
     def _logits_of(self, rows: int) -> torch.Tensor:
         """Room for the logits of the largest step with that many sequences."""
@@ -113,7 +125,8 @@ class CudaRunner:
         return disagreement(self.model, driver, driven)
 
     def _weight_pointers(self) -> list[int]:
-        own = [p.data_ptr() for p in self.model.parameters()]
+        """Where captured steps read: parameters, pages, merged weights."""
+        own = [p.data_ptr() for p in self.model.parameters()] + [self.cache.k.data_ptr(), self.cache.v.data_ptr()]
         return own + self.driver.weights.pointers() if isinstance(self.driver, BlockDriver) else own
 
     def forget(self) -> None:
@@ -121,8 +134,11 @@ class CudaRunner:
         self.batch.rows = []
         if isinstance(self.driver, BlockDriver):
             self.driver.refresh()
+        self._check_graphs()
+
+    def _check_graphs(self) -> None:
         pointers = self._weight_pointers()
-        if pointers != self._pointers:  # somebody gave the parameters other storage: captured steps read the old one
+        if pointers != self._pointers:  # what they read has other storage now: captured steps read the old one
             self._drop_graphs()
             self._pointers = pointers
 
@@ -131,22 +147,33 @@ class CudaRunner:
         self.prompt_graphs.clear()
         self.pool = None
 
-    def park(self) -> None:
+    def park(self, keep_steps: bool = False) -> None:
         """Give the memory back (see `Engine.park`)."""
+        self._settle()
         self.batch.rows = []
+        self.cache.k = self.cache.v = torch.zeros(0, dtype=self.shape.dtype, device=self.shape.device)
+        if keep_steps:
+            return
         self._drop_graphs()
         self.logits = None
-        self.cache.k = self.cache.v = self._pages((0,))
         if isinstance(self.driver, BlockDriver):
             self.driver.release()
 
+    def _settle(self) -> None:
+        """Nothing is launched any more on pages that are about to be somebody else's."""
+        for kernel in self.compiling:
+            if not kernel.cancel():
+                kernel.exception()
+        self.compiling.clear()
+
     def resume(self) -> None:
         """Take it again."""
-        self.cache.k, self.cache.v = self._pages(self._size), self._pages(self._size)
-        self.logits = self._logits_of(self.slots.count) if self.use_graphs else None
-        if isinstance(self.driver, BlockDriver):
+        self.cache.k, self.cache.v = self._pages()
+        if self.logits is None and self.use_graphs:
+            self.logits = self._logits_of(self.slots.count)
+        if isinstance(self.driver, BlockDriver) and not self.driver.layers:
             self.driver.take()
-        self._pointers = self._weight_pointers()
+        self._check_graphs()
 
     # --- steps
 

@@ -25,6 +25,7 @@ from upshot.engine.driver import causal_lm, shape_of
 from upshot.engine.merged import Merging
 from upshot.engine.pages import PagePool
 from upshot.engine.scheduler import Scheduler
+from upshot.engine.seat import Seat
 from upshot.engine.sequence import DONE, Grammar, Rules, Sequence
 from upshot.errors import UserError
 
@@ -80,9 +81,15 @@ class Engine:
     """Continues token ids with a live transformers model."""
 
     def __init__(
-        self, model: torch.nn.Module, eos_ids: set[int] | None = None, settings: EngineSettings | None = None
+        self,
+        model: torch.nn.Module,
+        eos_ids: set[int] | None = None,
+        settings: EngineSettings | None = None,
+        seat: Seat | None = None,
     ) -> None:
         self.settings = settings or EngineSettings()
+        self.seat = seat
+        """Where weights and pages lie when they share memory with other models', and when it is their turn."""
         self.model = model
         self.shape = shape_of(model)
         self.eos_ids = frozenset(eos_ids if eos_ids is not None else _eos_of(model))
@@ -101,7 +108,7 @@ class Engine:
         self.on_gpu = self.shape.device.type == "cuda"
         self.ahead = self.on_gpu or self.settings.kernels
         """Results come back one step late."""
-        self._stream = torch.cuda.Stream(self.shape.device) if self.on_gpu and self.settings.own_stream else None
+        self.stream = torch.cuda.Stream(self.shape.device) if self.on_gpu and self.settings.own_stream else None
         n_pages = self._n_pages()
         if self.ahead:
             from upshot.engine.cuda_runner import CudaRunner
@@ -110,7 +117,7 @@ class Engine:
             self._await_weights()
             with self._own_device():
                 self.runner = (ExactCudaRunner if self.settings.exact else CudaRunner)(
-                    model, self.shape, n_pages, self.settings.page_size, self._max_running, self.settings
+                    model, self.shape, n_pages, self.settings.page_size, self._max_running, self.settings, seat
                 )
         else:
             from upshot.engine.probe import disagreement
@@ -118,7 +125,9 @@ class Engine:
 
             makers = drivers_of(model, self.shape, self.settings, kernels=False)
             driver = checked_driver(model, makers, partial(disagreement, model) if self.settings.check else None)
-            self.runner = TorchRunner(driver, n_pages, self.settings.page_size, self._kv_bytes(), self.settings.exact)
+            self.runner = TorchRunner(
+                driver, n_pages, self.settings.page_size, self._kv_bytes(), self.settings.exact, seat
+            )
         self.pool = PagePool(n_pages, self.settings.page_size)
         self.scheduler = Scheduler(
             self.pool,
@@ -126,6 +135,8 @@ class Engine:
             self.settings.chunk_tokens or (16384 if self.on_gpu else 2048),
             score_rows=max(64, (SCORE_LOGITS_GPU if self.on_gpu else SCORE_LOGITS) // self.shape.vocab),
         )
+        if seat is not None:
+            self.scheduler.holds = lambda: seat.holds
 
     @contextmanager
     def _own_device(self) -> Iterator[None]:
@@ -133,13 +144,13 @@ class Engine:
         if self.shape.device.type != "cuda":
             yield
             return
-        with torch.cuda.device(self.shape.device), torch.cuda.stream(self._stream) if self._stream else nullcontext():
+        with torch.cuda.device(self.shape.device), torch.cuda.stream(self.stream) if self.stream else nullcontext():
             yield
 
     def _await_weights(self) -> None:
         """Steps on a stream of their own begin behind what wrote the weights."""
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.default_stream(self.shape.device))
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.default_stream(self.shape.device))
 
     @property
     def _max_running(self) -> int:
@@ -214,7 +225,8 @@ class Engine:
         self.scheduler.add(leader)
         self.prompted += len(leader.ids) * n
         self._unseen += len(leader.ids)
-        if self.on_gpu and self._unseen >= FIRST_CHUNK and not self.runner.busy and not self._committing:
+        away = self.seat is not None and (self.seat.holds or not self.seat.here)
+        if self.on_gpu and self._unseen >= FIRST_CHUNK and not self.runner.busy and not self._committing and not away:
             try:
                 self.step()  # the GPU works while the caller prepares more
             except Exception as error:
@@ -291,28 +303,29 @@ class Engine:
                 self.runner.forget()
         return self.version
 
-    def park(self) -> None:
+    def park(self, keep_steps: bool = False) -> None:
         """Give back the memory of keys, values, captured steps and merged weights; the next step takes it again.
 
-        Nothing is lost: what is under way keeps its ids and goes on from them.
+        Nothing is lost: what is under way keeps its ids and goes on from them. `keep_steps`: captured ones stay, for an
+        engine that will find its weights and pages where they were.
         """
-        if self.parked:
+        if self.parked and (keep_steps or self.seat is None):
             return
         self._drain()
         self.scheduler.restart()
         self.pool.forget()
-        if self.on_gpu:
-            torch.cuda.synchronize(self.shape.device)  # kernels that are compiled ahead read pages, too
         with self._own_device():
-            self.runner.park()
+            self.runner.park(keep_steps)
         self.parked = True
-        self._return_memory()
+        if not keep_steps:
+            self._return_memory()
 
     def resume(self) -> None:
         """Take back what `park` gave."""
         if not self.parked:
             return
-        self._return_memory()  # what others cached lies where there must be one piece
+        if self.seat is None:
+            self._return_memory()  # what others cached lies where there must be one piece
         self._await_weights()
         with self._own_device():
             self.runner.resume()
@@ -327,6 +340,8 @@ class Engine:
 
     def step(self) -> bool:
         """Compute one step; False if there is nothing to do."""
+        if self.seat is not None and not self.seat.here and self.scheduler.busy:
+            self.seat.enter()
         if self.parked and self.scheduler.busy:
             self.resume()
         # The first chunk is a small one, so that the GPU works while the host plans the next.
@@ -383,7 +398,8 @@ class Engine:
         try:
             await asyncio.sleep(0)
             while self.scheduler.busy:
-                self.step()
+                if self.seat is None or await self.seat.turn():
+                    self.step()
                 await asyncio.sleep(0)
             self._drain()
         except Exception as error:

@@ -12,6 +12,19 @@ from typing import Any, Protocol
 import torch
 from torch.nn import functional as F
 
+TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Projections of one input."""
+
+
+def neighbours(module: torch.nn.Module) -> list[list[torch.nn.Parameter]]:
+    """All parameters, each once, those that are joined in one list and in their order."""
+    groups: dict[tuple[str, ...], list[tuple[int, torch.nn.Parameter]]] = {}
+    for name, parameter in module.named_parameters():
+        parent, own, kind = f"..{name}".rsplit(".", 2)
+        together = next((names for names in TOGETHER if own in names), (own,))
+        groups.setdefault((parent, *together, kind), []).append((together.index(own), parameter))
+    return [[parameter for _, parameter in sorted(group, key=lambda found: found[0])] for group in groups.values()]
+
 
 def linear(module: Any, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """A plain projection without the module call's overhead; anything else (an adapter) is called.

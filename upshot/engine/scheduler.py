@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -59,6 +59,8 @@ class Scheduler:
         """Given ids scored in one step: each needs a row of logits."""
         self._score_room = score_rows
         """What is left of them in the step being planned."""
+        self.holds: Callable[[], bool] = bool
+        """Whether those that wait must go on waiting: nothing new begins."""
         self.waiting: OrderedDict[Sequence, None] = OrderedDict()
         """In the order of their turn; siblings wait with the first of them."""
         self.running: dict[Sequence, None] = {}
@@ -78,6 +80,11 @@ class Scheduler:
     def busy(self) -> bool:
         """Whether there is anything to compute."""
         return bool(self.waiting or self.running or self._reading)
+
+    @property
+    def under_way(self) -> int:
+        """Sequences that have begun."""
+        return len(self.running) + len(self._reading)
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence (with its siblings)."""
@@ -118,7 +125,7 @@ class Scheduler:
             if budget <= 0:
                 return chunks
             budget -= self._chunk(seq, budget, chunks)
-        while self.waiting and budget > 0:
+        while self.waiting and budget > 0 and not self.holds():
             seq = next(iter(self.waiting))
             if len(self._slots) < 1 + len(seq.siblings) and len(self._slots) < self.max_running:
                 break

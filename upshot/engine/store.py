@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from upshot.engine.seat import Seat, taken_pages
 from upshot.engine.sequence import Sequence
 
 
@@ -32,14 +33,23 @@ def attention(
 class Store:
     """Keys and values in pages: one tensor each, [layers, pages × page_size, kv_heads, dim]."""
 
-    def __init__(self, layers: int, n_pages: int, page_size: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        layers: int,
+        n_pages: int,
+        page_size: int,
+        kv_heads: int,
+        dim: int,
+        dtype: torch.dtype,
+        seat: Seat | None = None,
+    ) -> None:
         self.page_size = page_size
-        self._size, self._dtype = (layers, n_pages * page_size, kv_heads, dim), dtype
+        self._size, self._dtype, self._seat = (layers, n_pages * page_size, kv_heads, dim), dtype, seat
         self.take()
 
     def take(self) -> None:
         """Room for all pages."""
-        self.k, self.v = (torch.zeros(self._size, dtype=self._dtype) for _ in range(2))
+        self.k, self.v = taken_pages(self._size, self._dtype, torch.device("cpu"), self._seat)
 
     def release(self) -> None:
         """No room for any, until `take`."""

@@ -21,6 +21,7 @@ from upshot.engine.exact.step import ExactStep
 from upshot.engine.sampling import RowRules, apply_grammars, sample
 from upshot.engine.scheduler import Chunk, Plan
 from upshot.engine.scoring import by_sequence, given_logprobs, wanted_of
+from upshot.engine.seat import Seat
 from upshot.engine.sequence import Scored, Sequence, Top, possible
 from upshot.engine.store import Store, attention
 from upshot.engine.window import Window, with_prefixes
@@ -196,11 +197,19 @@ class PrefillStep:
 class TorchRunner:
     """Runs plans on the CPU, one after another."""
 
-    def __init__(self, driver: Driver, n_pages: int, page_size: int, window_bytes: int, exact: bool = False) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        n_pages: int,
+        page_size: int,
+        window_bytes: int,
+        exact: bool = False,
+        seat: Seat | None = None,
+    ) -> None:
         shape = driver.shape
         self.driver = driver
         self.exact = ExactMode(kernels=False) if exact else None
-        self.store = Store(shape.layers, n_pages, page_size, shape.kv_heads, shape.head_dim, shape.dtype)
+        self.store = Store(shape.layers, n_pages, page_size, shape.kv_heads, shape.head_dim, shape.dtype, seat)
         # A sliding window or a soft cap would need its own prefix arithmetic: those models share pages, not reads.
         config = causal_lm(driver.lm).config.get_text_config()
         odd = getattr(config, "sliding_window", None) or getattr(config, "attn_logit_softcapping", None)
@@ -214,17 +223,17 @@ class TorchRunner:
         if isinstance(self.driver, BlockDriver):
             self.driver.refresh()
 
-    def park(self) -> None:
+    def park(self, keep_steps: bool = False) -> None:
         """Give the memory back (see `Engine.park`)."""
         self.store.release()
         self.window = self._new_window()
-        if isinstance(self.driver, BlockDriver):
+        if isinstance(self.driver, BlockDriver) and not keep_steps:
             self.driver.release()
 
     def resume(self) -> None:
         """Take it again."""
         self.store.take()
-        if isinstance(self.driver, BlockDriver):
+        if isinstance(self.driver, BlockDriver) and not self.driver.layers:
             self.driver.take()
 
     def run(self, plan: Plan) -> tuple[list[Sequence], list[int], list[float], list[Top] | None, list[Scored]]:

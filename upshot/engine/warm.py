@@ -51,8 +51,7 @@ def compile_ahead(runner: Any, driver: Any) -> Callable[[], None]:
         for each in waiting:
             each.exception()  # what cannot be compiled is reported where it is used
         if (os.cpu_count() or 1) >= MANY_CORES:
-            for task in later:
-                pool.submit(launch, task)
+            runner.compiling += [pool.submit(launch, task) for task in later]
         pool.shutdown(wait=False)
 
     return wait

@@ -41,12 +41,14 @@ def connect(
     budget: Budget | None = None,
     endpoints: Endpoints | None = None,
     policy: Model | None = None,
+    pool: Any = None,
     where: str = "",
 ) -> Model:
     """The model that a spec names, not yet started (`async with`, or `start()`).
 
     `role` is counted when a request names none; `budget` and `endpoints` are shared by the models of a run; `policy`
-    is what the word 'policy' means; `where` is the recipe field for error messages.
+    is what the word 'policy' means; `pool` has places for models in this process (`pool.Pool`); `where` is the recipe
+    field for error messages.
     """
     spec = ModelSpec.parse(spec, where or (f"models.{role}" if role else ""))
     limits = endpoints.limits(spec) if endpoints is not None and spec.kind != "policy" else None
@@ -64,6 +66,8 @@ def connect(
         raise UserError(
             f"{where or role or 'model'}: '{spec.model}' is for recipes with `serve: FILE.yaml`; give a URL"
         )
+    if spec.kind == "local" and pool is not None:
+        shared["seat"] = pool.seat(role)
     return _backend(spec)(spec, **shared)
 
 
@@ -109,6 +113,7 @@ def connect_all(
     *,
     budget: Budget | None = None,
     policy: Model | None = None,
+    pool: Any = None,
     where: str = "models",
 ) -> dict[str, Model]:
     """Models by role; roles with the same spec share one model, so weights are loaded and connections opened once."""
@@ -120,7 +125,7 @@ def connect_all(
         key = spec.model_dump_json()
         if key not in by_spec:
             by_spec[key] = connect(
-                spec, role=role, budget=budget, endpoints=endpoints, policy=policy, where=f"{where}.{role}"
+                spec, role=role, budget=budget, endpoints=endpoints, policy=policy, pool=pool, where=f"{where}.{role}"
             )
         out[role] = by_spec[key]
     return out

@@ -194,11 +194,19 @@ class LocalModel(BorrowedModel):
     """A helper model in this process: loaded at `start()`, sampled in batches, released at `aclose()`."""
 
     def __init__(
-        self, spec: ModelSpec, *, role: str = "", budget: Budget | None = None, limits: Limits | None = None
+        self,
+        spec: ModelSpec,
+        *,
+        role: str = "",
+        budget: Budget | None = None,
+        limits: Limits | None = None,
+        seat: Any = None,
     ) -> None:
         from upshot.engine.grammar import available
 
         GuardedModel.__init__(self, spec, role=role, budget=budget, limits=Limits(1_000_000))
+        self._seat = seat
+        """Its place in a pool (`pool.seat.PoolSeat`)."""
         self.inner = None
         self.abilities = Abilities(ids_in=True, ids_out=True, seed=True, schema=available(), scores=True)
         self._weights = ""
@@ -212,7 +220,6 @@ class LocalModel(BorrowedModel):
         """Load weights and tokenizer (once)."""
         await super().start()
         if self.inner is None:
-            from upshot.engine.engine import Engine, EngineSettings
             from upshot.engine.model import EngineModel
             from upshot.models.rendering import Renderer
 
@@ -220,11 +227,27 @@ class LocalModel(BorrowedModel):
             self._weights = str(
                 max((f.stat().st_mtime_ns for f in path.iterdir()), default=0) if path.is_dir() else path
             )
-            module, tokenizer = load_local(self.spec.model, self.spec.dtype, self.spec.device)
+            module, tokenizer = self._loaded()
             renderer = Renderer(tokenizer)
-            # Samples at the same time as the policy.
-            beside = EngineSettings(own_stream=True, kv_bytes=int(self.spec.kv_gb * 2**30))
-            self.inner = EngineModel(Engine(module, renderer.end_ids, beside), tokenizer, self.name, renderer)
+            self.inner = EngineModel(self._engine(module, renderer.end_ids), tokenizer, self.name, renderer)
+
+    def _loaded(self) -> tuple[Any, Any]:
+        """Module and tokenizer; for a place in a pool the module stays on the host."""
+        if self._seat is None:
+            return load_local(self.spec.model, self.spec.dtype, self.spec.device)
+        kind = pick_dtype(self.spec.dtype, str(self._seat.arena.device))
+        return load_local(self.spec.model, str(kind).removeprefix("torch."), "cpu")
+
+    def _engine(self, module: Any, end_ids: set[int]) -> Any:
+        """An engine that samples at the same time as the policy."""
+        from upshot.engine.engine import Engine, EngineSettings
+
+        if self._seat is None:
+            return Engine(module, end_ids, EngineSettings(own_stream=True, kv_bytes=int(self.spec.kv_gb * 2**30)))
+        self._seat.furnish(module)
+        settings = EngineSettings(own_stream=True, kv_bytes=self._seat.kv_bytes)
+        self._seat.engine = Engine(module, end_ids, settings, self._seat)
+        return self._seat.engine
 
     async def aclose(self) -> None:
         """Release the weights."""
@@ -232,3 +255,5 @@ class LocalModel(BorrowedModel):
         inner, self.inner = self.inner, None
         if inner is not None:
             await inner.aclose()
+        if self._seat is not None:
+            self._seat.vacate()

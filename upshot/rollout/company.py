@@ -149,13 +149,14 @@ def assemble(
     budget: Budget | None = None,
     policy: Model | None = None,
     tokenizer: Any = None,
+    pool: Any = None,
     where: str = "",
 ) -> Company:
-    """Everybody by name, not yet started. `Model`, `Participant` and sandbox objects stay their owner's."""
+    """Everybody by name, not yet started. `Model`, `Participant`, sandbox and pool objects stay their owner's."""
     prefix = f"{where}." if where else ""
     budget = budget or Budget()
     specs = {role: spec for role, spec in models.items() if not isinstance(spec, Model)}
-    opened = connect_all(specs, budget=budget, policy=policy)
+    opened = connect_all(specs, budget=budget, policy=policy, pool=pool)
     named = {role: spec if isinstance(spec, Model) else opened[role] for role, spec in models.items()}
     runner = LazySandbox(sandbox) if isinstance(sandbox, str) else sandbox
     context: dict[str, Any] = {"task": task, "judge": named.get("judge"), "tokenizer": tokenizer}
@@ -188,9 +189,14 @@ def metric_configs(metrics: Mapping[str, Any]) -> list[MetricConfig]:
 
 
 def of_recipe(
-    recipe: Recipe, task: Task, policy: Model, tokenizer: Any = None, renderer: Renderer | None = None
+    recipe: Recipe,
+    task: Task,
+    policy: Model,
+    tokenizer: Any = None,
+    renderer: Renderer | None = None,
+    pool: Any = None,
 ) -> Company:
-    """Everybody that a recipe names."""
+    """Everybody that a recipe names; `pool`: where models in this process take turns (`pool.Pool`)."""
     limits = recipe.budget
     named = recipe.futures.user
     user = named if named is not None else task.user()
@@ -213,6 +219,7 @@ def of_recipe(
         budget=Budget(limits.max_calls, limits.max_tokens, limits.max_dollars),
         policy=policy,
         tokenizer=tokenizer,
+        pool=pool,
         where="reward",
     )
     credit = CreditRule(**recipe.credit.model_dump())

@@ -6,6 +6,7 @@ from typing import Any
 
 from upshot.engine.engine import EngineSettings
 from upshot.models.local import pick_device
+from upshot.pool.pool import Pool
 from upshot.recipe import PolicyConfig, Recipe, TrainConfig
 from upshot.train.memory import MemoryPlan
 from upshot.train.memory_job import named_models, plan_of, shape_of
@@ -60,13 +61,22 @@ def learning(config: TrainConfig, plan: MemoryPlan, module: Any) -> TrainConfig:
 
 def with_helpers(recipe: Recipe, plan: MemoryPlan) -> Recipe:
     """The recipe with the plan's keys and values for helper models on the policy's device."""
+    first: dict[str, str] = {}
+    for name, spec in recipe.models.items():  # roles with the same spec share one model, that of the first
+        first.setdefault(spec.model_dump_json(), name)
+    kv = {name: plan.guest_kv.get(first[spec.model_dump_json()], 0) for name, spec in recipe.models.items()}
     models = {
-        name: spec.model_copy(update={"kv_gb": plan.guest_kv[name] / 2**30})
-        if spec.kind == "local" and not spec.kv_gb and plan.guest_kv.get(name)
+        name: spec.model_copy(update={"kv_gb": kv[name] / 2**30})
+        if spec.kind == "local" and not spec.kv_gb and kv[name]
         else spec
         for name, spec in recipe.models.items()
     }
     return recipe.model_copy(update={"models": models})
+
+
+def pool_of(recipe: Recipe, plan: MemoryPlan) -> Pool | None:
+    """The pool of helper models that take turns; None where all are always there."""
+    return None if plan.overlay is None else Pool(plan.overlay, pick_device(recipe.model.device))
 
 
 def kv_of_copies(recipe: Recipe, plan: MemoryPlan) -> dict[str, int]:

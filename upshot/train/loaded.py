@@ -10,6 +10,7 @@ from typing import Any
 from upshot.chat import derive_seed
 from upshot.engine.engine import Engine
 from upshot.models.rendering import Renderer
+from upshot.pool.pool import Pool
 from upshot.recipe import Recipe, TrainConfig
 from upshot.rollout.policy import Policy
 from upshot.tasks.base import Task
@@ -40,6 +41,8 @@ class Loaded:
         self.recipe = recipe
         self.task = task
         self.run = run
+        self.pool: Pool | None = None
+        """Helper models that take turns on the policy's device."""
         seed_torch(recipe.seed)
         # One rank looks: what has to be merged is merged once.
         self.start = ranks.told("start", find_start(recipe.model, run, say) if ranks.first else Start(""))
@@ -68,7 +71,9 @@ class Loaded:
         return fit(self.recipe, self.module, self.recipe.train, self.ranks.size)
 
     def rest(self) -> None:
-        """The learner works: the engine gives its memory back where the plan says so."""
+        """The learner works: engine and helpers give their memory back where the plan says so."""
+        if self.pool is not None and self.memory.setting.helpers == "leave":
+            self.pool.rest()
         if self.memory.setting.park and "engine" in self.__dict__:
             self.engine.park()
 

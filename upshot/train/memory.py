@@ -12,11 +12,15 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
+from upshot.pool.overlay import Overlay, aligned, laid
 from upshot.train import activations
 from upshot.train.model_shape import ModelShape
 
 Checkpointing = Literal["none", "block"]
 Merging = Literal["copy", "in place", "never"]
+Helpers = Literal["stay", "swap", "leave"]
+"""stay: helper models are always there. swap: they take turns in one arena. leave: that, and the arena is the learner's
+while it works."""
 CONTEXT = 1 << 30
 """Of a GPU's memory: what the driver, the libraries and compiled kernels take."""
 SLACK = 0.06
@@ -46,6 +50,10 @@ class Guest:
     """Bytes of one token's keys and values."""
     copy: bool = False
     """Whether it is a copy of the policy, which shares what is not trained."""
+
+    def place(self, tokens: int) -> int:
+        """Bytes of its place in an arena, with keys and values of so many tokens; weights begin at round addresses."""
+        return self.weights + self.weights // 256 + (1 << 16) + tokens * self.kv
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,16 @@ class Job:
     """Ranks that train together, each on a device of its own."""
 
     @property
+    def helpers(self) -> tuple[Guest, ...]:
+        """Models that can be brought in and out: nobody trains them or their copies."""
+        return tuple(guest for guest in self.guests if not guest.copy)
+
+    @property
+    def staying(self) -> Job:
+        """The job without them."""
+        return replace(self, guests=tuple(guest for guest in self.guests if guest.copy))
+
+    @property
     def largest(self) -> int:
         """Parameters of the largest matrix that is trained, with adapters about: each belongs to one process."""
         return self.shape.hidden if self.adapters else max(self.shape.vocab, self.shape.mlp) * self.shape.hidden
@@ -125,6 +143,7 @@ class Setting:
     merge: Merging = "copy"
     park: bool = False
     """Whether the engine gives its memory back while the learner works."""
+    helpers: Helpers = "stay"
 
 
 @dataclass(frozen=True)
@@ -159,6 +178,9 @@ class MemoryPlan:
     """Bytes to use; 0: not known."""
     host: int = 0
     """Bytes on the host beside the program."""
+    overlay: Overlay | None = None
+    """The places of helper models that take turns."""
+    guests: tuple[Guest, ...] = ()
 
     @property
     def peak(self) -> int:
@@ -177,10 +199,16 @@ def settings(job: Job, wish: Wish) -> Iterator[Setting]:
     pauses = (False, True) if job.samples and not job.overlaps else (False,)
     for merge in merges if job.adapters and job.samples else merges[:1]:
         kinds: tuple[Checkpointing, ...] = (wish.checkpointing,) if wish.checkpointing else ("none", "block")
-        for checkpointing, park in product(kinds, pauses):
+        for checkpointing, park, helpers in product(kinds, pauses, _turns(job)):
             if merge != "in place" or park:
                 for tokens in sizes(job, wish):
-                    yield Setting(tokens, checkpointing, merge, park)
+                    yield Setting(tokens, checkpointing, merge, park, helpers)
+
+
+def _turns(job: Job) -> tuple[Helpers, ...]:
+    if not job.helpers:
+        return ("stay",)
+    return ("stay", "swap") if job.overlaps else ("stay", "swap", "leave")
 
 
 def sizes(job: Job, wish: Wish) -> list[int]:
@@ -194,8 +222,16 @@ def sizes(job: Job, wish: Wish) -> list[int]:
     ] + [least]
 
 
-def parts_of(job: Job, setting: Setting, kv: int, guest_kv: int) -> tuple[Part, ...]:
-    """The arithmetic of one setting, with so many bytes for keys and values of the policy and of its guests."""
+def parts_of(job: Job, setting: Setting, kv: int, guest_kv: int, arena: int = 0) -> tuple[Part, ...]:
+    """The arithmetic of one setting, with so many bytes for keys and values of the policy and of its guests.
+
+    Of guests that take turns keys and values are in the arena.
+    """
+    helpers: tuple[Guest, ...] = ()
+    if setting.helpers != "stay":
+        job, helpers = job.staying, job.helpers
+    beside = 0 if setting.helpers == "leave" else 1
+    steps = sum(helper.step for helper in helpers)
     shape, size, tokens = job.shape, job.size, setting.tokens
     awake = 0 if setting.park else 1
     copy = job.copy if setting.merge == "copy" and job.samples else 0
@@ -221,6 +257,8 @@ def parts_of(job: Job, setting: Setting, kv: int, guest_kv: int) -> tuple[Part, 
         Part("captured steps", graphs, graphs * awake, "CUDA graphs"),
         Part("engine's step", step, 0, f"{activations.PROMPT_IDS} prompt ids"),
         Part("other models", others + guest_kv, others + guest_kv, ", ".join(guest.name for guest in job.guests)),
+        Part("helpers' arena", arena, arena * beside, f"{', '.join(helper.name for helper in helpers)} take turns"),
+        Part("helpers' steps", steps, steps * beside, "CUDA graphs and what a step needs"),
     ]
     return tuple(part for part in found if part.sampling or part.learning)
 
@@ -248,16 +286,24 @@ def room(job: Job, setting: Setting, limit: int) -> int:
     return limit - sampling if limit - learning >= 0 else limit - learning
 
 
+def _kv_of_a_token(job: Job) -> int:
+    """Bytes of one token's keys and values in all engines."""
+    return job.shape.kv_numbers * job.size * job.samples + sum(guest.kv for guest in job.guests)
+
+
+def least_tokens(job: Job) -> int:
+    """Tokens of the longest sequence, without whose keys and values an engine cannot serve it."""
+    return max(job.longest, 2048)
+
+
 def least_kv(job: Job) -> int:
-    """Bytes without which the engines cannot serve the longest sequence."""
-    tokens = max(job.longest, 2048)
-    return tokens * (job.shape.kv_numbers * job.size * job.samples + sum(guest.kv for guest in job.guests))
+    """Bytes of those in all engines."""
+    return least_tokens(job) * _kv_of_a_token(job)
 
 
 def wanted_kv(job: Job) -> int:
     """Bytes beyond which there is nothing to put into them."""
-    own = job.shape.kv_numbers * job.size * job.samples
-    return max(job.wanted * (own + sum(guest.kv for guest in job.guests)), least_kv(job))
+    return max(job.wanted * _kv_of_a_token(job), least_kv(job))
 
 
 def cost(job: Job, setting: Setting, kv: int, limit: int) -> float:
@@ -275,30 +321,79 @@ def cost(job: Job, setting: Setting, kv: int, limit: int) -> float:
 
 def choose(job: Job, limit: int, wish: Wish | None = None) -> MemoryPlan | None:
     """The fastest settings that fit into `limit` bytes, with the rest for keys and values; None: nothing does."""
-    fitting = [(setting, room(job, setting, limit)) for setting in settings(job, wish or Wish())]
-    fitting = [(setting, left) for setting, left in fitting if left >= least_kv(job)]
-    if not fitting:
-        return None
-    setting, left = min(fitting, key=lambda found: cost(job, found[0], found[1], limit))
-    return _made(job, setting, min(left, wanted_kv(job), max(int(MOST_KV * limit), least_kv(job))), limit)
+    fitting = [
+        found
+        for setting in settings(job, wish or Wish())
+        for found in (_together if setting.helpers == "stay" else _in_turns)(job, setting, limit)
+    ]
+    return min(fitting, key=lambda found: found[0])[1] if fitting else None
+
+
+def _together(job: Job, setting: Setting, limit: int) -> Iterator[tuple[float, MemoryPlan]]:
+    """Costs and plans in which all models are always there."""
+    left = room(job, setting, limit)
+    if left >= least_kv(job):
+        most = min(left, wanted_kv(job), max(int(MOST_KV * limit), least_kv(job)))
+        yield cost(job, setting, left, limit), _made(job, setting, most, limit)
+
+
+def _in_turns(job: Job, setting: Setting, limit: int) -> Iterator[tuple[float, MemoryPlan]]:
+    """Costs and plans in which helpers take turns, with keys and values of more or fewer tokens."""
+    parts, awake = parts_of(job, setting, 0, 0), not setting.park
+    sampling, learning = (limit - sum(getattr(p, phase) for p in parts) for phase in ("sampling", "learning"))
+    own = _kv_of_a_token(job.staying)
+    for tokens in _halves(max(job.wanted, least_tokens(job)), least_tokens(job)):
+        kv = tokens * own
+        arena = min(sampling - kv, learning - kv * awake) if setting.helpers == "swap" else sampling - kv
+        if arena <= 0 or learning < kv * awake:
+            continue
+        overlay = laid({helper.name: helper.place(tokens) for helper in job.helpers}, arena)
+        if overlay is not None:
+            all_kv = kv + tokens * sum(helper.kv for helper in job.helpers)
+            swaps = 0.05 + 0.5 * overlay.contended + (0.1 if setting.helpers == "leave" else 0)
+            yield cost(job, setting, all_kv, limit) + swaps, _taking_turns(job, setting, tokens, overlay, limit)
+
+
+def _halves(most: int, least: int) -> Iterator[int]:
+    while most > least:
+        yield most
+        most //= 2
+    yield least
+
+
+def _taking_turns(job: Job, setting: Setting, tokens: int, overlay: Overlay, limit: int) -> MemoryPlan:
+    """The plan with keys and values of so many tokens for every engine; helpers come back from the host."""
+    made = _made(job.staying, replace(setting, helpers="stay"), tokens * _kv_of_a_token(job.staying), limit)
+    parts = parts_of(job, setting, made.kv_bytes, sum(made.guest_kv.values()), overlay.size)
+    host = made.host + sum(helper.weights for helper in job.helpers)
+    return replace(made, setting=setting, parts=parts, host=host, overlay=overlay, guests=job.guests)
 
 
 def smallest(job: Job, limit: int, wish: Wish | None = None) -> MemoryPlan:
     """The settings that come nearest to fitting."""
-    found = [_made(job, setting, least_kv(job), limit) for setting in settings(job, wish or Wish())]
-    return min(found, key=lambda plan: plan.peak)
+    return min((_least(job, setting, limit) for setting in settings(job, wish or Wish())), key=lambda plan: plan.peak)
+
+
+def _least(job: Job, setting: Setting, limit: int) -> MemoryPlan:
+    if setting.helpers == "stay":
+        return _made(job, setting, least_kv(job), limit)
+    tokens = least_tokens(job)
+    places = {helper.name: helper.place(tokens) for helper in job.helpers}
+    overlay = laid(places, aligned(max(places.values())))
+    assert overlay is not None
+    return _taking_turns(job, setting, tokens, overlay, limit)
 
 
 def _made(job: Job, setting: Setting, kv: int, limit: int) -> MemoryPlan:
     """The plan with `kv` bytes shared among the engines by what a token takes in each."""
-    own = job.shape.kv_numbers * job.size * job.samples
-    each = own + sum(guest.kv for guest in job.guests)
+    own, each = job.shape.kv_numbers * job.size * job.samples, _kv_of_a_token(job)
     shares = {guest.name: kv * guest.kv // each for guest in job.guests} if each else {}
     policy = kv * own // each if each else 0
     host = job.processes * (4 * job.share + job.state) if job.offload else 0
     if setting.merge == "in place":
         host += job.copy
-    return MemoryPlan(setting, policy, shares, parts_of(job, setting, policy, sum(shares.values())), limit, host)
+    parts = parts_of(job, setting, policy, sum(shares.values()))
+    return MemoryPlan(setting, policy, shares, parts, limit, host, guests=job.guests)
 
 
 def unlimited(job: Job, wish: Wish) -> MemoryPlan:
@@ -306,4 +401,4 @@ def unlimited(job: Job, wish: Wish) -> MemoryPlan:
     setting = Setting(wish.tokens or WITHOUT_PLAN, wish.checkpointing or "none")
     without = replace(job, guests=tuple(replace(guest, step=0) for guest in job.guests))
     parts = parts_of(without, setting, PAGES * job.samples, PAGES * len(job.guests))
-    return MemoryPlan(setting, 0, {}, tuple(p for p in parts if p.name not in GPU_PARTS), 0)
+    return MemoryPlan(setting, 0, {}, tuple(p for p in parts if p.name not in GPU_PARTS), 0, guests=without.guests)

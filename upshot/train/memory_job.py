@@ -90,7 +90,12 @@ def _guests(recipe: Recipe, policy: ModelShape, size: int) -> Iterator[Guest]:
     """Helper models on the policy's device, and frozen copies of it."""
     lora = recipe.model.lora
     ahead = {f"ahead-{n}": ModelSpec(model="policy@1") for n in range(recipe.train.async_steps)}
+    seen: list[ModelSpec] = []
     for name, spec in (named_models(recipe) | ahead).items():
+        if spec.kind == "local":  # roles with the same spec share one model (models/connect.py)
+            if spec in seen:
+                continue
+            seen.append(spec)
         if spec.kind == "policy" and "@" in spec.model:
             own = policy.parameters * size
             if lora is not None:  # what is not trained is shared; a new adapter adds nothing to what is shared

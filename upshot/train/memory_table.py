@@ -26,9 +26,49 @@ def chosen(plan: MemoryPlan) -> list[str]:
         kv = f"{plan.kv_bytes / GIB:.1f} GiB for keys and values"
         rest = "gives its memory back while the learner works" if setting.park else "keeps its memory"
         lines.append(f"engine       {kv}; {rest}{_merging(plan)}")
+    lines += turns(plan)
     if plan.host:
         lines.append(f"host         {plan.host / GIB:.1f} GiB beside the program")
     return lines
+
+
+def turns(plan: MemoryPlan) -> list[str]:
+    """Which helpers take turns, in words."""
+    if plan.overlay is None:
+        return []
+    pairs = ", ".join(f"{a} and {b}" for a, b in plan.overlay.conflicts)
+    apart = f"never together: {pairs}" if pairs else "all together while they sample"
+    rest = "; they leave while the learner works" if plan.setting.helpers == "leave" else ""
+    return [f"helpers      in {plan.overlay.size / GIB:.2f} GiB, {apart}{rest}"]
+
+
+def models(plan: MemoryPlan) -> str:
+    """A line for each model: weights, keys and values, steps, and its place."""
+    unit, word = (GIB, "GiB") if plan.peak >= GIB else (GIB >> 10, "MiB")
+    places = {place.name: place for place in plan.overlay.places} if plan.overlay is not None else {}
+    parts = {part.name: part for part in plan.parts}
+
+    def at_most(*names: str) -> int:
+        return sum(max(parts[name].sampling, parts[name].learning) for name in names if name in parts)
+
+    own = at_most("captured steps", "engine's step")
+    weights = at_most("weights", "adapters", "merged adapters")
+    rows = [("policy", weights, at_most("keys and values"), own, "always there")]
+    for guest in plan.guests:
+        place = places.get(guest.name)
+        if place is None:
+            rows.append((guest.name, guest.weights, plan.guest_kv.get(guest.name, 0), guest.step, "always there"))
+            continue
+        assert plan.overlay is not None
+        rivals = plan.overlay.rivals(guest.name)
+        where = f"{place.start / unit:.2f} to {place.stop / unit:.2f} of the arena"
+        where += f", in turn with {', '.join(rivals)}" if rivals else ""
+        rows.append((guest.name, guest.weights, place.size - guest.weights, guest.step, where))
+    learner = at_most("optimizer", "reference", "gradients", "activations", "backward")
+    lines = [f"{f'models, {word}':<17} {'weights':>9} {'keys/values':>12} {'steps':>9}"]
+    for name, held, kv, step, where in rows:
+        lines.append(f"  {name:<15} {_size(held, unit):>9} {_size(kv, unit):>12} {_size(step, unit):>9}  {where}")
+    return "\n".join([*lines, f"  {'learner':<15} {_size(learner, unit):>9}  beside the policy, at its peak"])
 
 
 def _merging(plan: MemoryPlan) -> str:

@@ -29,7 +29,7 @@ from upshot.time_limit import call_seconds
 from upshot.train import checks, dpo, online_dpo, ppo, rl, sft
 from upshot.train.checkpoints import Best
 from upshot.train.checks.bench import room_of
-from upshot.train.fitting import with_helpers
+from upshot.train.fitting import pool_of, with_helpers
 from upshot.train.folder import RunFolder
 from upshot.train.guards import Alarms, bad_step
 from upshot.train.learner import Learner
@@ -187,9 +187,9 @@ class Run:
     async def company(self) -> AsyncIterator[tuple[Company, Stage]]:
         """Helper models, user and metrics, started, with the stage they play on; closed at the end."""
         recipe, loaded = limits_shared(self.recipe, self.ranks.size), self.loaded
-        company = of_recipe(
-            with_helpers(recipe, loaded.memory), self.task, loaded.sampler, loaded.tokenizer, loaded.renderer
-        )
+        loaded.pool = pool_of(recipe, loaded.memory)
+        helped = with_helpers(recipe, loaded.memory)
+        company = of_recipe(helped, self.task, loaded.sampler, loaded.tokenizer, loaded.renderer, loaded.pool)
         self.company_now = company
         if spent := self.folder.spent():
             company.budget.restore(spent)
@@ -205,6 +205,9 @@ class Run:
         finally:
             self.company_now = None
             await company.aclose()
+            if loaded.pool is not None:
+                await loaded.pool.aclose()
+                loaded.pool = None
             self.folder.write_spent(company.budget.state())
 
     def begin(self, learner: Learner, config: TrainConfig) -> None:
@@ -234,6 +237,8 @@ class Run:
             spent = self.company_now.budget.state()
             logs |= {**stats, "time/dollars": spent["dollars"]}
             self.folder.write_spent(spent)
+        if self.loaded.pool is not None:
+            logs |= self.loaded.pool.spent()
         logs["time/save"] = self.saver.spent()
         self.writer.line(self.phase, step, logs)
         self.step, self._updates = step, learner.steps

@@ -1,0 +1,39 @@
+"""`upshot pool plan RECIPE`: which models share the policy's device, and who takes turns with whom."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "pool",
+        help="plan many models on one device",
+        description="Bytes of every model's weights, keys and values and steps and of the learner at its peak, before "
+        "anything is loaded; models that do not fit together take turns. What cannot fit is refused.",
+    )
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    plan = verbs.add_parser("plan", help="print the memory plan of a recipe")
+    plan.add_argument("recipe", help="recipe name or file")
+    plan.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="such as model.memory_gb=80 (for another device)"
+    )
+    plan.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan, or refuse it with the arithmetic and a way out."""
+    from upshot import config
+    from upshot.errors import UserError
+    from upshot.tasks.base import tasks
+    from upshot.train.fitting import planned
+    from upshot.train.memory_table import models, table
+
+    recipe = config.load(args.recipe, args.overrides).recipe
+    task = tasks.create(recipe.task.name, recipe.task.options, "task")
+    found = planned(recipe, len(task.vocabulary() or ()))
+    if found is None:
+        raise UserError(f"'{recipe.model.path}' cannot be planned: its config.json is not on this machine")
+    print(f"{models(found)}\n\n{table(found)}")
+    return 0
