@@ -100,10 +100,8 @@ class ServedModel(Model):
 
     async def _one(self, line: Line, prompt: list[int], request: Request, number: int) -> Completion:
         self.calls += 1
-        ends = {
-            *self.renderer.end_ids,
-            *request.sampling.stop_ids,
-        }
+        # The template's ends are told, too: the servers go by the model's own settings, which need not know them.
+        ends = {*self.renderer.end_ids, *request.sampling.stop_ids}
         params = {**line.params, **sampling_params(request.sampling), "stop_token_ids": sorted(ends)}
         if line.seeded and request.sampling.seed is not None:
             params["seed"] = derive_seed(request.sampling.seed, "request", number) if number else request.sampling.seed
