@@ -158,6 +158,7 @@ def test_held_out_rows_are_played_at_the_temperature_of_evaluation() -> None:
     play(worker, manager, order(TASK.rows("validation")[0]))
     assert manager.asked[0][2]["temperature"] == 1.0 and manager.asked[-1][2]["temperature"] == 0.0
     assert manager.asked[0][2]["top_k"] == -1
+    assert set(manager.asked[0][2]["stop_token_ids"]) == RENDERER.end_ids
 
 
 @pytest.mark.parametrize(("shift", "share"), [(0, 1.0), (1, 0.01)])

@@ -23,6 +23,8 @@ from upshot.train.folder import RunFolder
 from upshot.train.reporter import Reporter
 
 LOG = "verl.log"
+TIDY = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout")
+"""hydra leaves no folder and no log of its own where the command was typed."""
 
 
 def launch(
@@ -75,7 +77,7 @@ def _run(plan: Plan, env: dict[str, str], chronicle: Chronicle, say: Callable[[s
 
 def command(plan: Plan) -> list[str]:
     """verl's program with its words."""
-    return [sys.executable, "-m", *plan.program, *plan.overrides()]
+    return [sys.executable, "-m", *plan.program, *plan.overrides(), *TIDY]
 
 
 def environment(recipe: Recipe, folder: Path, local: bool = False) -> dict[str, str]:

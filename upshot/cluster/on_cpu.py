@@ -24,6 +24,7 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
+    "TORCH_COMPILE_DISABLE": "1",
 }
 """What verl's processes are told; what the user has set stays."""
 _DENSE = "the fused kernels are for GPUs"

@@ -100,7 +100,9 @@ class ServedModel(Model):
 
     async def _one(self, line: Line, prompt: list[int], request: Request, number: int) -> Completion:
         self.calls += 1
-        params = {**line.params, **sampling_params(request.sampling)}
+        # The template's ends are told, too: the servers go by the model's own settings, which need not know them.
+        ends = {*self.renderer.end_ids, *request.sampling.stop_ids}
+        params = {**line.params, **sampling_params(request.sampling), "stop_token_ids": sorted(ends)}
         if line.seeded and request.sampling.seed is not None:
             params["seed"] = derive_seed(request.sampling.seed, "request", number) if number else request.sampling.seed
         answer = await line.manager.generate(line.request_id, prompt_ids=list(prompt), sampling_params=params)
@@ -170,6 +172,4 @@ def sampling_params(sampling: Sampling) -> dict[str, Any]:
     }
     if sampling.min_p:
         out["min_p"] = sampling.min_p
-    if sampling.stop_ids:
-        out["stop_token_ids"] = list(sampling.stop_ids)
     return out

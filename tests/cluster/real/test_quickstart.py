@@ -71,6 +71,10 @@ def test_the_ids_trained_are_the_ids_sampled(run: VerlRun, here: Path) -> None:
         assert all(line["mask"])  # a reply of one turn: all of it was sampled
 
 
+def test_nothing_is_left_where_the_command_was_typed(run: VerlRun, here: Path) -> None:
+    assert not (here / "outputs").exists() and not list(here.glob("*.log"))
+
+
 def test_each_answer_says_the_step_whose_weights_sampled_it(run: VerlRun, here: Path) -> None:
     steps = [said["step"] for said in notes(here / "seen", "sampled")]
     assert steps == sorted(steps) and set(steps) == set(range(STEPS))

