@@ -77,7 +77,6 @@ def test_kl_goes_into_the_loss_or_into_the_reward() -> None:
         ("train.method=dpo", "only rl"),
         ("train.prompts_per_step=65", "there are 64"),
         ("model.lora={r: 8}", "dropout"),
-        ("budget.max_calls=5", "per process"),
         ("models.judge=policy@start", "models.judge=/model"),
         ("models.judge=policy@5", "newest weights alone"),
         ("futures={name: classmates, classmates: ['policy@start']}", "name the folder itself"),
@@ -91,8 +90,8 @@ def test_what_verl_has_not_is_refused_by_name(override: str, word: str) -> None:
 
 def test_a_reason_is_told_once() -> None:
     with pytest.raises(UserError) as refused:
-        compose(recipe("budget={max_calls: 3, max_dollars: 0.1}"), PLACE).check()
-    assert str(refused.value).count("per process") == 1
+        compose(recipe("train.data=a.jsonl", "eval.data=b.jsonl"), PLACE).check()
+    assert str(refused.value).count("for sft and dpo") == 1
 
 
 def test_a_recipe_that_verl_can_run_is_not_refused() -> None:
@@ -148,9 +147,8 @@ def test_overrides_are_quoted_as_hydra_reads_them() -> None:
 
 
 def test_config_and_parquet_need_neither_torch_nor_verl() -> None:
-    code = (
-        "import sys, upshot.cluster.config, upshot.cluster.parquet, upshot.cluster.served, upshot.cluster.trajectory\n"
-    )
+    names = ", ".join(f"upshot.cluster.{name}" for name in ("config", "parquet", "served", "trajectory"))
+    code = f"import sys, {names}\n"
     code += "print([name for name in ('torch', 'verl', 'ray') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
@@ -159,14 +157,15 @@ def test_a_dry_run_on_verl_prints_both_sides_and_what_has_no_counterpart(capsys:
     from upshot.cli import main
 
     words = ["model.path=/model", "warm_start=null", "trainer.n_gpus_per_node=8"]
-    assert main(["train", "quickstart", "--engine", "verl", "--dry-run", *words]) == 0
-    told = capsys.readouterr().out
+    assert main(["train", "quickstart", "--engine", "verl", "--dry-run", *words]) == 2  # the checks are made as well
+    told, wrong = capsys.readouterr()
+    assert "upshot: there is no folder '/model'" in wrong
     assert "actor_rollout_ref.rollout.n=8    ← train.group_size" in told
     assert "trainer.n_gpus_per_node=8    ← command line" in told
     assert "train.max_skipped=3    verl has no such guard" in told
-    assert main(["train", "quickstart", "--engine", "verl", "--dry-run", "budget.max_calls=5"]) == 2
+    assert main(["train", "quickstart", "--engine", "verl", "--dry-run", "eval.stop_after=5"]) == 2
     told = capsys.readouterr()
-    assert "! budget.max_calls=5" in told.out and "cannot run this recipe" in told.err
+    assert "! eval.stop_after=5" in told.out and "cannot run this recipe" in told.err
 
 
 def test_a_new_model_and_a_warm_start_are_made_before_verl_starts() -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from upshot.cluster import launch as launching
 from upshot.cluster.config import RECIPE, compose
-from upshot.cluster.launch import command, environment, launch, run
+from upshot.cluster.launch import command, environment, launch
 from upshot.cluster.prepare import prepare
+from upshot.cluster.process import run
 from upshot.config import load
 from upshot.errors import UserError
 from upshot.models.tiny import tiny_model, tiny_tokenizer
@@ -55,6 +56,7 @@ def test_a_run_streams_its_lines_and_a_failed_one_says_how_it_ended(
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(launching.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(launching, "find", lambda recipe, plan, **more: [])
     code = "print('step:1'); raise SystemExit('out of paper')"
     monkeypatch.setattr(launching, "command", lambda plan: [sys.executable, "-c", code])
     with pytest.raises(UserError, match="out of paper"):

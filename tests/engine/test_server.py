@@ -225,6 +225,14 @@ def test_errors_name_what_is_wrong(url: str) -> None:
         assert bad.status_code == 400 and "vocabulary" in bad.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(("method", "path"), [("POST", "/v1/embeddings"), ("GET", "/v1/completions"), ("GET", "/")])
+def test_what_is_not_served_is_refused_in_openais_form(url: str, method: str, path: str) -> None:
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {KEY}"}) as http:
+        answer = http.request(method, path)
+    assert answer.status_code in (404, 405)
+    assert f"{method} {path} is not served here" in answer.json()["error"]["message"]
+
+
 TOPS = {"logprobs": True, "top_logprobs": 5}
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

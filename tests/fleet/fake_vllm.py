@@ -1,4 +1,5 @@
-"""Stands in for the program `vllm`: its command line, /health, /v1/models, and a child process as vLLM has."""
+"""Stands in for the program `vllm`: its command line, /health, /v1/models, a child process as vLLM has, and a chat that
+waits while there is a file `hold`."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 words = sys.argv[1:]
@@ -26,8 +28,21 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         allowed = not key or self.path == "/health" or self.headers.get("Authorization") == f"Bearer {key}"
         hung = (told.parent / f"{name}.hung").exists()
-        body = json.dumps({"data": [{"id": name, "owned_by": "vllm"}]}).encode()
-        self.send_response(503 if hung else 200 if allowed else 401)
+        self.answer(503 if hung else 200 if allowed else 401, {"data": [{"id": name, "owned_by": "vllm"}]})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        (told.parent / f"asked.{port}").touch()
+        while (told.parent / "hold").exists():
+            time.sleep(0.01)
+        said = json.dumps({"current_answer": "", "thought": "", "response": "a red lamp please"})
+        message = {"role": "assistant", "content": said}
+        usage = {"prompt_tokens": 1, "completion_tokens": 4, "total_tokens": 5}
+        self.answer(200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage})
+
+    def answer(self, status: int, content: object) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

@@ -33,6 +33,10 @@ def written(folder: Path, text: str) -> Path:
         ("servers: {a: {model: x, devices: [0, 1]}}", "servers.a: devices [0, 1]: the upshot engine takes one GPU"),
         ("servers: {a: {model: x, devices: cpu, memory: 0.5}}", "memory is a share of a GPU"),
         ("servers: {a: {model: x, program: y}}", "does nothing for the upshot engine"),
+        ("servers: {a: {model: x, replicas: 2}, a-1: y}", "servers.a-1: a replica has that name too"),
+        ("servers: {a: {model: x, replicas: 2, port: 81}, b: {model: y, port: 82}}", "port 82 is given to two servers"),
+        ("servers: {a: {model: x, replicas: 2, port: 65535}}", "there are not 2 ports from there on"),
+        ("servers: {a: {model: x, replicas: 2, devices: [0, 1, 2]}}", "cannot be divided among 2 replicas"),
         ("- a", "a mapping with `servers` is needed"),
     ],
 )
@@ -123,3 +127,19 @@ def test_the_command_line_of_the_embedded_engine() -> None:
     assert on_gpu.words[-4:] == ["--device", "cuda", "--memory", "0.3"]
     on_cpu = compose(fleet, "user", 8001, [], None, {})
     assert on_cpu.words[-2:] == ["--device", "cpu"] and on_cpu.environment["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_replicas_are_processes_that_clients_ask_for_by_one_name(tmp_path: Path) -> None:
+    text = "servers: {a: {model: x, engine: vllm, replicas: 2, port: 8001, devices: [0, 1, 2, 3]}, b: y}"
+    fleet = read(written(tmp_path, text))
+    assert [(n, s.port, s.devices) for n, s in fleet.servers.items()] == [
+        *(("a-1", 8001, [0, 1]), ("a-2", 8002, [2, 3])),
+        ("b", "auto", "auto"),
+    ]
+    assert list(map(fleet.asked_as, fleet.servers)) == ["a", "a", "b"]
+    assert compose(fleet, "a-2", 8002, ["2", "3"], 0.9, {}).words[7:9] == ["--served-model-name", "a"]
+
+
+def test_replicas_on_one_gpu_share_it(tmp_path: Path) -> None:
+    fleet = read(written(tmp_path, "servers: {a: {model: x, replicas: 3, devices: [0]}}"))
+    assert shares(fleet.servers, placed(fleet.servers, ["0"])) == pytest.approx(dict.fromkeys(fleet.servers, 0.3))

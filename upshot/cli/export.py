@@ -30,10 +30,14 @@ def run(args: argparse.Namespace) -> int:
     """Write the folder, push it if asked, print where it is."""
     from pathlib import Path
 
+    from upshot.cluster.checkpoints import is_verl, make_whole
     from upshot.train.export import export, push
     from upshot.train.folder import RunFolder
 
-    out = export(RunFolder.open(Path(args.folder)), args.checkpoint, args.merge, Path(args.out) if args.out else None)
+    folder = RunFolder.open(Path(args.folder))
+    if is_verl(folder):
+        make_whole(folder, args.checkpoint)
+    out = export(folder, args.checkpoint, args.merge, Path(args.out) if args.out else None)
     print(out)
     if args.push:
         print(push(out, args.push))

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 from upshot.errors import UserError, reason_of, user_error_in
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from upshot.recipe import Recipe
+    from upshot.train.checks.bench import Finding
     from upshot.train.folder import RunFolder
     from upshot.train.ranks import Ranks
 
@@ -120,11 +123,16 @@ def _checked(recipe: Recipe, args: argparse.Namespace, resumed: bool, ranks: int
     from upshot.train.plan import plan
 
     findings = find(recipe, args.offline, resumed, ranks)
+    if args.dry_run and not any(finding.fatal for finding in findings):
+        print(plan(recipe, ranks))
+    return _told(findings, args.quiet)
+
+
+def _told(findings: Sequence[Finding], quiet: bool) -> bool:
+    """Say what checks have found, a line each; whether nothing must be mended."""
     wrong = [finding.says for finding in findings if finding.fatal]
     notes = [finding.says for finding in findings if not finding.fatal]
-    if args.dry_run and not wrong:
-        print(plan(recipe, ranks))
-    if not args.quiet:
+    if not quiet:
         print("".join(f"note       {' '.join(says.split())}\n" for says in notes), end="", file=sys.stderr)
     print("".join(f"upshot: {' '.join(says.split())}\n" for says in wrong), end="", file=sys.stderr)
     return not wrong
@@ -138,28 +146,57 @@ def _told_by_the_first(error: BaseException) -> int | None:
 
 
 def _on_verl(args: argparse.Namespace) -> int:
-    """Start verl on a recipe, or print both sides; a recipe that verl cannot run is refused."""
-    from upshot import config
-    from upshot.cluster.config import Place, compose, is_theirs
+    """Start verl on a recipe or on a run to go on with, or print both sides; what verl cannot run is refused."""
+    from upshot.cluster.config import Place, compose
     from upshot.rollout.company import check_names
     from upshot.tasks.base import tasks
 
-    if not args.recipe or args.resume:
-        raise UserError("--engine verl takes a recipe; it cannot resume a run yet")
-    theirs = [word for word in args.overrides if is_theirs(word)]
-    recipe = config.load(args.recipe, [word for word in args.overrides if not is_theirs(word)]).recipe
+    recipe, theirs, folder = _verl_recipe(args)
     check_names(recipe)
-    rows = tasks.create(recipe.task.name, recipe.task.options, "task").rows("train")
-    plan = compose(recipe, Place(rows=len(rows)), theirs, args.local)
+    task = tasks.create(recipe.task.name, recipe.task.options, "task")
+    rows = None if recipe.train.method == "sft" else len(task.rows("train"))
+    plan = compose(recipe, Place(rows=rows), theirs, args.local)
     if args.dry_run:
+        from upshot.cluster import on_cpu
+        from upshot.cluster.checks import find
+
         print(plan.page())
         plan.check()
-        return 0
+        env = on_cpu.ENVIRONMENT if args.local else None
+        return 0 if _told(find(recipe, plan, args.offline, env=env), args.quiet) else 2
+    from upshot.cli.console import make_reporter
     from upshot.cluster.launch import launch
+    from upshot.view.report import write_report
 
-    folder = launch(recipe, theirs, (lambda line: None) if args.quiet else print, args.local)
-    print(folder if args.quiet else f"run folder  {folder}")
+    reporter = make_reporter(args.quiet, args.json)
+    path = launch(recipe, theirs, lambda line: None, args.local, reporter, folder)
+    page = write_report(path)
+    if not args.json:
+        print(path if args.quiet else f"run folder  {path}\nreport      {page}")
     return 0
+
+
+def _verl_recipe(args: argparse.Namespace) -> tuple[Recipe, list[str], RunFolder | None]:
+    """The recipe to run on verl, verl's own words, and when resuming the folder."""
+    from upshot import config
+    from upshot.cluster.config import is_theirs
+    from upshot.cluster.resume import LOCAL, reopened
+
+    if args.resume:
+        recipe, theirs, folder = reopened(Path(args.resume), _resuming(args))
+        args.local = args.local or LOCAL in theirs
+        return recipe, [word for word in theirs if word != LOCAL], folder
+    if not args.recipe:
+        raise UserError("which recipe? `upshot recipe list` shows those that ship with the project")
+    theirs = [word for word in args.overrides if is_theirs(word)]
+    return config.load(args.recipe, [word for word in args.overrides if not is_theirs(word)]).recipe, theirs, None
+
+
+def _resuming(args: argparse.Namespace) -> list[str]:
+    """The overrides of a resumed run, which has its own recipe."""
+    if args.recipe and "=" not in args.recipe:
+        raise UserError(f"--resume goes on with the folder's own recipe; leave out '{args.recipe}'")
+    return [*([args.recipe] if args.recipe else []), *args.overrides]
 
 
 def _recipe(args: argparse.Namespace) -> tuple[Recipe, RunFolder | None]:
@@ -168,12 +205,12 @@ def _recipe(args: argparse.Namespace) -> tuple[Recipe, RunFolder | None]:
     from upshot.train.folder import RunFolder
 
     if args.resume:
+        from upshot.cluster.resume import refuse_verl
         from upshot.train.resume import resumed_recipe
 
-        words = [*([args.recipe] if args.recipe else []), *args.overrides]
-        if args.recipe and "=" not in args.recipe:
-            raise UserError(f"--resume goes on with the folder's own recipe; leave out '{args.recipe}'")
+        words = _resuming(args)
         folder = RunFolder.open(Path(args.resume))
+        refuse_verl(folder)
         return resumed_recipe(folder, words), folder
     if not args.recipe:
         raise UserError("which recipe? `upshot recipe list` shows those that ship with the project")

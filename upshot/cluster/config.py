@@ -16,17 +16,22 @@ from typing import Any
 from pydantic import BaseModel
 
 from upshot.cluster import on_cpu
-from upshot.cluster.table import ACTOR, CARRIED, CRITIC, FIXED, LEFT, MODEL, PLAYED, REF, ROLLOUT, No
+from upshot.cluster.table import ACTOR, CARRIED, CRITIC, FIXED, LEFT, MODEL, PLAYED, REF, ROLLOUT, Line, No
 from upshot.config import flatten
 from upshot.errors import UserError
 from upshot.recipe import Recipe
 from upshot.train.plan import classmate_names
 
-THEIRS = ("trainer", "actor_rollout_ref", "algorithm", "data", "critic", "ray_kwargs", "transfer_queue", "verl")
-"""Sections of verl's config that the command line may set; what both have is verl's behind `verl.`"""
+THEIRS = (
+    *("trainer", "actor_rollout_ref", "algorithm", "data", "critic", "ray_kwargs", "transfer_queue", "verl"),
+    *("engine", "optim", "upshot"),
+)
+"""Sections of verl's config that the command line may set; what both have is verl's behind `verl.`, what is
+ours and of a cluster alone (`upshot.watch`) stands beside them in a section of its own."""
 RECIPE = "UPSHOT_CLUSTER_RECIPE"
 """The environment variable that tells verl's processes where the recipe is."""
 UNKNOWN, UNMADE = "(measured at the start)", "(made at the start)"
+MAIN = "upshot.cluster.adapters.main"
 TOKENS = 16384
 """verl's own token budget of a micro-batch."""
 
@@ -73,6 +78,8 @@ class Plan:
     played: tuple[tuple[str, str], ...]
     """Recipe keys that Upshot itself goes by in verl's workers, and for what."""
     missing: tuple[Missing, ...]
+    program: tuple[str, ...] = (MAIN,)
+    """What is run, as `python -m` takes it."""
 
     def check(self) -> None:
         """Refuse a recipe that would be another one on verl."""
@@ -80,6 +87,15 @@ class Plan:
         told = [f"{m.key}={_short(m.value)}: {m.reason}" for m in reversed(first.values())]
         if told:
             raise UserError(f"verl cannot run this recipe as it stands: {'; '.join(told)}")
+
+    def value(self, key: str, otherwise: Any = None) -> Any:
+        """The value of one of verl's keys; `otherwise` where nothing sets it here."""
+        return next((setting.value for setting in self.settings if setting.key == key), otherwise)
+
+    @property
+    def ranks(self) -> int:
+        """How many processes train; verl's own default is 8 on one node."""
+        return int(self.value("trainer.n_gpus_per_node", 8)) * int(self.value("trainer.nnodes", 1))
 
     def overrides(self) -> list[str]:
         """The settings as hydra reads them on a command line."""
@@ -109,22 +125,26 @@ class Plan:
 def compose(recipe: Recipe, place: Place | None = None, more: Sequence[str] = (), local: bool = False) -> Plan:
     """verl's config of a recipe; `more` are verl's own `key=value`, which win. `local`: on this machine's CPU."""
     place = place or Place()
+    if recipe.train.method == "sft":
+        from upshot.cluster.sft import compose_sft
+
+        return compose_sft(recipe, place, more, local)
     if recipe.warm_start is not None and recipe.warm_start.new_model_only and recipe.model.path:
         recipe = recipe.model_copy(update={"warm_start": None})  # local mode would leave it out as well
     if local and recipe.model.dtype == "auto":  # as in local mode: many CPUs have no bfloat16 arithmetic
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": "float32"})})
-    settings, missing = _carried(recipe)
+    settings, missing = carried(recipe, CARRIED)
     settings += [Setting(key, value, f"fixed: {why}" if why else "fixed") for key, (value, why) in FIXED.items()]
     settings += [_backend(), *_lengths(recipe, place), *_places(recipe, place), *_precision(recipe)]
     settings += _critic(recipe, settings) if recipe.train.method == "ppo" else []
     steps, refused = _steps(recipe, place)
-    own = {setting.key: setting for setting in map(_given, more)}
+    own = {setting.key: setting for setting in map(given, more)}
     here = {setting.key: setting for setting in _on_cpu(own)} if local else {}
     kept = {setting.key: setting for setting in [*settings, *steps]} | here | own
     if kept[f"{ROLLOUT}.name"].value == on_cpu.BACKEND and recipe.model.lora:
         merge = Setting(f"{MODEL}.lora.merge", True, "model.lora: our engine takes merged adapters")
         kept = {merge.key: merge} | kept
-    return Plan(tuple(kept.values()), tuple(PLAYED.items()), (*missing, *refused, *_left(recipe), *_unfit(recipe)))
+    return Plan(tuple(kept.values()), tuple(PLAYED.items()), (*missing, *refused, *left(recipe), *_unfit(recipe)))
 
 
 def _on_cpu(own: Mapping[str, Setting]) -> list[Setting]:
@@ -154,15 +174,16 @@ def leaves(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     return flatten(recipe.model_dump(mode="json"))
 
 
-def _carried(recipe: Recipe) -> tuple[list[Setting], list[Missing]]:
+def carried(recipe: Recipe, lines: Sequence[Line]) -> tuple[list[Setting], list[Missing]]:
+    """What a table carries of a recipe, and what it has no counterpart for."""
     settings, missing = [], []
-    for line in CARRIED:
+    for line in lines:
         source = ", ".join(line.ours) + (f" ({line.note})" if line.note else "")
         try:
             settings.append(Setting(line.theirs, line.make(*(read(recipe, key) for key in line.ours)), source))
         except No as why:
-            given = read(recipe, line.ours[0])
-            plain = given.model_dump(mode="json") if isinstance(given, BaseModel) else given
+            value = read(recipe, line.ours[0])
+            plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
             missing.append(Missing(line.ours[0], plain, str(why), True))
     return settings, list({m.reason: m for m in missing}.values())
 
@@ -202,7 +223,7 @@ def _precision(recipe: Recipe) -> list[Setting]:
     if recipe.model.dtype != "float32":
         return []
     kinds = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
-    engines = (f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config")
+    engines = (f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config")  # and the critic like the actor
     return [Setting(f"{engine}.mixed_precision", kinds, "model.dtype", "++") for engine in engines]
 
 
@@ -249,7 +270,7 @@ def _steps(recipe: Recipe, place: Place) -> tuple[list[Setting], list[Missing]]:
     ], []
 
 
-def _left(recipe: Recipe) -> list[Missing]:
+def left(recipe: Recipe) -> list[Missing]:
     """The keys that have no counterpart; one that blocks does so where it is set to something else than its default."""
     usual = dict(leaves(Recipe(task=recipe.task)))
     out = []
@@ -277,7 +298,7 @@ SPECIAL = {
 def _unfit(recipe: Recipe) -> Iterator[Missing]:
     """What the hooks of verl cannot carry yet."""
     if recipe.train.method not in ("rl", "ppo"):
-        yield Missing("train.method", recipe.train.method, "only rl and ppo run on verl yet", True)
+        yield Missing("train.method", recipe.train.method, "only rl, ppo and sft run on verl", True)
     if recipe.model.lora and (recipe.warm_start is not None or not recipe.model.path):
         why = "adapters of a warm start are not carried over; run it in local mode and name what it made as model.path"
         yield Missing("model.lora", recipe.model.lora.model_dump(mode="json"), why, True)
@@ -311,14 +332,14 @@ def _under(key: str, prefix: str) -> bool:
     return key == prefix or key.startswith(prefix + ".")
 
 
-def _given(word: str) -> Setting:
+def given(word: str) -> Setting:
     """A `key=value` of the command line."""
     import yaml
 
     key, equals, text = word.lstrip("+").partition("=")
     if not equals:
         raise UserError(f"'{word}' is no key=value of verl's config")
-    mark = word[: len(word) - len(word.lstrip("+"))]
+    mark = "++" if key.startswith("upshot.") else word[: len(word) - len(word.lstrip("+"))]
     return Setting(key.removeprefix("verl."), yaml.safe_load(text), "command line", mark)
 
 

@@ -4,57 +4,78 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from upshot.cluster import on_cpu
+from upshot.cluster.checks import find, refuse
+from upshot.cluster.chronicle import Chronicle
 from upshot.cluster.config import RECIPE, Plan, compose
-from upshot.cluster.metrics import Follower
 from upshot.cluster.prepare import prepare
+from upshot.cluster.process import reason_in, run
+from upshot.cluster.resume import LOCAL, begin, going_on
 from upshot.cluster.start import started
-from upshot.cluster.table import PROJECT
+from upshot.cluster.telling import telling
 from upshot.errors import UserError
 from upshot.recipe import Recipe
-from upshot.train.folder import METRICS, RunFolder
+from upshot.train.folder import RunFolder
+from upshot.train.reporter import Reporter
 
 LOG = "verl.log"
-MAIN = "upshot.cluster.adapters.main"
-GRACE_S = 20
-"""Seconds that verl has to end after it was told to."""
 
 
-def launch(recipe: Recipe, theirs: Sequence[str], say: Callable[[str], None] = print, local: bool = False) -> Path:
-    """Write the run folder, run verl to its end; the folder. A failed run is a `UserError` with the end of its log."""
+def launch(
+    recipe: Recipe,
+    theirs: Sequence[str],
+    say: Callable[[str], None] = print,
+    local: bool = False,
+    reporter: Reporter | None = None,
+    resumed: RunFolder | None = None,
+) -> Path:
+    """Write the run folder, run verl to its end; the folder. A failed run is a `UserError` with the end of its log.
+
+    verl's own lines go to its log and to `say`; the reporter is told what it would be told of a run in local mode.
+    `resumed`: the folder of a run to go on with.
+    """
     if importlib.util.find_spec("verl") is None:
         raise UserError("--engine verl needs verl: pip install 'upshot[verl]'")
-    compose(recipe, None, theirs, local).check()
-    folder = RunFolder.create(recipe)
-    recipe = started(recipe, folder.path, say)
-    plan = compose(recipe, prepare(recipe, folder.path), theirs, local)
-    plan.check()
-    (folder.path / "verl.txt").write_text(plan.page() + "\n")
-    follower = Follower(folder.path / "verl" / PROJECT / f"{recipe.name}.jsonl", folder.path / METRICS)
+    wanted = compose(recipe, None, theirs, local)
+    wanted.check()
+    refuse(find(recipe, wanted, env=on_cpu.ENVIRONMENT if local else None))
+    folder = resumed or RunFolder.create(recipe)
+    reporter = reporter or Reporter()
+    try:
+        with folder.locked(reporter.say):
+            warm = started(recipe, folder.path, reporter.say)
+            plan = going_on(compose(warm, prepare(warm, folder.path), theirs, local), folder)
+            plan.check()
+            begin(folder, recipe, plan, [*theirs, *([LOCAL] if local else [])])
+            with telling(warm, folder, plan, reporter) as chronicle:
+                _run(plan, environment(recipe, folder.path, local), chronicle, say)
+    finally:
+        reporter.close()
+    return folder.path
+
+
+def _run(plan: Plan, env: dict[str, str], chronicle: Chronicle, say: Callable[[str], None]) -> None:
+    log = chronicle.folder.path / LOG
 
     def told(line: str) -> None:
-        follower.follow()
+        chronicle.follow()
         say(line)
 
-    try:
-        code = run(command(plan), environment(recipe, folder.path, local), folder.path / LOG, told)
-    finally:
-        follower.follow()
+    code = run(command(plan), env, log, told)
     if code:
-        tail = (folder.path / LOG).read_text(errors="replace").splitlines()[-3:]
-        raise UserError(f"verl ended with {code}; {folder.path / LOG} ends: {' | '.join(tail)}")
-    return folder.path
+        if why := reason_in(log):
+            raise UserError(why)
+        tail = log.read_text(errors="replace").splitlines()[-3:]
+        raise UserError(f"verl ended with {code}; {log} ends: {' | '.join(tail)}")
 
 
 def command(plan: Plan) -> list[str]:
     """verl's program with its words."""
-    return [sys.executable, "-m", MAIN, *plan.overrides()]
+    return [sys.executable, "-m", *plan.program, *plan.overrides()]
 
 
 def environment(recipe: Recipe, folder: Path, local: bool = False) -> dict[str, str]:
@@ -63,32 +84,3 @@ def environment(recipe: Recipe, folder: Path, local: bool = False) -> dict[str, 
     own = {RECIPE: str(folder.resolve() / "recipe.yaml"), "VERL_FILE_LOGGER_ROOT": str(folder.resolve() / "verl")}
     usual = on_cpu.ENVIRONMENT if local else {}
     return {**usual, **os.environ, **own, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})}
-
-
-def run(words: Sequence[str], env: dict[str, str], log: Path, say: Callable[[str], None]) -> int:
-    """Run a program to its end; its lines go to the log and to `say`. However this ends, its group ends with it."""
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                file.write(line)
-                file.flush()
-                say(line.rstrip("\n"))
-            return process.wait()
-        finally:
-            end(process)
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """Ask a process group to end, and make it."""
-    for how, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
-        if process.poll() is not None:
-            return
-        os.killpg(process.pid, how)
-        try:
-            process.wait(patience)
-        except subprocess.TimeoutExpired:
-            continue

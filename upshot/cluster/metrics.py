@@ -1,8 +1,7 @@
-"""verl's metrics → the lines of our run folder, as they come."""
+"""verl's metrics → our names, as they come."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,15 +18,21 @@ OURS = {
     "timing_s/step": "time/step",
     "timing_s/gen": "time/rollout",
     "timing_s/update_actor": "time/learn",
+    "timing_s/testing": "time/eval",
+    "timing_s/save_checkpoint": "time/save",
+    "train/loss": "loss/nll",
+    "train/grad_norm": "train/grad_norm",
+    "train/lr": "train/lr",
+    "val/loss": "eval/loss/nll",
 }
 """Those that mean the same here; all others keep their name, under `verl/`."""
 OWN = "upshot/"
 """Before those that our trainer works out itself, from the replies, as local mode does."""
 
 
-def line_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of metrics.jsonl from one of verl's file logger; what is no finite number is left out."""
-    out: dict[str, Any] = {"phase": "rl", "step": int(record["step"])}
+def line_of(record: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a record of verl's file logger; what is no finite number is left out."""
+    out: dict[str, float] = {}
     for name, value in record["data"].items():
         if not isinstance(value, int | float) or not math.isfinite(value):
             continue
@@ -37,23 +42,24 @@ def line_of(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Follower:
-    """Carries whole lines of verl's file over to ours, each once."""
+    """Reads whole lines of verl's file, each once."""
 
-    def __init__(self, theirs: Path, ours: Path) -> None:
-        self.theirs = theirs
-        self.ours = ours
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._at = 0
 
-    def follow(self) -> int:
-        """Carry what is new; how many lines there were. A line that is still being written waits."""
-        if not self.theirs.is_file():
-            return 0
-        with self.theirs.open("rb") as file:
+    def new(self) -> list[dict[str, Any]]:
+        """The records since the last call. A line that is still being written waits."""
+        if not self.path.is_file():
+            return []
+        with self.path.open("rb") as file:
             file.seek(self._at)
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]
         self._at += len(whole)
-        lines = [line_of(json.loads(line)) for line in whole.splitlines() if line.strip()]
-        if lines:
-            jsonl.append(self.ours, lines)
-        return len(lines)
+        return [row for line in whole.split(b"\n") if (row := jsonl.parse(line)) is not None]
+
+    def forget(self) -> None:
+        """Remove the file: verl begins a new one."""
+        self.path.unlink(missing_ok=True)
+        self._at = 0

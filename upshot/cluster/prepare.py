@@ -8,6 +8,7 @@ from pathlib import Path
 from upshot.chat import Conversation, Row
 from upshot.cluster.config import Place
 from upshot.cluster.parquet import write_rows
+from upshot.cluster.sft import prepare_sft
 from upshot.cluster.worker import Worker
 from upshot.models.local import load_tokenizer, local_path
 from upshot.recipe import Recipe
@@ -19,6 +20,8 @@ def prepare(recipe: Recipe, folder: Path) -> Place:
     """Write the rows of a recipe under a run folder; what was measured on the way."""
     context = context_of(recipe)
     worker = Worker(recipe, load_tokenizer(recipe.model.path), context)
+    if recipe.train.method == "sft":
+        return prepare_sft(recipe, folder, worker.renderer, context)
     task, held_out, rule = worker.book.task, recipe.eval.split, recipe.episode.long_prompts
     rows = {"train": task.rows("train"), held_out: task.rows(held_out)[: recipe.eval.rows]}
     rows = {split: fitting(own, worker.room, rule) for split, own in rows.items()}

@@ -59,15 +59,17 @@ def _mini_batch(prompts: int, parts: int) -> int:
     return -(-prompts // parts)
 
 
-def _lora(read: Callable[[Any], Any], otherwise: Any) -> Callable[[Any], Any]:
-    def make(lora: Any) -> Any:
-        if lora is None:
+def lora(read: Callable[[Any], Any], otherwise: Any) -> Callable[[Any], Any]:
+    """Something of the adapters; `otherwise` where there are none."""
+
+    def make(own: Any) -> Any:
+        if own is None:
             return otherwise
-        if lora.kind != "lora":
-            raise No(f"verl has no adapters of kind '{lora.kind}'")
-        if lora.dropout:
-            raise No(f"verl's adapters have no dropout ({lora.dropout:g}); set model.lora.dropout=0")
-        return read(lora)
+        if own.kind != "lora":
+            raise No(f"verl has no adapters of kind '{own.kind}'")
+        if own.dropout:
+            raise No(f"verl's adapters have no dropout ({own.dropout:g}); set model.lora.dropout=0")
+        return read(own)
 
     return make
 
@@ -84,9 +86,9 @@ CARRIED: tuple[Line, ...] = (
     _line("trainer.experiment_name", "name"),
     _line("data.seed", "seed", note="the order of rows and the seeds of conversations are local mode's"),
     _line(f"{ROLLOUT}.seed", "seed"),
-    _line(f"{MODEL}.lora_rank", "model.lora", _lora(lambda lora: lora.r, 0)),
-    _line(f"{MODEL}.lora_alpha", "model.lora", _lora(lambda lora: lora.alpha, 16)),
-    _line(f"{MODEL}.target_modules", "model.lora", _lora(lambda lora: lora.targets or "all-linear", "all-linear")),
+    _line(f"{MODEL}.lora_rank", "model.lora", lora(lambda own: own.r, 0)),
+    _line(f"{MODEL}.lora_alpha", "model.lora", lora(lambda own: own.alpha, 16)),
+    _line(f"{MODEL}.target_modules", "model.lora", lora(lambda own: own.targets or "all-linear", "all-linear")),
     _line(f"{ROLLOUT}.dtype", "model.dtype", lambda kind: "bfloat16" if kind == "auto" else kind),
     _line(f"{MODEL}.enable_gradient_checkpointing", "model.gradient_checkpointing", lambda how: how != "none"),
     _line(f"{ROLLOUT}.temperature", "episode.temperature"),
@@ -123,13 +125,12 @@ CARRIED: tuple[Line, ...] = (
     _line(f"{ACTOR}.kl_loss_type", "train.kl_estimator", words({"k2": "k2", "k3": "low_var_kl"}, "KL estimator")),
     _line("algorithm.use_kl_in_reward", "train.kl train.kl_in train.method", _kl("reward")),
     _line("algorithm.adv_estimator", "train.method", lambda how: "gae" if how == "ppo" else "grpo", "not asked"),
-    _line("trainer.max_actor_ckpt_to_keep", "train.keep"),
+    _line("trainer.max_actor_ckpt_to_keep", "train.keep", lambda keep: max(keep, 2), "verl drops the old one first"),
     _line("trainer.test_freq", "eval.every", lambda every: every or -1),
     _line("trainer.val_before_train", "eval.every", bool),
     _line(f"{ROLLOUT}.val_kwargs.n", "eval.samples"),
     _line(f"{ROLLOUT}.val_kwargs.temperature", "eval.temperature"),
     _line(f"{ROLLOUT}.val_kwargs.do_sample", "eval.temperature", lambda heat: heat > 0),
-    _line("trainer.logger", "trackers", lambda names: ["console", "file", *names]),
 )
 
 FIXED: dict[str, tuple[Any, str]] = {
@@ -143,6 +144,7 @@ FIXED: dict[str, tuple[Any, str]] = {
     f"{ACTOR}.use_dynamic_bsz": (True, "micro-batches by tokens, as in local mode"),
     f"{ACTOR}.clip_ratio_c": (1e9, "local mode has no second clip"),
     "trainer.project_name": (PROJECT, ""),
+    "trainer.logger": (["console", "file"], "the launching process reads the file; trackers are told by it"),
     "trainer.resume_mode": ("auto", "a restarted run goes on from its newest checkpoint"),
 }
 
@@ -151,6 +153,7 @@ PLAYED: dict[str, str] = {
     "models": "helper models, called from verl's workers",
     "sandbox": "programs of the policy",
     "call_seconds": "limits of your own code",
+    "budget": "one ledger for all workers",
     "task": "rows, environment, verdict",
     "episode": "the agent loop",
     "futures": "the agent loop",
@@ -171,6 +174,8 @@ PLAYED: dict[str, str] = {
     "warm_start": "run by local mode before verl starts, once, in RUN/warm-start",
     "eval.split": "which rows are written for validation",
     "eval.rows": "how many rows are written for validation",
+    "trackers": "told by the launching process, under local mode's names",
+    "keep_rollouts": "rollouts.jsonl, written by the launching process",
 }
 """By prefix; keys that `CARRIED` names as well are told to both sides."""
 
@@ -182,7 +187,7 @@ LEFT: dict[str, Without] = {
     "model.memory_gb": Without("verl's own: gpu_memory_utilization, ppo_max_token_len_per_gpu"),
     "model.exact": Without("bitwise agreement is of local mode alone", True),
     "serve": Without(f"{_NOT_YET}: start it with `upshot serve FILE.yaml` and give the models its addresses", True),
-    "train.data": Without("for sft and dpo, which are not there yet", True),
+    "train.data": Without("for sft and dpo", True),
     "train.loss": Without("options of a loss are of local mode alone", True),
     "train.beta": Without("of dpo"),
     "train.dpo_loss": Without("of dpo"),
@@ -194,10 +199,8 @@ LEFT: dict[str, Without] = {
     "train.keep_best": Without("verl keeps the newest alone", True),
     "train.max_skipped": Without("verl has no such guard"),
     "train.async_steps": Without("verl's own: trainer.v1.trainer_mode", True),
-    "eval.data": Without("for sft and dpo, which are not there yet", True),
+    "eval.data": Without("for sft and dpo", True),
     "eval.stop_after": Without("verl does not stop early", True),
     "eval.monitor": Without(f"{_NOT_YET}: `upshot eval monitor` on the run afterwards", True),
-    "budget": Without(f"{_NOT_YET}: each worker counts on its own; a budget would hold per process", True),
-    "keep_rollouts": Without(f"{_NOT_YET}: no rollouts.jsonl in cluster mode"),
 }
 """By prefix."""

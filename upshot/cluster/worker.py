@@ -13,6 +13,7 @@ from typing import Any
 from upshot.chat import Row, derive_seed
 from upshot.cluster.parquet import Book
 from upshot.cluster.served import Line, ServedModel, talking
+from upshot.cluster.share import Share, Tell
 from upshot.models.rendering import Renderer
 from upshot.recipe import Recipe
 from upshot.rollout.company import of_recipe, stage_of
@@ -69,7 +70,10 @@ def placed(extra_info: Mapping[str, Any], group: int, earlier: int, again: int =
 class Worker:
     """Plays orders of a recipe. Start it before the first, close it after the last."""
 
-    def __init__(self, recipe: Recipe, tokenizer: Any, max_context: int = 0) -> None:
+    def __init__(
+        self, recipe: Recipe, tokenizer: Any, max_context: int = 0, tell: Tell | None = None, name: str = ""
+    ) -> None:
+        """`tell` reports to the ledger of the run, under a name of its own; None: this worker spends alone."""
         self.recipe = recipe
         self.renderer = Renderer(tokenizer, recipe.model.template_options)
         task = tasks.create(recipe.task.name, recipe.task.options, "task")
@@ -89,13 +93,18 @@ class Worker:
         )
         self.stage = stage_of(recipe, self.company, policy)
         self.held_out = replace(self.stage, policy=policy.at(recipe.eval.temperature))
+        models = self.company.models.values()
+        self.share = None if tell is None else Share(name, tell, self.company.budget, models)
         self._gate = asyncio.Semaphore(self.stage.concurrency)
         self._start: asyncio.Task[None] | None = None
         self._openings: dict[tuple[int, int, str], asyncio.Task[Opening]] = {}
+        self._closed = False
 
     async def start(self) -> None:
         """Load and check the helpers, once; whoever comes meanwhile waits for it."""
         if self._start is None:
+            if self.share is not None:
+                self.share.start(self.aclose)
             self._start = asyncio.create_task(self.company.start())
         await asyncio.shield(self._start)
 
@@ -122,5 +131,12 @@ class Worker:
         return await asyncio.shield(self._openings[key])
 
     async def aclose(self) -> None:
-        """Release the helpers."""
-        await self.company.aclose()
+        """Release the helpers, and then what was leased for them; once."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self.company.aclose()
+        finally:
+            if self.share is not None:
+                await self.share.aclose()

@@ -15,6 +15,7 @@ from fastapi import Depends, FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.exceptions import HTTPException
 
 from upshot.engine.model import EngineModel, RuledRequest, cut_at_stop
 from upshot.engine.protocol import (
@@ -79,7 +80,7 @@ class Server:
 
     def _routes(self) -> None:
         app = self.app
-        for kind in (RequestValidationError, UserError, ModelCallError, NotAdmitted, Gone):
+        for kind in (RequestValidationError, UserError, ModelCallError, NotAdmitted, Gone, HTTPException):
             app.exception_handler(kind)(self._refuse)
         app.get("/health")(self.health)
         app.get("/metrics")(self.metrics)
@@ -96,13 +97,15 @@ class Server:
         if refused is not None:
             raise NotAdmitted(*refused)
 
-    async def _refuse(self, _: HttpRequest, error: Exception) -> JSONResponse:
+    async def _refuse(self, http: HttpRequest, error: Exception) -> JSONResponse:
         """Errors in OpenAI's form."""
         if isinstance(error, RequestValidationError):
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"] if part != "body")
             said = first["msg"].removeprefix("Value error, ")
             return failure(400, f"{where}: {said}" if where else said)
+        if isinstance(error, HTTPException):  # no such path, or not with that method
+            return failure(error.status_code, _nothing_at(http.method, http.url.path))
         if isinstance(error, NotAdmitted):
             status, reason = error.args
             return failure(status, reason, "authentication_error" if status == 401 else "invalid_request_error")
@@ -350,6 +353,12 @@ class Server:
 def event(outer: dict[str, Any], choice: dict[str, Any]) -> str:
     """One server-sent event."""
     return f"data: {json.dumps({**outer, 'choices': [choice]}, ensure_ascii=False)}\n\n"
+
+
+def _nothing_at(method: str, path: str) -> str:
+    """What is said of a path that this server does not have."""
+    served = "POST /v1/chat/completions and /v1/completions, GET /v1/models, /health and /metrics"
+    return f"{method} {path[:200]} is not served here (no embeddings, responses or audio): {served}"
 
 
 async def _disconnected(http: HttpRequest) -> None:

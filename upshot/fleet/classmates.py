@@ -34,7 +34,7 @@ def write_map(path: Path, fleet: FleetConfig, servers: Mapping[str, tuple[int, s
             "outward_host": socket.gethostname() if anywhere else fleet.host,
             "local_host": fleet.host,
             "port": port,
-            "served_model_name": name,
+            "served_model_name": fleet.asked_as(name),
             "model_index": index,
             "status": status,
             **({"api_key_env": fleet.api_key_env} if fleet.key else {}),

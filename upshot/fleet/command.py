@@ -38,11 +38,11 @@ def compose(
     if fleet.key:
         environment[VLLM_KEY if server.engine == "vllm" else UPSHOT_KEY] = fleet.key
     if server.engine == "vllm":
-        words = [server.program, "serve", server.model, *where, "--served-model-name", name]
+        words = [server.program, "serve", server.model, *where, "--served-model-name", fleet.asked_as(name)]
         words += ["--gpu-memory-utilization", f"{share:.4g}"] if share is not None else []
         words += ["--tensor-parallel-size", str(len(gpus))] if len(gpus) > 1 else []
     else:
-        words = [sys.executable, "-m", "upshot.cli", "serve", server.model, *where, "--name", name]
+        words = [sys.executable, "-m", "upshot.cli", "serve", server.model, *where, "--name", fleet.asked_as(name)]
         words += ["--device", "cuda", "--memory", f"{share:.4g}"] if share is not None else ["--device", "cpu"]
     return Command([*words, *server.arguments], environment)
 

@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from upshot import config
 from upshot.errors import UserError
@@ -54,6 +54,9 @@ class ServerConfig(BaseModel):
     """Share of each device's memory; None: an equal part of what the others leave of 0.9."""
     port: int | Literal["auto"] = "auto"
     """auto: a free one, kept over restarts."""
+    replicas: int = Field(1, ge=1, le=256)
+    """So many processes of it: NAME-1, NAME-2 …, on ports one after the other, each with its part of several devices.
+    `serve:NAME` is all of them."""
     arguments: list[str] = Field(default_factory=list)
     """Further words of the engine's command line."""
     environment: dict[str, str] = Field(default_factory=dict)
@@ -86,21 +89,41 @@ class ServerConfig(BaseModel):
 
     @model_validator(mode="after")
     def _fits(self) -> ServerConfig:
+        if isinstance(self.port, int) and self.port + self.replicas > 2**16:
+            raise ValueError(f"port {self.port}: there are not {self.replicas} ports from there on; give a lower one")
         for word in self.arguments:
             if word.partition("=")[0] in OWN:
                 raise ValueError(f"arguments: '{word}' is set by the key '{OWN[word.partition('=')[0]]}'")
         if isinstance(self.devices, list):
             if not self.devices or min(self.devices) < 0 or len(set(self.devices)) < len(self.devices):
                 raise ValueError(f"devices {self.devices}: name GPUs once each, from 0; or cpu")
-            if self.engine == "upshot" and len(self.devices) > 1:
+            if len(self.devices) > 1 and len(self.devices) % self.replicas:
+                raise ValueError(f"devices {self.devices} cannot be divided among {self.replicas} replicas")
+            if self.engine == "upshot" and len(self.devices) > self.replicas:
                 raise ValueError(
-                    f"devices {self.devices}: the upshot engine takes one GPU; engine: vllm splits a model"
+                    f"devices {self.devices}: the upshot engine takes one GPU; engine: vllm splits a model, "
+                    "`replicas` takes one each"
                 )
         if self.devices == "cpu" and self.memory is not None:
             raise ValueError("memory is a share of a GPU, and devices is cpu; leave it out")
         if self.engine == "upshot" and self.program != "vllm":
             raise ValueError(f"program '{self.program}' does nothing for the upshot engine; it is for engine: vllm")
         return self
+
+    def spread(self) -> list[ServerConfig]:
+        """One a process."""
+        if self.replicas == 1:
+            return [self]
+        out = []
+        for i in range(self.replicas):
+            devices, port = self.devices, self.port
+            if isinstance(devices, list) and len(devices) > 1:
+                each = len(devices) // self.replicas
+                devices = devices[i * each : (i + 1) * each]
+            if isinstance(port, int):
+                port += i
+            out.append(self.model_copy(update={"replicas": 1, "devices": devices, "port": port}))
+        return out
 
 
 class FleetConfig(BaseModel):
@@ -109,7 +132,7 @@ class FleetConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     servers: dict[str, ServerConfig] = Field(min_length=1)
-    """By name, which is also the name that clients ask for."""
+    """By name, which is also the name that clients ask for. Once checked: one a process."""
     host: str = "127.0.0.1"
     """Address to listen on; anything but loopback needs a key."""
     api_key_env: str = "UPSHOT_API_KEY"
@@ -118,6 +141,7 @@ class FleetConfig(BaseModel):
     """Most seconds until a server answers."""
     hung_s: float = Field(300.0, gt=0)
     """Seconds without an answer to /health after which a server is started anew."""
+    _asked_as: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @field_validator("servers")
     @classmethod
@@ -125,11 +149,28 @@ class FleetConfig(BaseModel):
         for name in value:
             if not NAME.fullmatch(name):
                 raise ValueError(f"'{name}' is no name for a server: letters, digits, '.', '_' and '-'")
-        ports = [server.port for server in value.values() if server.port != "auto"]
+        return value
+
+    @model_validator(mode="after")
+    def _one_a_process(self) -> FleetConfig:
+        """Replace servers by their processes."""
+        found: dict[str, ServerConfig] = {}
+        for name, server in self.servers.items():
+            for i, one in enumerate(server.spread(), 1):
+                own = name if server.replicas == 1 else f"{name}-{i}"
+                if own in found:
+                    raise ValueError(f"servers.{own}: a replica has that name too; name one of them otherwise")
+                found[own], self._asked_as[own] = one, name
+        ports = [server.port for server in found.values() if server.port != "auto"]
         for port in ports:
             if ports.count(port) > 1:
                 raise ValueError(f"port {port} is given to two servers; one process listens on a port, or say auto")
-        return value
+        self.servers = found
+        return self
+
+    def asked_as(self, process: str) -> str:
+        """The name that clients of a process ask for: its server's, which replicas share."""
+        return self._asked_as[process]
 
     @property
     def key(self) -> str:

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -123,12 +123,14 @@ def _addressed(spec: ModelSpec, where: str, file: str | None) -> ModelSpec:
     if state is None:
         raise UserError(f"the servers of '{file}' are not up; `upshot serve {file}` starts them")
     check_text(file, state)
-    check_server(where, name, state["servers"], file)
+    check_server(where, name, {server["asked_as"] for server in state["servers"].values()}, file)
+    urls = [server["url"] for server in state["servers"].values() if server["asked_as"] == name]
     key = {"api_key_env": state["api_key_env"]} if state["api_key_env"] and not spec.api_key_env else {}
-    return spec.model_copy(update={"url": state["servers"][name]["url"], "model": name, **key})
+    said = spec.model_dump(exclude_unset=True)
+    return ModelSpec.parse({**said, "url": urls, "model": name, **key}, where)
 
 
-def check_server(where: str, name: str, known: Mapping[str, Any], file: str) -> None:
+def check_server(where: str, name: str, known: Collection[str], file: str) -> None:
     """Refuse a server that the serve file does not name."""
     if name not in known:
         raise UserError(f"{where}: '{file}' names no server '{name}'; {did_you_mean(name, known)}")
@@ -143,7 +145,7 @@ def check_served(file: str | None, models: Mapping[str, ModelSpec]) -> None:
         if fleet is None or file is None:
             _addressed(spec, f"models.{role}", None)
         else:
-            check_server(f"models.{role}", name, fleet.servers, file)
+            check_server(f"models.{role}", name, set(map(fleet.asked_as, fleet.servers)), file)
 
 
 def check_text(file: str | Path, state: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 
@@ -53,13 +54,32 @@ def _wait_and_bury(pipe: int) -> None:
         for line in lines:
             (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
     for group in groups:
-        end_group(group)
+        end_session(group)
 
 
 def end_group(group: int) -> None:
     """SIGKILL to whatever is left of a process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
+
+
+def end_session(leader: int) -> None:
+    """SIGKILL to whatever is left of a session, whatever groups it has split into; Linux tells them by /proc."""
+    end_group(leader)
+    for pid in members(leader):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def members(session: int) -> list[int]:
+    """The living processes of a session."""
+    out = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, own = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(own) == session and state != "Z":
+                out.append(int(stat.parent.name))
+    return out
 
 
 def dying_with_us() -> Callable[[], None] | None:

@@ -96,6 +96,7 @@ class Fleet:
             "api_key_env": self.fleet.api_key_env if self.fleet.key else None,
             "servers": {
                 server.name: {
+                    "asked_as": self.fleet.asked_as(server.name),
                     "model": self.fleet.servers[server.name].model,
                     "engine": self.fleet.servers[server.name].engine,
                     "devices": self.places[server.name],

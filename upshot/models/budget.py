@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from upshot.errors import BudgetExceeded
@@ -24,6 +24,8 @@ class Budget:
     dollars: float = 0.0
     tally: Callable[[str, float], float] | None = None
     """Adds to a count that several processes keep together, and gives its sum; None: this process spends alone."""
+    leave: Callable[[], Awaitable[None]] | None = None
+    """Waits for leave to take one more call, where calls are handed out to several processes."""
 
     def check(self) -> None:
         """Raise `BudgetExceeded` when no further call may be sent."""
@@ -46,6 +48,11 @@ class Budget:
         if self.max_calls is not None and self.calls > self.max_calls:  # another process took the last one meanwhile
             self._add("calls", -1)
             self.check()
+
+    async def admit(self) -> None:
+        """Wait until a call may be taken; `take_call` must follow at once, before anybody else waits."""
+        if self.leave is not None:
+            await self.leave()
 
     def charge(self, tokens: int, dollars: float) -> None:
         """Add what an answered call used."""

@@ -168,6 +168,7 @@ class GuardedModel(Model):
         return out[:n]
 
     async def _counted(self, request: Request, n: int, seed: int | None, count: RoleCount) -> list[Completion]:
+        await self.budget.admit()
         self.budget.take_call()
         count.calls += 1
         loop = asyncio.get_running_loop()

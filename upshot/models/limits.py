@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections import deque
+from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
@@ -18,7 +19,7 @@ class Pace:
     """A token bucket that holds one second's worth; first come, first served."""
 
     def __init__(self, per_minute: float) -> None:
-        self.rate = per_minute / 60
+        self.whole = self.rate = per_minute / 60
         self.capacity = max(1.0, self.rate)
         self._level = self.capacity
         self._filled = time.monotonic()
@@ -32,6 +33,12 @@ class Pace:
                 await asyncio.sleep(missing / self.rate)
                 missing = min(amount, self.capacity) - self._fill()
             self._level -= amount
+
+    def share(self, part: float) -> None:
+        """Go at a part of the whole pace from now on; other processes have the rest."""
+        self._fill()
+        self.rate = self.whole * part
+        self.capacity = max(1.0, self.rate)
 
     def correct(self, amount: float) -> None:
         """Use so much more (or, negative, less) than was taken."""
@@ -49,8 +56,32 @@ class Slots:
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
+        """What the endpoint takes, from all processes together."""
+        self.cap: int | None = None
+        """What this process may have of it; None: everything."""
         self.held = 0
+        self.on_wait: Callable[[], None] | None = None
+        """Hears of a call that has to wait."""
         self._line: deque[asyncio.Future[None]] = deque()
+        self._broken: Exception | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Calls in the line."""
+        return sum(not turn.done() for turn in self._line)
+
+    def lend(self, cap: int) -> None:
+        """Let at most so many in from now on, whatever the bound; those inside stay."""
+        self.cap = cap
+        self._admit()
+
+    def fail(self, error: Exception) -> None:
+        """Nobody gets in any more."""
+        self._broken = error
+        while self._line:
+            turn = self._line.popleft()
+            if not turn.done():
+                turn.set_exception(error)
 
     def resize(self, bound: int) -> None:
         """Let so many in from now on; those inside stay."""
@@ -59,14 +90,18 @@ class Slots:
 
     async def acquire(self) -> None:
         """Wait for one's turn."""
+        if self._broken is not None:
+            raise self._broken
         turn = asyncio.get_running_loop().create_future()
         self._line.append(turn)
         self._admit()
+        if self.on_wait is not None and not turn.done():
+            self.on_wait()
         try:
             if not turn.done():
                 await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # admitted and cancelled at once
+            if turn.done() and not turn.cancelled() and turn.exception() is None:  # admitted and cancelled at once
                 self.release()
             raise
 
@@ -76,7 +111,8 @@ class Slots:
         self._admit()
 
     def _admit(self) -> None:
-        while self._line and self.held < self.bound:
+        bound = self.bound if self.cap is None else min(self.bound, self.cap)
+        while self._line and self.held < bound:
             turn = self._line.popleft()
             if not turn.done():
                 self.held += 1
@@ -99,6 +135,12 @@ class Limits:
     def of(cls, spec: ModelSpec) -> Limits:
         """The limits a spec asks for."""
         return cls(spec.concurrency, spec.requests_per_minute, spec.tokens_per_minute)
+
+    def share(self, part: float) -> None:
+        """Go at a part of the endpoint's pace: other processes have the rest."""
+        for pace in (self._requests, self.tokens):
+            if pace is not None:
+                pace.share(part)
 
     async def pace(self, tokens: float) -> None:
         """Wait until one more request with about so many tokens may be sent."""

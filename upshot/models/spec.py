@@ -30,7 +30,7 @@ _REMOTE = {"endpoint", "replicas", "provider", "served"}
 _ONLY_FOR: dict[str, set[str]] = {
     "via": {"endpoint", "replicas", "served"},
     "token_ids": {"endpoint", "replicas", "served"},
-    "hedge": {"replicas"},
+    "hedge": {"replicas", "served"},
     **dict.fromkeys(("api_key_env", "headers_env", "extra_body", "omit", "structured"), _REMOTE),
     **dict.fromkeys(("timeout_s", "retries", "backoff_s", "patience_s"), _REMOTE | {"scripted"}),
     **dict.fromkeys(("concurrency", "requests_per_minute", "tokens_per_minute"), _REMOTE | {"scripted"}),

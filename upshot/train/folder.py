@@ -5,6 +5,7 @@ versions.json   what it ran with             rollouts.jsonl   one line a reply, 
 status.json     state, step, time left       checkpoints/     Hugging Face folders
 spent.json      what the helpers have cost   lock             who is writing it
 report.html     written at the end and by `upshot view`
+verl.log, …     of a run on a cluster: what verl said, both sides of its config (docs/cluster.md)
 samples/        a file a step: token ids and log-probabilities of those replies
 """
 
@@ -35,10 +36,12 @@ from upshot.train.lock import locked
 from upshot.train.phases import order
 from upshot.whole_files import write_json, write_whole
 
-PACKAGES = ("torch", "transformers", "numpy", "tokenizers", "pydantic", "peft")
+PACKAGES = ("torch", "transformers", "numpy", "tokenizers", "pydantic", "peft", "verl", "ray", "vllm")
 METRICS, ROLLOUTS, SPENT = "metrics.jsonl", "rollouts.jsonl", "spent.json"
-WRITTEN = ("recipe.yaml", "versions.json", "status.json", "report.html", METRICS, ROLLOUTS, SPENT)
-FOLDERS = ("checkpoints", "reference", "start", "tensorboard", samples.FOLDER)
+VERL = ("verl.txt", "verl.json", "verl.log")
+"""Of a run on a cluster: both sides of its config, verl's own words of the command line, what verl said."""
+WRITTEN = ("recipe.yaml", "versions.json", "status.json", "report.html", METRICS, ROLLOUTS, SPENT, *VERL)
+FOLDERS = ("checkpoints", "reference", "start", "tensorboard", "verl", samples.FOLDER)
 """What a run writes into its folder."""
 
 

@@ -92,7 +92,7 @@ async def train(run: Run, config: TrainConfig) -> None:
     seed = derive_seed(run.recipe.seed, run.phase)
 
     async def look() -> dict[str, float]:
-        return sft_loss(learner, list(Dialogues(held_out_dialogues(run), *rendered)))
+        return sft_loss(learner, list(Dialogues(held_out_dialogues(run.recipe, run.task), *rendered)))
 
     for step in range(run.step, config.steps):
         with run.meter.step() as times:

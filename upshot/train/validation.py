@@ -16,15 +16,17 @@ from upshot.train.learner import Learner
 
 if TYPE_CHECKING:
     from upshot.chat import Message
+    from upshot.recipe import Recipe
+    from upshot.tasks.base import Task
     from upshot.train.runner import Run
 
 
-def held_out_dialogues(run: Run) -> Sequence[tuple[Message, ...]]:
+def held_out_dialogues(recipe: Recipe, task: Task) -> Sequence[tuple[Message, ...]]:
     """The dialogues that a recipe evaluates sft on."""
-    config = run.recipe.eval
-    found = read_dialogues(config.data, "eval.data") if config.data else run.task.dialogues(config.split)
+    config = recipe.eval
+    found = read_dialogues(config.data, "eval.data") if config.data else task.dialogues(config.split)
     if not found:
-        raise UserError(f"task '{run.task.name}' has no dialogues in its split '{config.split}'; set eval.data=FILE")
+        raise UserError(f"task '{task.name}' has no dialogues in its split '{config.split}'; set eval.data=FILE")
     return found[: config.rows]
 
 

@@ -7,9 +7,11 @@ import time
 from typing import Any
 from uuid import uuid4
 
+from ray.exceptions import RayActorError
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
 from upshot import config
+from upshot.cluster.adapters.ledger import died, name_here, teller
 from upshot.cluster.config import RECIPE
 from upshot.cluster.parquet import AGENT
 from upshot.cluster.served import Line
@@ -35,7 +37,7 @@ class UpshotLoop(AgentLoopBase):  # type: ignore[misc]
         started = time.perf_counter()
         rollout = self.rollout_config
         worker = worker_here(self.tokenizer, int(rollout.max_model_len or 0))
-        line = Line(self.server_manager, uuid4().hex, sampling_params, seeded=rollout.name == AGENT)
+        line = Line(Servers(self.server_manager), uuid4().hex, sampling_params, seeded=rollout.name == AGENT)
         order = Order(row["extra_info"], row["raw_prompt"], int(row["session_id"]), step_of(row) - 1)
         filler = int(self.tokenizer.eos_token_id)
         try:
@@ -66,11 +68,26 @@ def _output(one: Trajectory, score: float, extra: dict[str, Any], started: float
     )
 
 
+class Servers:
+    """verl's server manager; a server that dies ends the run: verl would go on sending it conversations."""
+
+    def __init__(self, manager: Any) -> None:
+        self.manager = manager
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        """See `served.ServerManager`."""
+        try:
+            return await self.manager.generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params)
+        except RayActorError as error:
+            raise UserError(died("a rollout server", error)) from error
+
+
 def worker_here(tokenizer: Any, max_context: int) -> Worker:
     """The worker of this process, made at the first call."""
     path = recipe_path()
     if path not in _workers:
-        _workers[path] = Worker(recipe_here(), tokenizer, max_context)
+        name = name_here()
+        _workers[path] = Worker(recipe_here(), tokenizer, max_context, teller(name), name)
     return _workers[path]
 
 

@@ -12,12 +12,14 @@ from typing import Any
 
 import hydra
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
+from upshot.cluster.adapters.oversight import Overseen, reason
+from upshot.cluster.process import REASON
 from upshot.errors import UserError
 
 
@@ -37,12 +39,11 @@ def main(config: Any) -> None:
     auto_set_device(config)
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     try:
-        run_ppo(config, task_runner_class=ray.remote(Runner))
-    except RayTaskError as error:
-        if isinstance(error.cause, UserError):
-            print(f"upshot: {error.cause}", flush=True)
-            sys.exit(2)
-        raise
+        run_ppo(config, task_runner_class=Overseen(ray.remote(Runner)))
+    except (UserError, RayError) as error:
+        told, code = reason(error)
+        print(f"{REASON}{told}", flush=True)
+        sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -18,7 +19,8 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from upshot.cluster.adapters.loop import recipe_here
+from upshot.cluster import played
+from upshot.cluster.adapters.loop import recipe_here, recipe_path
 from upshot.cluster.adapters.replies import Groups, Replies
 from upshot.cluster.lesson import Row, Told, teach
 from upshot.cluster.metrics import OWN
@@ -113,6 +115,7 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         real = [row for row in rows if row is not None]
         told, logs = teach(self.recipe.train, self.replies.groups["train"], real)
         metrics.update(named(logs))
+        played.note(Path(recipe_path()).parent, self.global_steps, self.replies.groups["train"])
         left = iter(told)
         fields = columns([next(left) if row is not None else None for row in rows], self.recipe.train.importance.rule)
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)

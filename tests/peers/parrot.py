@@ -1,0 +1,109 @@
+"""Tiny models that have learned two replies by heart: one to a user, one to a tool. Agents can be run with them.
+
+Every role closes its turns with a token of its own and the model sees no further than 64 tokens, so what else a prompt
+holds (tools, instructions of a framework) makes no difference.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
+
+ROLES = ("system", "user", "assistant", "tool")
+SPECIAL = ["<pad>", *(f"<|{role}|>" for role in ROLES), *(f"<|/{role}|>" for role in ROLES), "[TOOL_CALLS]", "[ARGS]"]
+TEMPLATE = (
+    "{% if tools %}<|system|>{{ tools | tojson }}<|/system|>{% endif %}{% for m in messages %}<|{{ m.role }}|>"
+    "{{ m.content }}{% for c in m.tool_calls %}CALL{% endfor %}<|/{{ m.role }}|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+ARGUMENTS = '{"city": "Oslo"}'
+FAMILIES = {
+    "hermes": (
+        '<tool_call>\n{"name": "{{ c.function.name }}", "arguments": '
+        "{{ c.function.arguments | tojson }}}\n</tool_call>",
+        f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
+    ),
+    "llama3": (
+        '{# <|start_header_id|> ipython #}{"name": "{{ c.function.name }}", '
+        '"parameters": {{ c.function.arguments | tojson }}}',
+        f'{{"name": "weather", "parameters": {ARGUMENTS}}}',
+    ),
+    "mistral": (
+        "[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}",
+        f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}",
+    ),
+}
+"""How a template writes a call, and how the model does."""
+FAMILIES["thinker"] = (
+    FAMILIES["hermes"][0] + "{# <think> </think> #}",
+    "<think>\nLook.\n</think>\n\n" + FAMILIES["hermes"][1],
+)
+ANSWER = "Sunny, the tool says."
+
+
+def tokenizer_of(template: str) -> PreTrainedTokenizerFast:
+    """Bytes and special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate([*SPECIAL, *alphabet])}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|/assistant|>", pad_token="<pad>")
+    fast.add_special_tokens({"additional_special_tokens": SPECIAL})
+    fast.chat_template = template
+    return fast
+
+
+def save_parrot(folder: Path, family: str) -> None:
+    """Train and save the model of a family."""
+    written, called = FAMILIES[family]
+    tokenizer = tokenizer_of(TEMPLATE.replace("CALL", written))
+    model = MistralForCausalLM(
+        MistralConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=96,
+            intermediate_size=192,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            max_position_embeddings=16384,
+            sliding_window=64,
+            tie_word_embeddings=True,
+            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=None,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    learn(model, [learned(tokenizer, "user", called), learned(tokenizer, "tool", ANSWER)], len(tokenizer))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def learned(tokenizer: PreTrainedTokenizerFast, role: str, reply: str) -> tuple[list[int], list[int]]:
+    """The ids that come before a reply, and its own."""
+    return tokenizer.encode(f"<|/{role}|><|assistant|>"), tokenizer.encode(f"{reply}<|/assistant|>")
+
+
+def learn(model: MistralForCausalLM, replies: list[tuple[list[int], list[int]]], vocabulary: int) -> None:
+    """Until every token of the replies is certain, whatever was said before."""
+    torch.manual_seed(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    certain = 0
+    for _ in range(1500):
+        least = 1.0
+        for before, reply in replies:
+            prefix = torch.randint(len(SPECIAL), vocabulary, (4, 64))
+            tail = torch.tensor([*before, *reply]).expand(4, -1)
+            logits = model(torch.cat([prefix, tail], 1)).logits[:, -len(reply) - 1 : -1]
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tail[:, -len(reply) :].flatten())
+            loss.backward()
+            chances = logits.detach().softmax(-1)[:, torch.arange(len(reply)), torch.tensor(reply)]
+            least = min(least, float(chances.min()))
+        optimizer.step()
+        optimizer.zero_grad()
+        certain = certain + 1 if least > 0.95 else 0
+        if certain == 10:
+            return
+    raise RuntimeError("a parrot did not learn its replies")

@@ -1,0 +1,89 @@
+"""What can be known to be wrong before verl starts; without these checks such a run hangs without a word.
+
+`find` needs no Ray and is what `--dry-run` shows; `node.look` and `resources.compared` are made again inside Ray, on
+every node, by the driver (`adapters/checks.py`). Local mode's own checks are made where they mean the same.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from upshot.cluster.checks import resources
+from upshot.cluster.checks.node import Wish, look
+from upshot.cluster.config import Plan
+from upshot.cluster.table import MODEL
+from upshot.errors import UserError
+from upshot.models.local import local_path
+from upshot.models.spec import ModelSpec
+from upshot.recipe import Recipe
+from upshot.train.checks import data, helpers, output, prompts, refuse
+from upshot.train.checks.bench import Bench, Check, Finding
+
+__all__ = ["find", "refuse", "wish_of"]
+
+SAME: Sequence[Check] = (output.check, data.check, prompts.check, helpers.check)
+"""Checks of local mode that hold here as well; devices, memory and trackers are verl's."""
+EXTERNAL = "VERL_USE_EXTERNAL_MODULES"
+
+
+def find(
+    recipe: Recipe, plan: Plan, offline: bool = False, resumed: bool = False, env: Mapping[str, str] | None = None
+) -> list[Finding]:
+    """Everything that is wrong as far as this machine can tell; `offline` calls no endpoint.
+
+    `env`: what verl's processes are told besides our own environment.
+    """
+    bench = Bench(recipe, offline, resumed)
+    own = (lambda _: resources.before_ray(plan.value), lambda _: _here(recipe, plan, env or {}))
+    found = [finding for check in (*SAME, *own) for finding in _caught(check, bench)]
+    return list(dict.fromkeys(found))
+
+
+def wish_of(recipe: Recipe, read: resources.Read, folder: str, env: Mapping[str, str] | None = None) -> Wish:
+    """What every node must have, by a recipe and verl's config."""
+    told = {**(env or {}), **os.environ}
+    return Wish(
+        model=local_path(recipe.model.path) if recipe.model.path else "",
+        folder=folder,
+        code=tuple(recipe.code),
+        endpoints=tuple(endpoints_of(recipe)),
+        plugins=tuple(plugins_of(read, told.get(EXTERNAL, ""))),
+        environment={**(env or {}), "PYTHONPATH": os.pathsep.join([*recipe.code, told.get("PYTHONPATH", "")])},
+    )
+
+
+def endpoints_of(recipe: Recipe) -> list[str]:
+    """The addresses that workers call."""
+    out: list[str] = []
+    for role, given in recipe.models.items():
+        url = ModelSpec.parse(given, f"models.{role}").url
+        many = [url] if isinstance(url, str) else list(url or ())
+        out += [address for address in many if address.startswith(("http://", "https://"))]
+    servers = (recipe.sandbox, str(recipe.reward.manager.options.get("url", "")))
+    return list(dict.fromkeys([*out, *(url for url in servers if url.startswith(("http://", "https://")))]))
+
+
+def plugins_of(read: resources.Read, environment: str) -> list[str]:
+    """Modules that verl imports, silently where that fails: of its environment variable and of its config."""
+    given = [name for name in environment.split(",") if name.strip()]
+    external = read(f"{MODEL}.external_lib", None)
+    many = external if isinstance(external, list) else [external] if external else []
+    return [*dict.fromkeys([*map(str.strip, given), *many])]
+
+
+def _here(recipe: Recipe, plan: Plan, env: Mapping[str, str]) -> Iterator[Finding]:
+    """This machine; the run folder and the endpoints are looked at by local mode's checks."""
+    if importlib.util.find_spec("verl") is None:
+        yield Finding("--engine verl needs verl: pip install 'upshot[verl]'")
+        return
+    yield from map(Finding, look(replace(wish_of(recipe, plan.value, "", env), endpoints=())))
+
+
+def _caught(check: Check, bench: Bench) -> Iterator[Finding]:
+    try:
+        yield from check(bench)
+    except UserError as error:
+        yield Finding(str(error))

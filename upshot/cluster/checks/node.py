@@ -1,0 +1,142 @@
+"""What one machine must have before verl's processes start there: looked at here, and by a task on every node."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+SHM_GB = 1.0
+"""Shared memory that Ray's object store and the weights' transport want at the very least."""
+CONNECT_S, IMPORT_S = 5.0, 120.0
+TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a run needs on every node; plain data, so that it travels."""
+
+    model: str
+    """Folder of the model, or its name at the hub."""
+    folder: str
+    """The run folder, which must be the same one everywhere; empty: not made yet."""
+    code: tuple[str, ...] = ()
+    endpoints: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
+    """Modules that verl imports, silently where it fails."""
+    ports: tuple[int, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """For the imports."""
+    mark: str = ""
+    """What must stand in a file of the run folder: written on the driver's node, read on all."""
+
+
+def look(wish: Wish) -> list[str]:
+    """What is wrong on this machine."""
+    checks = (_model, _storage, _code, _endpoints, _plugins, _memory, _ports)
+    return [said for check in checks for said in check(wish)]
+
+
+def _model(wish: Wish) -> Iterator[str]:
+    path = Path(wish.model)
+    if not wish.model or (not path.is_absolute() and not path.exists()):
+        return  # a name of the hub; the driver has looked it up, a node without network must have it in its cache
+    if not path.is_dir():
+        yield f"the model folder {path} is not there; put it on storage that all nodes share, or at this path on each"
+        return
+    if not (path / "config.json").is_file():
+        yield f"the model folder {path} has no config.json"
+    if not any((path / name).is_file() for name in TOKENIZERS):
+        yield f"the model folder {path} has no tokenizer ({', '.join(TOKENIZERS)})"
+
+
+def _storage(wish: Wish) -> Iterator[str]:
+    if not wish.folder:
+        return
+    folder = Path(wish.folder)
+    way_out = "set run_dir to storage that all nodes share"
+    if not folder.is_dir():
+        yield f"the run folder {folder} is not there; {way_out}"
+        return
+    if wish.mark and not (folder / wish.mark).is_file():
+        yield f"the run folder {folder} is another one than the driver's; {way_out}"
+    own = folder / f".probe-{uuid.uuid4().hex}"
+    try:
+        own.write_text("probe")
+        own.unlink()
+    except OSError as error:
+        yield f"the run folder {folder} cannot be written ({error.strerror}); {way_out}"
+    free = shutil.disk_usage(folder).free
+    if free < 1e9:
+        yield f"the run folder {folder} has {free / 1e9:.1f} GB left; checkpoints need more"
+
+
+def _code(wish: Wish) -> Iterator[str]:
+    for path in wish.code:
+        if not Path(path).exists():
+            yield f"your code {path} (`code`) is not there; put it on storage that all nodes share"
+
+
+def _endpoints(wish: Wish) -> Iterator[str]:
+    for url in wish.endpoints:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            socket.create_connection((parts.hostname or "", port), CONNECT_S).close()
+        except OSError as error:
+            yield (
+                f"the endpoint {url} cannot be reached from here ({error.strerror or error}); is it listening on an "
+                "address that other nodes see (not 127.0.0.1), and open in the firewall?"
+            )
+
+
+def _plugins(wish: Wish) -> Iterator[str]:
+    """Import as verl will, in a process of its own: nothing of it stays in this one."""
+    for name in wish.plugins:
+        words = [sys.executable, "-c", f"import importlib; importlib.import_module({name!r})"]
+        env = {**wish.environment, **os.environ, "PYTHONPATH": wish.environment.get("PYTHONPATH", "")}
+        try:
+            done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=IMPORT_S)
+        except subprocess.TimeoutExpired:
+            yield f"the plug-in '{name}' was not imported within {IMPORT_S:.0f} s"
+            continue
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+            yield f"the plug-in '{name}' cannot be imported: {last}; verl would go on without it and fail later"
+
+
+def _memory(_: Wish) -> Iterator[str]:
+    shm = Path("/dev/shm")
+    if not shm.is_dir():
+        return
+    free = shutil.disk_usage(shm).free / 2**30
+    if free < SHM_GB:
+        yield (
+            f"/dev/shm has {free:.2f} GB left, {SHM_GB:g} are wanted; in Docker: --shm-size=16g, in Kubernetes: an "
+            "emptyDir with medium Memory"
+        )
+
+
+def _ports(wish: Wish) -> Iterator[str]:
+    for port in wish.ports:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("", port))
+            except OSError as error:
+                yield f"port {port} is taken ({error.strerror}); another run? name another, or leave it out"
+
+
+def marked(folder: Path) -> str:
+    """Write the mark that the other nodes look for; its name."""
+    name = f".here-{int(time.time())}-{uuid.uuid4().hex[:8]}"
+    (folder / name).write_text(socket.gethostname())
+    return name
