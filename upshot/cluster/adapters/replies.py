@@ -40,7 +40,8 @@ class Replies:
         batch, logs = self.buffer.sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         self._tags |= dict(zip(batch.keys, batch.tags, strict=True))
         found = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-        extras = dict(zip(batch.keys, found["extra_fields"].tolist(), strict=True))
+        given = [getattr(one, "data", one) for one in found["extra_fields"]]  # plain, or wrapped by tensordict
+        extras = dict(zip(batch.keys, given, strict=True))
         for extra in extras.values():
             if FAULT in extra:
                 raise UserError(extra[FAULT])
