@@ -42,7 +42,7 @@ def launch(
         raise UserError("--engine verl needs verl: pip install 'upshot[verl]'")
     wanted = compose(recipe, None, theirs, local)
     wanted.check()
-    refuse(find(recipe, wanted, env=on_cpu.ENVIRONMENT if local else None))
+    refuse(find(recipe, wanted, resumed=resumed is not None, env=on_cpu.ENVIRONMENT if local else None))
     folder = resumed or RunFolder.create(recipe)
     reporter = reporter or Reporter()
     try:
@@ -74,8 +74,9 @@ def _run(plan: Plan, env: dict[str, str], chronicle: Chronicle, say: Callable[[s
 
 
 def command(plan: Plan) -> list[str]:
-    """verl's program with its words."""
-    return [sys.executable, "-m", *plan.program, *plan.overrides()]
+    """verl's program with its words; what hydra writes goes into the run folder, not where we stand."""
+    home = Path(plan.value("trainer.default_local_dir")).parent / "verl" / "hydra"
+    return [sys.executable, "-m", *plan.program, *plan.overrides(), f"hydra.run.dir={home}"]
 
 
 def environment(recipe: Recipe, folder: Path, local: bool = False) -> dict[str, str]:
