@@ -163,16 +163,14 @@ def _on_verl(args: argparse.Namespace) -> int:
         print(plan.page())
         plan.check()
         env = on_cpu.ENVIRONMENT if args.local else None
-        return 0 if _told(find(recipe, plan, args.offline, env=env), args.quiet) else 2
+        found = find(recipe, plan, args.offline, folder is not None, env)
+        return 0 if _told(found, args.quiet) else 2
     from upshot.cli.console import make_reporter
     from upshot.cluster.launch import launch
-    from upshot.view.report import write_report
 
-    reporter = make_reporter(args.quiet, args.json)
-    path = launch(recipe, theirs, lambda line: None, args.local, reporter, folder)
-    page = write_report(path)
+    path = launch(recipe, theirs, lambda line: None, args.local, make_reporter(args.quiet, args.json), folder)
     if not args.json:
-        print(path if args.quiet else f"run folder  {path}\nreport      {page}")
+        print(path if args.quiet else f"run folder  {path}\nreport      {path / 'report.html'}")
     return 0
 
 

@@ -44,7 +44,7 @@ def launch(
         raise UserError("--engine verl needs verl: pip install 'upshot[verl]'")
     wanted = compose(recipe, None, theirs, local)
     wanted.check()
-    refuse(find(recipe, wanted, env=on_cpu.ENVIRONMENT if local else None))
+    refuse(find(recipe, wanted, resumed=resumed is not None, env=on_cpu.ENVIRONMENT if local else None))
     folder = resumed or RunFolder.create(recipe)
     reporter = reporter or Reporter()
     try:

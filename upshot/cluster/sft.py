@@ -83,6 +83,8 @@ LOCAL: dict[str, tuple[Any, str]] = {
 
 def compose_sft(recipe: Recipe, place: Place, more: Sequence[str] = (), local: bool = False) -> Plan:
     """The config of verl's SFT trainer; `more` are its own `key=value`, which win."""
+    if local and recipe.model.dtype == "auto":  # as in local mode: many CPUs have no bfloat16 arithmetic
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": "float32"})})
     settings, missing = carried(recipe, CARRIED)
     fixed = {key: (value, f"fixed: {why}" if why else "fixed") for key, (value, why) in FIXED.items()}
     here = {key: (value, f"--local: {why}" if why else "--local") for key, (value, why) in LOCAL.items() if local}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,18 +19,21 @@ from upshot.recipe import Recipe
 from upshot.tasks.base import tasks
 from upshot.train.folder import RunFolder
 from upshot.train.reporter import Reporter
+from upshot.view.report import write_report
 
 
 @contextmanager
 def telling(recipe: Recipe, folder: RunFolder, plan: Plan, reporter: Reporter) -> Iterator[Chronicle]:
-    """Inside, verl runs. Afterwards its last lines are written, the status, and its newest checkpoint as a whole."""
+    """Inside, verl runs. Afterwards its last lines are written, the newest checkpoint as a whole, status and report."""
     chronicle = open_chronicle(recipe, folder, reporter)
     chronicle.begin(int(plan.value("trainer.total_training_steps", 0)), newest(folder))
     try:
-        yield chronicle
+        with terminable():
+            yield chronicle
         chronicle.follow()
         make_whole(folder)
         chronicle.writer.status("finished")
+        write_report(folder.path)
     except BaseException as error:
         _stopped(chronicle, error)
         raise
@@ -36,14 +41,39 @@ def telling(recipe: Recipe, folder: RunFolder, plan: Plan, reporter: Reporter) -
         chronicle.writer.close()
 
 
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Inside, SIGTERM stops the run as Ctrl-C does, where this thread may say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _stopped(chronicle: Chronicle, error: BaseException) -> None:
     """What can still be told of a run that ends with an error; what goes wrong with that is said beside it."""
-    for work in (chronicle.follow, lambda: make_whole(chronicle.folder)):
+    folder, say = chronicle.folder, chronicle.reporter.say
+
+    def tell() -> None:
+        chronicle.writer.status("stopped", reason=reason_of(error))
+        if folder.begun:
+            write_report(folder.path)
+
+    for work in (chronicle.follow, lambda: make_whole(folder), tell):
         try:
             work()
         except Exception as second:
-            chronicle.reporter.say(f"at the end of the run: {reason_of(second)}")
-    chronicle.writer.status("stopped", reason=reason_of(error))
+            say(f"at the end of the run: {reason_of(second)}")
+    if newest(folder):
+        say(f"go on with  upshot train --engine verl --resume {folder.path}")
 
 
 def open_chronicle(recipe: Recipe, folder: RunFolder, reporter: Reporter) -> Chronicle:

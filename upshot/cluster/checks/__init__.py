@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from upshot.cluster.checks import resources
 from upshot.cluster.checks.node import Wish, look
-from upshot.cluster.config import Plan
+from upshot.cluster.config import MAIN, Plan
 from upshot.cluster.table import MODEL
 from upshot.errors import UserError
 from upshot.models.local import local_path
@@ -37,7 +37,8 @@ def find(
     `env`: what verl's processes are told besides our own environment.
     """
     bench = Bench(recipe, offline, resumed)
-    own = (lambda _: resources.before_ray(plan.value), lambda _: _here(recipe, plan, env or {}))
+    in_ray = plan.program == (MAIN,)  # verl's SFT trainer runs without
+    own = (lambda _: resources.before_ray(plan.value) if in_ray else (), lambda _: _here(recipe, plan, env or {}))
     found = [finding for check in (*SAME, *own) for finding in _caught(check, bench)]
     return list(dict.fromkeys(found))
 
