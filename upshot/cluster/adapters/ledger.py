@@ -158,4 +158,4 @@ def teller(name: str) -> Tell:
 
 def name_here() -> str:
     """A worker's name."""
-    return f"{ray.get_runtime_context().get_actor_name() or 'worker'} on {os.uname().nodename}, pid {os.getpid()}"
+    return f"pid {os.getpid()} on {os.uname().nodename}"

@@ -17,6 +17,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from upshot.cluster.adapters.loop import recipe_here
+from upshot.cluster.adapters.phases import phased
 from upshot.cluster.adapters.replies import Replies
 from upshot.cluster.lesson import Row, Told, teach
 from upshot.cluster.metrics import OWN
@@ -30,6 +31,7 @@ from upshot.train.summary import summarise
 
 
 @register_trainer(AGENT)
+@phased
 class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
     """verl's synchronous trainer on our replies."""
 
