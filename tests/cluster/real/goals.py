@@ -57,7 +57,7 @@ class Secrets(Task):
     async def verify(self, conversation: Conversation) -> Score:
         """1 if the assistant has found out."""
         last = conversation.last("assistant")
-        return Score.of(float(last is not None and last.content.split() == conversation.row.reference.split()))
+        return Score(float(last is not None and last.content.split() == conversation.row.reference.split()))
 
 
 def spelled(number: int) -> str:
