@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from upshot.fleet.undertaker import Undertaker, dying_with_us, end_session, memb
 
 GRACE_S = 20.0
 """Seconds that verl has to end after it was told to."""
+LAST_WORDS_S = 1.0
+"""Seconds that what the program has left may still speak."""
 REASON = "upshot: "
 """Before the line with which our program says what the user must mend."""
 SHM = Path("/dev/shm")
@@ -39,6 +42,7 @@ def run(words: Sequence[str], env: dict[str, str], log: Path, say: Callable[[str
             preexec_fn=dying_with_us(),
         )
         undertaker.watch(process.pid)
+        threading.Thread(target=_end_behind, args=(process,), daemon=True).start()
         try:
             assert process.stdout is not None
             for line in process.stdout:
@@ -51,6 +55,13 @@ def run(words: Sequence[str], env: dict[str, str], log: Path, say: Callable[[str
             undertaker.forget(process.pid)
             undertaker.close()
             sweep(began)
+
+
+def _end_behind(process: subprocess.Popen[str]) -> None:
+    """When the program is gone, end what it left: it may hold the pipe that we read."""
+    process.wait()
+    time.sleep(LAST_WORDS_S)
+    end_session(process.pid)
 
 
 def end(process: subprocess.Popen[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
@@ -12,6 +13,8 @@ from upshot.models.base import Model
 from upshot.models.budget import SPENT, Budget
 from upshot.models.guarded import GuardedModel
 from upshot.models.limits import Limits
+
+log = logging.getLogger(__name__)
 
 Tell = Callable[[Report], Awaitable[Grant]]
 """Reports to the ledger, wherever that is."""
@@ -69,6 +72,7 @@ class Share:
             try:
                 grant = await self._tell(self._report())
             except Exception as error:  # whatever the way to the ledger raises, there is none any more
+                log.error("%s", gone(error))
                 self._fail(UserError(gone(error)))
                 return
             self._take(grant)

@@ -57,7 +57,7 @@ class Secrets(Task):
     async def verify(self, conversation: Conversation) -> Score:
         """1 if the assistant has found out."""
         last = conversation.last("assistant")
-        return Score.of(float(last is not None and last.content.split() == conversation.row.reference.split()))
+        return Score(float(last is not None and last.content.split() == conversation.row.reference.split()))
 
 
 def spelled(number: int) -> str:
@@ -103,12 +103,13 @@ def play(folder: Path, model: str, rows: int) -> dict[str, Any]:
     import ray
     from hydra import compose, initialize_config_module
     from verl import DataProto
-    from verl.experimental.agent_loop import AgentLoopManager
+    from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
 
     from upshot import config
     from upshot.cluster.adapters.ledger import open_ledger
     from upshot.cluster.config import RECIPE
     from upshot.cluster.parquet import record_of
+    from upshot.cluster.worker import placed
     from upshot.train.folder import RunFolder
 
     here = "tests.cluster.real.goals"
@@ -125,8 +126,20 @@ def play(folder: Path, model: str, rows: int) -> dict[str, Any]:
         theirs = compose("ppo_trainer", overrides=words)
     ray.init(num_cpus=WORKERS + 2, include_dashboard=False, logging_level="ERROR")
     ledger = open_ledger(recipe, place)
-    manager = AgentLoopManager.create(config=theirs, llm_client=Parrot(model))
+
+    class OneRow(AgentLoopWorker):  # type: ignore[misc]
+        """verl's worker outside of TransferQueue takes one row a conversation."""
+
+        async def _agent_loop_postprocess(self, output: Any, validate: bool, **row: Any) -> Any:
+            return await super()._agent_loop_postprocess(output[0], validate, **row)
+
+    class Manager(AgentLoopManager):  # type: ignore[misc]
+        agent_loop_workers_class = ray.remote(OneRow)
+
+    manager = Manager.create(config=theirs, llm_client=Parrot(model))
     records = [record_of(row, n, "train") for n, row in enumerate(Secrets(rows).rows("train"))]
+    for number, record in enumerate(records):
+        record["extra_info"] = placed(record["extra_info"], number, 0)
 
     def column(values: list[Any]) -> Any:
         out = np.empty(len(values), dtype=object)
@@ -137,6 +150,7 @@ def play(folder: Path, model: str, rows: int) -> dict[str, Any]:
     batch |= {"raw_prompt": column([record["prompt"] for record in records])}
     batch |= {"uid": column([f"u{n}" for n in range(rows)]), "session_id": np.zeros(rows, dtype=int)}
     batch |= {"reward_model": column([record["reward_model"] for record in records]), "index": np.arange(rows)}
+    batch |= {"global_steps": np.ones(rows, dtype=int)}
     out = manager.generate_sequences(DataProto.from_dict(non_tensors=batch))
     view = ray.get(ledger.view.remote())
     left = ray.get(ledger.close.remote())

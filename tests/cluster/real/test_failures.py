@@ -10,9 +10,12 @@ import pytest
 
 pytest.importorskip("verl", reason="verl is not installed here: `make test-cluster`")
 
+from tests.cluster.real.judge import Judge
 from tests.cluster.real.under_way import UnderWay, under_way
 
 DRIVER = "upshot.cluster.adapters.main"
+SERVER = "ray::Server"
+TWO_WORKERS = "actor_rollout_ref.rollout.agent.num_workers=2"
 
 
 def a_step_saved(run: UnderWay) -> bool:
@@ -26,7 +29,7 @@ def kill(pids: list[int]) -> None:
 
 
 def test_a_killed_agent_loop_worker_stops_the_run_with_the_reason(tmp_path: Path) -> None:
-    with under_way(tmp_path / "run", "actor_rollout_ref.rollout.agent.num_workers=2") as run:
+    with under_way(tmp_path / "run", TWO_WORKERS) as run:
         run.until(lambda: a_step_saved(run))
         kill(run.named("ray::AgentLoopWorker")[:1])
         assert run.ended() == 2
@@ -41,9 +44,6 @@ def test_a_killed_server_replica_stops_the_run_with_the_reason(tmp_path: Path) -
         assert run.ended() == 2
         assert "died" in run.words and "--resume" in run.words
         assert run.left() == []
-
-
-SERVER = "ray::Server"
 
 
 def test_ctrl_c_ends_the_run_and_closes_the_helpers(tmp_path: Path) -> None:
@@ -63,4 +63,38 @@ def test_after_kill_9_nothing_is_left(tmp_path: Path, whom: str) -> None:
         code = run.ended()
         assert code == (-signal.SIGKILL if whom == "the command itself" else 2)
         assert whom == "the command itself" or "ended with -9" in run.words
+        assert run.left() == []
+
+
+def test_a_judge_that_is_down_for_a_while_is_waited_for_and_the_run_goes_on(tmp_path: Path) -> None:
+    with Judge(tmp_path, retries=12, backoff_s=0.5) as judge, under_way(tmp_path / "run", *judge.words) as run:
+        run.until(lambda: run.steps >= 1)
+        judge.down()
+        run.until(lambda: "tried again or failed: connection" in run.log, 60)
+        before = run.steps
+        judge.up()
+        run.until(lambda: run.steps >= before + 2, 120)
+        run.process.send_signal(signal.SIGINT)
+        run.ended()
+        assert "has no reward" not in run.log
+        assert run.left() == []
+
+
+def test_a_judge_that_stays_away_stops_the_run_with_the_reason(tmp_path: Path) -> None:
+    with Judge(tmp_path, retries=1, backoff_s=0.1) as judge, under_way(tmp_path / "run", *judge.words) as run:
+        run.until(lambda: run.steps >= 1)
+        judge.down()
+        assert run.ended() == 2
+        assert "missing" in run.words and "connection" in run.words
+        assert run.left() == []
+
+
+def test_budget_and_limits_hold_over_all_workers_and_an_empty_budget_stops_the_run(tmp_path: Path) -> None:
+    words = (TWO_WORKERS, "budget.max_calls=100")
+    with Judge(tmp_path, concurrency=3) as judge, under_way(tmp_path / "run", *judge.words, *words) as run:
+        run.until(lambda: run.steps >= 1)
+        assert run.ended(180) == 2
+        assert "the budget of 100 calls is spent (100)" in run.words and "raise budget.max_calls" in run.words
+        assert judge.tally() == {"calls": 100, "most": 3}
+        assert (run.folder / "spent.json").read_text().startswith('{"calls": 100')
         assert run.left() == []

@@ -14,10 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from upshot.fleet.undertaker import members
+from upshot.models.tiny import tiny_model, tiny_tokenizer
+from upshot.recipe import TinyConfig
+from upshot.tasks.slots import Slots
 
 SMALL = (
     *("train.prompts_per_step=4", "train.group_size=4", "train.steps=500", "train.save_every=1", "eval.every=0"),
-    *("task.rows_per_split=64", "warm_start.steps=40", "upshot.watch.silent_s=20"),
+    *("task.rows_per_split=64", "warm_start=null", "upshot.watch.silent_s=20"),
 )
 """A run that would go on for long, and saves every step."""
 START_S, END_S, LEFT_S = 420.0, 90.0, 20.0
@@ -111,7 +114,8 @@ class UnderWay:
 def under_way(folder: Path, *overrides: str, recipe: str = "quickstart", ranks: int = 1) -> Iterator[UnderWay]:
     """Start a run as a user does; whatever happens, nothing of it is left afterwards."""
     words = [sys.executable, "-m", "upshot.cli", "train", recipe, f"run_dir={folder}", "--engine", "verl", "--local"]
-    run = UnderWay(folder, [*words, f"trainer.n_gpus_per_node={ranks}", *SMALL, *overrides])
+    words += [f"trainer.n_gpus_per_node={ranks}", f"model.path={model_in(folder.parent)}", *SMALL, *overrides]
+    run = UnderWay(folder, words)
     try:
         yield run
     finally:
@@ -121,6 +125,14 @@ def under_way(folder: Path, *overrides: str, recipe: str = "quickstart", ranks: 
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         run.process.wait()
+
+
+def model_in(folder: Path) -> Path:
+    """A new tiny model of the quickstart's language."""
+    tokenizer = tiny_tokenizer(Slots(rows_per_split=64).vocabulary())
+    tiny_model(TinyConfig(hidden=32, layers=2, heads=2, mlp=64), tokenizer, 0).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return folder / "model"
 
 
 def _all() -> list[int]:

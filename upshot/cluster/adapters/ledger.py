@@ -41,8 +41,13 @@ class LedgerActor:
         self._heard: dict[str, float] = {}
         self._asked: set[str] = set()
         self._phase = ("the start", time.monotonic())
-        self._stopped: asyncio.Future[str] = asyncio.get_event_loop().create_future()
-        self._chores = asyncio.get_event_loop().create_task(self._look_after())
+        self._why = ""
+        self._stop = asyncio.Event()
+        self._chores: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Begin to look after the workers; here and not before is the actor's event loop."""
+        self._chores = asyncio.create_task(self._look_after())
 
     async def join(self, worker: str, handle: Any) -> None:
         """A worker that will report; by its handle Ray tells whether it lives."""
@@ -58,12 +63,13 @@ class LedgerActor:
 
     async def stop(self, why: str) -> None:
         """A worker met what the user must mend: the run ends with these words."""
-        if not self._stopped.done():
-            self._stopped.set_result(why)
+        self._why = self._why or why
+        self._stop.set()
 
     async def stopped(self) -> str:
         """Why the run must end, as soon as that is known."""
-        return await asyncio.shield(self._stopped)
+        await self._stop.wait()
+        return self._why
 
     async def phase(self, name: str) -> None:
         """What the trainer does now."""
@@ -133,7 +139,9 @@ def open_ledger(recipe: Recipe, folder: Path) -> Any:
     """Make the ledger of this job, on the driver's node; its handle keeps it alive."""
     here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), False)
     actor = LedgerActor.options(name=NAME, scheduling_strategy=here, max_concurrency=10_000)  # type: ignore[attr-defined]
-    return actor.remote(recipe.budget.max_calls, str(folder))
+    ledger = actor.remote(recipe.budget.max_calls, str(folder))
+    ray.get(ledger.open.remote())
+    return ledger
 
 
 def find_ledger() -> Any:
@@ -158,4 +166,4 @@ def teller(name: str) -> Tell:
 
 def name_here() -> str:
     """A worker's name."""
-    return f"{ray.get_runtime_context().get_actor_name() or 'worker'} on {os.uname().nodename}, pid {os.getpid()}"
+    return f"pid {os.getpid()} on {os.uname().nodename}"

@@ -7,6 +7,7 @@ import time
 from typing import Any
 from uuid import uuid4
 
+import ray
 from ray.exceptions import RayActorError
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
@@ -36,11 +37,11 @@ class UpshotLoop(AgentLoopBase):  # type: ignore[misc]
         """The rows of a reply."""
         started = time.perf_counter()
         rollout = self.rollout_config
-        worker = worker_here(self.tokenizer, int(rollout.max_model_len or 0))
         line = Line(Servers(self.server_manager), uuid4().hex, sampling_params, seeded=rollout.name == AGENT)
         order = Order(row["extra_info"], row["raw_prompt"], int(row["session_id"]), step_of(row) - 1)
         filler = int(self.tokenizer.eos_token_id)
         try:
+            worker = worker_here(self.tokenizer, int(rollout.max_model_len or 0))
             reply = await worker.play(order, line)
             refuse_long(reply, int(rollout.prompt_length), int(rollout.response_length))
             extra: dict[str, Any] = {REPLY: packed(reply)}
@@ -83,11 +84,12 @@ class Servers:
 
 
 def worker_here(tokenizer: Any, max_context: int) -> Worker:
-    """The worker of this process, made at the first call."""
+    """The worker of this process, made at the first call; inside Ray it has a part of the run's budget and limits."""
     path = recipe_path()
     if path not in _workers:
         name = name_here()
-        _workers[path] = Worker(recipe_here(), tokenizer, max_context, teller(name), name)
+        tell = teller(name) if ray.is_initialized() else None
+        _workers[path] = Worker(recipe_here(), tokenizer, max_context, tell, name)
     return _workers[path]
 
 

@@ -21,6 +21,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 
 from upshot.cluster import played
 from upshot.cluster.adapters.loop import recipe_here, recipe_path
+from upshot.cluster.adapters.phases import phased
 from upshot.cluster.adapters.replies import Groups, Replies
 from upshot.cluster.lesson import Row, Told, teach
 from upshot.cluster.metrics import OWN
@@ -35,6 +36,7 @@ from upshot.train.summary import summarise
 
 
 @register_trainer(AGENT)
+@phased
 class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
     """verl's synchronous trainer on our replies."""
 

@@ -100,17 +100,30 @@ def _endpoints(wish: Wish) -> Iterator[str]:
 
 def _plugins(wish: Wish) -> Iterator[str]:
     """Import as verl will, in a process of its own: nothing of it stays in this one."""
-    for name in wish.plugins:
-        words = [sys.executable, "-c", f"import importlib; importlib.import_module({name!r})"]
-        env = {**wish.environment, **os.environ, "PYTHONPATH": wish.environment.get("PYTHONPATH", "")}
-        try:
-            done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=IMPORT_S)
-        except subprocess.TimeoutExpired:
-            yield f"the plug-in '{name}' was not imported within {IMPORT_S:.0f} s"
-            continue
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no word"])[-1]
-            yield f"the plug-in '{name}' cannot be imported: {last}; verl would go on without it and fail later"
+    if not wish.plugins:
+        return
+    env = {**wish.environment, **os.environ, "PYTHONPATH": wish.environment.get("PYTHONPATH", "")}
+    words = [sys.executable, "-c", IMPORTS, *wish.plugins]
+    try:
+        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=IMPORT_S)
+    except subprocess.TimeoutExpired:
+        yield f"the plug-ins {', '.join(wish.plugins)} were not imported within {IMPORT_S:.0f} s"
+        return
+    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    failed = [line.removeprefix(FAILED) for line in done.stdout.splitlines() if line.startswith(FAILED)]
+    for said in failed or ([f"{wish.plugins[0]}' cannot be imported: {last}"] if done.returncode else []):
+        yield f"the plug-in '{said}; verl would go on without it and fail later"
+
+
+FAILED = "upshot cannot import "
+IMPORTS = f"""
+import importlib, sys
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        print(f"{FAILED}{{name}}' cannot be imported: {{type(error).__name__}}: {{error}}".replace(chr(10), " "))
+"""
 
 
 def _memory(_: Wish) -> Iterator[str]:
