@@ -1,0 +1,153 @@
+"""`cluster_sim` against measured steps: calibrated on two runs in local mode, then asked for others.
+
+    python benchmarks/cluster_check.py                     # six short trainings on the CPU, some minutes
+
+The quickstart with its user and a judge behind HTTP endpoints of a known latency (a process of its own on loopback).
+Two runs without latency, of 4 and of 8 replies a prompt, tell the speed of engine and client: seconds of a decoding
+step and of each sequence in it. With these, and nothing else fitted, rollouts of other latencies, in-flight limits and
+group sizes are predicted, and measured. A busy machine shows as noise: the spread of the measured steps is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.sim.site import Site
+from benchmarks.sim.step import play
+from benchmarks.sim.work import work_of
+from upshot.config import load
+
+USER = json.dumps({"current_answer": "none yet", "thought": "", "response": "please"})
+JUDGE = json.dumps({"thought": "", "interactivity": 0.5})
+TOKENS = 12
+"""Of every policy turn: a new model does not know how to end one."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration: replies a prompt, seconds of a call of the user and of the judge, calls of each in flight."""
+
+    group: int
+    user_s: float
+    judge_s: float
+    in_flight: int
+
+    def words(self, folder: str, user: str, judge: str, steps: int) -> list[str]:
+        """The quickstart's overrides."""
+        model = f"concurrency: {self.in_flight}, temperature: 0"
+        return [
+            f"models.user={{url: '{user}', model: test-model, {model}}}",
+            f"models.judge={{url: '{judge}', model: test-model, {model}}}",
+            "futures.user={name: llm, model: user, repairs: 0}",
+            "reward.metrics=[verifier, interactivity]",
+            f"train.group_size={self.group}",
+            f"train.steps={steps}",
+            "train.save_every=0",
+            "train.prompts_per_step=8",
+            "warm_start=null",
+            "model.tiny={hidden: 32, layers: 1, heads: 2, mlp: 64}",  # little work of its own: waiting is what is checked
+            f"episode.max_tokens={TOKENS}",
+            *([f"run_dir={folder}"] if folder else []),
+        ]
+
+
+CALIBRATION = (Case(4, 0.0, 0.0, 64), Case(8, 0.0, 0.0, 64))
+PREDICTED = (Case(8, 1.0, 2.0, 64), Case(8, 0.5, 1.0, 16), Case(4, 0.5, 0.2, 8), Case(16, 0.2, 2.0, 32))
+
+
+def answer(body: dict[str, Any]) -> str:
+    """What the endpoints say: the judge is asked for interactivity, the user for a response."""
+    return JUDGE if '"interactivity":' in str(body["messages"]) else USER
+
+
+async def serve(latency: float) -> None:
+    """An endpoint of a fixed latency, until it is killed."""
+    from tests.models.misbehaving_server import MisbehavingServer
+
+    async with MisbehavingServer(answer, latency=latency, keep_bodies=False) as server:
+        print(server.url, flush=True)
+        await asyncio.sleep(1e6)
+
+
+def measured(case: Case, steps: int) -> list[float]:
+    """Seconds of each step's rollout; the first, which warms up, left out."""
+    words = [sys.executable, __file__, "--serve"]
+    servers = [
+        subprocess.Popen([*words, str(s)], stdout=subprocess.PIPE, text=True) for s in (case.user_s, case.judge_s)
+    ]
+    try:
+        urls = [server.stdout.readline().strip() for server in servers if server.stdout]
+        with tempfile.TemporaryDirectory() as folder:
+            run = f"{folder}/run"
+            command = [sys.executable, "-m", "upshot.cli", "train", "quickstart", "--quiet"]
+            subprocess.run([*command, *case.words(run, *urls, steps)], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+            lines = [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
+    finally:
+        for server in servers:
+            server.terminate()
+            server.wait()
+    return [line["time/rollout"] for line in lines if "time/rollout" in line][1:]
+
+
+def predicted(case: Case, fixed_s: float, per_sequence_s: float) -> float:
+    """Seconds of a rollout by simulation."""
+    work = work_of(load("quickstart", case.words("", "http://user/v1", "http://judge/v1", 1)).recipe)
+    speed = {"fixed_s": fixed_s, "per_sequence_s": per_sequence_s, "prompt_tokens_per_s": 1e9, "max_running": 10**6}
+    site = Site.model_validate({
+        "policy": {"reply_tokens": TOKENS, "server": speed},
+        "helpers": {"user": {"latency_s": case.user_s}, "judge": {"latency_s": case.judge_s}},
+        "workers": {"count": 1, "call_s": 0},
+    })  # fmt: skip
+    return play(work, site, 1).rollout
+
+
+def calibrated(seconds: list[float]) -> tuple[float, float]:
+    """Seconds of a decoding step and of each sequence in it that make the two calibration runs come out."""
+    ratio = seconds[1] / seconds[0]
+    low, high = 0.0, 1.0  # the share of a step of one sequence that does not grow with the sequences
+    for _ in range(24):
+        middle = (low + high) / 2
+        first, second = (predicted(case, middle, 1 - middle) for case in CALIBRATION)
+        low, high = (middle, high) if second / first > ratio else (low, middle)
+    scale = seconds[1] / predicted(CALIBRATION[1], low, 1 - low)
+    return scale * low, scale * (1 - low)
+
+
+def main() -> int:
+    """Calibrate, predict, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--serve", type=float, metavar="SECONDS", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve is not None:
+        asyncio.run(serve(options.serve))
+    runs = [measured(case, options.steps) for case in CALIBRATION]
+    fixed_s, per_sequence_s = calibrated([statistics.median(run) for run in runs])
+    print(f"calibrated: {fixed_s * 1e3:.2f} ms a decoding step, {per_sequence_s * 1e3:.3f} ms for each sequence in it")
+    print("replies a prompt | user s | judge s | in flight | measured s (least to most) | predicted s | off")
+    for case, run in [*zip(CALIBRATION, runs, strict=True), *((case, None) for case in PREDICTED)]:
+        guess = predicted(case, fixed_s, per_sequence_s)
+        run = run or measured(case, options.steps)
+        middle = statistics.median(run)
+        print(
+            f"{case.group} | {case.user_s:g} | {case.judge_s:g} | {case.in_flight} | "
+            f"{middle:.2f} ({min(run):.2f} to {max(run):.2f}) | {guess:.2f} | {guess / middle - 1:+.0%}",
+            flush=True,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
