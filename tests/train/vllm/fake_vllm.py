@@ -221,7 +221,14 @@ class FakeVllm:
         usual = told["choices"][0]
         told["model"] = body["model"]
         told["choices"] = [
-            {**usual, "index": i, "text": "", "token_ids": ids, "finish_reason": finish, "prompt_token_ids": body["prompt"]}
+            {
+                **usual,
+                "index": i,
+                "text": "",
+                "token_ids": ids,
+                "finish_reason": finish,
+                "prompt_token_ids": body["prompt"],
+            }
             | {"logprobs": {**usual["logprobs"], "token_logprobs": scores, "top_logprobs": []}}
             for i, (ids, scores, finish) in enumerate(choices)
         ]

@@ -71,6 +71,7 @@ def served(recipe: Recipe, run: Path, say: Callable[[str], None]) -> Iterator[No
         yield
         return
     file = file_of(run)
+    say("engine     vllm; train.importance: " + recipe.train.importance.rule)
     file.parent.mkdir(exist_ok=True)
     os.environ[KEY] = secrets.token_hex(16)
     server = server_of(recipe, model_of(recipe, run))
