@@ -14,7 +14,7 @@ from upshot.recipe import Recipe, TrainConfig
 from upshot.rollout.policy import Policy
 from upshot.tasks.base import Task
 from upshot.train.adapters import Start, add_lora, find_start
-from upshot.train.fitting import engine_settings, fit, kv_of_copies, learning
+from upshot.train.fitting import device_total, engine_settings, fit, kv_of_copies, learning
 from upshot.train.frozen import PolicyModel
 from upshot.train.learner import Learner
 from upshot.train.memory import MemoryPlan
@@ -62,9 +62,11 @@ class Loaded:
     def sampler(self) -> PolicyModel | VllmPolicy:
         """The policy as a model."""
         if self.recipe.model.engine.name == "vllm":
-            from upshot.train.vllm.launch import find
+            from upshot.train.vllm.launch import check_beside, find, share_of
 
             address = find(self.recipe, self.run)
+            if address.same_gpu:
+                check_beside(self.memory, share_of(self.recipe), device_total(self.recipe.model))
             return VllmPolicy(address, self.module, self.tokenizer, self.renderer, self.run, self.say)
         kv = kv_of_copies(self.recipe, self.memory)
         return PolicyModel(self.engine, self.tokenizer, "policy", self.renderer, self.module, kv)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from upshot.errors import UserError
 from upshot.recipe import Recipe
 from upshot.train.checks import vllm as checks
 from upshot.train.checks.bench import Bench
+from upshot.train.memory import MemoryPlan, Part, Setting
 from upshot.train.vllm import launch
 
 TINY = {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}}
@@ -107,6 +109,14 @@ def test_the_servers_memory_is_not_counted_twice(tmp_path: Path) -> None:
     parts = {engine: planned(made(tmp_path, engine), 50) for engine in ("upshot", "vllm")}
     names = {engine: {part.name for part in plan.parts} if plan else set() for engine, plan in parts.items()}
     assert "keys and values" in names["upshot"] and "keys and values" not in names["vllm"]
+
+
+def test_beside_the_learner_what_it_keeps_must_leave_room_for_vllm_awake() -> None:
+    parts = (Part("weights", 30, 30, ""), Part("activations", 0, 50, ""))
+    plan = MemoryPlan(Setting(1, "none"), 0, {}, tuple(replace(p, sampling=p.sampling * 2**30) for p in parts), 0)
+    launch.check_beside(plan, 0.4, 80 * 2**30)
+    with pytest.raises(UserError, match=r"0\.7 of 80\.0 GiB is 56\.0, and the learner keeps 30\.0"):
+        launch.check_beside(plan, 0.7, 80 * 2**30)
 
 
 def test_a_new_tiny_model_is_saved_for_the_server_and_a_run_without_sampling_has_none(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ The fleet starts it, watches it, starts it again when it ends, and leaves nothin
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -24,8 +25,10 @@ from upshot.models.spec import ModelSpec
 from upshot.recipe import Recipe
 from upshot.tasks.base import tasks
 from upshot.train.adapters import find_start
+from upshot.train.memory import MemoryPlan, usable
 from upshot.train.plan import SAMPLED
 from upshot.train.setup import find_context, load_policy
+from upshot.train.vllm.door import Door, Down
 
 NAME = "policy"
 KEY = "UPSHOT_POLICY_KEY"
@@ -48,6 +51,8 @@ class Address:
     log: Path
     same_gpu: bool = False
     """Whether it shares a GPU with the learner."""
+    level: int = 2
+    """How deeply it sleeps there."""
     workers: int = 1
     start_s: float = START_S
     is_up: Callable[[], bool] = lambda: True
@@ -78,7 +83,36 @@ def served(recipe: Recipe, run: Path, say: Callable[[str], None]) -> Iterator[No
     text = {"api_key_env": KEY, "start_s": START_S, "servers": {NAME: server.model_dump(exclude_defaults=True)}}
     file.write_text(yaml.safe_dump(text, sort_keys=False))
     with lease(str(file), say):
+        if own_gpu(recipe) in devices_of(recipe):  # so that the learner's memory is planned as it will be
+            asyncio.run(_to_sleep(find(recipe, run), sleep_level(recipe)))
         yield
+
+
+async def _to_sleep(address: Address, level: int) -> None:
+    door = Door(address.url, address.key)
+    try:
+        await door.sleep(level)
+    except Down as error:
+        raise UserError(f"vLLM does not sleep ({error}); its log: {address.log}") from error
+    finally:
+        await door.close()
+
+
+def sleep_level(recipe: Recipe) -> int:
+    """1 keeps the weights on the host: those below adapters do not come again. 2 forgets them."""
+    return 2 if recipe.model.lora is None else 1
+
+
+def check_beside(plan: MemoryPlan, share: float, total: int) -> None:
+    """Refuse a GPU on which vLLM, awake, does not fit beside what the learner keeps."""
+    kept, taken = sum(part.sampling for part in plan.parts), int(share * total)
+    if total and kept + taken > usable(total):
+        gib = 2**30
+        raise UserError(
+            f"model.engine.memory {share:g} of {total / gib:.1f} GiB is {taken / gib:.1f}, and the learner keeps "
+            f"{kept / gib:.1f} (weights, optimizer) while vLLM samples: more than {usable(total) / gib:.1f}; lower "
+            "model.engine.memory, set train.offload_optimizer or optimizer: adamw-8bit, or give vLLM other devices"
+        )
 
 
 def file_of(run: Path) -> Path:
@@ -102,6 +136,7 @@ def find(recipe: Recipe, run: Path) -> Address:
         os.environ[KEY],
         Path(server["log"]),
         same_gpu=own_gpu(recipe) in gpus,
+        level=sleep_level(recipe),
         workers=max(len(gpus), 1),
         is_up=lambda: is_up(folder),
     )
@@ -122,18 +157,22 @@ def devices_of(recipe: Recipe) -> list[int]:
     return [] if wished == "cpu" else [int(number) for number in wished]
 
 
+def share_of(recipe: Recipe) -> float:
+    """Which part of its GPUs' memory the server takes while it is awake."""
+    return recipe.model.engine.memory or (BESIDE if own_gpu(recipe) in devices_of(recipe) else ALONE)
+
+
 def server_of(recipe: Recipe, model: str) -> ServerConfig:
     """The server as a serve file says it."""
     engine, gpus = recipe.model.engine, devices_of(recipe)
     beside = own_gpu(recipe) in gpus
-    memory = (engine.memory or (BESIDE if beside else ALONE)) if gpus else None
     environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", **engine.environment}
     environment["PYTHONPATH"] = os.pathsep.join([str(INSIDE), *filter(None, [engine.environment.get("PYTHONPATH")])])
     return ServerConfig(
         model=model,
         engine="vllm",
         devices=gpus or "cpu",
-        memory=memory,
+        memory=share_of(recipe) if gpus else None,
         program=engine.program,
         arguments=[*arguments_of(recipe, beside), *engine.arguments],
         environment=environment,

@@ -103,7 +103,7 @@ class VllmPolicy(Model):
                 await self._until_idle()
                 self._loaded = None
                 await self.door.shut()
-                await self.door.sleep(1 if self.adapters else 2)
+                await self.door.sleep(self.address.level)
 
     def play_ahead(self, steps: int) -> None:
         """Refuse to: the server holds one version."""
@@ -176,6 +176,8 @@ class VllmPolicy(Model):
                 return
             except Down as error:
                 self._loaded = None
+                if self.address.same_gpu:
+                    _release()  # it needs room to start
                 if time.monotonic() > deadline or not self.address.is_up():
                     raise UserError(
                         f"the policy's vLLM server does not come back ({error}); its log: {self.address.log}"
