@@ -67,6 +67,47 @@ class TinyConfig(Section):
     """Most positions."""
 
 
+class EngineConfig(Section):
+    """What samples the policy's replies; a name alone will do."""
+
+    name: Literal["upshot", "vllm"] = "upshot"
+    """upshot: the embedded engine, on the learner's own tensors. vllm: a vLLM server of the run's own, which gets the
+    learner's weights after every step; see docs/vllm.md."""
+    program: str = "vllm"
+    """vllm: the program, such as /opt/vllm/bin/vllm; its Python environment may be another one."""
+    devices: Literal["policy", "cpu"] | list[int] = "policy"
+    """vllm: GPUs by number, among those that are visible. policy: that of `model.device`, where vLLM sleeps while the
+    learner works."""
+    memory: float | None = Field(None, gt=0, le=1)
+    """vllm: share of each of its GPUs; None: 0.9, or 0.4 beside the learner."""
+    arguments: list[str] = Field(default_factory=list)
+    """vllm: further words of its command line."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """vllm: further environment variables."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def _as_words(cls, value: Any) -> Any:
+        """YAML reads 8192 as a number; a command line has words."""
+        return [str(word) for word in value] if isinstance(value, list) else value
+
+    @field_validator("environment", mode="before")
+    @classmethod
+    def _as_texts(cls, value: Any) -> Any:
+        return {key: str(text) for key, text in value.items()} if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> EngineConfig:
+        if self.name == "upshot" and self.model_dump(exclude={"name"}, exclude_defaults=True):
+            raise ValueError("program, devices, memory, arguments and environment are of engine vllm; set name: vllm")
+        return self
+
+
 class PolicyConfig(Section):
     """The model in training."""
 
@@ -95,6 +136,8 @@ class PolicyConfig(Section):
     """GiB of the device that the run may plan with; 0: what the GPU has."""
     exact: bool = False
     """Sampler and learner agree bitwise on every log-probability, whatever the batch; slower, see docs/engine.md."""
+    engine: EngineConfig = EngineConfig()
+    """What samples its replies: upshot (the embedded engine) or vllm."""
 
     @field_validator("gradient_checkpointing", mode="before")
     @classmethod
@@ -105,6 +148,23 @@ class PolicyConfig(Section):
     def _only_adapters(self) -> PolicyConfig:
         if self.quantize != "none" and self.lora is None:
             raise ValueError("weights in 4 bits cannot be trained: set `lora` beside quantize, or quantize: none")
+        return self
+
+    @model_validator(mode="after")
+    def _sampled_by_vllm(self) -> PolicyConfig:
+        """Refuse what vLLM cannot sample as the learner computes it."""
+        if self.engine.name == "upshot":
+            return self
+        if self.exact:
+            raise ValueError("exact: vLLM's kernels are not the learner's; leave it out, or engine: upshot")
+        if self.quantize != "none":
+            raise ValueError("quantize: vLLM would round the weights in its own way; quantize: none, or engine: upshot")
+        if self.lora is not None and (
+            self.lora.kind == "dora" or {"embed_tokens", "lm_head"} & {*(self.lora.targets or ())}
+        ):
+            raise ValueError(
+                "lora: vLLM has no DoRA and no adapters on embedding or head; leave those, or engine: upshot"
+            )
         return self
 
 
@@ -214,7 +274,8 @@ class ImportanceConfig(Section):
 
     rule: Literal["none", "truncate", "mask"] = "none"
     """none: the sampler's probabilities count as the learner's. truncate: weigh each token by learner / sampler, cut at
-    the bounds. mask: the same, but tokens outside the bounds are not trained."""
+    the bounds. mask: the same, but tokens outside the bounds are not trained. With `model.engine: vllm` truncate where
+    nothing is said."""
     level: Literal["token", "sequence"] = "token"
     """One weight a token, or one a sequence."""
     high: float = Field(2.0, gt=0)
@@ -472,3 +533,12 @@ class Recipe(Section):
     """Besides file and console: tensorboard, wandb, trackio."""
     keep_rollouts: int = Field(64, ge=0)
     """Replies a step that go to rollouts.jsonl; 0 keeps all."""
+
+    @model_validator(mode="after")
+    def _weigh_another_engine(self) -> Recipe:
+        """vLLM's log-probabilities are not quite the learner's: unless the recipe says otherwise, they are weighed."""
+        train = self.train
+        if self.model.engine.name == "vllm" and "rule" not in train.importance.model_fields_set:
+            told = train.importance.model_copy(update={"rule": "truncate"})
+            self.train = train.model_copy(update={"importance": told})
+        return self

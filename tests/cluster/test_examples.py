@@ -18,9 +18,7 @@ from upshot.config import load
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "cluster"
 MANIFESTS = sorted(FOLDER.glob("*.yaml"))
-PINS = dict(
-    line.split("==") for line in (ROOT / "constraints-cluster.txt").read_text().splitlines() if "==" in line
-)
+PINS = dict(line.split("==") for line in (ROOT / "constraints-cluster.txt").read_text().splitlines() if "==" in line)
 
 
 def documents(path: Path) -> list[dict[str, Any]]:

@@ -185,6 +185,7 @@ LEFT: dict[str, Without] = {
     "model.chat_template": Without(f"{_NOT_YET}: save the tokenizer with the template you want", True),
     "model.device": Without("verl's own: trainer.device"),
     "model.memory_gb": Without("verl's own: gpu_memory_utilization, ppo_max_token_len_per_gpu"),
+    "model.engine": Without("verl's own: actor_rollout_ref.rollout.name"),
     "model.exact": Without("bitwise agreement is of local mode alone", True),
     "serve": Without(f"{_NOT_YET}: start it with `upshot serve FILE.yaml` and give the models its addresses", True),
     "train.data": Without("for sft and dpo", True),

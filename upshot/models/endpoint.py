@@ -66,6 +66,8 @@ class EndpointModel(GuardedModel):
             tools=True,
             scores=bool(spec.token_ids),
         )
+        self.headers: dict[str, str] = {}
+        """Sent with every request beside those of the spec."""
         self._length_field = "max_tokens"
         self._session: aiohttp.ClientSession | None = None
 
@@ -213,7 +215,8 @@ class EndpointModel(GuardedModel):
             raise ModelCallError("closed", f"model '{self.name}' is not started")
         try:
             async with asyncio.timeout(timeout_s):
-                async with session.request(method, f"{self.spec.url}{path}", data=data) as response:
+                url = f"{self.spec.url}{path}"
+                async with session.request(method, url, data=data, headers=self.headers) as response:
                     return response.status, response.headers, await response.read()
         except TimeoutError as error:
             raise AttemptFailed("timeout", f"no answer within {timeout_s:g} s") from error

@@ -25,6 +25,13 @@ def device_bytes(config: PolicyConfig) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) + torch.cuda.memory_reserved(device)
 
 
+def device_total(config: PolicyConfig) -> int:
+    """Bytes that the policy's GPU has in all."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(torch.device(pick_device(config.device))).total_memory)
+
+
 def planned(recipe: Recipe, words: int = 0, processes: int = 1) -> MemoryPlan | None:
     """The plan of a run that is not loaded; None where the model's config.json is not on this machine.
 

@@ -15,13 +15,14 @@ from upshot.recipe import Recipe, TrainConfig
 from upshot.rollout.policy import Policy
 from upshot.tasks.base import Task
 from upshot.train.adapters import Start, add_lora, find_start
-from upshot.train.fitting import engine_settings, fit, kv_of_copies, learning
+from upshot.train.fitting import device_total, engine_settings, fit, kv_of_copies, learning
 from upshot.train.frozen import PolicyModel
 from upshot.train.learner import Learner
 from upshot.train.memory import MemoryPlan
 from upshot.train.plan import SAMPLED
 from upshot.train.ranks import ALONE, Ranks
 from upshot.train.setup import context_limit, load_policy, sampling_of, seed_torch
+from upshot.train.vllm.policy import VllmPolicy
 from upshot.train.weights import load_weights, save_weights
 
 
@@ -43,6 +44,7 @@ class Loaded:
         self.run = run
         self.pool: Pool | None = None
         """Helper models that take turns on the policy's device."""
+        self.say = say
         seed_torch(recipe.seed)
         # One rank looks: what has to be merged is merged once.
         self.start = ranks.told("start", find_start(recipe.model, run, say) if ranks.first else Start(""))
@@ -60,8 +62,15 @@ class Loaded:
         return Engine(self.module, self.renderer.end_ids, engine_settings(self.recipe, self.memory))
 
     @cached_property
-    def sampler(self) -> PolicyModel:
+    def sampler(self) -> PolicyModel | VllmPolicy:
         """The policy as a model."""
+        if self.recipe.model.engine.name == "vllm":
+            from upshot.train.vllm.launch import check_beside, find, share_of
+
+            address = find(self.recipe, self.run)
+            if address.same_gpu:
+                check_beside(self.memory, share_of(self.recipe), device_total(self.recipe.model))
+            return VllmPolicy(address, self.module, self.tokenizer, self.renderer, self.run, self.say)
         kv = kv_of_copies(self.recipe, self.memory)
         return PolicyModel(self.engine, self.tokenizer, "policy", self.renderer, self.module, kv)
 
@@ -70,12 +79,19 @@ class Loaded:
         """The memory plan of the recipe's method."""
         return fit(self.recipe, self.module, self.recipe.train, self.ranks.size)
 
-    def rest(self) -> None:
+    async def rest(self) -> None:
         """The learner works: engine and helpers give their memory back where the plan says so."""
         if self.pool is not None and self.memory.setting.helpers == "leave":
             self.pool.rest()
-        if self.memory.setting.park and "engine" in self.__dict__:
+        if self.samples and isinstance(self.sampler, VllmPolicy):
+            await self.sampler.rest()
+        elif self.memory.setting.park and "engine" in self.__dict__:
             self.engine.park()
+
+    async def close(self) -> None:
+        """Nothing is sampled for now: connections to a server are closed."""
+        if isinstance(self.sampler, VllmPolicy):
+            await self.sampler.aclose()
 
     @property
     def samples(self) -> bool:
@@ -131,7 +147,9 @@ class Loaded:
             learner.keep_reference(load_weights(saved))
 
     def _weights_changed(self) -> None:
-        if "engine" in self.__dict__:
+        if self.samples and isinstance(self.sampler, VllmPolicy):
+            self.sampler.weights_changed()
+        elif "engine" in self.__dict__:
             self.engine.weights_changed()
 
     def _load(self, path: str = "") -> tuple[Any, Any]:

@@ -54,6 +54,7 @@ def job_of(recipe: Recipe, shape: ModelShape, size: int, config: TrainConfig | N
         model.quantize != "none" or lora.kind == "dora" or (lora.dropout > 0 and config.method == "sft")
     )
     guests = tuple(_guests(recipe, shape, size)) if samples else ()
+    samples = samples and model.engine.name == "upshot"  # vLLM has memory of its own
     return Job(
         shape=shape,
         size=size,

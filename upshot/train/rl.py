@@ -92,7 +92,7 @@ async def play_and_learn(
                     run.count()
                     await rollouts.go_on(step)
                     seed = derive_seed(recipe.seed, "minibatches", step)
-                    run.loaded.rest()
+                    await run.loaded.rest()
                     with run.ranks.update(), times.learning(learner):
                         logs |= evaluation | await rollouts.learn(partial(learn, learner, groups, seed))
                 run.step_done(step + 1, logs | times.logs, groups)
@@ -114,7 +114,9 @@ async def timed_play(
     with Stopwatch().running() as watch:
         groups = await play(recipe, stage, rows, step, played, ranks)
     took = time.perf_counter() - started
-    times = {f"time/{name}": watch.seconds[name] for name in ("sample", "futures", "judges") if watch.seconds[name]}
+    times = {
+        f"time/{name}": watch.seconds[name] for name in ("sample", "sync", "futures", "judges") if watch.seconds[name]
+    }
     tokens = sampled(reply for group in groups for reply in group)
     return Played(groups, times | {"time/rollout": took, "time/sampled_per_s": tokens / max(took, 1e-9)})
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from upshot.models.base import Model
 from upshot.rollout.futures.base import Futures
 from upshot.rollout.reply import Reply
 from upshot.train.frozen import PLAYING, PolicyModel
@@ -36,13 +37,13 @@ class Rollouts:
     def __init__(
         self,
         play: Callable[[int], Coroutine[Any, Any, Played]],
-        sampler: PolicyModel,
+        sampler: Model,
         futures: Futures,
         ahead: int,
         steps: range,
     ) -> None:
         self.play = play
-        self.sampler = sampler
+        self.copies = sampler.ahead if isinstance(sampler, PolicyModel) else []
         self.futures = futures
         self.ahead = ahead
         self.steps = steps
@@ -50,7 +51,7 @@ class Rollouts:
 
     async def __aenter__(self) -> Rollouts:
         for step in range(self.steps.start, self.steps.start + self.ahead):
-            self.sampler.ahead[step % self.ahead].version = max(step - self.ahead, 0)
+            self.copies[step % self.ahead].version = max(step - self.ahead, 0)
             self._begin(step)
         return self
 
@@ -70,7 +71,7 @@ class Rollouts:
         """A step is about to be learned: its weights, as they are before that, begin to play the step they are for."""
         if self.ahead:
             await self.futures.learned(step)
-            self.sampler.ahead[step % self.ahead].catch_up(step)
+            self.copies[step % self.ahead].catch_up(step)
             self._begin(step + self.ahead)
 
     async def learn(self, work: Callable[[], T]) -> T:

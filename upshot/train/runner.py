@@ -42,6 +42,7 @@ from upshot.train.saver import Saver
 from upshot.train.setup import context_limit, seed_torch
 from upshot.train.together import Stopped, Together, until_stopped
 from upshot.train.trackers import make_trackers
+from upshot.train.vllm.launch import served
 from upshot.train.writer import Logs, Writer
 from upshot.whole_files import write_json
 
@@ -200,6 +201,7 @@ class Run:
         if self.start_from is not None and self._resumes == self.phase:
             loaded.sampler.load_copies(self.start_from)
         try:
+            await loaded.sampler.start()
             await company.start()
             yield company, stage_of(recipe, company, loaded.policy())
         finally:
@@ -208,6 +210,7 @@ class Run:
             if loaded.pool is not None:
                 await loaded.pool.aclose()
                 loaded.pool = None
+            await loaded.close()
             self.folder.write_spent(company.budget.state())
 
     def begin(self, learner: Learner, config: TrainConfig) -> None:
@@ -316,7 +319,7 @@ def train_checked(
     folder = folder or RunFolder.create(recipe)
     reporter = reporter or Reporter()
     try:
-        with lease(recipe.serve, reporter.say):
+        with lease(recipe.serve, reporter.say), served(recipe, folder.path, reporter.say):
             asyncio.run(_until_terminated(Run(recipe, folder, reporter, ranks)))
     except BaseException as error:
         if new:

@@ -12,11 +12,11 @@ from upshot.errors import UserError
 from upshot.recipe import Recipe
 from upshot.rollout.company import check_names
 from upshot.train.best import check_evaluations
-from upshot.train.checks import data, helpers, memory, output, policy, prompts, trackers
+from upshot.train.checks import data, helpers, memory, output, policy, prompts, trackers, vllm
 from upshot.train.checks.bench import Bench, Check, Finding
 
 CHECKS: Sequence[Check] = (
-    output.check, trackers.check, data.check, policy.check, prompts.check, helpers.check, memory.check
+    output.check, trackers.check, data.check, policy.check, prompts.check, helpers.check, vllm.check, memory.check
 )  # fmt: skip
 """In this order; each goes its own way, so that one dry run tells everything that is wrong."""
 

@@ -1,0 +1,75 @@
+"""A gate before the routes of a vLLM server: `--middleware upshot_gate.Gate`."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import os
+from typing import Any
+
+VERSION = b"x-upshot-version"
+"""The header that says which weights a request is for."""
+SAMPLING = ("/v1/completions", "/v1/chat/completions")
+
+
+class Gate:
+    """Lets a request through only while the weights that it is for are loaded; a server that has just started has none.
+
+    Besides, every route but /health asks for the key: vLLM itself leaves those that change weights open.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.key = os.environ.get("VLLM_API_KEY", "")
+        self.version: str | None = None
+        """None: closed, nothing has been loaded or something is being loaded."""
+        self.busy = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """See ASGI."""
+        if scope["type"] != "http" or scope["path"] == "/health":
+            await self.app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        if self.key and not hmac.compare_digest(headers.get(b"authorization", b""), f"Bearer {self.key}".encode()):
+            await answer(send, 401, {"error": {"message": "the policy's server asks for its run's key"}})
+        elif scope["path"] == "/upshot/gate":
+            await self._turn(scope, send)
+        elif scope["path"] in SAMPLING:
+            await self._pass(headers.get(VERSION, b"").decode(), scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    async def _turn(self, scope: Any, send: Any) -> None:
+        """GET: how it stands. POST: close, and wait until nothing is under way; POST ?version: open for that one."""
+        if scope["method"] == "POST":
+            wanted = scope["query_string"].decode().removeprefix("version=")
+            self.version = wanted or None
+            if self.version is None:
+                await self.idle.wait()
+        await answer(send, 200, {"version": self.version, "busy": self.busy})
+
+    async def _pass(self, wanted: str, scope: Any, receive: Any, send: Any) -> None:
+        if self.version is None or wanted != self.version:
+            told = f"stale weights: version {wanted or 'none'} is asked for, {self.version or 'none'} is loaded"
+            await answer(send, 409, {"error": {"message": told}})
+            return
+        self.busy += 1
+        self.idle.clear()
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.busy -= 1
+            if not self.busy:
+                self.idle.set()
+
+
+async def answer(send: Any, status: int, body: dict[str, Any]) -> None:
+    """Send a JSON body."""
+    raw = json.dumps(body).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(raw)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": raw})
