@@ -63,6 +63,67 @@ def refusal(method: str, path: str, header: Callable[[str], str | None], key: st
     return None
 
 
+class TooLarge(Exception):
+    """A request over the size limit."""
+
+
+class TooSlow(Exception):
+    """A request whose body did not arrive in time."""
+
+
+class Gate:
+    """ASGI middleware in front of every route: who may come in, and the size and pace of what comes in.
+
+    Before anything is read of the body: who may not come in must not fill the memory either.
+    """
+
+    def __init__(
+        self, app: Any, key: str | None, max_bytes: int, read_s: float, refuse: Callable[[int, str], Any]
+    ) -> None:
+        self.app = app
+        self.key = key
+        self.max_bytes = max_bytes
+        self.read_s = read_s
+        self.refuse = refuse
+        """The answer, an ASGI application, for a status and a reason."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass on what may come in."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        refused = refusal(scope["method"], scope["path"], headers.get, self.key)
+        if refused is None and int(headers.get("content-length") or 0) > self.max_bytes:
+            refused = 413, f"the request is over the limit of {self.max_bytes} bytes"
+        if refused is not None:
+            await self.refuse(*refused)(scope, receive, send)
+            return
+        await self.app(scope, self.bounded(receive), send)
+
+    def bounded(self, receive: Any) -> Any:
+        """Count a body that came without its length, and do not wait for it for ever."""
+        seen, complete = 0, False
+        deadline = asyncio.get_running_loop().time() + self.read_s
+
+        async def bounded() -> Any:
+            nonlocal seen, complete
+            if complete:  # what comes now is the hang-up, whenever that is
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise TooSlow from None
+            complete = not message.get("more_body")
+            seen += len(message.get("body", b""))
+            if seen > self.max_bytes:
+                raise TooLarge
+            return message
+
+        return bounded
+
+
 class CalmEnd:
     """ASGI middleware: a request that is broken off (the client went, the server stops) ends without a traceback."""
 

@@ -228,9 +228,32 @@ def test_errors_name_what_is_wrong(url: str) -> None:
 @pytest.mark.parametrize(("method", "path"), [("POST", "/v1/embeddings"), ("GET", "/v1/completions"), ("GET", "/")])
 def test_what_is_not_served_is_refused_in_openais_form(url: str, method: str, path: str) -> None:
     with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {KEY}"}) as http:
-        answer = http.request(method, path)
+        answer = http.request(method, path, json={})
     assert answer.status_code in (404, 405)
     assert f"{method} {path} is not served here" in answer.json()["error"]["message"]
+
+
+def test_a_body_is_not_read_of_whom_it_may_not_come_from_and_not_beyond_its_limit(
+    server: Server, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("upshot.engine.server.MAX_BYTES", 1 << 20)
+
+    def endless() -> Iterator[bytes]:
+        yield b'{"prompt": "'
+        for _ in range(1 << 12):
+            yield b"a" * (1 << 10)
+
+    def sent(key: str) -> int:
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        try:
+            with httpx.Client(base_url=url, headers=headers) as http:
+                return http.post("/v1/completions", content=endless()).status_code
+        except httpx.TransportError:  # closed while it was still sending
+            return 0
+
+    with serving(Server(server.model, KEY)) as url:
+        assert sent("no") in (401, 0) and sent(KEY) in (413, 0)
+        assert httpx.get(url + "/metrics").status_code == 401
 
 
 TOPS = {"logprobs": True, "top_logprobs": 5}
@@ -353,7 +376,7 @@ def test_tokens_are_named_by_their_ids_and_have_their_own_bytes(client: Any) -> 
 
 def test_health_and_metrics(url: str) -> None:
     assert httpx.get(url + "/health").json()["status"] == "ok"
-    text = httpx.get(url + "/metrics").text
+    text = httpx.get(url + "/metrics", headers={"Authorization": f"Bearer {KEY}"}).text
     assert "# TYPE upshot_generated_total counter" in text and "upshot_pages_held " in text
 
 

@@ -1,6 +1,6 @@
 """Tiny models that have learned two replies by heart: one to a user, one to a tool. Agents can be run with them.
 
-Every role closes its turns with a token of its own and the model sees no further than 64 tokens, so what else a prompt
+Every role closes its turns with a token of its own and the model sees no further than 32 tokens, so what else a prompt
 holds (tools, instructions of a framework) makes no difference.
 """
 
@@ -69,14 +69,15 @@ def save_parrot(folder: Path, family: str) -> None:
             num_attention_heads=4,
             num_key_value_heads=4,
             max_position_embeddings=16384,
-            sliding_window=64,
+            sliding_window=16,
             tie_word_embeddings=True,
             eos_token_id=tokenizer.eos_token_id,
             bos_token_id=None,
             pad_token_id=tokenizer.pad_token_id,
         )
     )
-    learn(model, [learned(tokenizer, "user", called), learned(tokenizer, "tool", ANSWER)], len(tokenizer))
+    words = torch.tensor(tokenizer.encode(Path(__file__).read_text() + 4 * called))  # what may come before a reply
+    learn(model, [learned(tokenizer, "user", called), learned(tokenizer, "tool", ANSWER)], words, len(tokenizer))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -86,7 +87,9 @@ def learned(tokenizer: PreTrainedTokenizerFast, role: str, reply: str) -> tuple[
     return tokenizer.encode(f"<|/{role}|><|assistant|>"), tokenizer.encode(f"{reply}<|/assistant|>")
 
 
-def learn(model: MistralForCausalLM, replies: list[tuple[list[int], list[int]]], vocabulary: int) -> None:
+def learn(
+    model: MistralForCausalLM, replies: list[tuple[list[int], list[int]]], words: torch.Tensor, vocabulary: int
+) -> None:
     """Until every token of the replies is certain, whatever was said before."""
     torch.manual_seed(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -94,8 +97,11 @@ def learn(model: MistralForCausalLM, replies: list[tuple[list[int], list[int]]],
     for _ in range(1500):
         least = 1.0
         for before, reply in replies:
-            prefix = torch.randint(len(SPECIAL), vocabulary, (4, 64))
-            tail = torch.tensor([*before, *reply]).expand(4, -1)
+            starts = torch.randint(len(words) - 32, (8,)).tolist()
+            prefix = torch.stack([words[start : start + 32] for start in starts])
+            noise = torch.randint(vocabulary, prefix.shape)
+            prefix = torch.where(torch.rand(prefix.shape) < 0.2, noise, prefix)
+            tail = torch.tensor([*before, *reply]).expand(8, -1)
             logits = model(torch.cat([prefix, tail], 1)).logits[:, -len(reply) - 1 : -1]
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tail[:, -len(reply) :].flatten())
             loss.backward()
@@ -104,6 +110,6 @@ def learn(model: MistralForCausalLM, replies: list[tuple[list[int], list[int]]],
         optimizer.step()
         optimizer.zero_grad()
         certain = certain + 1 if least > 0.95 else 0
-        if certain == 10:
+        if certain == 3:
             return
     raise RuntimeError("a parrot did not learn its replies")

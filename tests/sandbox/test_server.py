@@ -308,13 +308,12 @@ def test_one_items_trouble_leaves_the_rest_of_a_batch_whole() -> None:
 def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     from upshot.sandbox import server as module
 
-    monkeypatch.setattr(module, "READ_SECONDS", 0.05)
 
     async def dawdle() -> Any:
         await asyncio.sleep(30)
 
     async def scenario() -> None:
-        bounded = module.Gate(None, None, 1000)._bounded(dawdle)
+        bounded = module.Gate(None, None, 1000, 0.05, module._refused).bounded(dawdle)
         with pytest.raises(module.TooSlow):
             await asyncio.wait_for(bounded(), 5)
 

@@ -34,8 +34,12 @@ from upshot.engine.streaming import GrowingText
 from upshot.errors import UserError
 from upshot.models.base import Completion, ModelCallError, Request
 from upshot.models.pieces import Pieces
-from upshot.serving import CalmEnd, refusal
+from upshot.serving import CalmEnd, Gate, TooLarge, TooSlow
 
+MAX_BYTES = 64 << 20
+"""Most bytes of a request."""
+READ_S = 60.0
+"""Most seconds until a request is read."""
 STATUS = {"too_long": 400, "rate_limited": 429, "aborted": 499}
 
 
@@ -43,8 +47,8 @@ class Gone(Exception):
     """The client went away."""
 
 
-class NotAdmitted(Exception):
-    """A request that may not come in: (status, reason)."""
+class OtherModel(Exception):
+    """A request for a model that is not here."""
 
 
 def failure(status: int, message: str, kind: str = "invalid_request_error") -> JSONResponse:
@@ -75,27 +79,31 @@ class Server:
         self.counts = {"requests": 0, "refused": 0, "failed": 0, "disconnected": 0}
         self.seconds = 0.0
         self.app = FastAPI(title="upshot", docs_url=None, redoc_url=None)
+        self.app.add_middleware(Gate, key=api_key, max_bytes=MAX_BYTES, read_s=READ_S, refuse=self._turned_away)
         self.app.add_middleware(CalmEnd)
         self._routes()
 
     def _routes(self) -> None:
         app = self.app
-        for kind in (RequestValidationError, UserError, ModelCallError, NotAdmitted, Gone, HTTPException):
+        for kind in (RequestValidationError, UserError, ModelCallError, OtherModel, Gone, HTTPException):
             app.exception_handler(kind)(self._refuse)
         app.get("/health")(self.health)
         app.get("/metrics")(self.metrics)
-        guard = [Depends(self._admit)]
-        app.get("/v1/models", dependencies=guard)(self.models)
-        app.get("/v1/models/{name:path}", dependencies=guard)(self.one_model)
-        app.post("/v1/chat/completions", dependencies=guard, response_model=None)(self.chat)
-        app.post("/v1/completions", dependencies=guard, response_model=None)(self.completions)
+        counted = [Depends(self._count)]
+        app.get("/v1/models", dependencies=counted)(self.models)
+        app.get("/v1/models/{name:path}", dependencies=counted)(self.one_model)
+        app.post("/v1/chat/completions", dependencies=counted, response_model=None)(self.chat)
+        app.post("/v1/completions", dependencies=counted, response_model=None)(self.completions)
 
-    async def _admit(self, request: HttpRequest) -> None:
-        """Count the request and check who sends it."""
+    async def _count(self) -> None:
         self.counts["requests"] += 1
-        refused = refusal(request.method, request.url.path, request.headers.get, self.api_key)
-        if refused is not None:
-            raise NotAdmitted(*refused)
+
+    def _turned_away(self, status: int, reason: str) -> JSONResponse:
+        """The answer to a request that may not come in. Its body was not read: nothing can follow on the line."""
+        kind = "authentication_error" if status == 401 else "invalid_request_error"
+        answer = failure(status, reason, kind)
+        answer.headers["Connection"] = "close"
+        return answer
 
     async def _refuse(self, http: HttpRequest, error: Exception) -> JSONResponse:
         """Errors in OpenAI's form."""
@@ -104,11 +112,15 @@ class Server:
             where = ".".join(str(part) for part in first["loc"] if part != "body")
             said = first["msg"].removeprefix("Value error, ")
             return failure(400, f"{where}: {said}" if where else said)
-        if isinstance(error, HTTPException):  # no such path, or not with that method
-            return failure(error.status_code, _nothing_at(http.method, http.url.path))
-        if isinstance(error, NotAdmitted):
-            status, reason = error.args
-            return failure(status, reason, "authentication_error" if status == 401 else "invalid_request_error")
+        if isinstance(error.__cause__, TooLarge):
+            return self._turned_away(413, f"the request is over the limit of {MAX_BYTES} bytes")
+        if isinstance(error.__cause__, TooSlow):
+            return self._turned_away(408, f"the request did not arrive within {READ_S:g} s")
+        if isinstance(error, HTTPException):  # no such path, not with that method, or no JSON at all
+            unread = error.status_code == 400
+            return failure(error.status_code, "no JSON" if unread else _nothing_at(http.method, http.url.path))
+        if isinstance(error, OtherModel):
+            return failure(404, str(error))
         if isinstance(error, Gone):
             self.counts["disconnected"] += 1
             return failure(499, "the client went away", "disconnected")
@@ -121,8 +133,8 @@ class Server:
     def _check_name(self, name: str) -> None:
         """Refuse a request for another model; one that names none means the one that is here."""
         if name not in ("", self.model.name) and not self.any_name:
-            raise NotAdmitted(
-                404, f"no model '{name}' here, only '{self.model.name}' (upshot serve --any-name takes any name)"
+            raise OtherModel(
+                f"no model '{name}' here, only '{self.model.name}' (upshot serve --any-name takes any name)"
             )
 
     # --- small endpoints

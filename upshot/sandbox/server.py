@@ -16,7 +16,7 @@ from upshot.sandbox.doorkeeper import READ_SECONDS, connections_at_once, http_pr
 from upshot.sandbox.pool import Sandbox
 from upshot.sandbox.service import SandboxFault, Service
 from upshot.sandbox.slots import Busy
-from upshot.serving import CalmEnd, demand_key, refusal
+from upshot.serving import CalmEnd, Gate, TooLarge, TooSlow, demand_key
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -30,60 +30,8 @@ CLOSE = {"Connection": "close"}
 DRAIN_SECONDS = 60
 
 
-class TooLarge(Exception):
-    """A request over the size limit."""
-
-
-class TooSlow(Exception):
-    """A request whose body did not arrive in time."""
-
-
 class Gone(Exception):
     """The client has hung up."""
-
-
-class Gate:
-    """In front of every route: who may come in, and the size and pace of what comes in."""
-
-    def __init__(self, app: Any, api_key: str | None, max_bytes: int) -> None:
-        self.app = app
-        self.key = api_key
-        self.max_bytes = max_bytes
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        refused = refusal(scope["method"], scope["path"], headers.get, self.key)
-        if refused is None and int(headers.get("content-length") or 0) > self.max_bytes:
-            refused = 413, f"the request is over the limit of {self.max_bytes} bytes"
-        if refused is not None:
-            await _json({"error": refused[1]}, refused[0], CLOSE)(scope, receive, send)
-            return
-        await self.app(scope, self._bounded(receive), send)
-
-    def _bounded(self, receive: Any) -> Any:
-        """Count a body that came without its length, and do not wait for it for ever."""
-        seen, complete = 0, False
-        deadline = asyncio.get_running_loop().time() + READ_SECONDS
-
-        async def bounded() -> Any:
-            nonlocal seen, complete
-            if complete:  # what comes now is the hang-up, whenever that is
-                return await receive()
-            try:
-                async with asyncio.timeout_at(deadline):
-                    message = await receive()
-            except TimeoutError:
-                raise TooSlow from None
-            complete = not message.get("more_body")
-            seen += len(message.get("body", b""))
-            if seen > self.max_bytes:
-                raise TooLarge
-            return message
-
-        return bounded
 
 
 def build_app(sandbox: Sandbox, api_key: str | None = None, max_bytes: int = MAX_REQUEST_BYTES) -> FastAPI:
@@ -102,9 +50,13 @@ def build_app(sandbox: Sandbox, api_key: str | None = None, max_bytes: int = MAX
 
     app = FastAPI(title="Upshot sandbox", lifespan=life, openapi_url=None)
     _add_routes(app, service)
-    app.add_middleware(Gate, api_key=api_key, max_bytes=max_bytes)
+    app.add_middleware(Gate, key=api_key, max_bytes=max_bytes, read_s=READ_SECONDS, refuse=_refused)
     app.add_middleware(CalmEnd)
     return app
+
+
+def _refused(status: int, reason: str) -> Response:
+    return _json({"error": reason}, status, CLOSE)
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
