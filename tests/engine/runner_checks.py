@@ -269,7 +269,7 @@ def test_models_that_take_turns_in_one_place_keep_their_captured_steps_and_say_t
     prompt = [5, 6, 7, 8, 9]
     models = {name: small(make_llama, initializer_range=spread) for name, spread in (("a", 0.2), ("b", 0.3))}
     said = {name: greedy(model, prompt, 4) for name, model in models.items()}
-    overlay = laid({name: 1 << 18 for name in models}, 1 << 18)
+    overlay = laid(dict.fromkeys(models, 1 << 18), 1 << 18)
     assert overlay is not None and overlay.conflicts
     pool = Pool(overlay, DEVICE)
     engines = {}

@@ -31,7 +31,7 @@ def test_places_hold_their_models_and_stay_within_the_room(units: list[int], roo
         assert max(units) > room
         return
     assert found.size <= room * ALIGNED and [place.name for place in found.places] == list(sizes)
-    assert all(place.size == sizes[place.name] and 0 <= place.start for place in found.places)
+    assert all(place.size == sizes[place.name] and place.start >= 0 for place in found.places)
     if sum(units) <= room:
         assert not found.conflicts, "what fits together is together"
 
