@@ -89,6 +89,7 @@ ELSEWHERE = {
     "upshot view runs/kiosk-…": VIEW,
     "upshot sandbox": SANDBOX,
     "curl -s localhost:8001": SANDBOX,
+    "upshot pool plan": "tests/pool/test_run.py::test_pool_plan_prints_every_model_with_its_place_or_refuses",
     "upshot serve servers.yaml": "tests/fleet/test_watch.py::test_the_map_names_the_servers_as_classmates",
     "upshot serve status": "tests/fleet/test_watch.py::test_status_and_stop_tell_and_stop",
     "upshot serve stop": "tests/fleet/test_watch.py::test_status_and_stop_tell_and_stop",

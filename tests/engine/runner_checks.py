@@ -14,6 +14,8 @@ from tests.engine.test_families import build
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.sequence import Rules, Sequence
 from upshot.engine.warm import _common, _fused
+from upshot.pool.overlay import laid
+from upshot.pool.pool import Pool
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 Make = Callable[..., LlamaForCausalLM]
@@ -261,3 +263,32 @@ def test_given_ids_are_scored_beside_sampled_ones_as_by_a_plain_forward(make_lla
         expected = plain_logprobs(model, seq.ids, len(prompt))
         torch.testing.assert_close(torch.tensor(seq.logprobs), expected, atol=2e-4, rtol=1e-3)
     assert [len(top) for top in scored[2].tops] == [4] * 25 and scored[0].tops == []
+
+
+def test_models_that_take_turns_in_one_place_keep_their_captured_steps_and_say_the_same(make_llama: Make) -> None:
+    prompt = [5, 6, 7, 8, 9]
+    models = {name: small(make_llama, initializer_range=spread) for name, spread in (("a", 0.2), ("b", 0.3))}
+    said = {name: greedy(model, prompt, 4) for name, model in models.items()}
+    overlay = laid(dict.fromkeys(models, 1 << 18), 1 << 18)
+    assert overlay is not None and overlay.conflicts
+    pool = Pool(overlay, DEVICE)
+    engines = {}
+    for name, model in models.items():
+        seat = pool.seats[name]
+        seat.furnish(model)
+        sizes = EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=seat.kv_bytes, own_stream=True)
+        seat.engine = engines[name] = Engine(model, eos_ids=set(), settings=sizes, seat=seat)
+        assert type(seat.engine.runner.driver).__name__ == "FusedDriver"
+    captured: dict[str, list[object]] = {}
+    for name in "abab":
+        engine = engines[name]
+        [seq] = engine.submit(prompt, Rules(max_tokens=4, temperature=0))
+        engine.step()
+        other = engines["b" if name == "a" else "a"]
+        other.seat.enter()  # type: ignore[union-attr]
+        assert engine.parked and not engine.runner.cache.k.numel()
+        engine.run_until_done()
+        assert seq.ids == said[name]
+        graphs = [*engine.runner.graphs.values(), *engine.runner.prompt_graphs.values()]
+        assert all(graph in graphs for graph in captured.setdefault(name, graphs)), "none is captured again"
+        assert bool(graphs) == engine.on_gpu

@@ -122,6 +122,19 @@ def test_roles_that_share_a_model_are_planned_for_once(tmp_path: Path, folders: 
     assert [guest.name for guest in plan(own, 8 * 2**30).guests] == ["user"]
 
 
+def test_keys_and_values_that_the_recipe_gives_a_helper_are_in_the_plan(
+    tmp_path: Path, folders: dict[str, str]
+) -> None:
+    own = made(tmp_path, folders)
+    given = own.models["b"].model_copy(update={"kv_gb": 0.5})
+    more = own.model_copy(update={"models": {**own.models, "b": given}})
+    sizes = [plan(each, 8 * 2**30) for each in (own, more)]
+    assert sizes[1].peak > sizes[0].peak + 2**28 and "b" not in {n for n, kv in sizes[1].guest_kv.items() if kv}
+    in_turns = plan(more, tight(more))
+    assert in_turns.overlay is not None
+    assert {place.name for place in in_turns.overlay.places if place.size > 2**29} == {"b"}
+
+
 def test_pool_plan_prints_every_model_with_its_place_or_refuses(
     tmp_path: Path, folders: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,10 +50,12 @@ class Guest:
     """Bytes of one token's keys and values."""
     copy: bool = False
     """Whether it is a copy of the policy, which shares what is not trained."""
+    pages: int = 0
+    """Bytes of keys and values that the recipe gives it, whatever is left."""
 
     def place(self, tokens: int) -> int:
         """Bytes of its place in an arena, with keys and values of so many tokens; weights begin at round addresses."""
-        return self.weights + self.weights // 256 + (1 << 16) + tokens * self.kv
+        return self.weights + self.weights // 256 + (1 << 16) + self.pages + tokens * self.kv
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,7 @@ def parts_of(job: Job, setting: Setting, kv: int, guest_kv: int, arena: int = 0)
     own = job.trained * job.trained_size if job.adapters else 0
     state = 0 if job.offload else job.state
     kept = job.trained * job.trained_size if job.reference else 0
-    others = sum(guest.weights + guest.step for guest in job.guests)
+    others = sum(guest.weights + guest.step + guest.pages for guest in job.guests)
     found = [
         Part("weights", job.weights, job.weights, f"{counted(shape.parameters)} parameters"),
         Part("adapters", own, own, f"{counted(job.trained)} parameters in float32"),

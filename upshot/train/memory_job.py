@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from upshot.errors import UserError
@@ -110,7 +111,9 @@ def _guests(recipe: Recipe, policy: ModelShape, size: int) -> Iterator[Guest]:
             config = read_config(local_path(spec.model))
             if config is not None:
                 shape, own_size = ModelShape.of(config), 4 if spec.dtype == "float32" else size
-                yield _guest(name, shape.parameters * own_size, shape, own_size)
+                found = _guest(name, shape.parameters * own_size, shape, own_size)
+                pages = int(spec.kv_gb * 2**30)
+                yield replace(found, kv=0, pages=pages) if pages else found
 
 
 def _guest(name: str, weights: int, shape: ModelShape, size: int, copy: bool = False) -> Guest:

@@ -57,7 +57,8 @@ def models(plan: MemoryPlan) -> str:
     for guest in plan.guests:
         place = places.get(guest.name)
         if place is None:
-            rows.append((guest.name, guest.weights, plan.guest_kv.get(guest.name, 0), guest.step, "always there"))
+            pages = guest.pages or plan.guest_kv.get(guest.name, 0)
+            rows.append((guest.name, guest.weights, pages, guest.step, "always there"))
             continue
         assert plan.overlay is not None
         rivals = plan.overlay.rivals(guest.name)
