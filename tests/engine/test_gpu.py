@@ -156,3 +156,14 @@ def test_a_parked_engine_gives_its_memory_back_and_goes_on(merge: str) -> None:
     engine.park()
     assert_greedy(model, seqs)
     assert all(torch.equal(weight, values) for weight, values in zip(model.parameters(), before, strict=True))
+
+
+def test_kernels_compiled_ahead_wait_for_what_they_read() -> None:
+    """With compiled kernels on disk they are launched at once, while the device may still be busy with other work."""
+    plain = [seq.sampled for seq in generate(engine_on(make("Llama", torch.bfloat16)))]
+    model = make("Llama", torch.bfloat16)
+    for size in (256, 1 << 12, 1 << 20, 1 << 24, 1 << 26):  # memory that is given out again: as numbers, far outside
+        for piece in [torch.full((size,), 0x7F, dtype=torch.uint8, device="cuda") for _ in range(8)]:
+            del piece
+    torch.cuda._sleep(1 << 30)
+    assert [seq.sampled for seq in generate(engine_on(model))] == plain

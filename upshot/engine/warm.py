@@ -36,12 +36,15 @@ def compile_ahead(runner: Any, driver: Any) -> Callable[[], None]:
     if isinstance(driver, FusedDriver):
         more_first, more_later = _fused(runner, driver)
         first, later = first + more_first, later + more_later
+    # With compiled kernels on disk a launch comes at once, and what it reads may not be written yet.
+    written = torch.cuda.current_stream(runner.shape.device).record_event()
     pool = ThreadPoolExecutor(max_workers=os.cpu_count())
 
     def launch(task: Task) -> None:
         device = runner.shape.device
         stream = torch.cuda.Stream(device)
         with torch.cuda.device(device), torch.cuda.stream(stream), torch.inference_mode():
+            stream.wait_event(written)
             task()
             stream.synchronize()  # what it reads and writes may be given to others as soon as nobody refers to it
 
