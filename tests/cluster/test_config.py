@@ -218,3 +218,10 @@ def test_our_engine_is_sent_merged_adapters() -> None:
     theirs = compose(given, PLACE, ["actor_rollout_ref.rollout.name=vllm"])
     keys = [{s.key for s in plan.settings} for plan in (ours, theirs)]
     assert ["actor_rollout_ref.model.lora.merge" in found for found in keys] == [True, False]
+
+
+def test_local_is_for_verl_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    from upshot.cli import main
+
+    assert main(["train", "quickstart", "--local"]) == 2
+    assert "--local is for --engine verl" in capsys.readouterr().err

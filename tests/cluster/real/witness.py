@@ -2,7 +2,7 @@
 
     actor_rollout_ref.model.external_lib=tests.cluster.real.witness
 
-It only looks on. `STALE` makes it the negative control: the servers keep the weights that they began with.
+It only looks on. `STALE` makes it the negative control: from that step on the servers are sent no weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 import verl.workers.engine_workers as engine_workers
 from verl.workers.rollout.llm_server import LLMServerClient
 
@@ -74,13 +73,15 @@ def seen_loss(loss: Any) -> Any:
 
 
 class StaleRollout(rollout.UpshotRollout):
-    """Takes the trainer's weights and sends the server none."""
+    """Sends the server no weights from a step on."""
 
-    @torch.no_grad()
-    async def update_weights(self, weights: Any, **_: Any) -> None:
-        """Drain them: other ranks wait for each."""
-        for _name, _tensor in weights:
-            pass
+    async def update_weights(self, weights: Any, global_steps: int | None = None, **more: Any) -> None:
+        """Send them, or drain them: other ranks wait for each."""
+        if (global_steps or 0) < int(os.environ[STALE]):
+            await super().update_weights(weights, global_steps=global_steps, **more)
+        else:
+            for _name, _tensor in weights:
+                pass
 
 
 LLMServerClient.generate = seen_sampling(LLMServerClient.generate)
