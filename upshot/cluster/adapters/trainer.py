@@ -82,6 +82,11 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         """The ids of the rows."""
         return [info["id"] for info in self.train_dataset.dataframe["extra_info"]]
 
+    @cached_property
+    def _ranks(self) -> int:
+        """How many ranks share a minibatch."""
+        return int(max(self.actor_rollout_wg._query_dispatch_info("actor"))) + 1
+
     def _picked(self) -> list[int]:
         """The rows of the step, as local mode picks them: by the step alone, so a resumed run needs no state."""
         count, step = self.recipe.train.prompts_per_step, self.global_steps - 1
@@ -104,10 +109,9 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         groups = self.replies.groups["train"]
         metrics.update(named(summarise(groups) | measure(groups, self.worker.stage)))
         stop_if_missing(groups, self.recipe.reward.max_missing)
-        dispatch = self.actor_rollout_wg._query_dispatch_info("actor")
-        ranks, parts = max(dispatch) + 1, min(self.recipe.train.minibatches, len(batch.keys))
-        rows = -(-len(batch.keys) // parts)  # a minibatch; verl fills it up so that every rank has as many
-        self.config.actor_rollout_ref.actor.ppo_mini_batch_size = -(-rows // ranks) * ranks
+        rows = -(-len(batch.keys) // min(self.recipe.train.minibatches, len(batch.keys)))
+        # verl fills a minibatch up so that every rank has as many.
+        self.config.actor_rollout_ref.actor.ppo_mini_batch_size = -(-rows // self._ranks) * self._ranks
         self.config.critic.ppo_mini_batch_size = self.config.actor_rollout_ref.actor.ppo_mini_batch_size
         return super()._balance_batch(batch, metrics=metrics, **more)
 
