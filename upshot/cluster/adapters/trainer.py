@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +27,7 @@ from upshot.cluster.metrics import OWN
 from upshot.cluster.parquet import AGENT
 from upshot.cluster.worker import Worker, placed
 from upshot.rollout.play import occurred
-from upshot.train.flat import play_until_varied
+from upshot.train.flat import until_varied
 from upshot.train.held_out import evaluated
 from upshot.train.rl import measure, others, stop_if_missing
 from upshot.train.sft import pick
@@ -62,20 +61,19 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _play_on(self, groups: Groups) -> Groups:
         """Play other rows in the places of groups that teach nothing, as `train.dynamic_sampling` says."""
-
-        async def play(items: Sequence[int], number: int) -> Groups:
-            if not number:
-                return groups
+        first, rounds = self._picked(), self.recipe.train.dynamic_sampling
+        asking = until_varied(others(self._ids, first, self.global_steps - 1, self.recipe.seed), first, rounds)
+        next(asking)  # the first round is played
+        while True:
+            try:
+                items, number = asking.send(groups)
+            except StopIteration as done:
+                found: Groups = done.value
+                return found
             batch = self._rows(items, number)
             tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
             self._submit_batch_to_rollout(batch)
-            return self.replies.read(self.global_steps, "train", len(items))[0]
-
-        if not self.recipe.train.dynamic_sampling:
-            return groups
-        first = self._picked()
-        more = others(self._ids, first, self.global_steps - 1, self.recipe.seed)
-        return asyncio.run(play_until_varied(play, more, first, self.recipe.train.dynamic_sampling))
+            groups, _ = self.replies.read(self.global_steps, "train", len(items))
 
     @cached_property
     def _ids(self) -> list[str]:
