@@ -9,16 +9,19 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
+import ray
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from upshot.cluster import played
+from upshot.cluster.adapters.critic import CriticWorker
 from upshot.cluster.adapters.loop import recipe_here, recipe_path
 from upshot.cluster.adapters.phases import phased
 from upshot.cluster.adapters.replies import Groups, Replies
@@ -47,6 +50,11 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         self.trainer_mode = "sync"  # by any other name verl takes the asynchronous buffer and checkpoints
         self.replies = Replies(super()._build_replay_buffer(), self._play_on)
         return self.replies
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        if Role.Critic in self.role_worker_mapping:
+            self.role_worker_mapping[Role.Critic] = ray.remote(CriticWorker)
 
     def on_init_end(self) -> None:
         """All is loaded."""
