@@ -19,6 +19,8 @@ DEVICE = "cuda"
 class ValueEngine(FSDPEngineWithValueHead):  # type: ignore[misc]
     """verl's own, but the model is loaded as others are: with the attention that its config names."""
 
+    model_config: Any
+
     def _build_module(self) -> Any:
         given = self.model_config
         named = given.hf_config
