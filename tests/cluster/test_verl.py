@@ -148,3 +148,36 @@ def test_what_a_row_is_told_has_verls_names_and_its_filling_trains_nothing() -> 
     assert [row.tolist() for row in found["advantages"].unbind()] == [[0.5, 0.0, -0.5], [0.0]]
     assert found["returns"].unbind()[0].tolist() == [0.0, 0.0, 0.0]
     assert "rollout_is_weights" in found and "rollout_is_weights" not in columns(told, "none")
+
+
+def test_on_a_cpu_the_critic_is_loaded_with_the_attention_that_its_config_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from types import SimpleNamespace
+
+    import torch
+    from transformers import AutoConfig
+    from verl.workers.engine.base import EngineRegistry
+
+    from upshot.cluster.adapters.critic import DEVICE, ValueEngine
+    from upshot.cluster.on_cpu import PLATFORM
+    from upshot.models.tiny import tiny_model
+    from upshot.recipe import TinyConfig
+
+    monkeypatch.setenv("VERL_ENGINE_DEVICE", DEVICE)
+    monkeypatch.setenv("VERL_ENGINE_VENDOR", PLATFORM)
+    assert EngineRegistry.get_engine_cls("value_model", "fsdp2") is ValueEngine
+    policy = tiny_model(TinyConfig(hidden=16, layers=1, heads=2, mlp=32), TOKENIZER, 0)
+    policy.save_pretrained(tmp_path)
+    named = AutoConfig.from_pretrained(tmp_path, attn_implementation="sdpa")
+    off = {"use_liger": False, "use_fused_kernels": False, "fused_kernel_options": None, "trust_remote_code": False}
+    own = {"hf_config": named, "local_path": str(tmp_path), "model_type": "value_model", "tiled_mlp": {}, **off}
+    engine = object.__new__(ValueEngine)
+    engine.model_config = SimpleNamespace(**own, enable_gradient_checkpointing=False, get=lambda *_: None)
+    engine.engine_config = SimpleNamespace(model_dtype="fp32", forward_only=False)
+    engine.device_mesh, engine.use_remove_padding, engine.ulysses_sequence_parallel_size = None, False, 1
+    module = engine._build_module()
+    assert module.config._attn_implementation == "sdpa" and engine.model_config.model_type == "value_model"
+    same = dict(policy.model.named_parameters())
+    assert all(torch.equal(value, same[name]) for name, value in module.model.named_parameters())
+    assert module(input_ids=torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 1)

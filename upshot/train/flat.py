@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import TypeVar
 
 from upshot.rollout.reply import Reply
@@ -32,26 +32,41 @@ def replaceable(group: Sequence[Reply]) -> bool:
     return whole and is_flat(group)
 
 
+def until_varied(
+    more: Callable[[int, int], Sequence[T]], first: Sequence[T], rounds: int
+) -> Generator[tuple[Sequence[T], int], list[Group], list[Group]]:
+    """Asks for rows to be played, and in the places of groups that came out flat other ones, at most `rounds` times.
+
+    Yields the rows of a round and its number, is sent their groups, and returns those that are learned from.
+    `more(count, round)` chooses rows. Where rounds or rows do not suffice, flat groups stay.
+    """
+    kept = yield first, 0
+    for number in range(1, rounds + 1):
+        places = [place for place, group in enumerate(kept) if replaceable(group)]
+        rows = more(len(places), number) if places else ()
+        if not rows:
+            break
+        better = [group for group in (yield rows, number) if not replaceable(group)]
+        for place, group in zip(places, better, strict=False):
+            kept[place] = group
+            for reply in group:
+                reply.group = place
+    return kept
+
+
 async def play_until_varied(
     play: Callable[[Sequence[T], int], Awaitable[list[Group]]],
     more: Callable[[int, int], Sequence[T]],
     first: Sequence[T],
     rounds: int,
 ) -> list[Group]:
-    """Play rows, and in the places of groups that came out flat other ones, at most `rounds` times.
-
-    `play(rows, round)` plays a round, `more(count, round)` chooses its rows. Where rounds or rows do not suffice, flat
-    groups stay.
-    """
-    kept = await play(first, 0)
-    for number in range(1, rounds + 1):
-        places = [place for place, group in enumerate(kept) if replaceable(group)]
-        rows = more(len(places), number) if places else ()
-        if not rows:
-            break
-        better = [group for group in await play(rows, number) if not replaceable(group)]
-        for place, group in zip(places, better, strict=False):
-            kept[place] = group
-            for reply in group:
-                reply.group = place
-    return kept
+    """The groups of `until_varied`; `play(rows, round)` plays a round."""
+    asking = until_varied(more, first, rounds)
+    asked = next(asking)
+    while True:
+        groups = await play(*asked)
+        try:
+            asked = asking.send(groups)
+        except StopIteration as done:
+            found: list[Group] = done.value
+            return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,16 +9,19 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
+import ray
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from upshot.cluster import played
+from upshot.cluster.adapters.critic import CriticWorker
 from upshot.cluster.adapters.loop import recipe_here, recipe_path
 from upshot.cluster.adapters.phases import phased
 from upshot.cluster.adapters.replies import Groups, Replies
@@ -28,7 +30,7 @@ from upshot.cluster.metrics import OWN
 from upshot.cluster.parquet import AGENT
 from upshot.cluster.worker import Worker, placed
 from upshot.rollout.play import occurred
-from upshot.train.flat import play_until_varied
+from upshot.train.flat import until_varied
 from upshot.train.held_out import evaluated
 from upshot.train.rl import measure, others, stop_if_missing
 from upshot.train.sft import pick
@@ -49,6 +51,11 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         self.replies = Replies(super()._build_replay_buffer(), self._play_on)
         return self.replies
 
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        if Role.Critic in self.role_worker_mapping:
+            self.role_worker_mapping[Role.Critic] = ray.remote(CriticWorker)
+
     def on_init_end(self) -> None:
         """All is loaded."""
         super().on_init_end()
@@ -62,25 +69,29 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _play_on(self, groups: Groups) -> Groups:
         """Play other rows in the places of groups that teach nothing, as `train.dynamic_sampling` says."""
-
-        async def play(items: Sequence[int], number: int) -> Groups:
-            if not number:
-                return groups
+        first, rounds = self._picked(), self.recipe.train.dynamic_sampling
+        asking = until_varied(others(self._ids, first, self.global_steps - 1, self.recipe.seed), first, rounds)
+        next(asking)  # the first round is played
+        while True:
+            try:
+                items, number = asking.send(groups)
+            except StopIteration as done:
+                found: Groups = done.value
+                return found
             batch = self._rows(items, number)
             tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
             self._submit_batch_to_rollout(batch)
-            return self.replies.read(self.global_steps, "train", len(items))[0]
-
-        if not self.recipe.train.dynamic_sampling:
-            return groups
-        first = self._picked()
-        more = others(self._ids, first, self.global_steps - 1, self.recipe.seed)
-        return asyncio.run(play_until_varied(play, more, first, self.recipe.train.dynamic_sampling))
+            groups, _ = self.replies.read(self.global_steps, "train", len(items))
 
     @cached_property
     def _ids(self) -> list[str]:
         """The ids of the rows."""
         return [info["id"] for info in self.train_dataset.dataframe["extra_info"]]
+
+    @cached_property
+    def _ranks(self) -> int:
+        """How many ranks share a minibatch."""
+        return int(max(self.actor_rollout_wg._query_dispatch_info("actor"))) + 1
 
     def _picked(self) -> list[int]:
         """The rows of the step, as local mode picks them: by the step alone, so a resumed run needs no state."""
@@ -104,10 +115,9 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         groups = self.replies.groups["train"]
         metrics.update(named(summarise(groups) | measure(groups, self.worker.stage)))
         stop_if_missing(groups, self.recipe.reward.max_missing)
-        dispatch = self.actor_rollout_wg._query_dispatch_info("actor")
-        ranks, parts = max(dispatch) + 1, min(self.recipe.train.minibatches, len(batch.keys))
-        rows = -(-len(batch.keys) // parts)  # a minibatch; verl fills it up so that every rank has as many
-        self.config.actor_rollout_ref.actor.ppo_mini_batch_size = -(-rows // ranks) * ranks
+        rows = -(-len(batch.keys) // min(self.recipe.train.minibatches, len(batch.keys)))
+        # verl fills a minibatch up so that every rank has as many.
+        self.config.actor_rollout_ref.actor.ppo_mini_batch_size = -(-rows // self._ranks) * self._ranks
         self.config.critic.ppo_mini_batch_size = self.config.actor_rollout_ref.actor.ppo_mini_batch_size
         return super()._balance_batch(batch, metrics=metrics, **more)
 
