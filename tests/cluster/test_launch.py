@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -19,6 +20,8 @@ from upshot.errors import UserError
 from upshot.models.tiny import tiny_model, tiny_tokenizer
 from upshot.recipe import Recipe, TinyConfig
 from upshot.tasks.slots import Slots
+from upshot.train.folder import RunFolder
+from upshot.train.reporter import Reporter
 
 
 @pytest.fixture
@@ -86,3 +89,46 @@ def test_without_verl_the_way_out_is_said(recipe: Recipe) -> None:
         pytest.skip("verl is here")
     with pytest.raises(UserError, match=r"upshot\[verl\]"):
         launch(recipe, [])
+
+
+def test_a_finished_run_that_is_resumed_starts_nothing_and_stays_finished(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(launching, "find", lambda *_, **__: [])
+    monkeypatch.setattr(launching, "newest", lambda folder: recipe.train.steps)
+    folder = RunFolder.create(recipe)
+    monkeypatch.setattr(launching, "command", lambda plan: ["no such program"])
+    launch(recipe, [], resumed=folder)
+    assert json.loads((folder.path / "status.json").read_text())["state"] == "finished"
+    assert (folder.path / "report.html").is_file()
+
+
+def test_a_stopped_run_has_its_reason_its_report_and_the_way_to_go_on(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(launching, "find", lambda *_, **__: [])
+    run = tmp_path / "run"
+    code = f"""
+import json, pathlib
+run = pathlib.Path({str(run)!r})
+(run / "verl/upshot").mkdir(parents=True)
+(run / "verl/upshot/quickstart.jsonl").write_text(json.dumps({{"step": 1, "data": {{"actor/grad_norm": 1.0}}}}) + "\\n")
+(run / "checkpoints/global_step_1/actor").mkdir(parents=True)
+(run / "checkpoints/latest_checkpointed_iteration.txt").write_text("1")
+raise SystemExit("out of paper")
+"""
+    monkeypatch.setattr(launching, "command", lambda plan: [sys.executable, "-c", code])
+    said: list[str] = []
+
+    class Saying(Reporter):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    with pytest.raises(UserError, match="out of paper"):
+        launch(recipe, [], lambda line: None, reporter=Saying())
+    status = json.loads((run / "status.json").read_text())
+    assert status["state"] == "stopped" and "out of paper" in status["reason"]
+    assert (run / "report.html").is_file()
+    assert said[-1] == f"go on with  upshot train --engine verl --resume {run}"

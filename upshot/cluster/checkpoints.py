@@ -32,7 +32,9 @@ def newest(folder: RunFolder) -> int:
 def saved(folder: RunFolder) -> list[int]:
     """The steps of the whole checkpoints, oldest first."""
     found = [STEP.fullmatch(path.name) for path in folder.checkpoints.path.glob("global_step_*")]
-    return sorted(step for match in found if match and (step := int(match[1])) <= newest(folder))
+    steps = sorted(int(match[1]) for match in found if match)
+    # Of those beyond train.keep verl removes the shards and leaves the folder.
+    return [step for step in steps if step <= newest(folder) and any(shards_of(folder, step).glob("model_*.pt"))]
 
 
 def shards_of(folder: RunFolder, step: int) -> Path:

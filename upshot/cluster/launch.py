@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from upshot.cluster import on_cpu
+from upshot.cluster.checkpoints import newest
 from upshot.cluster.checks import find, refuse
 from upshot.cluster.chronicle import Chronicle
 from upshot.cluster.config import RECIPE, Plan, compose
@@ -49,12 +50,13 @@ def launch(
     reporter = reporter or Reporter()
     try:
         with folder.locked(reporter.say):
-            warm = started(recipe, folder.path, reporter.say)
+            warm = started(recipe, folder.path, reporter.say, resumed is not None)
             plan = going_on(compose(warm, prepare(warm, folder.path), theirs, local), folder)
             plan.check()
             begin(folder, recipe, plan, [*theirs, *([LOCAL] if local else [])])
             with telling(warm, folder, plan, reporter) as chronicle:
-                _run(plan, environment(recipe, folder.path, local), chronicle, say)
+                if newest(folder) < plan.value("trainer.total_training_steps"):  # else a finished run was resumed
+                    _run(plan, environment(recipe, folder.path, local), chronicle, say)
     finally:
         reporter.close()
     return folder.path

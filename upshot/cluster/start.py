@@ -16,13 +16,16 @@ def needs_start(recipe: Recipe) -> bool:
     return not recipe.model.path or phases_of(recipe)[0] == WARM_START
 
 
-def started(recipe: Recipe, folder: Path, say: Callable[[str], None] = print) -> Recipe:
-    """The recipe as verl runs it: its model is on disk, and warm. What a run folder has of it is not made again."""
+def started(recipe: Recipe, folder: Path, say: Callable[[str], None] = print, resumed: bool = False) -> Recipe:
+    """The recipe as verl runs it: its model is on disk, and warm. What a run folder has of it is not made again.
+
+    A resumed run has it, whatever of the recipe has changed since.
+    """
     if not needs_start(recipe):
         return recipe
     own = start_recipe(recipe, folder)
     place = RunFolder(Path(own.run_dir))
-    made = place.latest() if (place.path / "recipe.yaml").is_file() and place.recipe() == own else None
+    made = place.latest() if (place.path / "recipe.yaml").is_file() and (resumed or place.recipe() == own) else None
     if made is None or made.phase == WARM_START:
         from upshot.train.runner import train
 

@@ -126,6 +126,7 @@ CARRIED: tuple[Line, ...] = (
     _line("algorithm.use_kl_in_reward", "train.kl train.kl_in train.method", _kl("reward")),
     _line("algorithm.adv_estimator", "train.method", lambda how: "gae" if how == "ppo" else "grpo", "not asked"),
     _line("trainer.max_actor_ckpt_to_keep", "train.keep", lambda keep: max(keep, 2), "verl drops the old one first"),
+    _line("trainer.max_critic_ckpt_to_keep", "train.keep", lambda keep: max(keep, 2)),
     _line("trainer.test_freq", "eval.every", lambda every: every or -1),
     _line("trainer.val_before_train", "eval.every", bool),
     _line(f"{ROLLOUT}.val_kwargs.n", "eval.samples"),
