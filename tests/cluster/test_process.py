@@ -63,6 +63,18 @@ def test_what_a_program_leaves_running_ends_with_it(tmp_path: Path) -> None:
     assert soon(lambda: gone(int(said[0].split()[2])))
 
 
+def test_what_a_program_says_while_it_ends_is_kept(tmp_path: Path) -> None:
+    code = "import time, signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit('closed' * 50_000)); "
+    code += "print('up', flush=True); time.sleep(60)"
+
+    def stop(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run([sys.executable, "-c", code], dict(os.environ), tmp_path / "log", stop)
+    assert (tmp_path / "log").read_text().count("closed") == 50_000
+
+
 def test_the_reason_is_the_last_line_that_our_program_said(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("step:1\nupshot: the budget is spent\n(raylet) bye\n")
@@ -73,12 +85,13 @@ def test_the_reason_is_the_last_line_that_our_program_said(tmp_path: Path) -> No
 
 def test_segments_made_meanwhile_that_nobody_holds_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "SHM", tmp_path)
-    began = time.time() - 100
-    for name in ("left", "fresh", "held"):
-        (tmp_path / name).write_text("x")
-    for name in ("left", "held"):
-        os.utime(tmp_path / name, (began + 1, began + 1))
-    monkeypatch.setattr(process, "_held", lambda: f"7f00-7f01 rw-s 0 00:01 1  {tmp_path / 'held'}")
-    assert sweep(began) == ["left"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["fresh", "held"]
-    assert sweep(time.time() + 1) == []
+    began, mark = time.time() - 100, process.SEGMENTS[0]
+    for name in ("left", "held", "fresh"):
+        (tmp_path / f"{mark}{name}").write_text("x")
+        os.utime(tmp_path / f"{mark}{name}", (began + 1, began + 1 + 200 * (name == "fresh")))
+    (tmp_path / "somebody-elses").write_text("x")
+    os.utime(tmp_path / "somebody-elses", (began + 1, began + 1))
+    monkeypatch.setattr(process, "_held", lambda: f"7f00-7f01 rw-s 0 00:01 1  {tmp_path / f'{mark}held'}")
+    assert sweep(began) == [f"{mark}left"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([f"{mark}fresh", f"{mark}held", "somebody-elses"])
+    assert sweep(time.time() + 100) == []

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from upshot.fleet.undertaker import Undertaker, dying_with_us, end_session, members
 
@@ -51,10 +52,20 @@ def run(words: Sequence[str], env: dict[str, str], log: Path, say: Callable[[str
                 say(line.rstrip("\n"))
             return process.wait()
         finally:
+            rest = threading.Thread(target=_drain, args=(process, file), daemon=True)
+            rest.start()  # what it says while it ends; unread, it could not end
             end(process)
+            rest.join(LAST_WORDS_S)
             undertaker.forget(process.pid)
             undertaker.close()
             sweep(began)
+
+
+def _drain(process: subprocess.Popen[str], file: TextIO) -> None:
+    assert process.stdout is not None
+    with contextlib.suppress(ValueError):  # closed by who waited for us
+        for line in process.stdout:
+            file.write(line)
 
 
 def _end_behind(process: subprocess.Popen[str]) -> None:

@@ -23,7 +23,7 @@ SMALL = (
     *("task.rows_per_split=64", "warm_start=null", "upshot.watch.silent_s=20"),
 )
 """A run that would go on for long, and saves every step."""
-START_S, END_S, LEFT_S = 420.0, 90.0, 20.0
+START_S, END_S, LEFT_S = 800.0, 150.0, 30.0
 
 
 class UnderWay:
