@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.sim.site import Site
 from benchmarks.sim.step import play
 from benchmarks.sim.work import work_of
 from upshot.config import load
 
+ROOT = Path(__file__).resolve().parents[1]
 USER = json.dumps({"current_answer": "none yet", "thought": "", "response": "please"})
 JUDGE = json.dumps({"thought": "", "interactivity": 0.5})
 TOKENS = 12
@@ -57,14 +57,14 @@ class Case:
             "train.save_every=0",
             "train.prompts_per_step=8",
             "warm_start=null",
-            "model.tiny={hidden: 32, layers: 1, heads: 2, mlp: 64}",  # little work of its own: waiting is what is checked
+            "model.tiny={hidden: 32, layers: 1, heads: 2, mlp: 64}",  # little work: waiting is what is checked
             f"episode.max_tokens={TOKENS}",
             *([f"run_dir={folder}"] if folder else []),
         ]
 
 
 CALIBRATION = (Case(4, 0.0, 0.0, 64), Case(8, 0.0, 0.0, 64))
-PREDICTED = (Case(8, 1.0, 2.0, 64), Case(8, 0.5, 1.0, 16), Case(4, 0.5, 0.2, 8), Case(16, 0.2, 2.0, 32))
+PREDICTED = (Case(8, 2.0, 4.0, 64), Case(8, 1.0, 2.0, 16), Case(4, 2.0, 1.0, 8), Case(16, 1.0, 3.0, 32))
 
 
 def answer(body: dict[str, Any]) -> str:
