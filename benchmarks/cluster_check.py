@@ -108,7 +108,7 @@ def predicted(case: Case, fixed_s: float, per_sequence_s: float) -> float:
     site = Site.model_validate({
         "policy": {"reply_tokens": TOKENS, "server": speed},
         "helpers": {"user": {"latency_s": case.user_s}, "judge": {"latency_s": case.judge_s}},
-        "workers": {"count": 1, "call_s": 0},
+        "workers": {"count": 1, "call_s": 0, "poll_s": 0},
     })  # fmt: skip
     return play(work, site, 1).rollout
 
