@@ -135,30 +135,26 @@ class Endpoint:
         self._pace = Pace(clock, limits.requests_per_minute) if limits.requests_per_minute else None
 
     def call(self, rng: random.Random, sequences: int = 1) -> Process:
-        """One call to its end; whether it was answered. What is drawn does not hang on how busy the endpoint is."""
+        """One call to its end; whether it was answered. Its draws are the caller's own, whoever else calls."""
         self.calls += 1
-        draws = [self._attempt(rng) for _ in range(self.limits.retries + 1)]
         lengths = [draw(self.site.tokens, rng) for _ in range(sequences)]
         yield self.slots.take()
         if self._pace is not None:
             yield self._pace.take()
         answered = False
-        for number, (seconds, fails, jitter) in enumerate(draws):
+        for number in range(self.limits.retries + 1):
             self.attempts += 1
+            seconds = draw(self.site.latency_s, rng) if self.site.latency_s is not None else 0.0
             yield self._answer(seconds, lengths)
-            answered = not fails and seconds <= self.limits.timeout_s
+            answered = seconds <= self.limits.timeout_s and rng.random() >= self.site.fails
             if answered:
                 break
             if number < self.limits.retries:
-                yield self.clock.sleep(min(LONGEST_BACKOFF_S, self.limits.backoff_s * 2**number) * jitter)
+                pause = min(LONGEST_BACKOFF_S, self.limits.backoff_s * 2**number)
+                yield self.clock.sleep(pause * rng.uniform(0.5, 1.5))
         self.failed += not answered
         self.slots.give()
         return answered
-
-    def _attempt(self, rng: random.Random) -> tuple[float, bool, float]:
-        """Latency where it is a given, whether the attempt fails, jitter of the pause after it."""
-        latency = draw(self.site.latency_s, rng) if self.site.latency_s is not None else 0.0
-        return latency, rng.random() < self.site.fails, rng.uniform(0.5, 1.5)
 
     def _answer(self, seconds: float, lengths: Sequence[float]) -> Wait:
         if self.pool is None:

@@ -90,6 +90,8 @@ class WorkerSite(Section):
     """Replies of a worker at once (`Stage.concurrency`)."""
     call_s: float = Field(0.0015, ge=0)
     """CPU of a worker for each call: rendering, HTTP, JSON. One thread does all of them."""
+    poll_s: float = Field(2.0, ge=0)
+    """verl looks so often whether all replies of a step are there; 0: it is told at once, as in local mode."""
     environment_s: Length = Length(median=0)
     """Of the environment between two turns of an episode."""
 

@@ -49,7 +49,7 @@ class Step:
     def tail(self) -> float:
         """Seconds that the last twentieth of the replies took after the others."""
         ended = sorted(reply.ended for reply in self.replies)
-        return self.rollout - ended[math.ceil(0.95 * len(ended)) - 1]
+        return ended[-1] - ended[math.ceil(0.95 * len(ended)) - 1]
 
 
 class Stage:
@@ -186,7 +186,7 @@ def play(work: Work, site: Site, gpus: int, seed: int = 0) -> Step:
     for index in range(work.replies):
         rng = random.Random(f"{seed}/{index}")
         stage.clock.start(reply(stage, index * site.workers.count // work.replies, rng, out))
-    rollout = stage.clock.run()
+    rollout = noticed(stage.clock.run(), site.workers.poll_s)
     tokens = sum(one.tokens + site.policy.prompt_tokens for one in out)
     learn = site.learn.fixed_s + tokens / (site.learn.tokens_per_s * gpus)
     nodes = max(1.0, gpus / site.learn.gpus_per_node)
@@ -202,6 +202,11 @@ def play(work: Work, site: Site, gpus: int, seed: int = 0) -> Step:
         failed={name: e.failed for name, e in stage.endpoints.items()},
         busy=dict(_busy(stage, rollout)),
     )
+
+
+def noticed(seconds: float, every: float) -> float:
+    """When something is seen that has happened, by who looks every so often."""
+    return every * math.ceil(seconds / every) if every else seconds
 
 
 def cost_of_failures(seconds: float, work: Work, site: Site, gpus: int, rng: random.Random) -> float:

@@ -72,9 +72,10 @@ def test_the_nodes_have_the_ray_that_was_run_and_as_many_gpus_as_the_run_asks_fo
 def test_the_entrypoint_is_a_command_that_verl_can_run() -> None:
     words = shlex.split(documents(FOLDER / "rayjob.yaml")[0]["spec"]["entrypoint"])
     assert words[0] == "upshot"
-    args = make_parser(words[1:2]).parse_intermixed_args(words[1:])
-    theirs = [word for word in args.overrides if is_theirs(word)]
-    recipe = load(args.recipe, [word for word in args.overrides if not is_theirs(word)]).recipe
+    args, rest = make_parser(words[1:2]).parse_known_args(words[1:])
+    overrides = [*args.overrides, *rest]
+    theirs = [word for word in overrides if is_theirs(word)]
+    recipe = load(args.recipe, [word for word in overrides if not is_theirs(word)]).recipe
     assert args.engine == "verl"
     compose(recipe, None, theirs).check()
 

@@ -27,7 +27,8 @@ TALK = Work(prompts=4, group=2, max_tokens=200, samples=2, window=2, user="user"
 def site(**sections: Any) -> Site:
     """A site without failures, of short replies."""
     quick = {"policy": {"reply_tokens": {"median": 50, "sigma": 0.5}}, "failures": {"gpu_hours": 0}}
-    return Site.model_validate({**quick, **sections})
+    workers = {"poll_s": 0, **sections.pop("workers", {})}
+    return Site.model_validate({**quick, **sections, "workers": workers})
 
 
 def hosted(seconds: float, sigma: float = 0.0, **more: Any) -> dict[str, Any]:
@@ -262,6 +263,11 @@ def test_without_any_queue_a_step_is_its_longest_chain() -> None:
     assert step.tail == pytest.approx(0)
 
 
+def test_verl_sees_that_all_replies_are_there_when_it_looks() -> None:
+    at_once, looking = (play(TALK, site(workers={"poll_s": poll}), 8) for poll in (0, 2))
+    assert looking.rollout == 2 * math.ceil(at_once.rollout / 2) and looking.tail == at_once.tail
+
+
 def test_an_endpoint_that_fails_for_good_makes_the_reply_missing() -> None:
     work = replace(TALK, limits={"judge": Limits(retries=1)})
     step = play(work, site(helpers={"user": hosted(1.0), "judge": hosted(1.0, fails=0.999)}), 8)
@@ -275,7 +281,7 @@ def test_calls_that_exceed_their_timeout_are_tried_again() -> None:
     clock.start(endpoint.call(rng))
     clock.run()
     assert endpoint.attempts == 3 and endpoint.failed == 1
-    assert 6 + 3 * 0.5 <= clock.now <= 6 + 3 * 1.5
+    assert 6 + 3 * 0.5 <= clock.now <= 6 + 3 * 1.5  # three attempts, pauses of about 1 and 2 s
 
 
 def test_lost_gpus_cost_what_was_done_since_the_checkpoint() -> None:
@@ -334,7 +340,7 @@ def test_the_fleet_is_the_smallest_that_does_not_hold_the_step_up() -> None:
     ample = play(work, Fleet({"user": 99, "judge": 99}, 64).at(somewhere), 8).seconds
     user = fleet.replicas["user"]
     alone = [play(work, Fleet({"user": n, "judge": 99}, 64).at(somewhere), 8).seconds for n in (user - 1, user)]
-    assert alone[0] > 1.1 * ample >= alone[1]
+    assert alone[0] > 1.1 * ample and alone[1] <= 1.15 * ample
     assert play(work, fleet.at(somewhere), 8).seconds < 1.35 * ample
 
 
