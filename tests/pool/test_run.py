@@ -88,8 +88,8 @@ def test_a_run_whose_helpers_take_turns_plays_the_replies_of_one_that_holds_them
         assert found.overlay is not None and found.overlay.conflicts
         return replace(found, setting=replace(found.setting, helpers=kind))
 
-    def look(self: Loaded) -> None:
-        rest(self)
+    async def look(self: Loaded) -> None:
+        await rest(self)
         assert self.pool is not None
         pools.append(self.pool)
         assert self.pool.arena.there == (kind == "swap"), "the learner has what helpers leave"
