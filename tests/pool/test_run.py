@@ -18,7 +18,8 @@ from upshot.pool.pool import Pool
 from upshot.recipe import Recipe, TinyConfig
 from upshot.train import fitting
 from upshot.train.loaded import Loaded
-from upshot.train.memory import CONTEXT, SLACK, MemoryPlan, smallest
+from upshot.train.memory import CONTEXT, SLACK, MemoryPlan
+from upshot.train.memory_choice import smallest
 from upshot.train.memory_job import job_of, plan_of, shape_of
 from upshot.train.runner import train
 
