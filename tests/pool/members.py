@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,8 +33,13 @@ def make(name: str, **over: Any) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
+@cache
+def size(name: str) -> int:
+    return aligned(pieces(make(name))[-1].stop) + KV
+
+
 def sizes(names: list[str]) -> dict[str, int]:
-    return {name: aligned(pieces(make(name))[-1].stop) + KV for name in names}
+    return {name: size(name) for name in names}
 
 
 def overlay(names: list[str] = NAMES, holds: int = 3) -> Overlay:
@@ -63,9 +69,16 @@ def ask(engine: Engine, seed: int, count: int = 4, **more: Any) -> list[Sequence
     return asked
 
 
-def alone(name: str, seed: int, count: int = 4, **over: Any) -> list[list[int]]:
+@cache
+def engine_of(name: str) -> Engine:
+    """A model that has the device for itself."""
+    return Engine(make(name), set(), EngineSettings(kv_bytes=KV))
+
+
+def alone(name: str, seed: int, count: int = 4) -> list[list[int]]:
     """What a model says to the same requests when it has the device for itself."""
-    engine = Engine(make(name, **over), set(), EngineSettings(kv_bytes=KV))
+    engine = engine_of(name)
+    engine.pool.forget()
     asked = ask(engine, seed, count)
     engine.run_until_done()
     return [seq.ids for seq in asked]

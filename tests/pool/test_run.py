@@ -18,7 +18,8 @@ from upshot.pool.pool import Pool
 from upshot.recipe import Recipe, TinyConfig
 from upshot.train import fitting
 from upshot.train.loaded import Loaded
-from upshot.train.memory import CONTEXT, SLACK, MemoryPlan, smallest
+from upshot.train.memory import CONTEXT, SLACK, MemoryPlan
+from upshot.train.memory_choice import smallest
 from upshot.train.memory_job import job_of, plan_of, shape_of
 from upshot.train.runner import train
 
@@ -88,8 +89,8 @@ def test_a_run_whose_helpers_take_turns_plays_the_replies_of_one_that_holds_them
         assert found.overlay is not None and found.overlay.conflicts
         return replace(found, setting=replace(found.setting, helpers=kind))
 
-    def look(self: Loaded) -> None:
-        rest(self)
+    async def look(self: Loaded) -> None:
+        await rest(self)
         assert self.pool is not None
         pools.append(self.pool)
         assert self.pool.arena.there == (kind == "swap"), "the learner has what helpers leave"

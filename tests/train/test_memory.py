@@ -16,7 +16,8 @@ from upshot.cli import main
 from upshot.config import validate
 from upshot.errors import UserError
 from upshot.recipe import Recipe
-from upshot.train.memory import Job, MemoryPlan, Wish, choose, least_kv, parts_of, settings, usable
+from upshot.train.memory import Job, MemoryPlan, Wish, parts_of, usable
+from upshot.train.memory_choice import choose, least_kv, settings
 from upshot.train.memory_job import job_of, plan_of
 from upshot.train.memory_table import table
 from upshot.train.model_shape import SEVEN, ModelShape, read_config

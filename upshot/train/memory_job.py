@@ -10,7 +10,8 @@ from upshot.errors import UserError
 from upshot.models.spec import ModelSpec
 from upshot.recipe import LoraConfig, Recipe, TrainConfig
 from upshot.train import activations
-from upshot.train.memory import Guest, Job, MemoryPlan, Wish, choose, smallest, unlimited, usable
+from upshot.train.memory import Guest, Job, MemoryPlan, Wish, usable
+from upshot.train.memory_choice import choose, smallest, unlimited
 from upshot.train.memory_table import arithmetic
 from upshot.train.model_shape import SEVEN, ModelShape, read_config
 from upshot.train.plan import SAMPLED, classmate_names
