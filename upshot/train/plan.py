@@ -19,7 +19,9 @@ def plan(recipe: Recipe, ranks: int = 1) -> str:
     config = recipe.train
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     lines = [f"recipe     {recipe.name}, seed {recipe.seed}"]
-    lines.append(f"policy     {recipe.model.path or 'a new tiny model'}{', LoRA' if recipe.model.lora else ''}")
+    adapters = ", LoRA" if recipe.model.lora else ""
+    engine = ", sampled by vLLM" if recipe.model.engine.name == "vllm" else ""
+    lines.append(f"policy     {recipe.model.path or 'a new tiny model'}{adapters}{engine}")
     examples = count_examples(recipe, task)
     if config.method in SAMPLED:
         lines += _rollouts(recipe, examples)

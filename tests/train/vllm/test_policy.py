@@ -275,6 +275,24 @@ def test_beside_the_learner_the_server_sleeps_while_it_works(
     assert order[-5:] == ["/sleep", "/wake_up", "/collective_rpc", "/collective_rpc", "/wake_up"]
 
 
+def test_a_server_that_is_gone_when_it_should_sleep_is_waited_for_afterwards(
+    scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "way_for", lambda weights, same_gpu: "memory")
+    here = scene(same_gpu=True)
+
+    async def work(policy: VllmPolicy) -> Any:
+        here.server.kill()
+        await policy.rest()
+        here.learn()
+        threading.Timer(0.2, here.server.start).start()
+        return await policy.generate(ASK)
+
+    [found] = here.play(work)
+    assert found.version == 1
+    assert found.logprobs == pytest.approx(here.own_logprobs(found.ids), abs=1e-5)
+
+
 def test_the_fastest_way_is_chosen_by_what_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     weights = {"a": torch.ones(4)}
     assert way_for(weights, same_gpu=True) == "gpu"

@@ -202,6 +202,9 @@ def model_of(recipe: Recipe, run: Path) -> str:
     if start.model:
         found = adapter_config(start.model)
         return local_path(found["base_model_name_or_path"] if found else start.model)
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # the run has its own
     folder = run.resolve() / "vllm" / "model"
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     module, tokenizer = load_policy(recipe.model, task, derive_seed(recipe.seed, "weights"))

@@ -102,8 +102,11 @@ class VllmPolicy(Model):
             async with self._changing:
                 await self._until_idle()
                 self._loaded = None
-                await self.door.shut()
-                await self.door.sleep(self.address.level)
+                try:
+                    await self.door.shut()
+                    await self.door.sleep(self.address.level)
+                except Down as error:  # one that is gone takes no memory; it is waited for when replies are wanted
+                    log.warning("vLLM: %s; it could not be put to sleep", error)
 
     def play_ahead(self, steps: int) -> None:
         """Refuse to: the server holds one version."""
