@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS := openai litellm 'lm-eval[api]' openai-agents 'pydantic-ai-slim[openai]' smolagents transformers
 # -qq: errors only; what pip warns of (package indexes, a new pip, editable installs, root) is nothing to mend here.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --root-user-action=ignore
 
-.PHONY: help setup demo test test-slow test-cluster lint types format collabllm-smoke bench clean
+.PHONY: help setup demo test test-slow test-cluster test-peers lint types format collabllm-smoke bench clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -42,6 +43,12 @@ test-cluster:  ## the contracts with verl, in .venv-cluster (made once: three mi
 	@.venv-cluster/bin/python -m pip install --quiet -c constraints-cluster.txt -e '.[verl]' pytest pytest-timeout hypothesis
 	@.venv-cluster/bin/python -m pytest -q tests/cluster
 
+# Their own environment: other people's clients bring versions of their own. Those that were run: docs/testing.md.
+test-peers: setup  ## other people's clients and agent loops against upshot serve, in .venv-peers (made once)
+	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	@.venv-peers/bin/python -m pip install --quiet $(PEERS)
+	@UPSHOT_PEERS=$(CURDIR)/.venv-peers/bin/python $(BIN)/python -m pytest -q tests/peers
+
 lint: setup  ## ruff
 	@echo "checking style"
 	@$(BIN)/ruff check upshot tests benchmarks examples
@@ -58,4 +65,4 @@ collabllm-smoke: setup  ## CollabLLM end to end on the CPU: build, prepare, five
 	@$(BIN)/python -m tests.collabllm.smoke
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) .venv-cluster .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .venv-cluster .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

@@ -308,7 +308,6 @@ def test_one_items_trouble_leaves_the_rest_of_a_batch_whole() -> None:
 def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     from upshot.sandbox import server as module
 
-
     async def dawdle() -> Any:
         await asyncio.sleep(30)
 
