@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS := openai litellm 'lm-eval[api]' openai-agents 'pydantic-ai-slim[openai]' smolagents transformers
 # -qq: errors only; what pip warns of (package indexes, a new pip, editable installs, root) is nothing to mend here.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --root-user-action=ignore
 
-.PHONY: help setup demo test test-slow test-cluster test-vllm lint types format collabllm-smoke bench clean
+.PHONY: help setup demo test test-slow test-cluster test-vllm test-peers lint types format collabllm-smoke bench clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -62,6 +63,12 @@ test-vllm: setup  ## the policy and helpers on a real vLLM for the CPU, in .venv
 	@.venv-vllm/bin/python tests/train/vllm/name_vllm.py
 	@UPSHOT_VLLM=$(CURDIR)/.venv-vllm/bin/vllm $(BIN)/python -m pytest -q -s tests/train/vllm/test_real.py
 
+# Their own environment: other people's clients bring versions of their own. Those that were run: docs/testing.md.
+test-peers: setup  ## other people's clients and agent loops against upshot serve, in .venv-peers (made once)
+	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	@.venv-peers/bin/python -m pip install --quiet $(PEERS)
+	@UPSHOT_PEERS=$(CURDIR)/.venv-peers/bin/python $(BIN)/python -m pytest -q tests/peers
+
 lint: setup  ## ruff
 	@echo "checking style"
 	@$(BIN)/ruff check upshot tests benchmarks examples
@@ -78,4 +85,4 @@ collabllm-smoke: setup  ## CollabLLM end to end on the CPU: build, prepare, five
 	@$(BIN)/python -m tests.collabllm.smoke
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) $(CLUSTER) .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(CLUSTER) .venv-vllm .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

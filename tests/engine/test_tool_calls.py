@@ -208,6 +208,20 @@ def test_a_demanded_call_is_made_whatever_the_weights(agents: dict[str, Agent], 
         assert call["arguments"]["city"] in ("Rome", "Oslo")
 
 
+def test_a_demanded_call_has_the_form_that_the_template_writes(agents: dict[str, Agent]) -> None:
+    pytest.importorskip("llguidance")
+    asked = ChatRequest(messages=[{"role": "user", "content": "hi"}], tools=[weather()], tool_choice="required")
+    array = "[TOOL_CALLS][" + json.dumps(SOUTH) + "]"
+    old = Server(agents["mistral"].model, tool_parser="mistral")
+    for server, form, other in ((agents["mistral"].server, mistral(SOUTH), array), (old, array, mistral(SOUTH))):
+        grammar = server.model._grammar(server._heard(asked)[0])()
+        ids = [server.model.tokenizer.encode(text, add_special_tokens=False) for text in (form, other)]
+        assert grammar.copy().matcher.validate_tokens(ids[1]) < len(ids[1])
+        for token in ids[0]:
+            grammar.accept(token)
+        assert grammar.accept(2)
+
+
 def test_a_demanded_call_may_be_thought_about_first(agents: dict[str, Agent]) -> None:
     pytest.importorskip("llguidance")
     for name, thought in (("think", "<think>\nhm\n</think>\n\n"), ("open", "hm </think>\n"), ("think", "")):

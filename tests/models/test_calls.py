@@ -192,5 +192,5 @@ def test_the_family_is_known_by_the_words_of_the_chat_template() -> None:
     assert parser_for("<|im_start|>", "qwen") is Hermes and parser_for("[TOOL_CALLS]", "none") is None
     with pytest.raises(UserError, match="did you mean 'hermes'"):
         parser_for("", "herms")
-    assert parsers.names() == ["hermes", "llama3", "mistral", "qwen"]
+    assert parsers.names() == ["hermes", "llama3", "mistral", "mistral-args", "qwen"]
     assert len(Mistral.new_id()) == 9 and Mistral.new_id().isalnum()

@@ -146,6 +146,29 @@ def test_hedges_stay_a_small_share_of_the_calls():
     assert sent == 100 + stats["user/hedges"]
 
 
+def test_a_replica_that_hangs_is_put_out_by_the_hedges_it_loses_and_holds_no_call_until_its_timeout():
+    async def run():
+        async with AsyncExitStack() as stack:
+            hangs, *_ = there = await servers(stack, {}, {}, {})
+            model = await stack.enter_async_context(connect(spec_of(*(s.url for s in there), hedge=0.05), role="user"))
+            for i in range(80):
+                await model.generate(ask(i))
+            hangs.latency = 600  # as after SIGSTOP: it takes calls and answers none
+            answers = [await model.generate(ask(i)) for i in range(200, 220)]
+            answers += await asyncio.gather(*(model.generate(ask(i)) for i in range(220, 240)))
+            out = model.stats()
+            hangs.latency = 0
+            await asyncio.sleep(2.1)
+            for i in range(30):
+                await model.generate(ask(i))
+            return answers, out, model.stats(), short_name(hangs.url)
+
+    answers, out, stats, name = asyncio.run(asyncio.wait_for(run(), 20))
+    assert [answer[0].text for answer in answers] == [f"question {i}" for i in range(200, 240)]
+    assert out[f"user/replica/{name}/opened"] == 1 and out["user/replicas_up"] == 2
+    assert stats["user/replicas_up"] == 3 and stats["user/failed"] == 0
+
+
 def test_without_hedging_no_call_is_sent_twice():
     async def run():
         async with AsyncExitStack() as stack:

@@ -43,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--tool-parser",
         default="auto",
-        help="how the model writes tool calls: hermes, llama3, mistral, none, or your "
+        help="how the model writes tool calls: hermes, llama3, mistral, mistral-args, none, or your "
         "own as package.module:Class (default: what its chat template says)",
     )
     parser.set_defaults(run=run, default_of=parser.get_default)

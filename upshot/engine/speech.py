@@ -139,8 +139,16 @@ class Dialect:
             start = "start: thought calls" if hearing.opened else f"start: ({opening} thought)? calls"
             ends = f"/(?s:.*)/ {closing}" if closing.startswith("<[") else f"until\nuntil[suffix={closing}]: /(?s:.*)/"
             start += f"\nthought: reason /\\n{{0,2}}/\nreason: {ends}"
-        schema = {**call_schema(tools, self.parser.key), "x-guidance": {"whitespace_pattern": WHITESPACE}}
-        return "\n".join([start, self.parser.grammar(self._mark, hearing.several), f"body: %json {json.dumps(schema)}"])
+        return "\n".join([start, self.parser.grammar(self._mark, hearing.several), self._body(self.parser, tools)])
+
+    def _body(self, parser: type[CallParser], tools: Sequence[Mapping[str, Any]]) -> str:
+        """The rule of one call."""
+        if not parser.between:
+            return f"body: {as_rule(call_schema(tools, parser.key))}"
+        between = self._mark(parser.between)
+        kinds = [f"{json.dumps(tool['function']['name'])} {between} given{i}" for i, tool in enumerate(tools)]
+        given = [f"given{i}: {as_rule(parameters_of(tool))}" for i, tool in enumerate(tools)]
+        return "\n".join([f"body: {' | '.join(kinds)}", *given])
 
     def _mark(self, marker: str) -> str:
         """A marker in Lark: by its id where it is a special token, which no text can spell."""
@@ -148,12 +156,22 @@ class Dialect:
         return f"<[{ids[0]}]>" if ids else json.dumps(marker)
 
 
+def as_rule(schema: Mapping[str, Any]) -> str:
+    """A JSON schema as the right side of a rule."""
+    return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': WHITESPACE}})}"
+
+
+def parameters_of(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON schema of a tool's arguments."""
+    return tool["function"].get("parameters") or {"type": "object"}
+
+
 def call_schema(tools: Sequence[Mapping[str, Any]], key: str) -> dict[str, Any]:
     """JSON schema of a call of one of these tools; `key` holds the arguments."""
     kinds, own = [], {}
     for number, tool in enumerate(tools):
         place = f"tool{number}"
-        own[place] = moved(tool["function"].get("parameters") or {"type": "object"}, f"#/$defs/{place}")
+        own[place] = moved(parameters_of(tool), f"#/$defs/{place}")
         kinds.append(
             {
                 "type": "object",

@@ -29,6 +29,10 @@ REFRESH_S = 1.0
 """How often a file of addresses is looked at."""
 
 
+LOOK_S = 0.2
+"""How often a late call looks for a second replica, where it found none."""
+
+
 class ReplicatedModel(GuardedModel):
     """A model over the models at its addresses."""
 
@@ -121,12 +125,16 @@ class ReplicatedModel(GuardedModel):
         running, second = {first}, None
         try:
             await asyncio.wait(running, timeout=patience)
-            if not first.done() and (second := self.routing.hedge(key, tried)) is not None:
+            while not first.done() and (second := self.routing.hedge(key, tried, place)) is None:
+                await asyncio.wait(running, timeout=LOOK_S)
+            if second is not None:
                 count.hedges += 1
                 tried.add(second.replica.url)
                 running.add(asyncio.create_task(self._ask(request, n, seed, second, count)))
             answered = await _first_answer(running)
-            count.hedges_won += answered is not first
+            if answered is not first:
+                count.hedges_won += 1
+                self._overtaken(place, count)
             return answered.result()
         finally:
             for task in running:
@@ -135,6 +143,12 @@ class ReplicatedModel(GuardedModel):
             for held in (place, second):  # a task cancelled before its first step has not left
                 if held is not None:
                     self.routing.leave(held)
+
+    def _overtaken(self, place: Place, count: RoleCount) -> None:
+        """Another replica was asked later and answered first."""
+        if self.routing.overtaken(place):
+            count.replicas[f"{short_name(place.replica.url)}/opened"] += 1
+            log.warning("%s: %s is out (its last calls were answered sooner by others)", self.name, place.replica.url)
 
     async def _ask(self, request: Request, n: int, seed: int | None, place: Place, count: RoleCount) -> Answer:
         """One attempt at one replica, with its verdict on that replica."""

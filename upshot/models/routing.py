@@ -29,6 +29,8 @@ HEDGE_QUANTILE = 0.95
 HEDGE_SAMPLE = 20
 """Calls to have seen before one is called late."""
 LATENCIES_KEPT = 256
+SILENT_S = 1.0
+"""Less than that without an answer is no silence."""
 
 
 @dataclass(eq=False)
@@ -39,6 +41,8 @@ class Replica:
     breaker: Breaker = field(default_factory=Breaker)
     in_flight: int = 0
     asked_at: float = 0.0
+    answered_at: float = 0.0
+    """When it last answered a call."""
     rests_until: float = 0.0
     """It asked us (429) to stay away until then."""
 
@@ -122,18 +126,22 @@ class Routing:
             self._line.append(waiter)
         return waiter.place
 
-    def hedge(self, key: bytes, avoid: Collection[str]) -> Place | None:
-        """A place for a second try of a late call, if there is a free one and the share of such calls allows it."""
-        free = self._free(avoid) if self._may_hedge() else []
+    def hedge(self, key: bytes, avoid: Collection[str], late: Place) -> Place | None:
+        """A place for a second try of a late call, if there is a free one and the share of such calls allows it.
+
+        Where the first replica is out by now, or silent, it is no straggler, and the share is no matter.
+        """
+        astray = late.replica.breaker.is_open or self._silent(late)
+        free = self._free(avoid) if astray or self._hedges + 1 <= self._share * self._calls else []
         if not free:
             return None
-        self._hedges += 1
+        self._hedges += not astray
         return self._take(pick(free, key, self.slack))
 
     def hedge_after(self, role: str) -> float | None:
         """Seconds after which a call of a role is late, by its last ones; None: it is not to be hedged."""
         latencies = self._latencies[role]
-        if not self._may_hedge() or len(latencies) < HEDGE_SAMPLE:
+        if not self._share or len(self.replicas) < 2 or len(latencies) < HEDGE_SAMPLE:
             return None
         return quantile(sorted(latencies), HEDGE_QUANTILE)
 
@@ -144,16 +152,28 @@ class Routing:
 
     def answered(self, place: Place) -> None:
         """The replica is there, though it may have refused the call."""
-        place.replica.breaker.succeeded()
+        replica = place.replica
+        replica.breaker.succeeded()
+        replica.answered_at = self._clock()
         place.trial = False
 
     def failed(self, place: Place, failure: AttemptFailed) -> bool:
         """The call was not answered; whether that opened the breaker. A 429 is an answer: come back later."""
-        breaker = place.replica.breaker
         if failure.reason == "rate_limited":
             self.answered(place)
             place.replica.rests_until = self._clock() + (failure.wait_s or 0.0)
             return False
+        return self._not_answered(place)
+
+    def overtaken(self, place: Place) -> bool:
+        """A late call was answered by a second replica; whether that opened the breaker of the first.
+
+        A server that hangs fails no call before the timeout, and would draw call after call until then.
+        """
+        return not place.left and self._not_answered(place)
+
+    def _not_answered(self, place: Place) -> bool:
+        breaker = place.replica.breaker
         before = breaker.opened
         breaker.failed(self._clock(), place.trial)
         place.trial = False
@@ -173,8 +193,12 @@ class Routing:
         """Whether any replica besides these may be called."""
         return bool(self._open_to_calls(avoid))
 
-    def _may_hedge(self) -> bool:
-        return len(self.replicas) > 1 and self._hedges + 1 <= self._share * self._calls
+    def _silent(self, place: Place) -> bool:
+        """Whether a replica has answered nobody since a call began there, while others have, or have nothing to do."""
+        if place.replica.answered_at >= place.began or self._clock() - place.began < SILENT_S:
+            return False
+        others = [replica for replica in self.replicas.values() if replica is not place.replica]
+        return any(other.answered_at > place.began for other in others) or not any(o.in_flight for o in others)
 
     def _open_to_calls(self, avoid: Collection[str]) -> list[Replica]:
         now = self._clock()

@@ -43,6 +43,8 @@ class CallParser(ABC):
     """What announces a call; may be special tokens, which are then kept in the text."""
     key: ClassVar[str] = "arguments"
     """Under which a call's JSON object holds its arguments."""
+    between: ClassVar[str] = ""
+    """What stands between a call's name and the JSON of its arguments; empty: one object holds both."""
 
     def __init__(self) -> None:
         self.held = ""
@@ -62,7 +64,7 @@ class CallParser(ABC):
     @classmethod
     @abstractmethod
     def grammar(cls, mark: Callable[[str], str], several: bool) -> str:
-        """Lark rule `calls`: a call or `several`; `body` is the rule of one's JSON, `mark` spells a marker."""
+        """Lark rule `calls`: a call or `several`; `body` is the rule of one, `mark` spells a marker."""
 
     @staticmethod
     def new_id() -> str:

@@ -58,14 +58,31 @@ class Mistral(CallParser):
 
     @classmethod
     def known(cls, template: str) -> bool:
-        """The mark."""
-        return MARK in template
+        """The mark, and nothing of the newer form."""
+        return MARK in template and ARGS not in template
 
     @classmethod
     def grammar(cls, mark: Callable[[str], str], several: bool) -> str:
-        """The array: the form that most of the family's versions were taught."""
+        """The array."""
         more = ' (", " body)*' if several else ""
         return f'calls: {mark(MARK)} "[" body{more} "]"'
+
+
+@parsers.register("mistral-args")
+class MistralArgs(Mistral):
+    """What is read is the same; a call that is demanded is written in the newer form."""
+
+    between = ARGS
+
+    @classmethod
+    def known(cls, template: str) -> bool:
+        """Both marks."""
+        return MARK in template and ARGS in template
+
+    @classmethod
+    def grammar(cls, mark: Callable[[str], str], several: bool) -> str:
+        """A mark for each."""
+        return f"calls: ({mark(MARK)} body)+" if several else f"calls: {mark(MARK)} body"
 
 
 def _calls(items: Sequence[Any]) -> list[Called]:
