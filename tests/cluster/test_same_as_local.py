@@ -6,11 +6,12 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 
-from tests.cluster.test_worker import RENDERER, TOKENIZER, Manager, Output
+from tests.cluster.test_worker import RENDERER, Manager, Output
 from upshot.chat import Conversation, Message, Row, Sample
 from upshot.cluster.lesson import Row as TrainedRow
 from upshot.cluster.lesson import Told, teach
@@ -20,6 +21,8 @@ from upshot.cluster.trajectory import Trajectory, trajectories_of
 from upshot.cluster.worker import Order, Worker, placed
 from upshot.config import load
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
+from upshot.models.rendering import Renderer
+from upshot.models.tiny import tiny_tokenizer
 from upshot.recipe import Recipe
 from upshot.rewards.credit import Credit, Span, credit_turns, only
 from upshot.rewards.reward import Reward
@@ -29,6 +32,7 @@ from upshot.rollout.policy import Policy
 from upshot.rollout.reply import Reply
 from upshot.score import Score
 from upshot.tasks.base import tasks
+from upshot.tasks.ciphers import Ciphers
 from upshot.train import ppo, rl
 from upshot.train.batch import Datum
 from upshot.train.estimates import Lesson
@@ -52,29 +56,29 @@ class Local(Model):
     name = "fixed"
     abilities = Abilities(ids_in=True, ids_out=True)
 
-    def __init__(self, says: Says) -> None:
-        self.says = says
+    def __init__(self, says: Says, renderer: Renderer = RENDERER) -> None:
+        self.says, self.renderer = says, renderer
 
     async def generate(self, request: Request) -> list[Completion]:
         text = self.says(list(request.prompt), request.sampling.seed or 0)  # type: ignore[arg-type]
         if text == DOWN:
             raise ModelCallError("aborted", "a server gave 0 ids (stop reason 'aborted')")
-        ids = tuple(RENDERER.completed(text))
+        ids = tuple(self.renderer.completed(text))
         return [Completion(text, "stop", ids, (-0.5,) * len(ids))]
 
 
 class Servers(Manager):
     """The same policy on a cluster's servers."""
 
-    def __init__(self, says: Says) -> None:
-        super().__init__(str, TOKENIZER)
-        self.by_seed = says
+    def __init__(self, says: Says, renderer: Renderer = RENDERER) -> None:
+        super().__init__(str, renderer.tokenizer)
+        self.by_seed, self.renderer = says, renderer
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Output:
         text = self.by_seed(prompt_ids, sampling_params["seed"])
         if text == DOWN:
             return Output([], [], "aborted")
-        ids = RENDERER.completed(text)
+        ids = self.renderer.completed(text)
         return Output(ids, [-0.5] * len(ids))
 
 
@@ -89,18 +93,30 @@ def some(recipe: Recipe, *places: int) -> list[Row]:
     return [rows[place] for place in places]
 
 
+@cache
+def _ciphers() -> Renderer:
+    return Renderer(tiny_tokenizer(Ciphers().vocabulary()))
+
+
+def renderer_of(recipe: Recipe) -> Renderer:
+    """Of the task's own words."""
+    return RENDERER if recipe.task.name == "slots" else _ciphers()
+
+
 def locally(recipe: Recipe, rows: Sequence[Row], step: int, says: Says = words) -> list[list[Reply]]:
     """The groups of a step as local mode plays them."""
-    model = Local(says)
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
-    company = of_recipe(recipe, task, model, TOKENIZER, RENDERER)
-    stage = stage_of(recipe, company, Policy(model, RENDERER, sampling_of(recipe), 256))
+    renderer = renderer_of(recipe)
+    model = Local(says, renderer)
+    company = of_recipe(recipe, task, model, renderer.tokenizer, renderer)
+    stage = stage_of(recipe, company, Policy(model, renderer, sampling_of(recipe), 256, think=recipe.episode.think))
     return asyncio.run(play_step(stage, rows, recipe.train.group_size, rl.derive_seed(recipe.seed, "step", step)))
 
 
 def on_verl(recipe: Recipe, rows: Sequence[Row], step: int, says: Says = words) -> list[list[Reply]]:
     """The same groups as a worker of the cluster plays them, and as the trainer reads them."""
-    worker, servers = Worker(recipe, TOKENIZER, 256), Servers(says)
+    renderer = renderer_of(recipe)
+    worker, servers = Worker(recipe, renderer.tokenizer, 256), Servers(says, renderer)
     before = occurred([row.id for row in rows])
 
     async def one(group: int, session: int) -> Reply:
@@ -174,10 +190,10 @@ def same(recipe: Recipe, local: Sequence[Sequence[Reply]], verl: Sequence[Sequen
     return len(rows)
 
 
-def compare(recipe: Recipe, step: int = 3) -> int:
+def compare(recipe: Recipe, step: int = 3, says: Says = words) -> int:
     """Play a step in both modes and hold that they are the same."""
     rows = some(recipe, 3, 9, 5, 9)  # one row comes twice
-    local, verl = locally(recipe, rows, step), on_verl(recipe, rows, step)
+    local, verl = locally(recipe, rows, step, says), on_verl(recipe, rows, step, says)
     for one, other in zip(local, verl, strict=True):
         assert [r.to_dict(step) for r in one] == [r.to_dict(step) for r in other]
     assert any(r.reward.total.is_missing for group in local for r in group)
@@ -190,6 +206,30 @@ def compare(recipe: Recipe, step: int = 3) -> int:
 @pytest.mark.parametrize("name", ["dr-grpo", "grpo", "rloo", "gdpo", "separated", "reinforce++"])
 def test_a_step_has_the_same_conversations_rewards_parts_and_advantages(name: str) -> None:
     assert compare(recipe_of(f"train.advantage={name}")) > 4
+
+
+def thinks(prompt: list[int], seed: int) -> str:
+    """A reply with a thought, without one, or none at all, by the seed."""
+    said = ["<think> 4 + 3 = 7 . </think> #### 7", "<think> 2 + 3 = 5 . </think> #### 5", "#### 7", DOWN]
+    return said[seed % len(said)]
+
+
+def peer(request: Request) -> str:
+    """A classmate who answers one thing or another, and now and then fails."""
+    seed = request.sampling.seed or 0
+    if seed % 5 == 0:
+        raise ModelCallError("refused")
+    return f"#### {seed % 11}"
+
+
+@pytest.mark.parametrize("name", ["dr-grpo", "gdpo", "{name: separated, non_negative: true}"])
+def test_classmates_of_a_step_are_those_of_local_mode(name: str) -> None:
+    own = [f"models.peer=scripted:{__name__}:peer", "models.monitor=scripted:echo", "eval.monitor=null"]
+    more = ["warm_start=null", "model.path=/model", "train.group_size=6", "task.limit=16", f"train.advantage={name}"]
+    recipe = load("classmate-mini", [*own, *more]).recipe
+    assert compare(recipe, says=thinks) > 8
+    parts = {span.parts for r in on_verl(recipe, some(recipe, 3), 3, thinks)[0] if r.credit for span in r.credit.spans}
+    assert ("main",) in parts and any("classmate" in own for own in parts)
 
 
 @pytest.mark.parametrize(
