@@ -18,9 +18,12 @@ from safetensors.torch import load_file
 from tests.cluster.real.verl_run import SMALL, VerlRun, verl_run
 from upshot import jsonl, runs
 from upshot.cli import main
+from upshot.models.tiny import tiny_model, tiny_tokenizer
+from upshot.recipe import TinyConfig
 from upshot.tasks.slots import Slots
 from upshot.train import samples
 from upshot.train.best import only_looks
+from upshot.train.folder import RunFolder
 from upshot.train.sft import pick
 
 STEPS, MORE = 4, 6
@@ -81,9 +84,10 @@ def test_export_has_the_weights_that_the_run_ended_with_in_float32(
     theirs = load_file(tmp_path / "theirs" / "model.safetensors")
     assert set(ours) == set(theirs) - {"lm_head.weight"}
     assert all(torch.equal(weight.bfloat16(), theirs[name].bfloat16()) for name, weight in ours.items())
-    start = first.folder / "warm-start/checkpoints"
-    (warm,) = start.glob("*-*/model.safetensors")
-    assert not torch.equal(load_file(warm)["model.norm.weight"], ours["model.norm.weight"]), "it has learned"
+    warm = RunFolder.open(first.folder / "warm-start").latest()
+    assert warm is not None
+    before = load_file(warm.path / "model.safetensors")
+    assert not torch.equal(before["model.norm.weight"], ours["model.norm.weight"]), "it has learned"
 
 
 def test_a_resumed_run_goes_on_with_the_next_rows_and_nothing_is_counted_twice(first: VerlRun) -> None:
@@ -106,9 +110,11 @@ SFT = ("train.method=sft", "warm_start=null", "train.prompts_per_step=8", "task.
 LOOKS = ("train.steps=4", "train.save_every=2", "eval.every=2", "eval.rows=7")
 
 
-def test_supervised_training_has_local_modes_losses_step_by_step(first: VerlRun, tmp_path: Path) -> None:
-    (start,) = (first.folder / "warm-start/checkpoints").glob("*-*")
-    words = (*SFT, *LOOKS, f"model.path={start}")
+def test_supervised_training_has_local_modes_losses_step_by_step(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer(Slots(rows_per_split=64).vocabulary())
+    tiny_model(TinyConfig(hidden=64, layers=2, heads=2, mlp=128), tokenizer, 0).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    words = (*SFT, *LOOKS, f"model.path={tmp_path / 'model'}")
     there = verl_run(tmp_path / "verl", *words, ranks=2)
     assert main(["train", "quickstart", f"run_dir={tmp_path / 'local'}", *words, "--quiet"]) == 0
     local = [json.loads(line) for line in (tmp_path / "local/metrics.jsonl").read_text().splitlines()]
