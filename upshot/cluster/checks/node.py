@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 SHM_GB = 1.0
 """Shared memory that Ray's object store and the weights' transport want at the very least."""
-CONNECT_S, IMPORT_S = 5.0, 120.0
+CONNECT_S, IMPORT_S = 5.0, 600.0
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
