@@ -27,8 +27,8 @@ class Server:
         """Sequences here, running or not."""
         self.tokens = 0.0
         """Generated so far."""
-        self.busy_s = 0.0
-        """Seconds in which anything ran."""
+        self.busy_s = self.reading_s = 0.0
+        """Seconds in which anything ran, and of reading prompts."""
         self._line: deque[tuple[float, float, Resume]] = deque()
         self._running: list[tuple[float, int, Resume]] = []
         """By the token count of the server (`_given`) at which each sequence ends."""
@@ -67,6 +67,7 @@ class Server:
         while self._line and len(self._running) < self.speed.max_running:
             prompt, tokens, resume = self._line.popleft()
             reading = prompt / self.speed.prompt_tokens_per_s
+            self.reading_s += reading
             self._reads_until = max(self._reads_until, self.clock.now) + reading
             self.tokens += tokens
             self._number += 1

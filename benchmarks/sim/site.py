@@ -68,6 +68,7 @@ class EndpointSite(Section):
     replicas: int = Field(1, ge=1)
     server: Speed = Speed()
     prompt_tokens: float = Field(1500.0, ge=0)
+    """Of a call, those aside that the server has in its prefix cache."""
     tokens: Length = Length(median=150, sigma=0.5, most=2048)
     """Of an answer."""
     latency_s: Length | None = None

@@ -38,7 +38,7 @@ class Step:
     calls: dict[str, int]
     failed: dict[str, int]
     busy: dict[str, float]
-    """Share of what could have been done in the time: tokens of full batches, or slots of an endpoint."""
+    """Share of the time that servers with full batches would need, or for which an endpoint's slots are held."""
 
     @property
     def seconds(self) -> float:
@@ -230,6 +230,6 @@ def _busy(stage: Stage, seconds: float) -> Iterator[tuple[str, float]]:
 
 
 def _full(pool: Pool, seconds: float) -> float:
-    """Tokens that servers gave, as a share of those of full batches."""
-    most = sum(server.speed.most_per_s for server in pool.servers)
-    return sum(server.tokens for server in pool.servers) / max(seconds * most, 1e-12)
+    """The share of their time that servers would need for the same work with full batches."""
+    work = sum(server.reading_s + server.tokens / server.speed.most_per_s for server in pool.servers)
+    return work / max(seconds * len(pool.servers), 1e-12)
