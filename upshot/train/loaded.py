@@ -88,6 +88,10 @@ class Loaded:
         elif self.memory.setting.park and "engine" in self.__dict__:
             self.engine.park()
 
+    def sync_times(self) -> dict[str, float]:
+        """Seconds since the last look that went into handing weights to a server; nothing where there is none."""
+        return {"time/sync": self.sampler.spent()} if isinstance(self.sampler, VllmPolicy) else {}
+
     async def close(self) -> None:
         """Nothing is sampled for now: connections to a server are closed."""
         if isinstance(self.sampler, VllmPolicy):

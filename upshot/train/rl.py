@@ -83,7 +83,7 @@ async def play_and_learn(
                     played = await rollouts.of(step)
                     groups = played.groups
                     logs = played.times | summarise(groups) | measure(groups, stage)
-                    logs |= staleness(groups, step) if ahead else {}
+                    logs |= run.loaded.sync_times() | (staleness(groups, step) if ahead else {})
                     evaluation = await looks.before(step, look)
                     if looks.enough:
                         looks.end(evaluation)
@@ -114,9 +114,7 @@ async def timed_play(
     with Stopwatch().running() as watch:
         groups = await play(recipe, stage, rows, step, played, ranks)
     took = time.perf_counter() - started
-    times = {
-        f"time/{name}": watch.seconds[name] for name in ("sample", "sync", "futures", "judges") if watch.seconds[name]
-    }
+    times = {f"time/{name}": watch.seconds[name] for name in ("sample", "futures", "judges") if watch.seconds[name]}
     tokens = sampled(reply for group in groups for reply in group)
     return Played(groups, times | {"time/rollout": took, "time/sampled_per_s": tokens / max(took, 1e-9)})
 

@@ -37,8 +37,18 @@ class Worker(Hands):
 class FakeVllm:
     """A server with its own event loop; `port` stays over restarts."""
 
-    def __init__(self, module: Any, world: int = 1, loses: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        module: Any,
+        world: int = 1,
+        loses: tuple[str, ...] = (),
+        port: int = 0,
+        name: str = "policy",
+        tokenizer: Any = None,
+        gated: bool = True,
+    ) -> None:
         self.shape = copy.deepcopy(module)
+        self.name, self.tokenizer, self.gated = name, tokenizer, gated
         self.world, self.loses = world, loses
         """How many workers it says to have; names of weights that get lost on the way."""
         self.latency_s = 0.0
@@ -51,7 +61,7 @@ class FakeVllm:
         self.seen: list[dict[str, Any]] = []
         """Every body of a sampling that came through the gate."""
         self.most_busy_at_load = 0
-        self.port = 0
+        self.port = port
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         self.start()
@@ -78,7 +88,7 @@ class FakeVllm:
     async def _start(self) -> None:
         self.module = copy.deepcopy(self.shape).eval()
         with torch.no_grad():
-            for weight in self.module.parameters():
+            for weight in self.module.parameters() if self.gated else ():
                 weight.uniform_(-1e-3, 1e-3)  # --load-format dummy
         self.module.load_weights = self._load_weights
         self.worker = Worker(self.module, self.world)
@@ -125,7 +135,8 @@ class FakeVllm:
 
         headers = [(name.lower(), value) for name, value in request.raw_headers]
         scope = {"type": "http", "path": request.path, "method": request.method, "headers": headers}
-        await self.gate({**scope, "query_string": request.query_string.encode()}, receive, send)
+        through = self.gate if self.gated else self.app
+        await through({**scope, "query_string": request.query_string.encode()}, receive, send)
         if sent.status == 0:
             assert request.transport is not None
             request.transport.abort()
@@ -145,6 +156,9 @@ class FakeVllm:
             "/sleep": lambda _: self._sleep(True),
             "/wake_up": lambda _: self._sleep(False),
         }
+        if scope["path"] == "/v1/chat/completions":
+            await answer(send, 200, await asyncio.to_thread(self._chat, body))
+            return
         if scope["path"] == "/v1/completions":
             self.seen.append(body | {"version": dict(scope["headers"]).get(b"x-upshot-version", b"").decode()})
             await asyncio.sleep(self.latency_s)
@@ -159,7 +173,10 @@ class FakeVllm:
 
     def _models(self) -> list[dict[str, Any]]:
         one = RECORDED["models"]["data"]
-        return [one[0], *({**one[1], "id": name, "root": path} for name, path in self.adapters.items())]
+        return [
+            {**one[0], "id": self.name},
+            *({**one[1], "id": name, "root": path} for name, path in self.adapters.items()),
+        ]
 
     def _rpc(self, body: Any) -> tuple[int, Any]:
         try:
@@ -189,7 +206,7 @@ class FakeVllm:
 
     @torch.no_grad()
     def _complete(self, body: Any) -> tuple[int, Any]:
-        if body["model"] not in ("policy", *self.adapters):
+        if body["model"] not in (self.name, *self.adapters):
             return 404, RECORDED["no_model"]
         prompt = body["prompt"]
         if body.get("echo"):
@@ -202,6 +219,13 @@ class FakeVllm:
             choices = [([], [], "abort") for _ in choices]
         return 200, self._answer(body, choices)
 
+    def _chat(self, body: Any) -> dict[str, Any]:
+        asked = self.tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True, return_dict=False)
+        ids, _, finish = self._sampled({**body, "prompt": asked, "stop_token_ids": [self.tokenizer.eos_token_id]}, 0)
+        message = {"role": "assistant", "content": self.tokenizer.decode(ids, skip_special_tokens=True)}
+        return {"choices": [{"index": 0, "message": message, "finish_reason": finish}], "usage": {}}
+
+    @torch.no_grad()
     def _sampled(self, body: Any, index: int) -> tuple[list[int], list[float], str]:
         random = torch.Generator().manual_seed(body.get("seed", 0) + index)
         ids, scores = list(body["prompt"]), []

@@ -157,7 +157,7 @@ def test_adapters_are_hot_swapped(tmp_path: Path) -> None:
 
 
 def test_a_recipe_is_trained_with_its_policy_on_vllm(tmp_path: Path) -> None:
-    file = tmp_path / "recipe.json"
+    file = tmp_path / "recipe.yaml"
     file.write_text(json.dumps(base(tmp_path / "run")))
     lines = train(file)
     assert len(lines) == 3
@@ -187,7 +187,7 @@ def test_two_engines_side_by_side_are_a_recipes_user_and_classmates(tmp_path: Pa
             ("talk", talk, {"user": "serve:one"}),
             ("mates", mates, {"user": "serve:one", "one": "serve:one", "two": "serve:two"}),
         ):
-            file = tmp_path / f"{name}.json"
+            file = tmp_path / f"{name}.yaml"
             file.write_text(json.dumps(base(tmp_path / name, futures=futures, models=models, **shared)))
             lines = train(file)
             assert len(lines) == 3 and all(math.isfinite(line["reward/mean"]) for line in lines)

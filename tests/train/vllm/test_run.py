@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -73,6 +74,8 @@ def test_every_step_is_sampled_by_the_newest_weights_and_agrees_with_the_learner
     assert len(lines) == 3 and all(math.isfinite(line["reward/mean"]) for line in lines)
     assert all(line["policy/drift_max"] < 1e-4 for line in lines)
     assert all(line["policy/importance"] == pytest.approx(1.0, abs=1e-4) for line in lines)
+    raw = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["time/sync"] > 0 for line in raw if "reward/mean" in line)
     versions = [int(body["version"]) for body in servers[0].seen]
     assert versions == sorted(versions) and set(versions) == {0, 1, 2}
 

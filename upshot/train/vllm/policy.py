@@ -21,7 +21,6 @@ from upshot.errors import UserError
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
 from upshot.models.endpoint import EndpointModel
 from upshot.models.rendering import Renderer
-from upshot.stopwatch import at_work
 from upshot.train.vllm.door import Door, Down
 from upshot.train.vllm.launch import Address
 from upshot.train.vllm.parcel import TOLD, Way, check_arrival, folder_for, parcel, way_for
@@ -52,6 +51,7 @@ class VllmPolicy(Model):
         self.version = 0
         """Of the learner's weights."""
         self.syncs = 0
+        self._seconds = 0.0
         self.door = Door(address.url, address.key)
         self.endpoint = EndpointModel(address.spec)
         self._loaded: str | None = None
@@ -120,6 +120,11 @@ class VllmPolicy(Model):
     def load_copies(self, folder: Path) -> None:
         """The copies that a checkpoint kept: there are none."""
 
+    def spent(self) -> float:
+        """Seconds that handing weights over has taken since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
     def stats(self) -> dict[str, float]:
         """Calls by role and how often weights were handed over."""
         return {**self.endpoint.stats(), "syncs": float(self.syncs)}
@@ -153,8 +158,7 @@ class VllmPolicy(Model):
                 async with self._changing:
                     if self._loaded != str(self.version):  # others may have waited for the same
                         await self._until_idle()
-                        with at_work("sync"):
-                            await self._hand_over(str(self.version))
+                        await self._hand_over(str(self.version))
             except Down as error:
                 failed += 1
                 if failed == ATTEMPTS:
@@ -207,6 +211,7 @@ class VllmPolicy(Model):
         self._loaded = version
         self.syncs += 1
         took = time.monotonic() - began
+        self._seconds += took
         (self.say if self.syncs == 1 else log.info)(f"vLLM       weights by {told} in {took:.2f} s")
 
     async def _load(self, version: str) -> str:
