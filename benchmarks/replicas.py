@@ -3,7 +3,8 @@
     python -m benchmarks.replicas [--seconds 10] [--conversations 24]
 
 The servers are real ones (`upshot serve FILE.yaml`, a tiny model on the CPU). Conversations of four turns go on
-throughout; the rounds with and without a stopped replica alternate in one run. Also what the servers' own prefix caches say.
+throughout; the rounds with and without a stopped replica alternate in one run. Also what the servers' own prefix caches
+say.
 """
 
 from __future__ import annotations

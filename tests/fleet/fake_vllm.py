@@ -18,7 +18,7 @@ key = os.environ.get("VLLM_API_KEY")
 told = Path(os.environ["FAKE_FOLDER"]) / name
 starts = int(told.read_text()) + 1 if told.exists() else 1
 told.write_text(str(starts))
-if starts <= int(os.environ.get("FAKE_FAILS", 0)):
+if starts <= int(os.environ.get("FAKE_FAILS", 0)) or Path(f"{told}.fails").exists():
     sys.exit("CUDA is on holiday")
 child = subprocess.Popen(["sleep", "1000"])
 Path(f"{told}.child").write_text(str(child.pid))

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -85,22 +86,33 @@ def test_a_run_loses_no_call_when_one_of_three_replicas_is_killed(serve_file: Wr
 REAL = "tests.fleet.plain_user:PlainUser"
 
 
-def begin(tmp_path: Path, models: str, asks: str, steps: int) -> subprocess.Popen[str]:
-    """`upshot train` with embedded servers of a tiny model."""
+Begin = Callable[[str, str, int], subprocess.Popen[str]]
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    """Begin `upshot train` with embedded servers of a tiny model."""
     module, tokenizer, _, _ = tiny_parts()
     module.save_pretrained(tmp_path / "tiny")
     tokenizer.save_pretrained(tmp_path / "tiny")
-    path = tmp_path / "real.yaml"
-    path.write_text(
-        f"extends: ./mine.yaml\nmodels: {models}\nfutures: {{window: 1, user: {{name: '{REAL}', asks: {asks}}}}}\n"
-        f"train: {{steps: {steps}, prompts_per_step: 2, group_size: 2, save_every: {steps}}}\n"
-    )
     recipe_file(tmp_path)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-m", "upshot.cli", "train", str(path)]
-    return subprocess.Popen(
-        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
-    )
+    with ExitStack() as stack:
+
+        def start(models: str, asks: str, steps: int) -> subprocess.Popen[str]:
+            path = tmp_path / "real.yaml"
+            path.write_text(
+                f"extends: ./mine.yaml\nmodels: {models}\n"
+                f"futures: {{window: 1, user: {{name: '{REAL}', asks: {asks}}}}}\n"
+                f"train: {{steps: {steps}, prompts_per_step: 2, group_size: 2, save_every: {steps}}}\n"
+            )
+            words = [sys.executable, "-m", "upshot.cli", "train", str(path)]
+            pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            run = stack.enter_context(subprocess.Popen(words, env=environment, cwd=tmp_path, **pipes))
+            stack.callback(run.kill)  # where a test fails
+            return run
+
+        yield start
 
 
 def steps_done(tmp_path: Path) -> int:
@@ -110,13 +122,14 @@ def steps_done(tmp_path: Path) -> int:
 
 
 @pytest.mark.slow
-def test_a_run_with_embedded_replicas_goes_on_to_its_end(serve_file: Write, tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+def test_a_run_with_embedded_replicas_goes_on_to_its_end(serve_file: Write, begin: Begin, tmp_path: Path) -> None:
     file = serve_file("servers: {user: {model: tiny, devices: cpu, replicas: 3}}")
-    run = begin(tmp_path, '{user: {model: "serve:user"}}', "[user]", 200)
-    before = wait_for(lambda: steps_done(tmp_path) > 2 and servers_of(file))
+    run = begin('{user: {model: "serve:user"}}', "[user]", 200)
+    before = wait_for(lambda: steps_done(tmp_path) > 2 and servers_of(file), 300)
     after = kill(file, "user-2")
     assert steps_done(tmp_path) < 200 and after["user-2"]["url"] == before["user-2"]["url"]
-    told = run.communicate(timeout=200)[0]
+    told = run.communicate(timeout=400)[0]
     assert run.returncode == 0, told
     lines = jsonl.read(tmp_path / "run" / "metrics.jsonl")
     assert steps_done(tmp_path) == 200 and missing(tmp_path / "run" / "rollouts.jsonl") == set()
@@ -125,15 +138,18 @@ def test_a_run_with_embedded_replicas_goes_on_to_its_end(serve_file: Write, tmp_
 
 
 @pytest.mark.slow
-def test_calls_that_are_not_tried_again_are_missing_with_the_reason(serve_file: Write, tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+def test_calls_that_are_not_tried_again_are_missing_with_the_reason(
+    serve_file: Write, begin: Begin, tmp_path: Path
+) -> None:
     one = "{model: tiny, devices: cpu}"
     file = serve_file(f"servers: {{a: {one}, b: {one}, c: {one}}}")
     models = '{a: {model: "serve:a", retries: 0}, b: "serve:b", c: "serve:c", user: policy}'
-    run = begin(tmp_path, models, "[a, b, c]", 200)
-    wait_for(lambda: steps_done(tmp_path) > 2)
+    run = begin(models, "[a, b, c]", 200)
+    wait_for(lambda: steps_done(tmp_path) > 2, 300)
     kill(file, "a")
     back_at = steps_done(tmp_path)
-    told = run.communicate(timeout=200)[0]
+    told = run.communicate(timeout=400)[0]
     assert run.returncode == 0, told
     rows = jsonl.read(tmp_path / "run" / "rollouts.jsonl")
     gaps = [(row["step"], future) for row in rows for future in row["futures"] if future["missing"]]
@@ -143,10 +159,11 @@ def test_calls_that_are_not_tried_again_are_missing_with_the_reason(serve_file: 
 
 
 @pytest.mark.slow
-def test_a_killed_run_leaves_no_server(serve_file: Write, tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+def test_a_killed_run_leaves_no_server(serve_file: Write, begin: Begin, tmp_path: Path) -> None:
     file = serve_file("servers: {user: {model: tiny, devices: cpu, replicas: 3}}")
-    run = begin(tmp_path, '{user: {model: "serve:user"}}', "[user]", 2000)
-    servers = wait_for(lambda: steps_done(tmp_path) > 2 and servers_of(file))
+    run = begin('{user: {model: "serve:user"}}', "[user]", 2000)
+    servers = wait_for(lambda: steps_done(tmp_path) > 2 and servers_of(file), 300)
     state = read_state(folder_of(file))
     assert state is not None
     pids = [state["pid"], *(server["pid"] for server in servers.values())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import urllib.error
@@ -125,6 +126,57 @@ def test_what_cannot_start_is_refused_before_anything_does(
     assert f"servers.a: cannot listen on 127.0.0.1:{port}: Address already in use" in told
     assert "no program 'nowhere'" in refusal("servers: {a: {model: x, engine: vllm, program: nowhere}}")
     assert "--port is for `upshot serve MODEL`" in refusal(TWO, "--port", "1")
+    assert "--tool-parser is for `upshot serve MODEL`" in refusal(TWO, "--tool-parser", "hermes")
     assert "a map is keyed by model" in refusal("servers: {a: x, b: x}", "--map", "m.json")
     assert main(["serve", "smollm2-135m", "--map", "m.json"]) == 2
     assert not (tmp_path / "a").exists()
+
+
+def test_a_second_file_with_a_taken_port_is_refused_and_hurts_nobody(serve_file: Write, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    text = f"servers: {{a: {{model: org/a, engine: vllm, port: {port}}}}}"
+    fleet, second = Started(serve_file(text)), tmp_path / "second.yaml"
+    fleet.ready()
+    second.write_text(text)
+    other = Started(second)
+    said = other.process.communicate(timeout=60)[0]
+    assert other.process.returncode == 2 and f"servers.a: cannot listen on 127.0.0.1:{port}" in said
+    assert fleet.ready()["pid"] == fleet.process.pid and fleet.end().endswith("all stopped\n")
+
+
+def test_a_server_that_crashes_again_and_again_is_started_with_growing_pauses(
+    serve_file: Write, tmp_path: Path
+) -> None:
+    fleet = Started(serve_file(TWO))
+    before = fleet.ready()["servers"]
+    (tmp_path / "a.fails").touch()
+    os.kill(before["a"]["pid"], signal.SIGKILL)
+    wait_for(lambda: (state := read_state(fleet.folder)) and state["servers"]["a"]["restarts"] == 3)
+    assert main(["serve", "status", str(fleet.file)]) == 1
+    (tmp_path / "a.fails").unlink()
+    after = fleet.ready()["servers"]
+    assert after["b"]["pid"] == before["b"]["pid"]
+    assert re.findall(r"starting it again in (\S+) s", fleet.end())[:3] == ["0.5", "1", "2"]
+
+
+def test_a_full_disk_is_told_of_and_ends_no_server(serve_file: Write, tmp_path: Path) -> None:
+    file = serve_file(TWO)
+    fleet = Started(file)
+    before = fleet.ready()["servers"]
+    soft = resource.prlimit(fleet.process.pid, resource.RLIMIT_FSIZE, (16, resource.RLIM_INFINITY))
+    os.kill(before["a"]["pid"], signal.SIGKILL)
+    wait_for(lambda: "asked" if (tmp_path / "a").read_text() == "2" else None)
+    assert fleet.process.poll() is None and alive(before["b"]["pid"])
+    resource.prlimit(fleet.process.pid, resource.RLIMIT_FSIZE, soft)
+    said = fleet.end()
+    assert "a is restarting, but that cannot be written: File too large" in said and said.endswith("all stopped\n")
+    assert fleet.process.returncode == 0 and "Traceback" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_while_they_start_leaves_nothing(serve_file: Write, tmp_path: Path, number: int) -> None:
+    fleet = Started(serve_file(TWO))
+    pid = wait_for(lambda: (tmp_path / "b.child").exists() and child_of(tmp_path, "b"))
+    said = fleet.end(number)
+    assert fleet.process.returncode == 0 and said.endswith("all stopped\n") and not alive(pid)

@@ -138,3 +138,29 @@ def test_the_module_imports_neither_torch_nor_any_tracker() -> None:
     code = f"import sys, upshot.train.trackers; print([name for name in {heavy} if name in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_a_tracker_that_fails_is_said_once_and_ends_no_run(tmp_path: Path) -> None:
+    from types import SimpleNamespace
+
+    from upshot.train.writer import Writer
+
+    class Full:
+        def log(self, step: int, metrics: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        def finish(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    said: list[str] = []
+    reporter: Any = SimpleNamespace(say=said.append, step=lambda *_: None)
+    folder: Any = SimpleNamespace(status=lambda *_, **__: None)
+    recipe: Any = SimpleNamespace(keep_rollouts=0)
+    seen: list[int] = []
+    works: Any = SimpleNamespace(log=lambda step, _: seen.append(step), finish=lambda: None)
+    writer = Writer(recipe, folder, reporter, None, str, [Full(), works])  # type: ignore[arg-type]
+    writer.announce("rl", 1, {"loss": 1.0})
+    writer.announce("rl", 2, {"loss": 1.0})
+    writer.close()
+    assert seen == [1, 2]
+    assert len(said) == 1 and "the tracker Full fails" in said[0] and "No space left" in said[0]

@@ -9,7 +9,7 @@ from typing import Any
 
 OF_ONE_MODEL = (
     *("host", "port", "name", "any_name", "api_key", "device", "dtype", "kv_gib", "memory"),
-    *("max_running", "max_waiting", "max_tokens"),
+    *("max_running", "max_waiting", "max_tokens", "tool_parser"),
 )
 """Options that a file says for each server."""
 

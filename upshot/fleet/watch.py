@@ -59,9 +59,13 @@ class Fleet:
 
     async def run(self, on_ready: Callable[[], None], while_used: bool = False) -> None:
         """Until a signal, or with `while_used` until nobody uses it. A server that never gets ready: `UserError`."""
-        for server in self.servers:
-            server.log.write_bytes(b"")
-        self.publish()
+        try:
+            for server in self.servers:
+                server.log.write_bytes(b"")
+            self.publish()
+        except OSError as error:
+            self.undertaker.close()
+            raise UserError(f"cannot write logs and state to '{self.folder}': {error.strerror}") from None
         keepers = [asyncio.create_task(self._keep(server)) for server in self.servers]
         told = asyncio.create_task(self._tell_ready(on_ready))
         ends = [asyncio.create_task(self._signalled())]
@@ -113,8 +117,12 @@ class Fleet:
         }
 
     def _mark(self, server: Server, status: str) -> None:
+        """Tell how a server stands. A disk that is full must not end servers that run."""
         server.status = status
-        self.publish()
+        try:
+            self.publish()
+        except OSError as error:
+            self.say(f"{server.name} is {status}, but that cannot be written: {error.strerror} ({self.folder})")
 
     async def _keep(self, server: Server) -> None:
         """Start a server, and again whenever it ends."""
@@ -182,9 +190,8 @@ class Fleet:
         await asyncio.gather(*map(stop, self.servers))
         hurried.cancel()
         for server in self.servers:
-            server.status = "stopped"
-        self.publish()
-        (self.folder / STATE).unlink()
+            self._mark(server, "stopped")
+        (self.folder / STATE).unlink(missing_ok=True)
         self.undertaker.close()
 
 

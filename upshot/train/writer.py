@@ -44,6 +44,7 @@ class Writer:
         self.spell = spell
         """Token ids → text."""
         self.trackers = trackers
+        self._failing: set[str] = set()
         self._now: dict[str, Any] = {}
         """What status.json says besides the state."""
         self._steps = 0
@@ -84,8 +85,8 @@ class Writer:
         if time.monotonic() - self._told > STATUS_SECONDS:
             self.status("running")
         self.reporter.step(phase, step, numbers)
-        for tracker in self.trackers:
-            tracker.log(step, {f"{phase}/{name}": value for name, value in numbers.items()})
+        named = {f"{phase}/{name}": value for name, value in numbers.items()}
+        self._to_trackers(lambda tracker: tracker.log(step, named))
 
     def status(self, state: str, **more: Any) -> None:
         """Say in status.json how the run stands."""
@@ -94,8 +95,22 @@ class Writer:
 
     def close(self) -> None:
         """Nothing more is written."""
+        self._to_trackers(lambda tracker: tracker.finish())
+
+    def _to_trackers(self, tell: Callable[[Tracker], None]) -> None:
+        """One that fails (a full disk, a server away) is said once and told again: the run has its own files."""
         for tracker in self.trackers:
-            tracker.finish()
+            name = type(tracker).__name__
+            try:
+                tell(tracker)
+            except Exception as error:
+                if name not in self._failing:
+                    self.reporter.say(
+                        f"the tracker {name} fails ({error!r}); the run goes on, metrics.jsonl has it all"
+                    )
+                self._failing.add(name)
+            else:
+                self._failing.discard(name)
 
     def _transcripts(self, step: int, replies: Sequence[Reply]) -> Iterator[dict[str, Any]]:
         """Lines for rollouts.jsonl; a reply that cannot be written (a detail that is no mapping) is said, not fatal."""
