@@ -54,6 +54,7 @@ RESUMES = "tests/test_own_code.py::test_code_beside_the_recipe_is_found_and_foun
 SANDBOX = "tests/sandbox/test_server.py::test_the_three_examples_of_the_classmate_readme"
 TABLE = "tests/evaluate/test_table.py::test_the_paper_table_has_task_metric_k_tokens_and_interactivity"
 VERL = "tests/cluster/test_config.py::test_a_dry_run_on_verl_prints_both_sides_and_what_has_no_counterpart"
+REAL = "tests/cluster/real"
 LOOPS = "tests/test_examples.py::test_the_whole_loop_runs_inline"
 CLASSMATES = "tests/test_examples.py::test_the_classmate_and_its_twin_run"
 VIEW = "tests/view/test_report.py::test_the_verb_writes_the_page_and_prints_its_path"
@@ -67,6 +68,9 @@ IMPORT_BUILD = "tests/migrate/test_import.py::test_a_script_that_builds_data_bec
 ELSEWHERE = {
     "make test": "Makefile::test",
     "upshot train quickstart --engine verl --dry-run": VERL,
+    "pip install 'upshot[verl-cpu]'": "Makefile::test-cluster",
+    "upshot train quickstart --engine verl --local": f"{REAL}/test_quickstart.py::test_every_step_has_a_finite_gradient",
+    "upshot train --engine verl --resume": f"{REAL}/test_runs.py::test_a_resumed_run_goes_on_with_the_next_rows",
     "source .venv/bin/activate": "Makefile::setup",
     "git clone … && cd upshot": "Makefile::setup",
     "upshot demo classmates": "tests/evaluate/test_classmates.py::test_the_demo_prints_a_row_for_each_model",
