@@ -12,7 +12,7 @@ from upshot.chat import Message
 from upshot.errors import UserError
 from upshot.models.base import ModelCallError, Request, Sampling
 from upshot.models.connect import connect, connect_all
-from upshot.models.local import load_local, local_path
+from upshot.models.local import load_local, local_path, shared_kv
 from upshot.models.smollm2 import smollm2_folder
 from upshot.models.structured import ask_json
 
@@ -193,3 +193,14 @@ def test_a_prompt_that_is_too_long_for_the_model_is_a_failed_call_not_the_end_of
 
     reason, tokens = asyncio.run(run())
     assert reason == "too_long" and tokens > 0
+
+
+def test_models_connected_together_without_a_plan_have_one_budget_for_keys_and_values(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = {"model": folder, "temperature": 0}
+    given = {"model": folder, "kv_gb": 1.0}
+    models = connect_all({"user": folder, "same": folder, "judge": other, "given": given, "far": "scripted:echo"})
+    assert [getattr(models[role], "sharers", None) for role in ("user", "judge", "given", "far")] == [2, 2, 1, None]
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (600, 1000))
+    assert [shared_kv("cuda", n) for n in (1, 2, 4)] == [0, 100, 50] and shared_kv("cpu", 4) == 0

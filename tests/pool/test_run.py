@@ -33,7 +33,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("helpers")
     _, tokenizer, _, _ = tiny_parts()
     for number, role in enumerate(ROLES):
-        shape = TinyConfig(hidden=16 + 16 * number, layers=1 + number, heads=2, mlp=32)
+        shape = TinyConfig(hidden=32 + 32 * number, layers=1 + number, heads=2, mlp=32)
         tiny_model(shape, tokenizer, number).save_pretrained(root / role)
         tokenizer.save_pretrained(root / role)
     return {role: str(root / role) for role in ROLES}
@@ -43,7 +43,7 @@ def made(folder: Path, models: dict[str, str], memory: int = 0) -> Recipe:
     more = {
         "models": models,
         "model": {
-            "tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32},
+            "tiny": {"hidden": 32, "layers": 1, "heads": 2, "mlp": 32},
             "dtype": "float32",
             "memory_gb": memory / 2**30,
         },

@@ -128,4 +128,14 @@ def connect_all(
                 spec, role=role, budget=budget, endpoints=endpoints, policy=policy, pool=pool, where=f"{where}.{role}"
             )
         out[role] = by_spec[key]
+    _share(list(by_spec.values()))
     return out
+
+
+def _share(models: list[Model]) -> None:
+    """Tell models in this process with how many others of their device they share the memory for keys and values."""
+    from upshot.models.local import LocalModel
+
+    local = [model for model in models if isinstance(model, LocalModel) and not model.spec.kv_gb]
+    for model in local:
+        model.sharers = sum(other.spec.device == model.spec.device for other in local)

@@ -155,6 +155,15 @@ def own_tokenizer(name: str) -> Any:
     return AutoTokenizer.from_pretrained(path) if (path / "tokenizer_config.json").is_file() else None
 
 
+def shared_kv(device: Any, sharers: int) -> int:
+    """Bytes for keys and values of each of several models: together a third of what is free; 0: as the engine finds."""
+    import torch
+
+    if sharers < 2 or torch.device(device).type != "cuda":
+        return 0
+    return int(torch.cuda.mem_get_info(device)[0]) // (3 * sharers)
+
+
 class BorrowedModel(GuardedModel):
     """A model that somebody else owns (the policy), counted under its own role; closing it leaves the owner's alone."""
 
@@ -207,6 +216,8 @@ class LocalModel(BorrowedModel):
         GuardedModel.__init__(self, spec, role=role, budget=budget, limits=Limits(1_000_000))
         self._seat = seat
         """Its place in a pool (`pool.seat.PoolSeat`)."""
+        self.sharers = 1
+        """Models connected together, on one device, without a plan: keys and values of all have one budget."""
         self.inner = None
         self.abilities = Abilities(ids_in=True, ids_out=True, seed=True, schema=available(), scores=True)
         self._weights = ""
@@ -243,7 +254,8 @@ class LocalModel(BorrowedModel):
         from upshot.engine.engine import Engine, EngineSettings
 
         if self._seat is None:
-            return Engine(module, end_ids, EngineSettings(own_stream=True, kv_bytes=int(self.spec.kv_gb * 2**30)))
+            kv_bytes = int(self.spec.kv_gb * 2**30) or shared_kv(module.device, self.sharers)
+            return Engine(module, end_ids, EngineSettings(own_stream=True, kv_bytes=kv_bytes))
         self._seat.furnish(module)
         settings = EngineSettings(own_stream=True, kv_bytes=self._seat.kv_bytes)
         self._seat.engine = Engine(module, end_ids, settings, self._seat)
