@@ -158,6 +158,31 @@ def test_a_parked_engine_gives_its_memory_back_and_goes_on(merge: str) -> None:
     assert all(torch.equal(weight, values) for weight, values in zip(model.parameters(), before, strict=True))
 
 
+def test_engines_beside_each_other_sample_what_their_models_say() -> None:
+    """Captured steps of several engines run at once; products of one must not write into another's workspace."""
+    models = [make("Llama", torch.float32), make("Qwen3", torch.float32), *(_llama(width) for width in (32, 96, 128))]
+    engines = [engine_on(model, own_stream=True) for model in models]
+    asked: list[list[Sequence]] = [[] for _ in engines]
+    for round_ in range(30):
+        for engine, own in zip(engines, asked, strict=True):
+            prompt = [3 + (7 * round_ + i) % 90 for i in range(5 + round_ % 9)]
+            own += engine.submit(prompt, Rules(max_tokens=12, seed=round_), n=2)
+    while any(engine.scheduler.busy for engine in engines):
+        for engine in engines:
+            engine.step()
+    for engine in engines:
+        engine.run_until_done()
+    for model, own in zip(models, asked, strict=True):
+        for seq in own:
+            rows = plain_logprobs(model, list(seq.ids))[seq.prompt_len - 1 : -1]
+            plain = rows[torch.arange(len(seq.sampled)), torch.tensor(seq.sampled)]
+            torch.testing.assert_close(torch.tensor(seq.logprobs), plain, atol=1e-3, rtol=0)
+
+
+def _llama(width: int) -> torch.nn.Module:
+    return tiny_llama(vocab_size=97, hidden_size=width, num_attention_heads=2, num_key_value_heads=2).to("cuda")
+
+
 def test_kernels_compiled_ahead_wait_for_what_they_read() -> None:
     """With compiled kernels on disk they are launched at once, while the device may still be busy with other work."""
     plain = [seq.sampled for seq in generate(engine_on(make("Llama", torch.bfloat16)))]

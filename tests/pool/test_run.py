@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.tiny import tiny_parts
 from tests.train.workshop import recipe
@@ -76,6 +77,7 @@ def rollouts(folder: Path) -> list[dict[str, Any]]:
     return [{key: line[key] for key in ("step", "messages", "reward")} for line in lines]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU batches form by time, and rounding follows them")
 @pytest.mark.parametrize("kind", ["swap", "leave"])
 def test_a_run_whose_helpers_take_turns_plays_the_replies_of_one_that_holds_them_all(
     tmp_path: Path, folders: dict[str, str], monkeypatch: pytest.MonkeyPatch, kind: str

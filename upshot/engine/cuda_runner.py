@@ -405,7 +405,11 @@ class CudaRunner:
             work()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
+        # All captures of a process run on one stream of PyTorch's, and products use that stream's workspace: without
+        # one of its own a graph would share it with the graphs of other engines, which run beside it.
+        torch._C._cuda_clearCublasWorkspaces()
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             result = work()
+        torch._C._cuda_clearCublasWorkspaces()
         self.pool = self.pool or graph.pool()
         return graph, result
