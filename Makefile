@@ -7,7 +7,7 @@ PEERS := openai litellm 'lm-eval[api]' openai-agents 'pydantic-ai-slim[openai]' 
 # -qq: errors only; what pip warns of (package indexes, a new pip, editable installs, root) is nothing to mend here.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --root-user-action=ignore
 
-.PHONY: help setup demo test test-slow test-cluster test-vllm test-peers lint types format collabllm-smoke bench clean
+.PHONY: help setup demo test test-slow test-cluster test-cluster-failures test-vllm test-peers lint types format collabllm-smoke bench clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -53,7 +53,10 @@ $(CLUSTER)/.installed: pyproject.toml constraints-cluster.txt
 	@touch $@
 
 test-cluster: $(CLUSTER)/.installed  ## real runs of verl on the CPU, in .venv-cluster; under 20 minutes
-	@OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest -q --durations=15 tests/cluster
+	@OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest -q --durations=15 tests/cluster --ignore tests/cluster/real/test_failures.py
+
+test-cluster-failures: $(CLUSTER)/.installed  ## workers, servers, judges and drivers of verl killed; ten minutes
+	@OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest -q --durations=15 tests/cluster/real/test_failures.py
 
 # vLLM's own environment; the tests themselves run in ours. torchvision and its like are CUDA builds that vLLM would import.
 test-vllm: setup  ## the policy and helpers on a real vLLM for the CPU, in .venv-vllm (made once: five minutes, 4 GB)
