@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from upshot.models.spec import ModelSpec
+
+
+def _as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int | float) else value
+
+
+Text = Annotated[str, BeforeValidator(_as_text)]
+"""Words of a command line and environment variables are text where YAML reads numbers: 8192."""
 
 
 class Section(BaseModel):
@@ -80,26 +88,15 @@ class EngineConfig(Section):
     learner works."""
     memory: float | None = Field(None, gt=0, le=1)
     """vllm: share of each of its GPUs; None: 0.9, or 0.4 beside the learner."""
-    arguments: list[str] = Field(default_factory=list)
+    arguments: list[Text] = Field(default_factory=list)
     """vllm: further words of its command line."""
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: dict[str, Text] = Field(default_factory=dict)
     """vllm: further environment variables."""
 
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
-
-    @field_validator("arguments", mode="before")
-    @classmethod
-    def _as_words(cls, value: Any) -> Any:
-        """YAML reads 8192 as a number; a command line has words."""
-        return [str(word) for word in value] if isinstance(value, list) else value
-
-    @field_validator("environment", mode="before")
-    @classmethod
-    def _as_texts(cls, value: Any) -> Any:
-        return {key: str(text) for key, text in value.items()} if isinstance(value, dict) else value
 
     @model_validator(mode="after")
     def _nothing_idle(self) -> EngineConfig:

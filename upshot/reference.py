@@ -87,6 +87,8 @@ def _type(annotation: Any) -> str:
         return "list of " + _type(next(iter(arguments), Any))
     if origin is dict:
         return f"mapping to {_type(arguments[1])}"
+    if origin is typing.Annotated:
+        return _type(arguments[0])
     plain = {
         str: "text",
         int: "whole number",

@@ -91,7 +91,7 @@ def test_a_url_alone_leaves_the_name_to_the_endpoint():
         (3, "models.user"),
         ({"url": ["http://h:1/v1", "h:2"]}, "'url' lists 'h:2', which is no address"),
         ({"url": []}, "'url' is an empty list"),
-        ({"url": "http://h:1/v1", "hedge": 0.1}, "it is for replicas models"),
+        ({"url": "http://h:1/v1", "hedge": 0.1}, "it is for replicas and served models"),
     ],
 )
 def test_what_is_wrong_is_named(given, message):

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from upshot import config
 from upshot.errors import UserError
+from upshot.recipe import Text
 from upshot.serving import demand_key
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -57,9 +58,9 @@ class ServerConfig(BaseModel):
     replicas: int = Field(1, ge=1, le=256)
     """So many processes of it: NAME-1, NAME-2 …, on ports one after the other, each with its part of several devices.
     `serve:NAME` is all of them."""
-    arguments: list[str] = Field(default_factory=list)
+    arguments: list[Text] = Field(default_factory=list)
     """Further words of the engine's command line."""
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: dict[str, Text] = Field(default_factory=dict)
     """Further environment variables."""
     program: str = "vllm"
     """vllm only: the program, such as /opt/vllm/bin/vllm."""
@@ -68,17 +69,6 @@ class ServerConfig(BaseModel):
     @classmethod
     def _from_text(cls, value: Any) -> Any:
         return {"model": value} if isinstance(value, str) else value
-
-    @field_validator("arguments", mode="before")
-    @classmethod
-    def _as_words(cls, value: Any) -> Any:
-        """YAML reads 8192 as a number; a command line has words."""
-        return [str(word) for word in value] if isinstance(value, list) else value
-
-    @field_validator("environment", mode="before")
-    @classmethod
-    def _as_texts(cls, value: Any) -> Any:
-        return {key: str(text) for key, text in value.items()} if isinstance(value, dict) else value
 
     @field_validator("port")
     @classmethod
