@@ -11,6 +11,7 @@ import os
 import random
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,9 @@ def play(folder: Path, model: str, rows: int) -> dict[str, Any]:
     batch |= {"reward_model": column([record["reward_model"] for record in records]), "index": np.arange(rows)}
     batch |= {"global_steps": np.ones(rows, dtype=int)}
     out = manager.generate_sequences(DataProto.from_dict(non_tensors=batch))
-    view = ray.get(ledger.view.remote())
+    end = time.monotonic() + 20  # helpers that call no endpoint wait for no grant: the first reports may come late
+    while f"{WORKERS} workers" not in (view := ray.get(ledger.view.remote()))[1] and time.monotonic() < end:
+        time.sleep(0.2)
     left = ray.get(ledger.close.remote())
     ray.shutdown()
     found = out.non_tensor_batch
