@@ -33,7 +33,8 @@ def test_a_killed_agent_loop_worker_stops_the_run_with_the_reason(tmp_path: Path
         run.until(lambda: a_step_saved(run))
         kill(run.named("ray::AgentLoopWorker")[:1])
         assert run.ended() == 2
-        assert "an agent-loop worker" in run.words and "died" in run.words and "--resume" in run.words
+        # Said by the ledger, which asks for silent workers, or by verl, which may miss one first.
+        assert "AgentLoopWorker" in run.words and "died" in run.words and "--resume" in run.words
         assert run.left() == []
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.cluster.real.verl_run import ENV
 from upshot.fleet.undertaker import members
 from upshot.models.tiny import tiny_model, tiny_tokenizer
 from upshot.recipe import TinyConfig
@@ -35,7 +36,7 @@ class UnderWay:
         self.seen: dict[int, str] = {}
         """Every process that was seen, by its id, with its start time."""
         self.segments: set[str] = set()
-        env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HYDRA_FULL_ERROR": "1"}
+        env = {**os.environ, **ENV}
         with self.said.open("ab") as file:
             self.process = subprocess.Popen(
                 words, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, env=env, cwd=folder.parent

@@ -16,6 +16,11 @@ from typing import Any
 SMALL = ("train.prompts_per_step=4", "train.group_size=4", "task.rows_per_split=64", "warm_start.steps=40")
 """The quickstart, made small: a few seconds a step."""
 SECONDS = 600
+ENV = {
+    **{"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HYDRA_FULL_ERROR": "1"},
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]),
+}
+"""Other packages bring a package `tests` too: ours must come first where workers import from it."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ def verl_run(
 def start(command: list[str], folder: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
     """Start a command in a group of its own; what it says goes to a file beside the folder (`said_by`)."""
     with said_by(folder).open("ab") as file:
-        told = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HYDRA_FULL_ERROR": "1", **(env or {})}
+        told = {**os.environ, **ENV, **(env or {})}
         return subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, env=told, cwd=folder.parent
         )
