@@ -17,7 +17,9 @@ SMALL = ("train.prompts_per_step=4", "train.group_size=4", "task.rows_per_split=
 """The quickstart, made small: a few seconds a step."""
 SECONDS = 600
 ENV = {
-    **{"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HYDRA_FULL_ERROR": "1"},
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "HYDRA_FULL_ERROR": "1",
     "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]),
 }
 """Other packages bring a package `tests` too: ours must come first where workers import from it."""
