@@ -244,7 +244,8 @@ def test_nobody_is_faster_for_having_to_wait(work: Work, bound: int, latency: fl
     somewhere = site(helpers=helpers, policy={"server": {"per_sequence_s": 0, "prompt_tokens_per_s": 1e9}})
     free = replace(work, limits={name: Limits(concurrency=10**6) for name in helpers})
     tight = replace(work, limits={name: Limits(concurrency=bound) for name in helpers})
-    assert play(free, somewhere, 8).rollout <= play(tight, somewhere, 8).rollout + 1e-9
+    # Not to the last digit: who waits leaves the servers' next round to others (Graham's anomaly).
+    assert play(free, somewhere, 8).rollout <= 1.02 * play(tight, somewhere, 8).rollout + 0.1
 
 
 def test_without_any_queue_a_step_is_its_longest_chain() -> None:
