@@ -52,10 +52,10 @@ $(CLUSTER)/.installed: pyproject.toml constraints-cluster.txt
 	@$(CLUSTER)/bin/python -m tests.cluster.real.vllm_cpu
 	@touch $@
 
-test-cluster: $(CLUSTER)/.installed  ## real runs of verl on the CPU, in .venv-cluster; under 20 minutes
+test-cluster: $(CLUSTER)/.installed  ## real runs of verl on the CPU, in .venv-cluster; about 25 minutes
 	@OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest -q --durations=15 tests/cluster --ignore tests/cluster/real/test_failures.py
 
-test-cluster-failures: $(CLUSTER)/.installed  ## workers, servers, judges and drivers of verl killed; ten minutes
+test-cluster-failures: $(CLUSTER)/.installed  ## workers, servers, judges and drivers of verl killed; about 20 minutes
 	@OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest -q --durations=15 tests/cluster/real/test_failures.py
 
 # vLLM's own environment; the tests themselves run in ours. torchvision and its like are CUDA builds that vLLM would import.

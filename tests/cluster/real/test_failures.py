@@ -12,6 +12,7 @@ pytest.importorskip("verl", reason="verl is not installed here: `make test-clust
 
 from tests.cluster.real.judge import Judge
 from tests.cluster.real.under_way import UnderWay, under_way
+from tests.cluster.real.verl_run import SMALL, verl_run
 
 DRIVER = "upshot.cluster.adapters.main"
 SERVER = "ray::Server"
@@ -90,3 +91,9 @@ def test_budget_and_limits_hold_over_all_workers_and_an_empty_budget_stops_the_r
         assert judge.tally() == {"calls": 100, "most": 3}
         assert (run.folder / "spent.json").read_text().startswith('{"calls": 100')
         assert run.left() == []
+
+
+def test_too_much_missing_stops_the_run_with_the_reasons(tmp_path: Path) -> None:
+    told = (*SMALL, "train.steps=1", "eval.every=0", "reward.overlong.rule=missing", "episode.max_tokens=2")
+    run = verl_run(tmp_path / "run", *told, ranks=1, check=False)
+    assert run.code != 0 and "overlong" in run.said and "reward.max_missing" in run.said
