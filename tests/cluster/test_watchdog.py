@@ -95,3 +95,15 @@ def test_what_ray_cannot_place_is_told_with_its_needs() -> None:
         "Ray cannot place the group 'global_pool': 6 CPU, 2 GPU together on one node",
         "Ray cannot place 3 task(s) or actor(s) that need 1 CPU",
     ]
+
+
+def test_a_watchdog_that_cannot_tell_ends_no_run(tmp_path: Path) -> None:
+    dog, clock, said = made(tmp_path, Patience(silent_s=60))
+
+    def gone() -> list[str]:
+        raise ConnectionError("Ray does not answer")
+
+    dog.waits_for = gone
+    clock.now = 61
+    dog.look()
+    assert "cannot be told" in said[1] and "Ray does not answer" in said[1]

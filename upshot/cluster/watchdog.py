@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from upshot.errors import UserError
+from upshot.errors import UserError, reason_of
 
 MARK = "upshot watchdog: "
 """Before every line of ours, so that they do not count as a sign of life."""
@@ -89,13 +89,19 @@ class Watchdog:
         if not (silent or slow or over):
             return
         what = f"no new line for {self._line.still():.0f} s" if silent else f"no step for {still:.0f} s"
-        for line in [f"{what}; the last one: {self._line.seen or 'none'}", *self.waits_for()]:
+        for line in [f"{what}; the last one: {self._line.seen or 'none'}", *self._waits_for()]:
             self.say(MARK + line)
         if over:
             raise UserError(
                 f"no step for {still:.0f} s, and upshot.watch.end_after_s is {patience.end_after_s:g}; what it waited "
                 f"for stands above and in {self.log.name}"
             )
+
+    def _waits_for(self) -> Sequence[str]:
+        try:
+            return self.waits_for()
+        except Exception as error:  # who only tells must not end the run it tells of
+            return [f"what it waits for cannot be told ({reason_of(error)})"]
 
 
 def last_line(path: Path) -> str:
