@@ -7,7 +7,7 @@ PEERS := openai litellm 'lm-eval[api]' openai-agents 'pydantic-ai-slim[openai]' 
 # -qq: errors only; what pip warns of (package indexes, a new pip, editable installs, root) is nothing to mend here.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --root-user-action=ignore
 
-.PHONY: help setup demo test test-slow test-cluster test-cluster-failures test-vllm test-peers lint types format collabllm-smoke bench clean
+.PHONY: help setup demo test test-slow test-cluster test-cluster-more test-vllm test-peers lint types format collabllm-smoke bench clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -52,11 +52,13 @@ $(CLUSTER)/.installed: pyproject.toml constraints-cluster.txt
 	@$(CLUSTER)/bin/python -m tests.cluster.real.vllm_cpu
 	@touch $@
 
-test-cluster: $(CLUSTER)/.installed  ## real runs of verl on the CPU, in .venv-cluster; about 25 minutes
-	@OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest -q --durations=15 tests/cluster --ignore tests/cluster/real/test_failures.py
+MORE := tests/cluster/real/test_failures.py tests/cluster/real/test_turns.py
 
-test-cluster-failures: $(CLUSTER)/.installed  ## workers, servers, judges and drivers of verl killed; about 20 minutes
-	@OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest -q --durations=15 tests/cluster/real/test_failures.py
+test-cluster: $(CLUSTER)/.installed  ## real runs of verl on the CPU, in .venv-cluster; 15 to 20 minutes
+	@OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest -q --durations=15 tests/cluster $(MORE:%=--ignore %)
+
+test-cluster-more: $(CLUSTER)/.installed  ## what dies under a run of verl, several turns, adapters; about 15 minutes
+	@OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest -q --durations=15 $(MORE)
 
 # vLLM's own environment; the tests themselves run in ours. torchvision and its like are CUDA builds that vLLM would import.
 test-vllm: setup  ## the policy and helpers on a real vLLM for the CPU, in .venv-vllm (made once: five minutes, 4 GB)

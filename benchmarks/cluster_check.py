@@ -1,10 +1,12 @@
 """`cluster_sim` against measured steps: calibrated on one run in local mode, then asked for others.
 
     python benchmarks/cluster_check.py                     # five short trainings on the CPU, some minutes
+    python benchmarks/cluster_check.py --verl              # the predicted ones on verl (`--local`, one rank)
 
 The quickstart with its user and a judge behind HTTP endpoints of a known latency (processes of their own on loopback).
 A run without latency tells the speed of engine and client together: seconds for each sequence in a decoding step. With
 it, and nothing else fitted, rollouts of other latencies, in-flight limits and group sizes are predicted, and measured.
+On verl, which looks for finished replies every two seconds, nothing is fitted: the speed is that of local mode.
 A busy machine shows as noise: the spread of the measured steps is printed.
 """
 
@@ -17,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,9 @@ from upshot.config import load
 ROOT = Path(__file__).resolve().parents[1]
 USER = json.dumps({"current_answer": "none yet", "thought": "", "response": "please"})
 JUDGE = json.dumps({"thought": "", "interactivity": 0.5})
+ON_VERL = ("--engine", "verl", "--local")
+POLL_S = 2.0
+"""verl's own."""
 TOKENS = 4
 """Of every policy turn: a new model does not know how to end one."""
 
@@ -81,7 +87,7 @@ async def serve(latency: float) -> None:
         await asyncio.sleep(1e6)
 
 
-def measured(case: Case, steps: int) -> list[float]:
+def measured(case: Case, steps: int, engine: Sequence[str] = ()) -> list[float]:
     """Seconds of each step's rollout; the first, which warms up, left out."""
     words = [sys.executable, __file__, "--serve"]
     servers = [
@@ -91,7 +97,7 @@ def measured(case: Case, steps: int) -> list[float]:
         urls = [server.stdout.readline().strip() for server in servers if server.stdout]
         with tempfile.TemporaryDirectory() as folder:
             run = f"{folder}/run"
-            command = [sys.executable, "-m", "upshot.cli", "train", "quickstart", "--quiet"]
+            command = [sys.executable, "-m", "upshot.cli", "train", "quickstart", "--quiet", *engine]
             subprocess.run([*command, *case.words(run, *urls, steps)], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
             lines = [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
     finally:
@@ -101,14 +107,14 @@ def measured(case: Case, steps: int) -> list[float]:
     return [line["time/rollout"] for line in lines if "time/rollout" in line][1:]
 
 
-def predicted(case: Case, per_sequence_s: float) -> float:
+def predicted(case: Case, per_sequence_s: float, poll_s: float = 0) -> float:
     """Seconds of a rollout by simulation."""
     work = work_of(load("quickstart", case.words("", "http://user/v1", "http://judge/v1", 1)).recipe)
     speed = {"fixed_s": 0, "per_sequence_s": per_sequence_s, "prompt_tokens_per_s": 1e9, "max_running": 10**6}
     site = Site.model_validate({
         "policy": {"reply_tokens": TOKENS, "server": speed},
         "helpers": {"user": {"latency_s": case.user_s}, "judge": {"latency_s": case.judge_s}},
-        "workers": {"count": 1, "call_s": 0, "poll_s": 0},
+        "workers": {"count": 1, "call_s": 0, "poll_s": poll_s},
     })  # fmt: skip
     return play(work, site, 1).rollout
 
@@ -117,6 +123,7 @@ def main() -> int:
     """Calibrate, predict, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--verl", action="store_true", help="measure what is predicted on verl, in verl's environment")
     parser.add_argument("--serve", type=float, metavar="SECONDS", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
@@ -125,9 +132,9 @@ def main() -> int:
     per_sequence_s = statistics.median(first) / predicted(CALIBRATION, 1.0)  # without latency all times scale alike
     print(f"calibrated: {per_sequence_s * 1e3:.2f} ms for each sequence in a decoding step")
     print("replies a prompt | user s | judge s | in flight | measured s (least to most) | predicted s | off")
-    for case in (CALIBRATION, *PREDICTED):
-        guess = predicted(case, per_sequence_s)
-        run = first if case == CALIBRATION else measured(case, options.steps)
+    for case in (*([] if options.verl else [CALIBRATION]), *PREDICTED):
+        guess = predicted(case, per_sequence_s, POLL_S if options.verl else 0)
+        run = first if case == CALIBRATION else measured(case, options.steps, ON_VERL if options.verl else ())
         middle = statistics.median(run)
         print(
             f"{case.group} | {case.user_s:g} | {case.judge_s:g} | {case.in_flight} | "

@@ -11,7 +11,7 @@ import pytest
 from upshot.cluster import checks
 from upshot.cluster.checks import endpoints_of, find, plugins_of
 from upshot.cluster.checks.node import TOKENIZERS, Wish, look, marked
-from upshot.cluster.checks.resources import Need, Node, before_ray, compared, needed
+from upshot.cluster.checks.resources import Need, Node, before_ray, compared, needed, ports_of
 from upshot.cluster.config import Plan, compose
 from upshot.config import load
 from upshot.recipe import Recipe
@@ -102,6 +102,14 @@ def test_an_endpoint_that_cannot_be_reached_and_a_taken_port_are_told() -> None:
         taken.listen()
         assert look(Wish("", "", endpoints=(f"http://127.0.0.1:{port}/v1",))) == []
         assert f"port {port} is taken" in look(Wish("", "", ports=(port,)))[0]
+
+
+def test_the_ports_are_those_that_a_ray_started_here_is_told_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    own = "+ray_kwargs.ray_init.dashboard_port=8300"
+    assert ports_of(planned(own).value) == [8300] and ports_of(planned().value) == []
+    assert ports_of(planned(own, "+ray_kwargs.ray_init.include_dashboard=false").value) == []
+    assert ports_of(planned(own, "+ray_kwargs.ray_init.address=auto").value) == []
 
 
 def test_a_plug_in_whose_import_fails_shows_the_error(tmp_path: Path) -> None:

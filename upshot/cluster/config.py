@@ -142,7 +142,7 @@ def compose(recipe: Recipe, place: Place | None = None, more: Sequence[str] = ()
     here = {setting.key: setting for setting in _on_cpu(own)} if local else {}
     kept = {setting.key: setting for setting in [*settings, *steps]} | here | own
     if kept[f"{ROLLOUT}.name"].value == on_cpu.BACKEND and recipe.model.lora:
-        merge = Setting(f"{MODEL}.lora.merge", True, "model.lora: our engine takes merged adapters")
+        merge = Setting(f"{MODEL}.lora.merge", True, "model.lora: our engine takes them merged, verl rounds them")
         kept = {merge.key: merge} | kept
     return Plan(tuple(kept.values()), tuple(PLAYED.items()), (*missing, *refused, *left(recipe), *_unfit(recipe)))
 

@@ -44,7 +44,6 @@ def settings(ranks: int) -> dict[str, tuple[Any, str]]:
         "+ray_kwargs.ray_init.num_gpus": (ranks, "logical: verl places ranks by GPUs"),
         "+ray_kwargs.ray_init.include_dashboard": (False, ""),
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": (1, _SMALL),
-        "reward.num_workers": (1, _SMALL),
         "data.dataloader_num_workers": (0, _SMALL),
         f"{ROLLOUT}.agent.num_workers": (1, _SMALL),
         f"+{MODEL}.override_config.attn_implementation": ("sdpa", _DENSE),

@@ -138,6 +138,7 @@ FIXED: dict[str, tuple[Any, str]] = {
     "trainer.v1.trainer_mode": ("upshot", "our trainer: local mode's rows, seeds, credit, advantages and importance"),
     f"{MODEL}.external_lib": ("upshot.cluster.adapters.register", "registers the agent loop in every process"),
     f"{ROLLOUT}.agent.default_agent_loop": ("upshot", "plays episodes and futures"),
+    "reward.num_workers": (0, "processes of verl's that would score: the reward comes with the rollout"),
     f"{ROLLOUT}.calculate_log_probs": (True, "the sampler's probabilities are kept with the tokens"),
     f"{ROLLOUT}.tensor_model_parallel_size": (1, "verl's default is 2; raise it where the model needs it"),
     f"{ACTOR}.strategy": ("fsdp2", "what was run"),

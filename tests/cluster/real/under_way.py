@@ -27,11 +27,6 @@ SMALL = (
 START_S, END_S, LEFT_S = 800.0, 150.0, 30.0
 
 
-def _heeds_ctrl_c() -> None:
-    """A shell that starts the tests in the background has them, and all below them, ignore it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 class UnderWay:
     """A command in a session of its own, and what it has started."""
 
@@ -44,13 +39,7 @@ class UnderWay:
         env = {**os.environ, **ENV}
         with self.said.open("ab") as file:
             self.process = subprocess.Popen(
-                words,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=env,
-                cwd=folder.parent,
-                preexec_fn=_heeds_ctrl_c,
+                words, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, env=env, cwd=folder.parent
             )
 
     @property

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SMALL = ("train.prompts_per_step=4", "train.group_size=4", "task.rows_per_split=64", "warm_start.steps=40")
+WARM = ("warm_start.steps=40", "warm_start.batch=16")
+SMALL = ("train.prompts_per_step=4", "train.group_size=4", "task.rows_per_split=64", *WARM)
 """The quickstart, made small: a few seconds a step."""
 SECONDS = 600
 ENV = {
@@ -80,6 +81,14 @@ def verl_run(
     done = VerlRun(folder, code, said, time.monotonic() - began)
     assert not check or code == 0, f"exit code {code} after {done.seconds:.0f} s:\n{said[-6000:]}"
     return done
+
+
+def locally(folder: Path, *overrides: str, recipe: str = "quickstart") -> list[dict[str, Any]]:
+    """Run the same recipe in local mode; its lines of metrics.jsonl that are of the method's own phase."""
+    command = [sys.executable, "-m", "upshot.cli", "train", recipe, f"run_dir={folder}", *overrides, "--quiet"]
+    subprocess.run(command, check=True, timeout=600)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["phase"] not in ("warm-start", "sft")]
 
 
 def start(command: list[str], folder: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
 
 from upshot.cluster.ledger import Grant, Ledger, Report, standing
 from upshot.cluster.share import Tell, gone
@@ -37,7 +36,7 @@ class LedgerActor:
     def __init__(self, max_calls: int | None, folder: str) -> None:
         self.folder = RunFolder(Path(folder))
         self.ledger = Ledger(max_calls, self.folder.spent())
-        self._handles: dict[str, Any] = {}
+        self._ids: dict[str, str] = {}
         self._heard: dict[str, float] = {}
         self._asked: set[str] = set()
         self._phase = ("the start", time.monotonic())
@@ -49,9 +48,9 @@ class LedgerActor:
         """Begin to look after the workers; here and not before is the actor's event loop."""
         self._chores = asyncio.create_task(self._look_after())
 
-    async def join(self, worker: str, handle: Any) -> None:
-        """A worker that will report; by its handle Ray tells whether it lives."""
-        self._handles[worker], self._heard[worker] = handle, time.monotonic()
+    async def join(self, worker: str, actor_id: str) -> None:
+        """A worker that will report; by its id Ray tells whether it lives (with its handle would come all of verl)."""
+        self._ids[worker], self._heard[worker] = actor_id, time.monotonic()
 
     async def report(self, said: Report) -> Grant:
         """See `Ledger`."""
@@ -99,7 +98,7 @@ class LedgerActor:
             await asyncio.sleep(0.5)
             now = time.monotonic()
             for worker, heard in list(self._heard.items()):
-                if now - heard > LATE_S and worker in self._handles and worker not in self._asked:
+                if now - heard > LATE_S and worker in self._ids and worker not in self._asked:
                     self._asked.add(worker)
                     asyncio.get_running_loop().create_task(self._ask(worker))
             if now - written > WRITE_S:
@@ -107,19 +106,23 @@ class LedgerActor:
                 written = now
 
     async def _ask(self, worker: str) -> None:
-        """Ray's word on a worker that is silent: busy ones answer late, dead ones not at all."""
+        """Ray's word on a worker that is silent: it may be busy."""
+        from ray._private.state import actors
+
         try:
-            await self._handles[worker].__ray_ready__.remote()
-        except RayActorError as error:
+            found = await asyncio.to_thread(actors, self._ids[worker])
+            if found.get("State") != "DEAD":
+                return
             self.ledger.bury(worker)
             self._forget(worker)
             if not self.ledger.closing:  # verl would wait for ever for what it played
-                await self.stop(died(f"an agent-loop worker ({worker})", error))
+                why = found["DeathCause"].actor_died_error_context.error_message
+                await self.stop(died(f"an agent-loop worker ({worker})", why))
         finally:
             self._asked.discard(worker)
 
     def _forget(self, worker: str) -> None:
-        self._handles.pop(worker, None)
+        self._ids.pop(worker, None)
         self._heard.pop(worker, None)
 
     def _write(self) -> None:
@@ -129,9 +132,9 @@ class LedgerActor:
             log.warning("what is spent could not be written: %s", error)
 
 
-def died(what: str, error: BaseException) -> str:
+def died(what: str, why: BaseException | str) -> str:
     """What is said of an actor whose end stops the run."""
-    told = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    told = " ".join(line.strip() for line in str(why).splitlines() if line.strip())
     return f"{what} died; the run is stopped, go on with it by --resume. Ray says: {told[:600]}"
 
 
@@ -155,7 +158,7 @@ def find_ledger() -> Any:
 def teller(name: str) -> Tell:
     """How the worker of this process reports; it joins the ledger under a name."""
     ledger = find_ledger()
-    ledger.join.remote(name, ray.get_runtime_context().current_actor)
+    ledger.join.remote(name, ray.get_runtime_context().get_actor_id())
 
     async def tell(report: Report) -> Grant:
         grant: Grant = await ledger.report.remote(report)

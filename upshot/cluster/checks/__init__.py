@@ -6,6 +6,7 @@ every node, by the driver (`adapters/checks.py`). Local mode's own checks are ma
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ __all__ = ["find", "refuse", "wish_of"]
 SAME: Sequence[Check] = (output.check, data.check, prompts.check, helpers.check)
 """Checks of local mode that hold here as well; devices, memory and trackers are verl's."""
 EXTERNAL = "VERL_USE_EXTERNAL_MODULES"
+VERL = "0.9."
+"""How the versions begin whose hooks are those that we use."""
 
 
 def find(
@@ -76,11 +79,20 @@ def plugins_of(read: resources.Read, environment: str) -> list[str]:
 
 
 def _here(recipe: Recipe, plan: Plan, env: Mapping[str, str]) -> Iterator[Finding]:
-    """This machine; the run folder and the endpoints are looked at by local mode's checks."""
+    """This machine; the run folder and the endpoints are looked at by local mode's checks.
+
+    Our own plug-ins are not imported: the program does so at once, and says what fails.
+    """
     if importlib.util.find_spec("verl") is None:
         yield Finding("--engine verl needs verl: pip install 'upshot[verl]'")
         return
-    yield from map(Finding, look(replace(wish_of(recipe, plan.value, "", env), endpoints=())))
+    found = importlib.metadata.version("verl")
+    if not found.startswith(VERL):
+        yield Finding(f"verl {found} is here; what was run is {VERL}x (docs/cluster-nodes.md)", fatal=False)
+    wish = wish_of(recipe, plan.value, "", env)
+    plugins = tuple(name for name in wish.plugins if not name.startswith("upshot."))
+    ports = tuple(resources.ports_of(plan.value))
+    yield from map(Finding, look(replace(wish, endpoints=(), plugins=plugins, ports=ports)))
 
 
 def _caught(check: Check, bench: Bench) -> Iterator[Finding]:

@@ -33,6 +33,7 @@ class Wish:
     plugins: tuple[str, ...] = ()
     """Modules that verl imports, silently where it fails."""
     ports: tuple[int, ...] = ()
+    """Those that somebody named and that will be taken here."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """For the imports."""
     mark: str = ""

@@ -130,6 +130,13 @@ def before_ray(read: Read, cpus: int | None = None) -> Iterator[Finding]:
     yield from compared(need, [Node(node.name, node.cpus, known)])
 
 
+def ports_of(read: Read) -> list[int]:
+    """Ports that a Ray that will be started here is told to take; all others it and verl find for themselves."""
+    given = read("ray_kwargs.ray_init.dashboard_port", None)
+    taken = given and read("ray_kwargs.ray_init.include_dashboard", True) and not joined(read)
+    return [int(given)] if taken else []
+
+
 def joined(read: Read, environment: Mapping[str, str] | None = None) -> bool:
     """Whether the run joins a Ray that is up."""
     found = os.environ if environment is None else environment
