@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PEERS := openai litellm 'lm-eval[api]' openai-agents 'pydantic-ai-slim[openai]' smolagents transformers
+PEERS := openai litellm mcp 'lm-eval[api]' openai-agents 'pydantic-ai-slim[openai]' smolagents transformers
 # -qq: errors only; what pip warns of (package indexes, a new pip, editable installs, root) is nothing to mend here.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --root-user-action=ignore
 

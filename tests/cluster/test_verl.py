@@ -16,6 +16,7 @@ from upshot.cluster.config import RECIPE, Place, compose
 from upshot.cluster.parquet import record_of
 from upshot.cluster.worker import placed
 from upshot.config import load
+from upshot.errors import BudgetExceeded
 from upshot.train.folder import RunFolder
 from upshot.train.handover import unpacked
 
@@ -136,6 +137,28 @@ def test_what_a_user_must_mend_reaches_the_trainer() -> None:
 
     (out,) = rows_of(Silent(shopkeeper(HALF_SAID), TOKENIZER), composed()[1])
     assert "calculate_log_probs" in out.extra_fields[FAULT] and out.response_mask == [0]
+
+
+@pytest.mark.usefixtures("recipe_file")
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (ExceptionGroup("futures", [ExceptionGroup("scores", [BudgetExceeded("no calls left")])]), "no calls left"),
+        (KeyError("odd"), "KeyError: 'odd'; where it was raised is in verl.log"),
+    ],
+)
+def test_whatever_a_conversation_fails_with_reaches_the_trainer(
+    monkeypatch: pytest.MonkeyPatch, raised: Exception, told: str
+) -> None:
+    """verl would log it and go on without the row, or end with words of its own."""
+    from upshot.cluster.adapters.loop import FAULT
+
+    async def play(*_: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr("upshot.cluster.worker.Worker.play", play)
+    (out,) = rows_of(Manager(shopkeeper(HALF_SAID), TOKENIZER), composed()[1])
+    assert out.extra_fields[FAULT] == told
 
 
 def test_what_a_row_is_told_has_verls_names_and_its_filling_trains_nothing() -> None:

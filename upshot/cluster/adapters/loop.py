@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from typing import Any
@@ -18,9 +19,11 @@ from upshot.cluster.parquet import AGENT
 from upshot.cluster.served import Line
 from upshot.cluster.trajectory import Trajectory, numbers, refuse_long, trajectories_of
 from upshot.cluster.worker import Order, Worker
-from upshot.errors import UserError
+from upshot.errors import UserError, user_error_in
 from upshot.recipe import Recipe
 from upshot.train.handover import packed
+
+log = logging.getLogger(__name__)
 
 _workers: dict[str, Worker] = {}
 
@@ -45,8 +48,12 @@ class UpshotLoop(AgentLoopBase):  # type: ignore[misc]
             reply = await worker.play(order, line)
             refuse_long(reply, int(rollout.prompt_length), int(rollout.response_length))
             extra: dict[str, Any] = {REPLY: packed(reply)}
-        except UserError as error:  # verl would go on without the row: the trainer stops, with the reason
-            return [_output(Trajectory([filler], [filler], [0], [0.0]), 0.0, {FAULT: str(error)}, started)]
+        except Exception as error:  # verl would go on without the row: the trainer stops, with the reason
+            told = user_error_in(error)
+            if told is None:
+                log.exception("a conversation could not be played")
+            why = str(told or f"{type(error).__name__}: {error}; where it was raised is in verl.log")
+            return [_output(Trajectory([filler], [filler], [0], [0.0]), 0.0, {FAULT: why}, started)]
         seen = numbers(reply, list(worker.company.weights))
         extra |= {**line.extra, "reward_extra_info": seen, "turn_scores": [], "tool_rewards": []}
         score = reply.reward.total.value or 0.0
