@@ -58,7 +58,7 @@ test-cluster: $(CLUSTER)/.installed  ## real runs of verl on the CPU, in .venv-c
 	@OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest -q -n 2 --dist loadfile --durations=15 tests/cluster $(MORE:%=--ignore %)
 
 test-cluster-more: $(CLUSTER)/.installed  ## what dies under a run of verl, several turns, adapters; about 15 minutes
-	@OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest -q --durations=15 $(MORE)
+	@OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest -q -n 2 --durations=15 $(MORE)
 
 # vLLM's own environment; the tests themselves run in ours. torchvision and its like are CUDA builds that vLLM would import.
 test-vllm: setup  ## the policy and helpers on a real vLLM for the CPU, in .venv-vllm (made once: five minutes, 4 GB)
