@@ -143,7 +143,8 @@ def with_litellm(servers: Servers) -> None:
     words = litellm.text_completion(
         model="text-completion-openai/hermes", api_base=servers["hermes"]["url"], api_key=KEY, prompt="a", max_tokens=3
     )
-    equal(words.usage.completion_tokens, 3)
+    said = words.usage.completion_tokens
+    true(said == 3 or (0 < said < 3 and words.choices[0].finish_reason == "stop"), words)  # sampled: it may end early
     print("litellm", version("litellm"))
 
 
