@@ -70,7 +70,7 @@ ELSEWHERE = {
     "upshot train quickstart --engine verl --dry-run": VERL,
     "pip install 'upshot[verl-cpu]'": "Makefile::test-cluster",
     "upshot train quickstart --engine verl --local": f"{REAL}/test_quickstart.py::test_every_step_has",
-    "upshot train --engine verl --resume": f"{REAL}/test_runs.py::test_a_resumed_run_goes_on_with_the_next_rows",
+    "upshot train --engine verl --resume": f"{REAL}/test_quickstart.py::test_a_resumed_run_goes_on_with_the_next_rows",
     "source .venv/bin/activate": "Makefile::setup",
     "git clone … && cd upshot": "Makefile::setup",
     "upshot demo classmates": "tests/evaluate/test_classmates.py::test_the_demo_prints_a_row_for_each_model",
