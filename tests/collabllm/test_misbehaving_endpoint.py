@@ -25,7 +25,7 @@ def play(retries: int) -> tuple[list[Reply], MisbehavingServer, dict[str, float]
             return act("\n".join(message["content"] for message in body["messages"]))
 
         async with MisbehavingServer(reply, **FAULTS, retry_after="0.05", keep_bodies=False, seed=3) as server:
-            spec = {"url": server.url, "concurrency": 64, "timeout_s": 1.5, "retries": retries, "backoff_s": 0.02}
+            spec = {"url": server.url, "concurrency": 64, "timeout_s": 5, "retries": retries, "backoff_s": 0.02}
             async with connect(spec) as model:
                 groups = await play_step(scene(model), rows(200), 1, seed=0)
                 return [group[0] for group in groups], server, model.stats()
