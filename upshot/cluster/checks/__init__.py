@@ -86,7 +86,7 @@ def _here(recipe: Recipe, plan: Plan, env: Mapping[str, str]) -> Iterator[Findin
     if importlib.util.find_spec("verl") is None:
         yield Finding("--engine verl needs verl: pip install 'upshot[verl]'")
         return
-    found = importlib.metadata.version("verl")
+    found = next((one.version for one in importlib.metadata.distributions(name="verl")), VERL)  # none: a checkout
     if not found.startswith(VERL):
         yield Finding(f"verl {found} is here; what was run is {VERL}x (docs/cluster-nodes.md)", fatal=False)
     wish = wish_of(recipe, plan.value, "", env)
