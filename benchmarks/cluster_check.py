@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.sim.site import Site
 from benchmarks.sim.step import play
 from benchmarks.sim.work import work_of
-from upshot.config import load
+from upshot.config.load import load
 
 ROOT = Path(__file__).resolve().parents[1]
 USER = json.dumps({"current_answer": "none yet", "thought": "", "response": "please"})

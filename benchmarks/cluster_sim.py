@@ -29,8 +29,8 @@ from benchmarks.sim.fleet import SLACK, Fleet, fleet_of, needed, part_of
 from benchmarks.sim.site import Site
 from benchmarks.sim.step import Step, play
 from benchmarks.sim.work import work_of
-from upshot.config import explain, load, read_yaml
-from upshot.errors import UserError
+from upshot.config.load import explain, load, read_yaml
+from upshot.core.errors import UserError
 
 MOST_STEPS, REPLIES = 20, 4096
 """Steps of a line that are simulated unless one says otherwise: the fewer the larger they are."""

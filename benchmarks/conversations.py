@@ -26,19 +26,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from upshot.chat import Message, Row
+from upshot.config.model_spec import ModelSpec
+from upshot.core.conversation import Message, Row
 from upshot.models.base import Model, Request, Sampling
 from upshot.models.connect import connect
 from upshot.models.scripted import ScriptedModel
-from upshot.models.spec import ModelSpec
-from upshot.participants.llm_user import LLMUser
 from upshot.rewards.build import build_metric
 from upshot.rewards.reward import Weighted, combine
+from upshot.rollout.context import Stage
 from upshot.rollout.episode import play_future
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
-from upshot.rollout.stage import Stage
+from upshot.tasks.users.llm import LLMUser
 
 USER = json.dumps({"current_answer": "none yet", "thought": "hm", "response": "And what about the second part?"})
 JUDGES = {key: json.dumps({"thought": "fine", key: 1}) for key in ("accuracy", "interactivity")}
@@ -77,7 +77,7 @@ async def upshot_step(stage: Stage, options: argparse.Namespace) -> None:
 
 async def sequential_step(stage: Stage, options: argparse.Namespace) -> None:
     """One step in the published recipe's order: replies at once, futures and metrics one after another."""
-    from upshot.chat import Conversation, derive_seed
+    from upshot.core.conversation import Conversation, derive_seed
 
     async def one(row: Row, index: int) -> None:
         conversation = Conversation(row, derive_seed(0, row.id, index))

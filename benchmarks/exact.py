@@ -27,15 +27,15 @@ from torch.nn import functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.generate import SHAPES, batch_work, build, collab_work, measure
+from upshot.config.recipe import TrainConfig
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.exact.attention import attend_batch, plain
 from upshot.engine.exact.forward import ExactForward, picked
 from upshot.engine.exact.mode import ExactMode
 from upshot.engine.sequence import Sequence
-from upshot.recipe import TrainConfig
-from upshot.train.batch import Batch, Datum, Found
-from upshot.train.learner import Learner
-from upshot.train.objectives import PolicyGradient
+from upshot.training.learner.batch import Batch, Datum, Found
+from upshot.training.learner.learner import Learner
+from upshot.training.objectives.objectives import PolicyGradient
 
 PARTS = [(0, 1), (1, 3), (3, 10), (10, 43), (43, 107), (107, 300)]
 ROWS = 300

@@ -28,23 +28,23 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.learn import SHAPES, build
-from upshot.chat import Conversation, Message, Row
+from upshot.config.recipe import Named, TrainConfig
+from upshot.core.conversation import Conversation, Message, Row
+from upshot.core.score import Score
 from upshot.engine.engine import Engine, EngineSettings
-from upshot.engine.model import EngineModel
 from upshot.models.base import Sampling
+from upshot.models.engine_model import EngineModel
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
-from upshot.participants.scripted_user import ScriptedUser
-from upshot.recipe import Named, TrainConfig
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import Weighted
+from upshot.rollout.context import Stage
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
-from upshot.rollout.stage import Stage
-from upshot.score import Score
-from upshot.train.learner import Learner
-from upshot.train.rl import learn
+from upshot.tasks.users.scripted import ScriptedUser
+from upshot.training.learner.learner import Learner
+from upshot.training.loops.rl import learn
 
 SPECIALS = 7
 """Ids of the tokenizer that are no words."""

@@ -26,9 +26,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import upshot.engine.cuda_runner as cuda_runner
+import upshot.engine.cuda.runner as cuda_runner
 from benchmarks.generate import Work, batch_work, collab_work
-from upshot.engine.cuda_steps import Graph, PromptGraph
+from upshot.engine.cuda.steps import Graph, PromptGraph
 from upshot.engine.engine import Engine, EngineSettings
 
 VOCAB = 4096

@@ -26,8 +26,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from upshot.engine.driver import causal_lm
-from upshot.train.lean import LeanForward
+from upshot.engine.llama.driver import causal_lm
+from upshot.training.learner.forward.lean import LeanForward
 
 LENGTH = 512
 SHAPES: dict[str, dict[str, int]] = {

@@ -29,15 +29,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from upshot.config.recipe import LoraConfig, PolicyConfig, TrainConfig
 from upshot.models.tiny import tiny_tokenizer
-from upshot.recipe import LoraConfig, PolicyConfig, TrainConfig
-from upshot.train.adapters import PROJECTIONS, add_lora
-from upshot.train.batch import Datum
-from upshot.train.forward import PaddedForward
-from upshot.train.learner import Learner
-from upshot.train.objectives import PolicyGradient
-from upshot.train.packed import PackedForward
-from upshot.train.reading import states_of
+from upshot.training.adapters import PROJECTIONS, add_lora
+from upshot.training.learner.batch import Datum
+from upshot.training.learner.forward.packed import PackedForward
+from upshot.training.learner.forward.padded import PaddedForward
+from upshot.training.learner.forward.select import states_of
+from upshot.training.learner.learner import Learner
+from upshot.training.objectives.objectives import PolicyGradient
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"layers": 2, "hidden": 64, "heads": 4, "kv": 2, "mlp": 128, "vocab": 512, "tied": True},

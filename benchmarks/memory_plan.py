@@ -24,16 +24,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from upshot.config.recipe import Recipe
 from upshot.engine.engine import Engine
 from upshot.engine.sequence import Rules
-from upshot.recipe import Recipe
-from upshot.train.adapters import add_lora
-from upshot.train.batch import Datum
-from upshot.train.fitting import device_bytes, engine_settings, fit, learning
-from upshot.train.learner import Learner
-from upshot.train.memory import MemoryPlan
-from upshot.train.memory_table import table
-from upshot.train.objectives import PolicyGradient
+from upshot.training.adapters import add_lora
+from upshot.training.learner.batch import Datum
+from upshot.training.learner.learner import Learner
+from upshot.training.learner.memory.fitting import device_bytes, engine_settings, fit, learning
+from upshot.training.learner.memory.plan import MemoryPlan
+from upshot.training.learner.memory.table import table
+from upshot.training.objectives.objectives import PolicyGradient
 
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {"layers": 2, "hidden": 64, "heads": 4, "kv": 2, "mlp": 128, "vocab": 300, "tied": 1, "lora": 0},

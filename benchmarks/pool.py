@@ -32,12 +32,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.sequence import Rules, Sequence
-from upshot.pool import host
-from upshot.pool.arena import PIECE
-from upshot.pool.overlay import Overlay, aligned, laid
-from upshot.pool.pool import Pool
-from upshot.train import activations
-from upshot.train.model_shape import ModelShape
+from upshot.serving.swap import host
+from upshot.serving.swap.arena import PIECE
+from upshot.serving.swap.overlay import Overlay, aligned, laid
+from upshot.serving.swap.pool import Pool
+from upshot.training.learner.memory import activations
+from upshot.training.learner.memory.model_shape import ModelShape
 
 SHAPES: dict[str, dict[str, int]] = {
     "135m": {"layers": 30, "hidden": 576, "heads": 9, "kv": 3, "mlp": 1536, "vocab": 49152, "tied": 1},

@@ -23,13 +23,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from upshot.chat import Message
-from upshot.fleet.state import folder_of, read_state, ready, with_addresses
+from upshot.config.model_spec import ModelSpec
+from upshot.config.recipe import TinyConfig
+from upshot.core.conversation import Message
 from upshot.models.base import Model, ModelCallError, Request, Sampling
 from upshot.models.connect import connect
-from upshot.models.spec import ModelSpec
 from upshot.models.tiny import tiny_model, tiny_tokenizer
-from upshot.recipe import TinyConfig
+from upshot.serving.servers.state import folder_of, read_state, ready, with_addresses
 from upshot.tasks.slots import Slots
 
 TURNS, TOKENS = 4, 16

@@ -14,7 +14,7 @@ import sys
 import time
 from statistics import median
 
-from upshot.threads import CALM, settle_threads
+from upshot.core.threads import CALM, settle_threads
 
 SECONDS, ROUNDS = 3.0, 3
 

@@ -17,13 +17,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from upshot.rewards.managers.base import Manager
-from upshot.rewards.managers.inline import Inline
-from upshot.rewards.managers.pool import Pool
-from upshot.score import Score
-from upshot.verifiers.base import Claim
+from upshot.core.score import Score
+from upshot.rewards.workers.base import Manager
+from upshot.rewards.workers.inline import Inline
+from upshot.rewards.workers.pool import Pool
+from upshot.tasks.verifiers.base import Claim
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verifiers"))  # the hostile verifier, by name
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "tasks" / "verifiers"))  # the hostile verifier, by name
 
 
 def gsm8k_claims(rng: random.Random, count: int) -> list[Claim]:

@@ -91,6 +91,6 @@ def test_the_mathematics_holds_under_every_antlr(version: str, tmp_path: Path) -
     if got.returncode:
         pytest.skip(f"antlr {version} cannot be had: {got.stderr.strip().splitlines()[-1]}")
     paths = os.pathsep.join([str(target), str(ROOT)])
-    tests = [sys.executable, "-m", "pytest", "-q", "tests/verifiers/test_mathematics.py"]
+    tests = [sys.executable, "-m", "pytest", "-q", "tests/tasks/verifiers/test_mathematics.py"]
     done = subprocess.run(tests, env={**os.environ, "PYTHONPATH": paths}, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:]

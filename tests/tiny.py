@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from upshot.config.recipe import TinyConfig
 from upshot.engine.engine import Engine
-from upshot.engine.model import EngineModel
 from upshot.models.base import Sampling
+from upshot.models.engine_model import EngineModel
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_model, tiny_tokenizer
-from upshot.recipe import TinyConfig
 from upshot.rollout.policy import Policy
 from upshot.tasks.slots import Slots
 

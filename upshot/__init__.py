@@ -9,48 +9,48 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from upshot import runs as runs
-    from upshot.api import reward as reward
-    from upshot.api import reward_async as reward_async
-    from upshot.chat import Conversation as Conversation
-    from upshot.chat import Message as Message
-    from upshot.chat import Row as Row
-    from upshot.errors import UserError as UserError
+    from upshot.api.reward import reward as reward
+    from upshot.api.reward import reward_async as reward_async
+    from upshot.api.train import load as load
+    from upshot.api.train import train as train
+    from upshot.config.recipe import Recipe as Recipe
+    from upshot.core.conversation import Conversation as Conversation
+    from upshot.core.conversation import Message as Message
+    from upshot.core.conversation import Row as Row
+    from upshot.core.errors import UserError as UserError
+    from upshot.core.score import Reason as Reason
+    from upshot.core.score import Score as Score
     from upshot.models.base import Model as Model
-    from upshot.participants.base import Observation as Observation
-    from upshot.participants.base import Participant as Participant
-    from upshot.participants.base import User as User
-    from upshot.recipe import Recipe as Recipe
     from upshot.rewards.credit import Credit as Credit
     from upshot.rewards.credit import Span as Span
     from upshot.rewards.metric import Metric as Metric
-    from upshot.rollout.reply import Reply as Reply
-    from upshot.score import Reason as Reason
-    from upshot.score import Score as Score
+    from upshot.rollout.rollout import Reply as Reply
+    from upshot.run import tables as runs
     from upshot.tasks.base import Task as Task
-    from upshot.trainee import Trainee as Trainee
-    from upshot.trainee import talk as talk
-    from upshot.training import load as load
-    from upshot.training import train as train  # type: ignore[no-redef]
-    from upshot.verifiers.base import Verifier as Verifier
+    from upshot.tasks.participants.base import Observation as Observation
+    from upshot.tasks.participants.base import Participant as Participant
+    from upshot.tasks.participants.base import User as User
+    from upshot.tasks.verifiers.base import Verifier as Verifier
+    from upshot.training.trainer import Trainee as Trainee
+    from upshot.training.trainer import talk as talk
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    **dict.fromkeys(("reward", "reward_async"), "api"),
-    **dict.fromkeys(("Conversation", "Message", "Row"), "chat"),
+    **dict.fromkeys(("reward", "reward_async"), "api.reward"),
+    **dict.fromkeys(("Conversation", "Message", "Row"), "core.conversation"),
     **dict.fromkeys(("Credit", "Span"), "rewards.credit"),
-    **dict.fromkeys(("Observation", "Participant", "User"), "participants.base"),
-    **dict.fromkeys(("Reason", "Score"), "score"),
-    **dict.fromkeys(("Trainee", "talk"), "trainee"),
-    "load": "training",
+    **dict.fromkeys(("Observation", "Participant", "User"), "tasks.participants.base"),
+    **dict.fromkeys(("Reason", "Score"), "core.score"),
+    **dict.fromkeys(("Trainee", "talk"), "training.trainer"),
+    **dict.fromkeys(("load", "train"), "api.train"),
     "Metric": "rewards.metric",
     "Model": "models.base",
-    "Recipe": "recipe",
-    "Reply": "rollout.reply",
+    "Recipe": "config.recipe",
+    "Reply": "rollout.rollout",
     "Task": "tasks.base",
-    "UserError": "errors",
-    "Verifier": "verifiers.base",
+    "UserError": "core.errors",
+    "Verifier": "tasks.verifiers.base",
 }
 """Where each public name lives."""
 
@@ -61,8 +61,8 @@ __all__ = ["Conversation", "Credit", "Message", "Metric", "Model", "Observation"
 
 def __getattr__(name: str) -> Any:
     """A public name, imported at its first use."""
-    if name in ("runs", "train"):  # rooms of their own; `upshot.train` can also be called
-        return import_module(f"upshot.{name}")
+    if name == "runs":
+        return import_module("upshot.run.tables")
     if name in _HOMES:
         return getattr(import_module(f"upshot.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'upshot' has no attribute '{name}'")

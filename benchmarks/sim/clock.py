@@ -144,7 +144,7 @@ class Thread:
 
 
 class Pace:
-    """So many a minute, a second's worth of them at once: the token bucket of `upshot/models/limits.py`."""
+    """So many a minute, a second's worth of them at once: the token bucket of `upshot/models/client/limits.py`."""
 
     def __init__(self, clock: Clock, per_minute: float) -> None:
         self.clock = clock

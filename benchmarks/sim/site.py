@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from upshot.recipe import Section
+from upshot.config.recipe import Section
 
 
 class Length(Section):

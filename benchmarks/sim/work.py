@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from benchmarks.sim.servers import Limits
-from upshot.errors import UserError
-from upshot.models.spec import ModelSpec
-from upshot.participants.classmate_map import read_map
-from upshot.recipe import MetricConfig, Recipe
+from upshot.config.model_spec import ModelSpec
+from upshot.config.recipe import MetricConfig, Recipe
+from upshot.core.errors import UserError
 from upshot.rewards.build import ARROW
 from upshot.rewards.metric import metrics
 from upshot.rewards.metrics.judged import Judged
+from upshot.rollout.futures.classmates.map_file import read_map
 
 POLICY = "policy"
 """The place of a helper that is the model in training."""

@@ -131,7 +131,7 @@ def test_breakpoint_in_a_metric_drops_into_pdb(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         textwrap.dedent("""
             from upshot.rewards.metric import Metric
-            from upshot.score import Score
+            from upshot.core.score import Score
 
             class Stop(Metric):
                 async def score(self, conversation):
@@ -160,7 +160,7 @@ def test_what_looks_like_markup_in_foreign_text_is_printed_as_it_is(capsys: pyte
 def test_a_run_that_is_stopped_has_its_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from upshot.train import rl
+    from upshot.training.loops import rl
 
     learned: list[int] = []
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.participants.speakers import in_turn
+from tests.tasks.participants.speakers import in_turn
 from upshot.cli import main
 from upshot.cli.environment import variables
-from upshot.participants.llm_user import END_SIGNAL, LLMUser
+from upshot.tasks.users.llm import END_SIGNAL, LLMUser
 
 FILE = """# keys
 OPENAI_API_KEY=sk-1   # mine

@@ -8,16 +8,16 @@ import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from upshot.chat import Message, Row
+from upshot.config.model_spec import ModelSpec
+from upshot.core.conversation import Message, Row
 from upshot.models.base import Completion, Model, Request, Sampling
 from upshot.models.scripted import ScriptedModel
-from upshot.models.spec import ModelSpec
-from upshot.participants.llm_user import LLMUser
 from upshot.rewards.build import build_metric
 from upshot.rewards.reward import Weighted
+from upshot.rollout.context import Stage
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.policy import Policy
-from upshot.rollout.stage import Stage
+from upshot.tasks.users.llm import LLMUser
 
 
 def number_of(text: str) -> int:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.collabllm.smoke import METHODS, smoke
-from upshot import config
 from upshot.cli import main
-from upshot.data.parquet import schema_for, write_parquet
+from upshot.config import load as config
+from upshot.tasks.datasets.parquet import schema_for, write_parquet
 
 SETTINGS = {"": "math-hard", "-medium": "medium", "-bigcodebench": "bigcodebench"}
 

@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from tests.collabllm.smoke import tiny_folder
-from upshot.chat import Message
+from upshot.config.recipe import LoraConfig, PolicyConfig, TrainConfig
+from upshot.core.conversation import Message
 from upshot.engine.engine import Engine
-from upshot.engine.model import EngineModel
 from upshot.models.base import Request, Sampling
+from upshot.models.engine_model import EngineModel
 from upshot.models.local import load_local
 from upshot.models.rendering import Renderer
-from upshot.recipe import LoraConfig, PolicyConfig, TrainConfig
-from upshot.train.adapters import add_lora
-from upshot.train.batch import Datum
-from upshot.train.learner import Learner
-from upshot.train.losses import token_logprobs
-from upshot.train.objectives import Sft
+from upshot.training.adapters import add_lora
+from upshot.training.learner.batch import Datum
+from upshot.training.learner.learner import Learner
+from upshot.training.objectives.losses import token_logprobs
+from upshot.training.objectives.objectives import Sft
 
 
 def test_fault_9_sampling_kept_to_a_stale_adapter(tmp_path: Path) -> None:

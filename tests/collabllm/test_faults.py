@@ -1,7 +1,7 @@
 """The faults of the published recipe, one test each, named after them.
 
 Fault 1 (no released verl runs it) and 9 (stale adapter) have files of their own beside this one; 7 (split by row) is
-held by `tests/data/test_prepare.py`.
+held by `tests/offline/data/test_prepare.py`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import pytest
 
 from tests.collabllm.stage import act, actor, number_of, rows, run_virtual, scene, shown
 from tests.models.misbehaving_server import MisbehavingServer
-from tests.participants.speakers import chat, in_turn, says, speaker
-from upshot.chat import Conversation
+from tests.tasks.participants.speakers import chat, in_turn, says, speaker
+from upshot.core.conversation import Conversation
 from upshot.models.base import Completion, ModelCallError, Request
+from upshot.models.client.limits import backoff
 from upshot.models.connect import connect
-from upshot.models.limits import backoff
-from upshot.participants.llm_user import LLMUser
-from upshot.participants.personas import PERSONAS, VAGUENESS
 from upshot.rewards.build import build_metric
 from upshot.rollout.guard import score_conversation
 from upshot.rollout.play import play_step
+from upshot.tasks.users.llm import LLMUser
+from upshot.tasks.users.personas import PERSONAS, VAGUENESS
 
 
 def test_fault_2_concurrent_conversations_shared_the_last_ones_goal() -> None:

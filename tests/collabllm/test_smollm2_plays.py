@@ -8,16 +8,16 @@ import json
 
 import pytest
 
-from upshot.chat import Message, Row
+from upshot.core.conversation import Message, Row
 from upshot.models.base import Sampling
 from upshot.models.connect import connect
-from upshot.participants.llm_user import LLMUser
 from upshot.rewards.build import build_metric
 from upshot.rewards.reward import Weighted
+from upshot.rollout.context import Stage
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
-from upshot.rollout.stage import Stage
+from upshot.tasks.users.llm import LLMUser
 
 GOALS = [
     ("to know what 12 plus 30 is", "42"),

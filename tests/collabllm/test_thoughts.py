@@ -4,8 +4,8 @@ import asyncio
 from dataclasses import replace
 
 from tests.collabllm.stage import act, actor, rows, scene
+from upshot.rollout.context import ReplyRule
 from upshot.rollout.play import play_step
-from upshot.rollout.stage import ReplyRule
 
 
 def spoken(answer: str) -> tuple[list[str], list]:

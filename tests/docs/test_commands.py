@@ -44,27 +44,27 @@ RUN_HERE: dict[str, tuple[str, ...]] = {
     "upshot train examples/classmate.yaml": ("task.size=16", *STEP),
     "upshot verify answers.jsonl --task gsm8k": (),
     "upshot verify answers.jsonl --task gsm8k --mode flexible --out scored.jsonl": (),
-    "upshot data prepare --dataset tests/data/samples/multiturn-math-hard.jsonl --for dpo --out data/": (),
+    "upshot data prepare --dataset tests/offline/data/samples/multiturn-math-hard.jsonl --for dpo --out data/": (),
     "upshot data prepare --for rl --task gsm8k --dataset gsm8k/train.jsonl --out data/gsm8k": (),
 }
 """Commands that this test runs, with what makes them quick."""
 SAME_AS = {"make demo": "upshot demo"}
 
-RESUMES = "tests/test_own_code.py::test_code_beside_the_recipe_is_found_and_found_again_by_resume"
+RESUMES = "tests/config/test_own_code.py::test_code_beside_the_recipe_is_found_and_found_again_by_resume"
 SANDBOX = "tests/sandbox/test_server.py::test_the_three_examples_of_the_classmate_readme"
-TABLE = "tests/evaluate/test_table.py::test_the_paper_table_has_task_metric_k_tokens_and_interactivity"
-VERL = "tests/cluster/test_config.py::test_a_dry_run_on_verl_prints_both_sides_and_what_has_no_counterpart"
-REAL = "tests/cluster/real"
+TABLE = "tests/offline/test_table.py::test_the_paper_table_has_task_metric_k_tokens_and_interactivity"
+VERL = "tests/verl/test_config.py::test_a_dry_run_on_verl_prints_both_sides_and_what_has_no_counterpart"
+REAL = "tests/verl/real"
 LOOPS = "tests/test_examples.py::test_the_whole_loop_runs_inline"
 CLASSMATES = "tests/test_examples.py::test_the_classmate_and_its_twin_run"
-VIEW = "tests/view/test_report.py::test_the_verb_writes_the_page_and_prints_its_path"
-MINI = "tests/evaluate/test_classmates.py::test_one_step_with_a_classmate_credits_the_thought_with_both_parts"
-MONITOR = "tests/evaluate/test_monitor.py::test_a_run_is_told_by_step_and_task"
-BUILD = "tests/data/test_build.py::test_rows_have_the_published_columns_and_conversations_the_published_shape"
-IMPORT = "tests/migrate/test_import.py::test_the_files_that_a_script_names_are_read_beside_it"
-REPLAY = "tests/train/test_replay.py::test_a_changed_reward_is_shown_beside_the_old_one"
-EXPORT = "tests/train/test_export.py::test_an_export_loads_anywhere_in_its_own_type_and_holds_nothing_of_the_run"
-IMPORT_BUILD = "tests/migrate/test_import.py::test_a_script_that_builds_data_becomes_the_line_that_builds_it"
+VIEW = "tests/run/report/test_report.py::test_the_verb_writes_the_page_and_prints_its_path"
+MINI = "tests/offline/test_classmates.py::test_one_step_with_a_classmate_credits_the_thought_with_both_parts"
+MONITOR = "tests/offline/test_monitor.py::test_a_run_is_told_by_step_and_task"
+BUILD = "tests/offline/data/test_build.py::test_rows_have_the_published_columns_and_conversations_the_published_shape"
+IMPORT = "tests/offline/migrate/test_import.py::test_the_files_that_a_script_names_are_read_beside_it"
+REPLAY = "tests/offline/test_replay.py::test_a_changed_reward_is_shown_beside_the_old_one"
+EXPORT = "tests/run/test_export.py::test_an_export_loads_anywhere_in_its_own_type_and_holds_nothing_of_the_run"
+IMPORT_BUILD = "tests/offline/migrate/test_import.py::test_a_script_that_builds_data_becomes_the_line_that_builds_it"
 ELSEWHERE = {
     "make test": "Makefile::test",
     "upshot train quickstart --engine verl --dry-run": VERL,
@@ -73,14 +73,14 @@ ELSEWHERE = {
     "upshot train --engine verl --resume": f"{REAL}/test_quickstart.py::test_a_resumed_run_goes_on_with_the_next_rows",
     "source .venv/bin/activate": "Makefile::setup",
     "git clone … && cd upshot": "Makefile::setup",
-    "upshot demo classmates": "tests/evaluate/test_classmates.py::test_the_demo_prints_a_row_for_each_model",
+    "upshot demo classmates": "tests/offline/test_classmates.py::test_the_demo_prints_a_row_for_each_model",
     "upshot train classmate-mini": MINI,
     "upshot train recipes/gsm8k-multiturn.yaml": "tests/docs/test_commands.py::test_commands_of_the_pages_run",
     "upshot train --resume runs/…": RESUMES,
     "upshot train examples/classmates.yaml": CLASSMATES,
     "upshot eval --task math-hard --file": TABLE,
     "upshot eval monitor runs/my-run": MONITOR,
-    "upshot eval monitor replies.jsonl": "tests/evaluate/test_monitor.py::test_a_file_with_scores",
+    "upshot eval monitor replies.jsonl": "tests/offline/test_monitor.py::test_a_file_with_scores",
     "upshot data prepare --dataset SOURCE": "tests/docs/test_commands.py::test_commands_of_the_pages_run",
     "upshot data prepare --dataset …": "tests/docs/test_commands.py::test_commands_of_the_pages_run",
     "upshot data build --task math-hard --policy SPEC": BUILD,
@@ -93,11 +93,11 @@ ELSEWHERE = {
     "upshot view runs/kiosk-…": VIEW,
     "upshot sandbox": SANDBOX,
     "curl -s localhost:8001": SANDBOX,
-    "upshot pool plan": "tests/pool/test_run.py::test_pool_plan_prints_every_model_with_its_place_or_refuses",
-    "upshot serve servers.yaml": "tests/fleet/test_watch.py::test_the_map_names_the_servers_as_classmates",
-    "upshot serve status": "tests/fleet/test_watch.py::test_status_and_stop_tell_and_stop",
-    "upshot serve stop": "tests/fleet/test_watch.py::test_status_and_stop_tell_and_stop",
-    "upshot serve": "tests/engine/test_server.py::test_openai_client_chats_with_n_seed_and_logprobs",
+    "upshot pool plan": "tests/serving/swap/test_run.py::test_pool_plan_prints_every_model_with_its_place_or_refuses",
+    "upshot serve servers.yaml": "tests/serving/servers/test_watch.py::test_the_map_names_the_servers_as_classmates",
+    "upshot serve status": "tests/serving/servers/test_watch.py::test_status_and_stop_tell_and_stop",
+    "upshot serve stop": "tests/serving/servers/test_watch.py::test_status_and_stop_tell_and_stop",
+    "upshot serve": "tests/serving/openai/test_server.py::test_openai_client_chats_with_n_seed_and_logprobs",
     "python -m pytest test_kiosk.py": "tests/cli/test_new.py::test_what_is_written_passes_its_own_tests",
     "python examples/collabllm_loop.py": LOOPS,
     "python examples/task_loop.py": LOOPS,
@@ -223,7 +223,7 @@ def readme_metric() -> str:
 def test_commands_of_the_pages_run(
     command: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("upshot.evaluate.quickstart.ROWS", 8)
+    monkeypatch.setattr("upshot.offline.demo.quickstart.ROWS", 8)
     if "kiosk.yaml" in command:
         assert main(["new", "task", "kiosk"]) == 0
     words = shlex.split(SAME_AS.get(command, command))[1:]
@@ -247,7 +247,7 @@ def test_the_readmes_metric_works_as_pasted_in_a_call() -> None:
 
 
 def test_the_readmes_call_of_reward_names_arguments_that_exist() -> None:
-    from upshot.api import Options
+    from upshot.api.reward import Options
 
     tree = ast.parse(next(block for block in BLOCKS if "upshot.reward(" in block))
     calls = [

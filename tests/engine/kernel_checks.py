@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from upshot.engine.blocks import rotate
 from upshot.engine.kernels import block, sample
 from upshot.engine.kernels.decode import MEMBERS, Shared, decode_attention
 from upshot.engine.kernels.decode_fused import fused_decode_attention
 from upshot.engine.kernels.gated import LARGE, MIDDLE, SMALL, Tile, gated_product
 from upshot.engine.kernels.prefill import prefill_attention
+from upshot.engine.llama.blocks import rotate
 from upshot.engine.sampling import RowRules
 from upshot.engine.sampling import sample as cpu_sample
 from upshot.engine.sequence import Rules

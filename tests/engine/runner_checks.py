@@ -11,11 +11,11 @@ from transformers import LlamaForCausalLM
 from triton.errors import TritonError
 
 from tests.engine.test_families import build
+from upshot.engine.cuda.warm import _common, _fused
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.sequence import Rules, Sequence
-from upshot.engine.warm import _common, _fused
-from upshot.pool.overlay import laid
-from upshot.pool.pool import Pool
+from upshot.serving.swap.overlay import laid
+from upshot.serving.swap.pool import Pool
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 Make = Callable[..., LlamaForCausalLM]

@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from upshot.engine.blocks import BlockDriver
-from upshot.engine.driver import shape_of
+from upshot.core.errors import UserError
 from upshot.engine.engine import Engine, EngineSettings
-from upshot.engine.probe import busy_adapters, disagreement
+from upshot.engine.llama.blocks import BlockDriver
+from upshot.engine.llama.driver import shape_of
+from upshot.engine.llama.probe import busy_adapters, disagreement
 from upshot.engine.sequence import Rules
-from upshot.errors import UserError
 
 peft = pytest.importorskip("peft")
 Make = Callable[..., LlamaForCausalLM]

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from upshot.core.errors import UserError
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.sequence import Rules
-from upshot.errors import UserError
 
 Make = Callable[..., LlamaForCausalLM]
 

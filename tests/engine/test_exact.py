@@ -18,12 +18,12 @@ from transformers import LlamaForCausalLM
 
 from tests.engine.conftest import tiny_llama
 from tests.engine.test_families import FAMILIES, build
+from upshot.core.errors import UserError
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.exact import blocks
 from upshot.engine.exact.forward import ExactForward
 from upshot.engine.exact.mode import ExactMode
 from upshot.engine.sequence import Rules, Sequence
-from upshot.errors import UserError
 
 Make = Callable[..., LlamaForCausalLM]
 MODEL = tiny_llama(vocab_size=97)

@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers
 
+from upshot.core.errors import UserError
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.sequence import Rules
-from upshot.errors import UserError
 
 SMALL: dict[str, Any] = {
     "vocab_size": 97,

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM
 
-from upshot.engine.joined import Joined, Projections
+from upshot.engine.llama.joined import Joined, Projections
 
 
 def join_all(model: LlamaForCausalLM) -> list[Joined]:

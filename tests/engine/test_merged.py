@@ -11,10 +11,10 @@ import torch
 from transformers import LlamaForCausalLM
 
 from tests.engine.test_adapters import update
-from upshot.engine.blocks import BlockDriver
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.exact.step import ExactDriver
-from upshot.engine.merged import Merged, is_plain
+from upshot.engine.llama.blocks import BlockDriver
+from upshot.engine.llama.merged import Merged, is_plain
 from upshot.engine.sequence import Rules
 
 peft = pytest.importorskip("peft")

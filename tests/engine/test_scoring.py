@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from upshot.core.errors import UserError
 from upshot.engine import engine as engine_module
 from upshot.engine import scoring
 from upshot.engine.engine import Engine, EngineSettings, QueueFull
 from upshot.engine.sequence import Rules, Sequence
-from upshot.errors import UserError
 
 Make = Callable[..., LlamaForCausalLM]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.conftest import llama, make_llama, tokenizer  # noqa: F401
 from upshot.models.smollm2 import FOLDER, smollm2_folder
 
 

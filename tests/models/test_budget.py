@@ -6,10 +6,10 @@ import json
 import pytest
 
 from tests.models.misbehaving_server import MisbehavingServer
-from upshot.chat import Message
-from upshot.errors import BudgetExceeded, UserError
+from upshot.core.conversation import Message
+from upshot.core.errors import BudgetExceeded, UserError
 from upshot.models.base import Request
-from upshot.models.budget import Budget
+from upshot.models.client.budget import Budget
 from upshot.models.connect import connect, connect_all
 
 ASK = Request([Message("user", "one two three")])

@@ -7,12 +7,12 @@ import multiprocessing
 
 import pytest
 
-from upshot.chat import Message
 from upshot.cli.cache import add_parser
-from upshot.errors import UserError
+from upshot.core.conversation import Message
+from upshot.core.errors import UserError
 from upshot.models.base import Completion, ModelCallError, Request, Sampling
-from upshot.models.budget import Budget
-from upshot.models.cache import ResponseCache, decode, encode, request_key
+from upshot.models.client.budget import Budget
+from upshot.models.client.cache import ResponseCache, decode, encode, request_key
 from upshot.models.connect import connect
 
 

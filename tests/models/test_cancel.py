@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.models.misbehaving_server import MisbehavingServer
-from upshot.chat import Message
+from upshot.core.conversation import Message
 from upshot.models.base import ModelCallError, Request
 from upshot.models.connect import connect
 
@@ -69,7 +69,7 @@ def test_closing_ends_calls_under_way_whether_they_wait_for_an_answer_or_for_a_r
 
 CLIENT = """
 import asyncio, sys
-from upshot.chat import Message
+from upshot.core.conversation import Message
 from upshot.models.base import Request
 from upshot.models.connect import connect
 

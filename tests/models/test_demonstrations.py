@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.templates import byte_tokenizer
-from upshot.chat import Message
-from upshot.errors import UserError
+from upshot.core.conversation import Message
+from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
 
 TURN = (

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from tests.models.misbehaving_server import MODEL, MisbehavingServer
-from upshot.chat import Message
-from upshot.errors import UserError
+from upshot.core.conversation import Message
+from upshot.core.errors import UserError
 from upshot.models.base import ModelCallError, Request, Sampling
 from upshot.models.connect import connect, connect_all
 

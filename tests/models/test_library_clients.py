@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from tests.models.misbehaving_server import MODEL, MisbehavingServer, answer_body
-from upshot.chat import Message
-from upshot.errors import UserError
+from upshot.config.model_spec import ModelSpec
+from upshot.core.conversation import Message
+from upshot.core.errors import UserError
 from upshot.models.base import ModelCallError, Request, Sampling
-from upshot.models.budget import Budget
+from upshot.models.client.budget import Budget
 from upshot.models.connect import connect
-from upshot.models.spec import ModelSpec
 from upshot.models.wire import chat_body, completion_body, read_answer
 
 openai = pytest.importorskip("openai")

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upshot.chat import Message
+from upshot.core.conversation import Message
 from upshot.models.base import Completion, Request, Sampling
+from upshot.models.client.limits import LONGEST_BACKOFF_S, Pace, backoff, retry_after
 from upshot.models.connect import connect
-from upshot.models.limits import LONGEST_BACKOFF_S, Pace, backoff, retry_after
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 

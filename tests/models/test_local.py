@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from upshot.chat import Message
-from upshot.errors import UserError
+from upshot.core.conversation import Message
+from upshot.core.errors import UserError
 from upshot.models.base import ModelCallError, Request, Sampling
 from upshot.models.connect import connect, connect_all
 from upshot.models.local import load_local, local_path, shared_kv

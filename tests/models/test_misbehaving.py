@@ -7,9 +7,9 @@ import time
 import tracemalloc
 
 from tests.models.misbehaving_server import MisbehavingServer
-from upshot.chat import Message
+from upshot.core.conversation import Message
 from upshot.models.base import ModelCallError, Request, Sampling
-from upshot.models.budget import Budget
+from upshot.models.client.budget import Budget
 from upshot.models.connect import connect
 
 CALLS = int(os.environ.get("UPSHOT_SOAK_CALLS", "2000"))

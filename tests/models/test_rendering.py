@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.templates import FAMILIES, byte_tokenizer
-from upshot.chat import Conversation, Message, Row, Sample
-from upshot.errors import UserError
+from upshot.core.conversation import Conversation, Message, Row, Sample
+from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
 
 RENDERERS = {family: Renderer(byte_tokenizer(family)) for family in FAMILIES}

@@ -9,14 +9,14 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tests.models.misbehaving_server import MisbehavingServer
-from upshot.chat import Message
-from upshot.errors import UserError
-from upshot.models import breaker as breakers
-from upshot.models import replicas as replicated
+from upshot.core.conversation import Message
+from upshot.core.errors import UserError
 from upshot.models.base import ModelCallError, Request, Sampling
-from upshot.models.budget import Budget
+from upshot.models.client import breaker as breakers
+from upshot.models.client import replicas as replicated
+from upshot.models.client.budget import Budget
+from upshot.models.client.replicas import short_name
 from upshot.models.connect import connect, connect_all
-from upshot.models.replicas import short_name
 
 
 def ask(i, n=1):

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upshot.chat import Message
+from upshot.core.conversation import Message
 from upshot.models.base import Request
-from upshot.models.breaker import FAILURES, LONGEST_PAUSE_S, PAUSE_S, Breaker
-from upshot.models.guarded import AttemptFailed
-from upshot.models.limits import Slots
-from upshot.models.routing import Replica, Routing, pick, prefix_key
+from upshot.models.client.breaker import FAILURES, LONGEST_PAUSE_S, PAUSE_S, Breaker
+from upshot.models.client.guarded import AttemptFailed
+from upshot.models.client.limits import Slots
+from upshot.models.client.routing import Replica, Routing, pick, prefix_key
 
 URLS = [f"http://127.0.0.1:{port}/v1" for port in range(1, 7)]
 KEYS = st.integers(0, 9).map(lambda i: bytes([i]) * 4)

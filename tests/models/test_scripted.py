@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from upshot.chat import Message
-from upshot.errors import UserError
+from upshot.core.conversation import Message
+from upshot.core.errors import UserError
 from upshot.models.base import Abilities, Completion, Model, Request, Sampling
 from upshot.models.connect import connect, connect_all
 from upshot.models.structured import ask_json

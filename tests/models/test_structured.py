@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upshot.chat import Message
+from upshot.core.conversation import Message
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
 from upshot.models.structured import ask_json, parse_json_object, schema_flaw
 

@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from tests.participants.speakers import speaker
-from upshot.chat import Message
+from tests.tasks.participants.speakers import speaker
+from upshot.config.model_spec import ModelSpec
+from upshot.core.conversation import Message
 from upshot.models.base import Model, Request
-from upshot.models.guarded import AttemptFailed
+from upshot.models.client.guarded import AttemptFailed
+from upshot.models.client.traffic import watch
 from upshot.models.scripted import ScriptedModel
-from upshot.models.spec import ModelSpec
-from upshot.models.traffic import watch
 from upshot.models.wire import Answer
-from upshot.rollout.company import assemble
+from upshot.rollout.services import assemble
 
 ASK = Request([Message("user", "?")])
 
@@ -75,7 +75,7 @@ def test_everybody_who_starts_a_company_is_told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training, building, evaluating, scoring and `upshot.reward` all play with a company."""
-    from upshot.rollout import company as room
+    from upshot.rollout import services as room
 
     monkeypatch.setattr(room, "watch", lambda look: watch(look, every_s=0.02))
 

@@ -150,7 +150,7 @@ def check_builder(policy: dict[str, Any], user: dict[str, Any], judge: dict[str,
     from collabllm.datasets.multiturn import MultiturnDataset
     from collabllm.synthetic import generate_multiturn_dataset
 
-    from upshot.data.prepare import Settings, prepare
+    from upshot.offline.data.prepare import Settings, prepare
 
     built = [
         generate_multiturn_dataset(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.fleets import Started
 from tests.peers.parrot import FAMILIES, save_parrot
+from tests.serving.servers.fleets import Started
 
 ROOT = Path(__file__).parent.parent.parent
 PYTHON = os.environ.get("UPSHOT_PEERS", sys.executable)

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from tests.participants.speakers import chat, in_turn
-from upshot.errors import UserError
+from tests.tasks.participants.speakers import chat, in_turn
+from upshot.core.errors import UserError
 from upshot.rewards.build import build_metric, check_metric
 from upshot.rewards.metric import Metric
 

@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upshot.chat import Conversation, Message, Row, Turn
-from upshot.errors import BudgetExceeded
+from upshot.core.conversation import Conversation, Message, Row, Turn
+from upshot.core.errors import BudgetExceeded
+from upshot.core.score import Reason, Score
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
-from upshot.rewards.managers.base import managers
 from upshot.rewards.monitor import AnyVerdict, Case, Look, Monitor, agreement, case_of, measure
 from upshot.rewards.reward import Reward
-from upshot.rollout.reply import Reply
-from upshot.score import Reason, Score
+from upshot.rewards.workers.base import managers
+from upshot.rollout.rollout import Reply
 from upshot.tasks.base import Task
-from upshot.verifiers.base import Claim, Verifier, verifiers
-from upshot.verifiers.gsm8k import Gsm8k
-from upshot.verifiers.judged import Sycophancy
+from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
+from upshot.tasks.verifiers.gsm8k import Gsm8k
+from upshot.tasks.verifiers.judged import Sycophancy
 
 GOLD = "wombat"
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.participants.speakers import chat, speaker
-from upshot.chat import Conversation, Message
-from upshot.errors import UserError
+from tests.tasks.participants.speakers import chat, speaker
+from upshot.core.conversation import Conversation, Message
+from upshot.core.errors import UserError
 from upshot.models.base import Request
 from upshot.rewards.build import build_metric
 from upshot.sandbox.inside.cases import standalone
-from upshot.tasks.collabllm_records import code_row
+from upshot.tasks.datasets.collabllm_records import code_row
 
 UNIT = """
 import unittest

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.participants.speakers import chat, in_turn
-from upshot.errors import UserError
+from tests.tasks.participants.speakers import chat, in_turn
+from upshot.core.errors import UserError
 from upshot.rewards.build import build_metric
 from upshot.rewards.metrics.bleu import word_bleu
 from upshot.rewards.metrics.extraction import last_fence

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.participants.speakers import chat
-from upshot.chat import Conversation, Message, Sample
+from tests.tasks.participants.speakers import chat
+from upshot.core.conversation import Conversation, Message, Sample
 from upshot.rewards.metrics.token_amount import TokenAmount
 
 

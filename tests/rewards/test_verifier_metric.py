@@ -8,16 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from upshot.chat import Conversation, Message, Row
-from upshot.rewards.managers.base import Manager
+from upshot.core.conversation import Conversation, Message, Row
+from upshot.core.score import Score
+from upshot.core.time_limit import call_seconds
 from upshot.rewards.metric import score_by
 from upshot.rewards.metrics.format_errors import FormatErrors
 from upshot.rewards.metrics.verifier import Verifier
-from upshot.score import Score
+from upshot.rewards.workers.base import Manager
 from upshot.tasks.base import Task, groups_of, tasks
 from upshot.tasks.mix import Mix
-from upshot.time_limit import call_seconds
-from upshot.verifiers.base import Claim
+from upshot.tasks.verifiers.base import Claim
 
 
 class Noting(Manager):

@@ -14,22 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.templates import byte_tokenizer
-from upshot.chat import Conversation, Message, Row, derive_seed
-from upshot.errors import UserError
+from upshot.core.conversation import Conversation, Message, Row, derive_seed
+from upshot.core.errors import UserError
+from upshot.core.score import Score
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request, Sampling
 from upshot.models.rendering import Renderer
-from upshot.participants.classmate import Classmate, ClassmateConfig, Handed
+from upshot.rewards.advantages.base import estimator
 from upshot.rewards.classmate import gated, weighted_mean
 from upshot.rewards.credit import check
-from upshot.rewards.estimators.base import estimator
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import Weighted
-from upshot.rollout.futures.classmates import Classmates
+from upshot.rollout.context import Stage
+from upshot.rollout.futures.classmates.classmate import Classmate, ClassmateConfig, Handed
+from upshot.rollout.futures.classmates.futures import Classmates
 from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
-from upshot.rollout.reply import Reply
-from upshot.rollout.stage import Stage
-from upshot.score import Score
+from upshot.rollout.rollout import Reply
 from upshot.tasks.base import Task
 
 ROWS = [Row(f"r{n}", (Message("user", f"question {n}"),), None, str(n)) for n in range(3)]
@@ -190,7 +190,7 @@ def test_one_unreachable_classmate_leaves_the_mean_of_the_others() -> None:
 
 
 def test_all_unreachable_classmates_do_not_cost_the_main_signal_until_too_many_are() -> None:
-    from upshot.train.rl import stop_if_missing
+    from upshot.training.loops.rl import stop_if_missing
 
     def broken(text: str, seed: int) -> str:
         raise ModelCallError("connection", "refused")

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from upshot import config
-from upshot.train.runner import train
+from upshot.config import load as config
+from upshot.run.run import train
 
 SMALL = [
     "model.tiny.hidden=32", "model.tiny.layers=2", "model.tiny.heads=2", "model.tiny.mlp=64", "warm_start.steps=5",

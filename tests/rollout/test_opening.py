@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 
 import upshot
-from tests.participants.speakers import in_turn, says, speaker
 from tests.rollout.test_play import By
+from tests.tasks.participants.speakers import in_turn, says, speaker
 from tests.tiny import tiny_policy
-from tests.train.workshop import recipe
-from upshot.chat import Conversation, Message, Row
-from upshot.errors import UserError, user_error_in
+from tests.training.workshop import recipe
+from upshot.core.conversation import Conversation, Message, Row
+from upshot.core.errors import UserError, user_error_in
+from upshot.core.score import Reason
 from upshot.models.base import ModelCallError, Request
-from upshot.participants.base import Participant
-from upshot.participants.llm_user import LLMUser
-from upshot.participants.scripted_user import ScriptedUser
 from upshot.rewards.reward import Weighted
+from upshot.rollout.context import Stage
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
-from upshot.rollout.reply import Reply
-from upshot.rollout.stage import Stage
-from upshot.score import Reason
-from upshot.train.checks import find
-from upshot.train.runner import train
+from upshot.rollout.rollout import Reply
+from upshot.run.checks import find
+from upshot.run.run import train
+from upshot.tasks.participants.base import Participant
+from upshot.tasks.users.llm import LLMUser
+from upshot.tasks.users.scripted import ScriptedUser
 
 GOALS = [Row("a", (), "the red one . and the big one ."), Row("b", (Message("system", "hi"),), "the blue one .")]
 
@@ -108,7 +108,7 @@ def test_a_reply_that_opens_the_conversation_has_a_reward() -> None:
 
     reply = upshot.reward(
         [], "Hello, what do you need?", goal="A poem. About rain.", policy=speaker(lambda request: "so"), user=Length(),
-        metrics={"tests.train.helpers:Lottery": 1}, samples=1, window=1,
+        metrics={"tests.training.helpers:Lottery": 1}, samples=1, window=1,
     )  # fmt: skip
     assert reply.reward.total.value is not None and seen == [1]
     with pytest.raises(UserError):

@@ -9,23 +9,23 @@ from collections.abc import Callable
 import pytest
 
 from tests.tiny import tiny_parts, tiny_policy
-from upshot.chat import Conversation, Message, Row
-from upshot.errors import BudgetExceeded, user_error_in
+from upshot.config.recipe import Named
+from upshot.core.conversation import Conversation, Message, Row
+from upshot.core.errors import BudgetExceeded, user_error_in
+from upshot.core.score import Score
 from upshot.models.base import ModelCallError
-from upshot.participants.base import Observation, Participant
-from upshot.recipe import Named
-from upshot.rewards.estimators.grouped import centred as dr_grpo
+from upshot.rewards.advantages.grouped import centred as dr_grpo
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import Weighted
+from upshot.rollout.context import ReplyRule, Stage
 from upshot.rollout.episode import play_episode
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
-from upshot.rollout.reply import Reply
-from upshot.rollout.stage import ReplyRule, Stage
-from upshot.score import Score
-from upshot.train.batch import data_of
-from upshot.train.rl import set_advantages, stop_if_missing
-from upshot.train.summary import summarise
+from upshot.rollout.rollout import Reply
+from upshot.tasks.participants.base import Observation, Participant
+from upshot.training.learner.batch import data_of
+from upshot.training.loops.rl import set_advantages, stop_if_missing
+from upshot.training.metrics.step import summarise
 
 
 class Chatty(Participant):
@@ -223,9 +223,9 @@ def test_one_seed_one_step() -> None:
 
 def test_sampled_log_probabilities_are_the_learners() -> None:
     """Same tensors, same numbers: the sampler's log-probabilities are those of the learner's forward, to 1e-4."""
-    from upshot.recipe import TrainConfig
-    from upshot.train.batch import Datum
-    from upshot.train.learner import Learner
+    from upshot.config.recipe import TrainConfig
+    from upshot.training.learner.batch import Datum
+    from upshot.training.learner.learner import Learner
 
     made, rows = scene(samples=1, window=2)
     module, tokenizer, _, _ = tiny_parts()

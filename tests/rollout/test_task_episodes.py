@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from upshot.chat import Conversation, Row
+from upshot.core.conversation import Conversation, Row
 from upshot.models.base import Abilities, Completion, Model, Request
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
-from upshot.rewards.managers.inline import Inline
 from upshot.rewards.metrics.format_errors import FormatErrors
 from upshot.rewards.metrics.verifier import Verifier
 from upshot.rewards.reward import Weighted
+from upshot.rewards.workers.inline import Inline
+from upshot.rollout.context import Stage
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
-from upshot.rollout.stage import Stage
 from upshot.tasks.gsm8k import NO_LINE, Gsm8k
 
 TASK = Gsm8k(file="arithmetic", limit=8)

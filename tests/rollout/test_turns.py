@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from tests.rollout.test_play import By, Chatty
 from tests.tiny import tiny_policy
-from upshot.chat import Conversation, Message, Row, Sample, Turn
-from upshot.participants.base import Observation
+from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
+from upshot.core.score import Score
 from upshot.rewards.credit import check, credit_turns
 from upshot.rewards.reward import Weighted
+from upshot.rollout.context import Stage
 from upshot.rollout.futures.base import CreditRule
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
-from upshot.rollout.reply import Reply
-from upshot.rollout.stage import Stage
-from upshot.score import Score
+from upshot.rollout.rollout import Reply
+from upshot.tasks.participants.base import Observation
 
 
 def talk(turns: int) -> Conversation:

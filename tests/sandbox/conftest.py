@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from upshot.errors import UserError
+from upshot.core.errors import UserError
 from upshot.sandbox import Limits, Sandbox
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from upshot.sandbox import Limits, Outcome
-from upshot.sandbox.verdict import Remains, of_calls, of_judged
+from upshot.sandbox.asserts.verdict import Remains, of_calls, of_judged
 
 EMPTY = "class A:\n    def __len__(self): return 3\n    def __iter__(self): return iter(())\ndef f(*a): return A()"
 SHRINKS = "class A:\n    n = 0\n    def __len__(self):\n        A.n += 1\n        return 3 if A.n == 1 else 0\n    def __getitem__(self, i): return 99\ndef f(*a): return A()"
@@ -156,7 +156,7 @@ def test_a_result_line_beyond_its_limit_is_no_crash() -> None:
 
 
 def test_times_and_tracebacks_a_program_reports_are_bounded() -> None:
-    from upshot.sandbox.split import split
+    from upshot.sandbox.asserts.split import split
 
     checks = [split("assert f() == 1") or []]
     assert of_calls(checks, Remains(wall=1.0, lines=[{"v": [1], "t": float("nan")}]))[0].seconds == 0.0

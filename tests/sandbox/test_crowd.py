@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upshot.sandbox import Busy, Sandbox, StdioTest, run_result, verdict
-from upshot.sandbox.sessions import LocalSession
-from upshot.sandbox.verdict import Remains
+from upshot.sandbox import Busy, Sandbox, StdioTest
+from upshot.sandbox.asserts import run_result, verdict
+from upshot.sandbox.asserts.verdict import Remains
+from upshot.sandbox.local.sessions import LocalSession
 
 
 def test_a_cancelled_wait_leaves_the_queue() -> None:

@@ -17,9 +17,9 @@ import pytest
 
 from tests.sandbox import lies
 from upshot.sandbox import Outcome
+from upshot.sandbox.asserts.verdict import Remains, of_judged
 from upshot.sandbox.inside import judge, remote
 from upshot.sandbox.outcome import TestResult
-from upshot.sandbox.verdict import Remains, of_judged
 
 PASSED, WRONG, ERROR, INVALID = Outcome.PASSED, Outcome.WRONG, Outcome.ERROR, Outcome.INVALID_TEST
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.sandbox.conftest import QUICK, Box, make_box
 from tests.sandbox.test_hostile import CHEATING, HONEST, KERNEL, Case, contained
-from upshot.errors import UserError
+from upshot.core.errors import UserError
 from upshot.sandbox import Limits, Outcome, Sandbox, StdioTest
 from upshot.sandbox.inside import seccomp
 from upshot.sandbox.inside.syscall_table import AARCH64, X86_64
@@ -76,7 +76,8 @@ def f():
 OLD_KERNEL = """
 import asyncio, json, subprocess, sys
 from dataclasses import replace
-from upshot.sandbox import Limits, Sandbox, layers
+from upshot.sandbox.local import layers
+from upshot.sandbox import Limits, Sandbox
 
 found = layers.probe
 layers.probe = lambda disable=(): replace(found(disable), landlock=min(found(disable).landlock, 5))
@@ -301,7 +302,7 @@ def test_nothing_weaker_than_seccomp_and_a_file_wall_is_taken() -> None:
 
 
 def test_a_v2_group_is_made_below_our_own_or_at_the_top_where_nothing_is_limited(tmp_path: Path) -> None:
-    from upshot.sandbox.cgroup import _v2_home
+    from upshot.sandbox.local.cgroup import _v2_home
 
     own = tmp_path / "session.scope"
     own.mkdir()

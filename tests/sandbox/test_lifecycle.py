@@ -17,7 +17,7 @@ import pytest
 
 from tests.sandbox.conftest import soon
 from upshot.sandbox import Busy, Limits, Outcome, Sandbox, StdioTest
-from upshot.sandbox.layers import probe
+from upshot.sandbox.local.layers import probe
 
 REPOSITORY = Path(__file__).parents[2]
 HONEST = "def add(a, b):\n    return a + b"

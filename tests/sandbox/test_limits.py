@@ -10,9 +10,9 @@ import pytest
 
 from tests.sandbox.conftest import make_box
 from upshot.sandbox import Limits, Outcome, StdioTest
-from upshot.sandbox.cgroup import SlotGroup
 from upshot.sandbox.inside.confine import Walls, _plan
-from upshot.sandbox.layers import user_id_base
+from upshot.sandbox.local.cgroup import SlotGroup
+from upshot.sandbox.local.layers import user_id_base
 
 LOOPS = "import os\nfor _ in range({count}):\n    if os.fork() == 0:\n        while True: pass\nfor _ in range({count}): os.wait()"
 
@@ -79,7 +79,7 @@ def test_a_run_without_a_user_of_its_own_is_not_charged_for_other_peoples_proces
 def test_user_ids_come_from_what_the_container_maps(
     mapped: str, base: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from upshot.sandbox import layers
+    from upshot.sandbox.local import layers
 
     file = tmp_path / "uid_map"
     file.write_text(mapped)

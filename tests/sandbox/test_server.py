@@ -23,11 +23,12 @@ import httpx
 import pytest
 
 from tests.sandbox.conftest import soon
-from upshot.errors import UserError
-from upshot.sandbox import Limits, Outcome, Sandbox, StdioTest, connect, languages
+from upshot.core.errors import UserError
+from upshot.sandbox import Limits, Outcome, Sandbox, StdioTest, connect
+from upshot.sandbox.http.server import serve
+from upshot.sandbox.http.service import Service
+from upshot.sandbox.local import languages
 from upshot.sandbox.outcome import RunResult
-from upshot.sandbox.server import serve
-from upshot.sandbox.service import Service
 
 REPOSITORY = Path(__file__).parents[2]
 ADD = "def add(a, b):\n    return a + b"
@@ -306,7 +307,7 @@ def test_one_items_trouble_leaves_the_rest_of_a_batch_whole() -> None:
 
 
 def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    from upshot.sandbox import server as module
+    from upshot.sandbox.http import server as module
 
     async def dawdle() -> Any:
         await asyncio.sleep(30)
@@ -322,7 +323,7 @@ def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
 def test_too_many_slow_and_long_winded_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     import uvicorn
 
-    from upshot.sandbox import doorkeeper
+    from upshot.sandbox.http import doorkeeper
 
     monkeypatch.setattr(doorkeeper, "READ_SECONDS", 0.3)
 
@@ -513,7 +514,7 @@ class Broken(BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize("mood", ["broken", "short"])
 def test_a_failing_server_is_missing_not_zero(mood: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from upshot.sandbox import clients
+    from upshot.sandbox.http import clients
 
     monkeypatch.setattr(clients, "ATTEMPTS", 2)
     backend = ThreadingHTTPServer(("127.0.0.1", 0), Broken)

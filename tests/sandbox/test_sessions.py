@@ -178,7 +178,7 @@ def test_an_idle_session_is_evicted() -> None:
 
 
 def test_a_full_house_asks_to_come_back_and_forgotten_sessions_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    from upshot.sandbox import pool
+    from upshot.sandbox.local import pool
 
     async def scenario() -> None:
         async with Sandbox(slots=1, max_sessions=2) as sandbox:

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upshot.errors import UserError
+from upshot.core.errors import UserError
 from upshot.sandbox import Limits, Outcome, StdioTest, humaneval
-from upshot.sandbox.compare import matches
+from upshot.sandbox.asserts.compare import matches
+from upshot.sandbox.asserts.split import split
+from upshot.sandbox.asserts.verdict import Remains, of_calls, parse_lines, same_output
 from upshot.sandbox.inside import plain
-from upshot.sandbox.pool import tier_of
-from upshot.sandbox.split import split
-from upshot.sandbox.verdict import Remains, of_calls, parse_lines, same_output
+from upshot.sandbox.local.pool import tier_of
 
 INVALID = Outcome.INVALID_TEST
 PASSED, WRONG, ERROR, TIMEOUT = Outcome.PASSED, Outcome.WRONG, Outcome.ERROR, Outcome.TIMEOUT

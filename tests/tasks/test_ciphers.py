@@ -1,8 +1,8 @@
 """Plain and coded thoughts: both lead to the right answer, only one of them can be read."""
 
+from upshot.core.thought import MARKERS
 from upshot.tasks.ciphers import Ciphers, thought, thoughtful
-from upshot.thought import MARKERS
-from upshot.verifiers.gsm8k import Gsm8k
+from upshot.tasks.verifiers.gsm8k import Gsm8k
 
 
 def is_coded(reply: str) -> bool:

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from upshot.chat import Conversation, Message
-from upshot.errors import UserError
+from upshot.core.conversation import Conversation, Message
+from upshot.core.errors import UserError
 from upshot.tasks.base import Task, tasks
 
 SAMPLE = "tests/tasks/gsm8k_sample.jsonl"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from upshot.data.parquet import write_parquet
-from upshot.errors import UserError
+from upshot.core.errors import UserError
 from upshot.tasks.base import Task, tasks
-from upshot.tasks.rows import row_of
+from upshot.tasks.datasets.parquet import write_parquet
+from upshot.tasks.datasets.rows import row_of
 
 SAMPLE = Path(__file__).parent / "gsm8k_sample.jsonl"
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from upshot import __version__
 from upshot.cli.environment import load_environment
-from upshot.errors import user_error_in
-from upshot.threads import settle_threads
+from upshot.core.errors import user_error_in
+from upshot.core.threads import settle_threads
 
 VERBS = (
     "demo", "train", "new", "recipe", "eval", "export", "view", "replay", "data", "score", "verify", "sandbox", "serve",

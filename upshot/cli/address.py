@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import socket
 
-from upshot.errors import UserError
+from upshot.core.errors import UserError
 
 
 def port(text: str) -> int:

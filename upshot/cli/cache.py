@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from upshot.models.cache import ResponseCache
+    from upshot.models.client.cache import ResponseCache
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -24,7 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do what was asked."""
-    from upshot.models.cache import ResponseCache
+    from upshot.models.client.cache import ResponseCache
 
     cache = ResponseCache.open(args.folder or True)
     try:
@@ -51,7 +51,7 @@ def _stats(cache: ResponseCache, as_json: bool) -> int:
 
 def _clear(cache: ResponseCache, model: str | None) -> int:
     if model is not None:
-        from upshot.errors import UserError, did_you_mean
+        from upshot.core.errors import UserError, did_you_mean
 
         known = [name for name, _, _ in cache.summary()]
         if model not in known:

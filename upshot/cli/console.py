@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from upshot.cli.step_line import step_line
-from upshot.train.reporter import Reporter
+from upshot.run.reporter import Reporter
 
 SHOWN = (
     "reward/mean",

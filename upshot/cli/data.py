@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from upshot.data.arguments import add_call_seconds
+from upshot.offline.data.arguments import add_call_seconds
 
 if TYPE_CHECKING:
-    from upshot.data.prepare import Summary
+    from upshot.offline.data.prepare import Summary
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -175,10 +175,10 @@ def run(args: argparse.Namespace) -> int:
 def _prepare(args: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from upshot.data.parquet import AGENT_NAME
-    from upshot.data.prepare import Settings, prepare
-    from upshot.errors import UserError
+    from upshot.core.errors import UserError
+    from upshot.offline.data.prepare import Settings, prepare
     from upshot.tasks.collabllm_prompts import PLAIN, system_prompt
+    from upshot.tasks.datasets.parquet import AGENT_NAME
 
     if args.purpose == "rl" and args.min:
         raise UserError("--min is for sft and dpo: an rl row is a prompt, and no reply is taken from it")
@@ -206,8 +206,8 @@ def _prepare_verified(args: argparse.Namespace) -> Summary | None:
     """Rows of a task with a verifier; None where the task named is none."""
     from pathlib import Path
 
-    from upshot.data.verified import prepare_verified, verified_task
-    from upshot.errors import UserError
+    from upshot.core.errors import UserError
+    from upshot.offline.data.verified import prepare_verified, verified_task
     from upshot.tasks.collabllm_prompts import system_prompt
 
     system = "" if args.system is None else system_prompt(args.system)
@@ -228,7 +228,7 @@ def _tell(summary: Summary, as_json: bool) -> int:
         return 0
     from rich.console import Console
 
-    from upshot.data.summary import print_summary
+    from upshot.offline.data.summary import print_summary
 
     print_summary(summary, Console(markup=False))
     return 0
@@ -245,6 +245,6 @@ def _task_of(named: str | None, dataset: str) -> tuple[str, str]:
 
 
 def _build(args: argparse.Namespace) -> int:
-    from upshot.data.build_command import run as build
+    from upshot.offline.data.build_command import run as build
 
     return build(args)

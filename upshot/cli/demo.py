@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from upshot.errors import UserError, did_you_mean
+from upshot.core.errors import UserError, did_you_mean
 
 DEMOS = {
     "quickstart": "a tiny model learns to ask before it answers (about three minutes)",
@@ -37,9 +37,9 @@ def run(args: argparse.Namespace) -> int:
     if overrides and "=" not in overrides[0]:
         name = overrides.pop(0)
     if name == "quickstart":
-        from upshot.evaluate.quickstart import quickstart as demo
+        from upshot.offline.demo.quickstart import quickstart as demo
     elif name == "classmates":
-        from upshot.evaluate.classmates import demo
+        from upshot.offline.demo.classmates import demo
     else:
         raise UserError(f"unknown demo '{name}'; {did_you_mean(name, DEMOS)}")
     return demo(overrides, lambda: make_reporter(args.quiet or args.json), args.quiet, args.json)

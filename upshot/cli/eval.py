@@ -7,7 +7,7 @@ import argparse
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb."""
-    from upshot.evaluate import table
+    from upshot.offline.evaluate import table
 
     parser = subparsers.add_parser(
         "eval",
@@ -22,7 +22,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def inner_parser(verb: str) -> argparse.ArgumentParser:
     """The parser of `upshot eval judge` or `upshot eval monitor`."""
-    from upshot.evaluate import judge, monitor
+    from upshot.offline import judge
+    from upshot.offline.monitor import monitor
 
     own = {"judge": judge, "monitor": monitor}[verb]
     parser = argparse.ArgumentParser(prog=f"upshot eval {verb}", description=own.DESCRIPTION)

@@ -30,9 +30,9 @@ def run(args: argparse.Namespace) -> int:
     """Write the folder, push it if asked, print where it is."""
     from pathlib import Path
 
-    from upshot.cluster.checkpoints import is_verl, make_whole
-    from upshot.train.export import export, push
-    from upshot.train.folder import RunFolder
+    from upshot.run.export import export, push
+    from upshot.run.folder import RunFolder
+    from upshot.verl.checkpoints import is_verl, make_whole
 
     folder = RunFolder.open(Path(args.folder))
     if is_verl(folder):

@@ -16,7 +16,7 @@ OF_ONE_MODEL = (
 
 def run_fleet(args: argparse.Namespace) -> int:
     """Start and watch the servers of a file, or tell of them, or stop them."""
-    from upshot.errors import UserError
+    from upshot.core.errors import UserError
 
     for option in OF_ONE_MODEL:
         if getattr(args, option) != args.default_of(option):
@@ -35,12 +35,12 @@ def _start(file: Path, map_file: Path | None, while_used: bool) -> int:
     import asyncio
     import fcntl
 
-    from upshot.errors import UserError
-    from upshot.fleet.classmates import check_map
-    from upshot.fleet.file import read
-    from upshot.fleet.state import FLEET_LOCK, folder_of, lock, read_state
-    from upshot.fleet.watch import Fleet
-    from upshot.whole_files import check_writable
+    from upshot.core.errors import UserError
+    from upshot.core.whole_files import check_writable
+    from upshot.serving.servers.classmates import check_map
+    from upshot.serving.servers.file import read
+    from upshot.serving.servers.state import FLEET_LOCK, folder_of, lock, read_state
+    from upshot.serving.servers.watch import Fleet
 
     config, folder = read(file), folder_of(file)
     if map_file is not None:
@@ -80,8 +80,8 @@ def table(state: Mapping[str, Any]) -> str:
 
 def _files(file: str | None) -> list[str]:
     """The serve file that is meant: the given one, or those in this folder whose servers are up."""
-    from upshot.errors import UserError
-    from upshot.fleet.state import folder_of, read_state
+    from upshot.core.errors import UserError
+    from upshot.serving.servers.state import folder_of, read_state
 
     if file is None:
         states = [read_state(folder) for folder in sorted(Path().glob("*.fleet"))]
@@ -93,7 +93,7 @@ def _files(file: str | None) -> list[str]:
 
 def _status(file: str | None) -> int:
     """0: all servers run; 1: some do not, or none are up."""
-    from upshot.fleet.state import folder_of, read_state, ready
+    from upshot.serving.servers.state import folder_of, read_state, ready
 
     states = [read_state(folder_of(name)) for name in _files(file)]
     for state in states:
@@ -105,8 +105,8 @@ def _status(file: str | None) -> int:
 
 
 def _stop(file: str | None) -> int:
-    from upshot.errors import UserError
-    from upshot.fleet.state import stop
+    from upshot.core.errors import UserError
+    from upshot.serving.servers.state import stop
 
     files = _files(file)
     if file is None and len(files) > 1:

@@ -35,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Write the files and say what to do next."""
-    from upshot.whole_files import check_writable
+    from upshot.core.whole_files import check_writable
 
     contents = render(args.kind, args.name)
     folder = Path(args.dir)
@@ -53,7 +53,7 @@ def render(kind: str, name: str) -> dict[str, str]:
     """The files of a new thing, by their names."""
     from importlib.resources import files
 
-    from upshot.errors import UserError
+    from upshot.core.errors import UserError
 
     if not name.isidentifier() or name != name.lower():
         raise UserError(
@@ -76,7 +76,7 @@ def _refuse_taken(folder: Path, contents: dict[str, str]) -> None:
     import sys
     from importlib.util import find_spec
 
-    from upshot.errors import UserError
+    from upshot.core.errors import UserError
 
     for file in contents:
         if (folder / file).exists():

@@ -24,11 +24,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan, or refuse it with the arithmetic and a way out."""
-    from upshot import config
-    from upshot.errors import UserError
+    from upshot.config import load as config
+    from upshot.core.errors import UserError
     from upshot.tasks.base import tasks
-    from upshot.train.fitting import planned
-    from upshot.train.memory_table import models, table
+    from upshot.training.learner.memory.fitting import planned
+    from upshot.training.learner.memory.table import models, table
 
     recipe = config.load(args.recipe, args.overrides).recipe
     task = tasks.create(recipe.task.name, recipe.task.options, "task")

@@ -36,8 +36,8 @@ def run_list(args: argparse.Namespace) -> int:
     """Names and first lines."""
     from rich.table import Table
 
-    from upshot import config
     from upshot.cli.console import whole_console
+    from upshot.config import load as config
 
     table = Table(box=None, show_header=False)
     table.add_column(style="bold")
@@ -52,9 +52,9 @@ def run_show(args: argparse.Namespace) -> int:
     """Every value and where it came from."""
     from rich.table import Table
 
-    from upshot import config
     from upshot.cli.console import whole_console
-    from upshot.rollout.company import check_names
+    from upshot.config import load as config
+    from upshot.rollout.services import check_names
 
     loaded = config.load(args.recipe, args.overrides)
     check_names(loaded.recipe)
@@ -74,7 +74,7 @@ def run_schema(args: argparse.Namespace) -> int:
     """The JSON schema."""
     import json
 
-    from upshot.recipe import Recipe
+    from upshot.config.recipe import Recipe
 
     print(json.dumps(Recipe.model_json_schema(), indent=2))
     return 0
@@ -82,7 +82,7 @@ def run_schema(args: argparse.Namespace) -> int:
 
 def run_reference(args: argparse.Namespace) -> int:
     """The page of every key."""
-    from upshot.reference import page
+    from upshot.config.reference import page
 
     print(page(), end="")
     return 0
@@ -95,11 +95,11 @@ def run_import(args: argparse.Namespace) -> int:
 
     import yaml
 
-    from upshot import config
-    from upshot.migrate.carry import carry
-    from upshot.migrate.command import build_line, builds
-    from upshot.migrate.theirs import read_all
-    from upshot.rollout.company import check_names
+    from upshot.config import load as config
+    from upshot.offline.migrate.carry import carry
+    from upshot.offline.migrate.command import build_line, builds
+    from upshot.offline.migrate.theirs import read_all
+    from upshot.rollout.services import check_names
 
     theirs = read_all(args.theirs)
     names = ", ".join(Path(path).name for path in args.theirs)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from upshot.train.replay import Scored
+    from upshot.offline.replay import Scored
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -34,9 +34,9 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
     from pathlib import Path
 
-    from upshot import config
-    from upshot.train.folder import RunFolder
-    from upshot.train.replay import replay
+    from upshot.config import load as config
+    from upshot.offline.replay import replay
+    from upshot.run.folder import RunFolder
 
     folder = RunFolder.open(Path(args.folder))
     recipe = config.load(str(folder.path / "recipe.yaml"), args.overrides).recipe

@@ -39,11 +39,11 @@ def run(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
     import logging
 
+    from upshot.core.http import find_key
     from upshot.sandbox.connection import KEY_VARIABLE
+    from upshot.sandbox.http.server import serve
     from upshot.sandbox.limits import Limits
-    from upshot.sandbox.pool import Sandbox
-    from upshot.sandbox.server import serve
-    from upshot.serving import find_key
+    from upshot.sandbox.local.pool import Sandbox
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     key = find_key(args.api_key_file, KEY_VARIABLE)

@@ -55,6 +55,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Score the file; 0 when every reply has a reward, 1 when some are missing."""
-    from upshot.evaluate.scoring import score_file
+    from upshot.offline.score import score_file
 
     return score_file(args)

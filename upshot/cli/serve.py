@@ -53,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
     """Load the model and serve until interrupted; or what the file says."""
     import os
 
-    from upshot.errors import UserError
-    from upshot.models.calls.base import parser_for
-    from upshot.serving import demand_key
+    from upshot.core.errors import UserError
+    from upshot.core.http import demand_key
+    from upshot.models.tool_calls.base import parser_for
 
     if args.model in ("status", "stop") or args.model.endswith((".yaml", ".yml")):
         from upshot.cli.fleet import run_fleet
@@ -75,11 +75,11 @@ def run(args: argparse.Namespace) -> int:
     import uvicorn
 
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every write to a client that went away
-    from upshot.engine.allowance import Allowance
     from upshot.engine.engine import Engine, EngineSettings
-    from upshot.engine.model import EngineModel
-    from upshot.engine.server import Server
+    from upshot.models.engine_model import EngineModel
     from upshot.models.local import load_local, pick_device
+    from upshot.serving.openai.allowance import Allowance
+    from upshot.serving.openai.server import Server
 
     allowance = Allowance.hold(args.memory, pick_device(args.device)) if args.memory else None
     module, tokenizer = load_local(args.model, args.dtype, args.device)

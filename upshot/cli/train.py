@@ -9,15 +9,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from upshot.errors import UserError, reason_of, user_error_in
+from upshot.core.errors import UserError, reason_of, user_error_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from upshot.recipe import Recipe
-    from upshot.train.checks.bench import Finding
-    from upshot.train.folder import RunFolder
-    from upshot.train.ranks import Ranks
+    from upshot.config.recipe import Recipe
+    from upshot.run.checks.bench import Finding
+    from upshot.run.folder import RunFolder
+    from upshot.training.learner.distributed.ranks import Ranks
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         size, first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
         return 0 if not first or _checked(recipe, args, folder is not None, size) else 2
-    from upshot.train.together import open_ranks
+    from upshot.training.learner.distributed.together import open_ranks
 
     ranks = open_ranks(recipe.model.device)
     try:
@@ -86,11 +86,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _train(args: argparse.Namespace, recipe: Recipe, folder: RunFolder | None, ranks: Ranks) -> int:
     from upshot.cli.console import make_reporter
-    from upshot.train.folder import RunFolder
-    from upshot.train.onlooker import Onlooker
-    from upshot.train.reporter import Reporter
-    from upshot.train.runner import train_checked
-    from upshot.view.report import write_report
+    from upshot.run.folder import RunFolder
+    from upshot.run.onlooker import Onlooker
+    from upshot.run.report.report import write_report
+    from upshot.run.reporter import Reporter
+    from upshot.run.run import train_checked
 
     new = folder is None
     if not ranks.told("checked", ranks.first and _checked(recipe, args, resumed=not new, ranks=ranks.size)):
@@ -119,8 +119,8 @@ def _train(args: argparse.Namespace, recipe: Recipe, folder: RunFolder | None, r
 
 def _checked(recipe: Recipe, args: argparse.Namespace, resumed: bool, ranks: int) -> bool:
     """Whether nothing is wrong with the recipe; a line for each thing that is, and with --dry-run the plan."""
-    from upshot.train.checks import find
-    from upshot.train.plan import plan
+    from upshot.run.checks import find
+    from upshot.run.plan import plan
 
     findings = find(recipe, args.offline, resumed, ranks)
     if args.dry_run and not any(finding.fatal for finding in findings):
@@ -147,9 +147,9 @@ def _told_by_the_first(error: BaseException) -> int | None:
 
 def _on_verl(args: argparse.Namespace) -> int:
     """Start verl on a recipe or on a run to go on with, or print both sides; what verl cannot run is refused."""
-    from upshot.cluster.config import Place, compose
-    from upshot.rollout.company import check_names
+    from upshot.rollout.services import check_names
     from upshot.tasks.base import tasks
+    from upshot.verl.config import Place, compose
 
     recipe, theirs, folder = _verl_recipe(args)
     check_names(recipe)
@@ -157,8 +157,8 @@ def _on_verl(args: argparse.Namespace) -> int:
     rows = None if recipe.train.method == "sft" else len(task.rows("train"))
     plan = compose(recipe, Place(rows=rows), theirs, args.local)
     if args.dry_run:
-        from upshot.cluster import on_cpu
-        from upshot.cluster.checks import find
+        from upshot.verl import on_cpu
+        from upshot.verl.checks import find
 
         print(plan.page())
         plan.check()
@@ -166,7 +166,7 @@ def _on_verl(args: argparse.Namespace) -> int:
         found = find(recipe, plan, args.offline, folder is not None, env)
         return 0 if _told(found, args.quiet) else 2
     from upshot.cli.console import make_reporter
-    from upshot.cluster.launch import launch
+    from upshot.verl.launch import launch
 
     path = launch(recipe, theirs, lambda line: None, args.local, make_reporter(args.quiet, args.json), folder)
     if not args.json:
@@ -176,9 +176,9 @@ def _on_verl(args: argparse.Namespace) -> int:
 
 def _verl_recipe(args: argparse.Namespace) -> tuple[Recipe, list[str], RunFolder | None]:
     """The recipe to run on verl, verl's own words, and when resuming the folder."""
-    from upshot import config
-    from upshot.cluster.config import is_theirs
-    from upshot.cluster.resume import LOCAL, reopened
+    from upshot.config import load as config
+    from upshot.verl.config import is_theirs
+    from upshot.verl.resume import LOCAL, reopened
 
     if args.resume:
         recipe, theirs, folder = reopened(Path(args.resume), _resuming(args))
@@ -199,12 +199,12 @@ def _resuming(args: argparse.Namespace) -> list[str]:
 
 def _recipe(args: argparse.Namespace) -> tuple[Recipe, RunFolder | None]:
     """The recipe to run and, when resuming, the folder it is run in."""
-    from upshot import config
-    from upshot.train.folder import RunFolder
+    from upshot.config import load as config
+    from upshot.run.folder import RunFolder
 
     if args.resume:
-        from upshot.cluster.resume import refuse_verl
-        from upshot.train.resume import resumed_recipe
+        from upshot.run.resume import resumed_recipe
+        from upshot.verl.resume import refuse_verl
 
         words = _resuming(args)
         folder = RunFolder.open(Path(args.resume))

@@ -34,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Verify a file, or serve."""
-    from upshot.rewards.verify_file import Settings, serve, verify_file
+    from upshot.offline.verify import Settings, serve, verify_file
 
     settings = Settings(
         task=args.task,
@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
         sandbox=args.sandbox,
     )
     if args.serve:
-        from upshot.rewards.managers.scorer import KEY_VARIABLE
-        from upshot.serving import find_key
+        from upshot.core.http import find_key
+        from upshot.rewards.workers.scorer import KEY_VARIABLE
 
         key = find_key(args.api_key_file, KEY_VARIABLE)
         check_address(args.host, args.port)

@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     import sys
     from pathlib import Path
 
-    from upshot.view.report import write_report
+    from upshot.run.report.report import write_report
 
     page = write_report(Path(args.folder), Path(args.out) if args.out else None)
     print(page)

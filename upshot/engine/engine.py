@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from upshot.chat import derive_seed
-from upshot.engine.choice import checked_driver, drivers_of
-from upshot.engine.driver import causal_lm, shape_of
-from upshot.engine.merged import Merging
+from upshot.core.conversation import derive_seed
+from upshot.core.errors import UserError
+from upshot.engine.llama.choice import checked_driver, drivers_of
+from upshot.engine.llama.driver import causal_lm, shape_of
+from upshot.engine.llama.merged import Merging
 from upshot.engine.pages import PagePool
 from upshot.engine.scheduler import Scheduler
 from upshot.engine.seat import Seat
 from upshot.engine.sequence import DONE, Grammar, Rules, Sequence
-from upshot.errors import UserError
 
 Token = Callable[[Sequence, int, float], None]
 FIRST_CHUNK = 4096
@@ -111,7 +111,7 @@ class Engine:
         self.stream = torch.cuda.Stream(self.shape.device) if self.on_gpu and self.settings.own_stream else None
         n_pages = self._n_pages()
         if self.ahead:
-            from upshot.engine.cuda_runner import CudaRunner
+            from upshot.engine.cuda.runner import CudaRunner
             from upshot.engine.exact.cuda_runner import ExactCudaRunner
 
             self._await_weights()
@@ -120,8 +120,8 @@ class Engine:
                     model, self.shape, n_pages, self.settings.page_size, self._max_running, self.settings, seat
                 )
         else:
-            from upshot.engine.probe import disagreement
-            from upshot.engine.torch_runner import TorchRunner
+            from upshot.engine.cpu.runner import TorchRunner
+            from upshot.engine.llama.probe import disagreement
 
             makers = drivers_of(model, self.shape, self.settings, kernels=False)
             driver = checked_driver(model, makers, partial(disagreement, model) if self.settings.check else None)

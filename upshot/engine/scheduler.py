@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from upshot.engine.cpu.rows import Rows
 from upshot.engine.pages import ROOT, PagePool
-from upshot.engine.rows import Rows
 from upshot.engine.sequence import DONE, RUNNING, WAITING, Rules, Scored, Sequence
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from upshot.errors import UserError
+from upshot.core.errors import UserError
 from upshot.models.base import Completion, Model, Request
 
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from upshot.chat import Message
-from upshot.errors import UserError
+from upshot.core.conversation import Message
+from upshot.core.errors import UserError
 
 
 class ModelCallError(Exception):

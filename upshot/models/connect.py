@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from upshot.errors import UserError
+from upshot.config.model_spec import ModelSpec
+from upshot.core.errors import UserError
 from upshot.models.base import Model
-from upshot.models.budget import Budget
-from upshot.models.guarded import GuardedModel
-from upshot.models.limits import Limits
-from upshot.models.routing import Routing
-from upshot.models.spec import ModelSpec
+from upshot.models.client.budget import Budget
+from upshot.models.client.guarded import GuardedModel
+from upshot.models.client.limits import Limits
+from upshot.models.client.routing import Routing
 
 
 class Endpoints:
@@ -72,8 +72,8 @@ def connect(
 
 
 def _replicated(spec: ModelSpec, endpoints: Endpoints, role: str, budget: Budget | None) -> Model:
-    from upshot.models.members import Members
-    from upshot.models.replicas import ReplicatedModel
+    from upshot.models.client.members import Members
+    from upshot.models.client.replicas import ReplicatedModel
 
     return ReplicatedModel(
         spec,

@@ -14,12 +14,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from upshot.errors import UserError, did_you_mean
+from upshot.config.model_spec import ModelSpec
+from upshot.core.errors import UserError, did_you_mean
 from upshot.models.base import Abilities, ModelCallError, Request
-from upshot.models.budget import Budget
-from upshot.models.guarded import AttemptFailed, GuardedModel
-from upshot.models.limits import Limits, backoff, retry_after
-from upshot.models.spec import ModelSpec
+from upshot.models.client.budget import Budget
+from upshot.models.client.guarded import AttemptFailed, GuardedModel
+from upshot.models.client.limits import Limits, backoff, retry_after
 from upshot.models.wire import (
     Answer,
     BadResponse,

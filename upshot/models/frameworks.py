@@ -6,7 +6,7 @@ import atexit
 import gc
 import sys
 
-from upshot.threads import settle_threads
+from upshot.core.threads import settle_threads
 
 
 def import_frameworks() -> None:

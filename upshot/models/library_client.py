@@ -10,12 +10,12 @@ from abc import abstractmethod
 from dataclasses import replace
 from typing import Any
 
-from upshot.errors import UserError
+from upshot.config.model_spec import ModelSpec
+from upshot.core.errors import UserError
 from upshot.models.base import Abilities, ModelCallError, Request
-from upshot.models.budget import Budget
-from upshot.models.guarded import AttemptFailed, GuardedModel
-from upshot.models.limits import Limits, retry_after
-from upshot.models.spec import ModelSpec
+from upshot.models.client.budget import Budget
+from upshot.models.client.guarded import AttemptFailed, GuardedModel
+from upshot.models.client.limits import Limits, retry_after
 from upshot.models.wire import Answer, BadResponse, Refused, chat_body, read_answer
 
 

@@ -8,13 +8,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from upshot.errors import UserError
+from upshot.config.model_spec import SMOLLM2, ModelSpec
+from upshot.core.errors import UserError
 from upshot.models.base import Abilities, Model, Request
-from upshot.models.budget import Budget
+from upshot.models.client.budget import Budget
+from upshot.models.client.guarded import GuardedModel
+from upshot.models.client.limits import Limits
 from upshot.models.frameworks import import_frameworks
-from upshot.models.guarded import GuardedModel
-from upshot.models.limits import Limits
-from upshot.models.spec import SMOLLM2, ModelSpec
 from upshot.models.wire import Answer
 
 
@@ -211,7 +211,7 @@ class LocalModel(BorrowedModel):
         limits: Limits | None = None,
         seat: Any = None,
     ) -> None:
-        from upshot.engine.grammar import available
+        from upshot.models.grammar import available
 
         GuardedModel.__init__(self, spec, role=role, budget=budget, limits=Limits(1_000_000))
         self._seat = seat
@@ -231,7 +231,7 @@ class LocalModel(BorrowedModel):
         """Load weights and tokenizer (once)."""
         await super().start()
         if self.inner is None:
-            from upshot.engine.model import EngineModel
+            from upshot.models.engine_model import EngineModel
             from upshot.models.rendering import Renderer
 
             path = Path(local_path(self.spec.model))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from upshot.errors import UserError
-from upshot.models.budget import Budget
+from upshot.config.model_spec import ModelSpec
+from upshot.core.errors import UserError
+from upshot.models.client.budget import Budget
+from upshot.models.client.limits import Limits
 from upshot.models.endpoint import check_price, headers_of, key_variable
 from upshot.models.library_client import LibraryModel
-from upshot.models.limits import Limits
-from upshot.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

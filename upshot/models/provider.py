@@ -6,7 +6,7 @@ import logging
 import os
 from typing import Any
 
-from upshot.errors import UserError
+from upshot.core.errors import UserError
 from upshot.models.endpoint import headers_of, key_variable
 from upshot.models.library_client import LibraryModel
 

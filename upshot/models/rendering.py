@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from upshot.chat import Conversation, Message
-from upshot.errors import UserError
+from upshot.core.conversation import Conversation, Message
+from upshot.core.errors import UserError
 from upshot.models.pieces import Pieces
 
 STAND_IN = "⟦upshot-reply⟧"

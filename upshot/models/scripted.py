@@ -9,16 +9,16 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
-from upshot.chat import Message, derive_seed
-from upshot.errors import UserError, did_you_mean
+from upshot.config.model_spec import ModelSpec
+from upshot.config.registry import import_thing
+from upshot.core.conversation import Message, derive_seed
+from upshot.core.errors import UserError, did_you_mean
 from upshot.models.base import Abilities, Completion, Request
-from upshot.models.budget import Budget
-from upshot.models.guarded import GuardedModel
-from upshot.models.limits import Limits
-from upshot.models.spec import ModelSpec
+from upshot.models.client.budget import Budget
+from upshot.models.client.guarded import GuardedModel
+from upshot.models.client.limits import Limits
 from upshot.models.structured import example_of
 from upshot.models.wire import Answer
-from upshot.registry import import_thing
 
 Reply = str | Completion
 Script = Callable[[Request], Reply | Awaitable[Reply]]

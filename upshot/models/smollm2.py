@@ -16,8 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from upshot.errors import UserError
-from upshot.models.cache import cache_home
+from upshot.core.errors import UserError
+from upshot.models.client.cache import cache_home
 
 log = logging.getLogger(__name__)
 

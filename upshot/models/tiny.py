@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from upshot.config.recipe import TinyConfig
 from upshot.models.frameworks import import_frameworks
-from upshot.recipe import TinyConfig
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from upshot.errors import UserError, did_you_mean
+from upshot.core.errors import UserError, did_you_mean
 from upshot.rewards.metric import Metric, metrics
 
 ARROW = "->"

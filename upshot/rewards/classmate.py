@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from upshot.score import Reason, Score, mean_score
+from upshot.core.score import Reason, Score, mean_score
 
 GATES = (
     "always",

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from upshot.chat import Conversation
-from upshot.score import Score
+from upshot.core.conversation import Conversation
+from upshot.core.score import Score
 
 MAIN = "main"
 

@@ -15,12 +15,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from upshot.chat import Conversation
-from upshot.errors import UserError
-from upshot.registry import Registry
-from upshot.score import Reason, Score
-from upshot.stopwatch import at_work
-from upshot.time_limit import limited
+from upshot.config.registry import Registry
+from upshot.core.conversation import Conversation
+from upshot.core.errors import UserError
+from upshot.core.score import Reason, Score
+from upshot.core.stopwatch import at_work
+from upshot.core.time_limit import limited
 
 
 class Metric(ABC):

@@ -16,19 +16,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from upshot.chat import Conversation, Message, Turn
-from upshot.errors import UserError
+from upshot.core.conversation import Conversation, Message, Turn
+from upshot.core.errors import UserError
+from upshot.core.score import Reason, Score
+from upshot.core.time_limit import limited_now
 from upshot.models.base import Model, Sampling
 from upshot.models.structured import ask_json
-from upshot.participants.ask import object_schema
-from upshot.participants.transcript import as_lines
-from upshot.rewards.managers.base import Manager
-from upshot.rollout.reply import Reply
-from upshot.score import Reason, Score
+from upshot.rewards.workers.base import Manager
+from upshot.rollout.rollout import Reply
 from upshot.tasks.base import Task
-from upshot.time_limit import limited_now
-from upshot.verifiers.base import Claim, Verifier, verifiers
-from upshot.verifiers.statistics import binary_metrics, graded_metrics
+from upshot.tasks.participants.ask import object_schema
+from upshot.tasks.participants.transcript import as_lines
+from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
+from upshot.tasks.verifiers.statistics import binary_metrics, graded_metrics
 
 K = TypeVar("K")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from upshot.score import Score, mean_score
+from upshot.core.score import Score, mean_score
 
 CLAMP = (-1.0, 1.0)
 """Bounds of a metric's term where nothing else is said outside of recipes, as the paper has them."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from upshot.chat import Conversation, Turn
-from upshot.participants.base import Observation, Participant, count
+from upshot.core.conversation import Conversation, Turn
+from upshot.core.time_limit import limited
 from upshot.rollout.policy import Policy
-from upshot.time_limit import limited
+from upshot.tasks.participants.base import Observation, Participant, count
 
 
 class NoRoom(Exception):

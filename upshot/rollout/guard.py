@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping
 
-from upshot.chat import Conversation
-from upshot.errors import UserError
+from upshot.core.conversation import Conversation
+from upshot.core.errors import UserError
+from upshot.core.score import Score
+from upshot.core.time_limit import CallTimeout
 from upshot.models.base import ModelCallError
 from upshot.rewards.metric import Metric, score_by
-from upshot.score import Score
-from upshot.time_limit import CallTimeout
 
 
 async def guard(play: Awaitable[object], what: str) -> Score | None:

@@ -13,16 +13,16 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from upshot.chat import Conversation, Row, Turn, derive_seed
-from upshot.errors import UserError
+from upshot.core.conversation import Conversation, Row, Turn, derive_seed
+from upshot.core.errors import UserError
+from upshot.core.score import Reason, Score
+from upshot.core.stopwatch import at_work
+from upshot.core.time_limit import limited
 from upshot.rewards.reward import Reward
+from upshot.rollout.context import Stage
 from upshot.rollout.episode import play_episode
 from upshot.rollout.guard import guard
-from upshot.rollout.reply import Reply
-from upshot.rollout.stage import Stage
-from upshot.score import Reason, Score
-from upshot.stopwatch import at_work
-from upshot.time_limit import limited
+from upshot.rollout.rollout import Reply
 
 
 async def play_step(

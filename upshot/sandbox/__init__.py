@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from upshot.sandbox.connection import connect as connect
     from upshot.sandbox.limits import Limits as Limits
+    from upshot.sandbox.local.pool import Sandbox as Sandbox
+    from upshot.sandbox.local.slots import Busy as Busy
     from upshot.sandbox.outcome import Outcome as Outcome
     from upshot.sandbox.outcome import RunResult as RunResult
     from upshot.sandbox.outcome import StdioTest as StdioTest
     from upshot.sandbox.outcome import TestResult as TestResult
-    from upshot.sandbox.pool import Sandbox as Sandbox
     from upshot.sandbox.runner import CodeRunner as CodeRunner
     from upshot.sandbox.runner import Session as Session
-    from upshot.sandbox.slots import Busy as Busy
 
 _HOMES = {
-    "Busy": "slots",
+    "Busy": "local.slots",
     "CodeRunner": "runner",
     "Limits": "limits",
     "Outcome": "outcome",
     "RunResult": "outcome",
-    "Sandbox": "pool",
+    "Sandbox": "local.pool",
     "Session": "runner",
     "StdioTest": "outcome",
     "TestResult": "outcome",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from upshot.errors import UserError
+from upshot.core.errors import UserError
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.runner import CodeRunner
 
@@ -21,13 +21,13 @@ def connect(spec: str, limits: Limits | None = None, api_key: str | None = None)
     if kind == "local":
         return _local(rest, limits)
     if spec == "subprocess":
-        from upshot.sandbox.bare import BareRunner
+        from upshot.sandbox.local.bare import BareRunner
 
         return BareRunner(limits=limits)
     prefix, _, url = spec.rpartition("+")
     if not url.startswith(("http://", "https://")):
         raise UserError(f"unknown sandbox '{spec}'; give one of: {FORMS}")
-    from upshot.sandbox.clients import CompatibleRunner, FusionRunner, UpshotRunner
+    from upshot.sandbox.http.clients import CompatibleRunner, FusionRunner, UpshotRunner
 
     clients: dict[str, type[UpshotRunner] | type[CompatibleRunner] | type[FusionRunner]] = {
         "": UpshotRunner,
@@ -41,7 +41,7 @@ def connect(spec: str, limits: Limits | None = None, api_key: str | None = None)
 
 
 def _local(options: str, limits: Limits | None) -> CodeRunner:
-    from upshot.sandbox.pool import Sandbox
+    from upshot.sandbox.local.pool import Sandbox
 
     slots: int | None = None
     require: list[str] = []

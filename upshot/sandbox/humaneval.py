@@ -8,8 +8,8 @@ import io
 from dataclasses import dataclass
 from pathlib import Path
 
-from upshot import jsonl
-from upshot.errors import UserError
+from upshot.core import jsonl
+from upshot.core.errors import UserError
 
 FIELDS = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
 

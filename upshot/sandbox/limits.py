@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from upshot.errors import UserError
+from upshot.core.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from upshot.errors import UserError
+from upshot.core.errors import UserError
+from upshot.core.time_limit import uncounted
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.outcome import RunResult, StdioTest, TestResult
-from upshot.time_limit import uncounted
 
 
 class Session(abc.ABC):

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from upshot.chat import Message, derive_seed
+from upshot.core.conversation import Message, derive_seed
 
 NAMES = ("anna", "ben", "carla", "david", "emma", "felix", "grace", "henry")
 THINGS = ("apples", "books", "coins", "pens", "cards", "stones", "shells", "stamps")

@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from upshot.chat import Conversation, Message, Row
-from upshot.errors import UserError
-from upshot.participants.base import Participant
-from upshot.registry import Registry
-from upshot.score import Reason, Score
-from upshot.time_limit import limited_now
-from upshot.verifiers.base import Claim
+from upshot.config.registry import Registry
+from upshot.core.conversation import Conversation, Message, Row
+from upshot.core.errors import UserError
+from upshot.core.score import Reason, Score
+from upshot.core.time_limit import limited_now
+from upshot.tasks.participants.base import Participant
+from upshot.tasks.verifiers.base import Claim
 
 log = logging.getLogger(__name__)
 

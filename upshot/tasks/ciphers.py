@@ -11,11 +11,11 @@ import random
 from collections.abc import Sequence
 from functools import cache, cached_property
 
-from upshot.chat import Message, Row, derive_seed
+from upshot.core.conversation import Message, Row, derive_seed
+from upshot.core.thought import MARKERS
 from upshot.tasks import arithmetic
 from upshot.tasks.base import tasks
 from upshot.tasks.verified import VerifiedTask
-from upshot.thought import MARKERS
 
 SIZES = {"train": 12000, "validation": 400, "test": 400}
 SIGNS = ("+", "-", "*", "=")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from upshot.chat import Row
+from upshot.core.conversation import Row
 from upshot.tasks.base import tasks
-from upshot.tasks.rows import row_of
+from upshot.tasks.datasets.rows import row_of
 from upshot.tasks.verified import VerifiedTask
-from upshot.verifiers.code import program_in
+from upshot.tasks.verifiers.code import program_in
 
 
 class CodeTask(VerifiedTask):

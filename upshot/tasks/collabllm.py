@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from upshot.chat import Message, Row, messages_from
-from upshot.errors import UserError
+from upshot.core.conversation import Message, Row, messages_from
+from upshot.core.errors import UserError
 from upshot.tasks.base import Task, tasks
-from upshot.tasks.collabllm_goals import held_out, plain
 from upshot.tasks.collabllm_prompts import system_prompt
-from upshot.tasks.collabllm_records import (
+from upshot.tasks.datasets.collabllm_goals import held_out, plain
+from upshot.tasks.datasets.collabllm_records import (
     code_row,
     coqa_row,
     facts,
@@ -28,7 +28,7 @@ from upshot.tasks.collabllm_records import (
     plain_row,
     rl_row,
 )
-from upshot.tasks.tables import Record, read_tables
+from upshot.tasks.datasets.tables import Record, read_tables
 
 
 @tasks.register("collabllm")

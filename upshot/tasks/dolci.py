@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from upshot.chat import Row
-from upshot.errors import UserError
+from upshot.core.conversation import Row
+from upshot.core.errors import UserError
 from upshot.tasks.base import tasks
 from upshot.tasks.verified import VerifiedTask
-from upshot.verifiers.base import verifiers
-from upshot.verifiers.routes import verifier_of_label
+from upshot.tasks.verifiers.base import verifiers
+from upshot.tasks.verifiers.routes import verifier_of_label
 
 SPEAKER = "user: "
 """What the published sets put before a prompt that is a text."""

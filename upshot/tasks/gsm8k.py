@@ -11,17 +11,17 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
-from upshot.chat import Conversation, Message, Row, derive_seed
-from upshot.participants.base import Participant
-from upshot.participants.environments import Fault, Feedback
+from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.tasks import arithmetic
 from upshot.tasks.base import tasks
-from upshot.tasks.rows import row_of
+from upshot.tasks.datasets.rows import row_of
+from upshot.tasks.participants.base import Participant
+from upshot.tasks.participants.environments import Fault, Feedback
 from upshot.tasks.verified import VerifiedTask
-from upshot.verifiers.arithmetic import broken_steps
-from upshot.verifiers.gsm8k import Gsm8k as Verdict
-from upshot.verifiers.gsm8k import answer_line, strict_answer
-from upshot.verifiers.numbers import show_number
+from upshot.tasks.verifiers.arithmetic import broken_steps
+from upshot.tasks.verifiers.gsm8k import Gsm8k as Verdict
+from upshot.tasks.verifiers.gsm8k import answer_line, strict_answer
+from upshot.tasks.verifiers.numbers import show_number
 
 NO_LINE = "Your reply has no answer line. End it with: #### <number>"
 NO_NUMBER = "What follows #### is not one number. End with: #### <number>"

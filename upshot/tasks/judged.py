@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from upshot.chat import Row
-from upshot.errors import UserError
+from upshot.core.conversation import Row
+from upshot.core.errors import UserError
 from upshot.tasks.base import tasks
 from upshot.tasks.verified import VerifiedTask
-from upshot.verifiers.base import Verifier, verifiers
-from upshot.verifiers.judged import with_rubric_read
+from upshot.tasks.verifiers.base import Verifier, verifiers
+from upshot.tasks.verifiers.judged import with_rubric_read
 
 
 @tasks.register("judged")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from upshot.chat import Conversation
-from upshot.participants.base import Participant
-from upshot.participants.environments import Fault, Feedback
+from upshot.core.conversation import Conversation
 from upshot.tasks.base import tasks
+from upshot.tasks.participants.base import Participant
+from upshot.tasks.participants.environments import Fault, Feedback
 from upshot.tasks.verified import VerifiedTask
-from upshot.verifiers.math_answer import final_answer
+from upshot.tasks.verifiers.math.answer import final_answer
 
 NO_ANSWER = "Your reply has no final answer. Put it in \\boxed{}."
 

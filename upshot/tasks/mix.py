@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from upshot.chat import Conversation, Message, Row, derive_seed
-from upshot.closing import close_all
-from upshot.errors import UserError
-from upshot.participants.base import Observation, Participant
-from upshot.score import Score
+from upshot.core.closing import close_all
+from upshot.core.conversation import Conversation, Message, Row, derive_seed
+from upshot.core.errors import UserError
+from upshot.core.score import Score
+from upshot.core.time_limit import limited, limited_now
 from upshot.tasks.base import Task, groups_of, tasks
-from upshot.time_limit import limited, limited_now
-from upshot.verifiers.base import Claim
+from upshot.tasks.participants.base import Observation, Participant
+from upshot.tasks.verifiers.base import Claim
 
 KEY = "mix_task"
 """Where a row's meta says which of the tasks it belongs to."""

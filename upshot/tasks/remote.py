@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from upshot.chat import Row
-from upshot.errors import UserError
-from upshot.participants.base import Participant
-from upshot.participants.remote import RemoteEnvironment
+from upshot.core.conversation import Row
+from upshot.core.errors import UserError
 from upshot.tasks.base import tasks
-from upshot.tasks.rows import row_of
+from upshot.tasks.datasets.rows import row_of
+from upshot.tasks.participants.base import Participant
+from upshot.tasks.participants.remote import RemoteEnvironment
 from upshot.tasks.verified import VerifiedTask
 
 

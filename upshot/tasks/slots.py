@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from upshot.chat import Conversation, Message, Row, derive_seed
-from upshot.errors import UserError
-from upshot.participants.base import Observation, Participant
-from upshot.score import Score
+from upshot.core.conversation import Conversation, Message, Row, derive_seed
+from upshot.core.errors import UserError
+from upshot.core.score import Score
 from upshot.tasks.base import Task, tasks
+from upshot.tasks.participants.base import Observation, Participant
 
 SLOTS: dict[str, tuple[str, ...]] = {
     "size": ("tiny", "small", "medium", "large", "huge", "narrow", "wide", "tall"),

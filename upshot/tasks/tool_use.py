@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from upshot.errors import UserError
-from upshot.participants.base import Participant
-from upshot.participants.tools import ToolEnvironment, make_tools
+from upshot.core.errors import UserError
 from upshot.tasks.base import tasks
+from upshot.tasks.participants.base import Participant
+from upshot.tasks.participants.tools import ToolEnvironment, make_tools
 from upshot.tasks.verified import VerifiedTask
-from upshot.verifiers.base import verifiers
-from upshot.verifiers.judged import with_rubric_read
+from upshot.tasks.verifiers.base import verifiers
+from upshot.tasks.verifiers.judged import with_rubric_read
 
 CALLING = (
     'Call a tool with <tool_call>{"name": "<tool>", "arguments": {…}}</tool_call>; the next message answers it. Tools:'

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from upshot.chat import Conversation, Row
-from upshot.errors import UserError
-from upshot.score import Reason, Score
+from upshot.core.conversation import Conversation, Row
+from upshot.core.errors import UserError
+from upshot.core.score import Reason, Score
 from upshot.tasks.base import Task
 from upshot.tasks.collabllm import separate
-from upshot.tasks.rows import fingerprint, has_nan_answer, row_of
-from upshot.tasks.tables import read_tables
-from upshot.verifiers.base import Claim, verifiers
+from upshot.tasks.datasets.rows import fingerprint, has_nan_answer, row_of
+from upshot.tasks.datasets.tables import read_tables
+from upshot.tasks.verifiers.base import Claim, verifiers
 
 log = logging.getLogger(__name__)
 

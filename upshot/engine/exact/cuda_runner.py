@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from upshot.engine.cuda_runner import CudaRunner
-from upshot.engine.cuda_steps import CudaStep
-from upshot.engine.driver import Driver
+from upshot.engine.cuda.runner import CudaRunner
+from upshot.engine.cuda.steps import CudaStep
 from upshot.engine.kernels import exact
 from upshot.engine.kernels import sample as sample_kernels
+from upshot.engine.llama.driver import Driver
 from upshot.engine.sequence import Sequence
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from upshot.engine.driver import causal_lm, configs_of
 from upshot.engine.exact import blocks
 from upshot.engine.exact.attention import NAME, exact_attention, kernels_in_use
 from upshot.engine.exact.mode import ExactMode
+from upshot.engine.llama.driver import causal_lm, configs_of
 
 
 def picked(logits: torch.Tensor, ids: torch.Tensor, temperature: torch.Tensor, kernels: bool) -> torch.Tensor:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from upshot.core.errors import UserError
 from upshot.engine.exact import blocks
-from upshot.errors import UserError
 
 
 def _names(text: str) -> frozenset[str]:

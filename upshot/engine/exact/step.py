@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from upshot.engine.attention import Step
-from upshot.engine.driver import ModuleDriver, Shape
+from upshot.engine.cpu.store import Store
 from upshot.engine.exact import blocks
 from upshot.engine.exact.mode import ExactMode
+from upshot.engine.llama.attention import Step
+from upshot.engine.llama.driver import ModuleDriver, Shape
 from upshot.engine.sequence import Sequence
-from upshot.engine.store import Store
 
 Span = tuple[Sequence, int, int]
 """A sequence and the positions start : stop of it that are computed."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from upshot.chat import Conversation
+from upshot.core.conversation import Conversation
+from upshot.core.score import Reason, Score
 from upshot.models.base import Model
 from upshot.rewards.metric import metrics
 from upshot.rewards.metrics.judged import Judged
-from upshot.score import Reason, Score
 
 
 @metrics.register("accuracy")

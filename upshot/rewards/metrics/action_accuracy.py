@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from upshot.chat import Conversation
-from upshot.errors import UserError
+from upshot.core.conversation import Conversation
+from upshot.core.errors import UserError
+from upshot.core.score import Reason, Score
 from upshot.models.base import Model
-from upshot.participants.judge import Judge
 from upshot.rewards.metric import Metric, metrics
-from upshot.score import Reason, Score
+from upshot.tasks.participants.judge import Judge
 
 
 @metrics.register("action_accuracy")

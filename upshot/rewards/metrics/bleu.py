@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from upshot.chat import Conversation
-from upshot.participants.transcript import as_text
+from upshot.core.conversation import Conversation
+from upshot.core.score import Reason, Score
 from upshot.rewards.metric import Metric, metrics
-from upshot.score import Reason, Score
+from upshot.tasks.participants.transcript import as_text
 
 
 @metrics.register("bleu")

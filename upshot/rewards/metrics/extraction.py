@@ -11,12 +11,12 @@ import difflib
 import re
 from abc import ABC, abstractmethod
 
-from upshot.chat import Conversation, Message
-from upshot.errors import UserError, did_you_mean
+from upshot.core.conversation import Conversation, Message
+from upshot.core.errors import UserError, did_you_mean
+from upshot.core.score import Score
+from upshot.core.time_limit import limited
 from upshot.models.base import Model
 from upshot.rewards.metric import Metric
-from upshot.score import Score
-from upshot.time_limit import limited
 
 ARTEFACTS = ("answer", "code", "document")
 """Artefacts that the judge is told more about; any other is asked for by the words that name it."""
@@ -68,7 +68,7 @@ class ByJudge(Extractor):
 
     async def extract(self, conversation: Conversation) -> str | Score:
         """The artefact by the extraction prompt, at temperature 0."""
-        from upshot.participants.judge import extract_artefact
+        from upshot.tasks.participants.judge import extract_artefact
 
         return await extract_artefact(self.judge, self.artefact, conversation)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from upshot.chat import Conversation
+from upshot.core.conversation import Conversation
+from upshot.core.score import Reason, Score
+from upshot.core.time_limit import limited_now
 from upshot.rewards.metric import Metric, metrics
-from upshot.score import Reason, Score
 from upshot.tasks.base import Task
-from upshot.time_limit import limited_now
 
 
 @metrics.register("format_errors")

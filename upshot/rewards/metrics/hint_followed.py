@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from upshot.chat import Conversation
-from upshot.rewards.managers.base import Manager
+from upshot.core.conversation import Conversation
+from upshot.core.score import Reason, Score
+from upshot.core.time_limit import limited_now
 from upshot.rewards.metric import Metric, metrics
-from upshot.score import Reason, Score
+from upshot.rewards.workers.base import Manager
 from upshot.tasks.base import Task
-from upshot.time_limit import limited_now
 
 
 @metrics.register("hint_followed")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from upshot.chat import Conversation
-from upshot.errors import UserError
+from upshot.core.conversation import Conversation
+from upshot.core.errors import UserError
+from upshot.core.score import Score
 from upshot.models.base import Model
-from upshot.participants.judge import Judge
-from upshot.participants.template import template_source
 from upshot.rewards.metric import Metric, metrics
-from upshot.score import Score
+from upshot.tasks.participants.judge import Judge
+from upshot.tasks.participants.template import template_source
 
 
 @metrics.register("judged")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from upshot.chat import Conversation
-from upshot.errors import UserError
+from upshot.core.conversation import Conversation
+from upshot.core.errors import UserError
+from upshot.core.score import Score
 from upshot.rewards.metric import Metric, metrics
-from upshot.score import Score
 
 
 @metrics.register("overlong")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from upshot.chat import Conversation, Row
-from upshot.errors import UserError
+from upshot.core.conversation import Conversation, Row
+from upshot.core.errors import UserError
+from upshot.core.score import Reason, Score
 from upshot.rewards.metric import Metric, metrics
 from upshot.rewards.metrics.extraction import last_fence
-from upshot.score import Reason, Score
 
 if TYPE_CHECKING:
     from upshot.sandbox.runner import CodeRunner

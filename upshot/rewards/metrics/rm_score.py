@@ -6,9 +6,9 @@ import asyncio
 import math
 from typing import Any, Literal
 
-from upshot.chat import Conversation
+from upshot.core.conversation import Conversation
+from upshot.core.score import Reason, Score
 from upshot.rewards.metric import Metric, metrics
-from upshot.score import Reason, Score
 
 
 @metrics.register("rm_score")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from upshot.chat import Conversation, Turn
+from upshot.core.conversation import Conversation, Turn
+from upshot.core.score import Reason, Score
 from upshot.rewards.metric import Metric, metrics
-from upshot.score import Reason, Score
 
 
 @metrics.register("token_amount")

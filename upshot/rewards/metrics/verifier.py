@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from upshot.chat import Conversation
-from upshot.rewards.managers.base import Manager
+from upshot.core.conversation import Conversation
+from upshot.core.score import Score
+from upshot.core.time_limit import limited, limited_now
 from upshot.rewards.metric import Metric, metrics
-from upshot.score import Score
+from upshot.rewards.workers.base import Manager
 from upshot.tasks.base import Task
-from upshot.time_limit import limited, limited_now
 
 
 @metrics.register("verifier")

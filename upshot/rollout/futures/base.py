@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from upshot.errors import UserError
-from upshot.registry import Registry
+from upshot.config.registry import Registry
+from upshot.core.errors import UserError
 from upshot.rewards.credit import Credit
 from upshot.rewards.reward import Reward
 from upshot.rollout.policy import Policy
-from upshot.rollout.reply import Reply
+from upshot.rollout.rollout import Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,5 +81,5 @@ class Futures(ABC):
         """Go on from a saved state."""
 
 
-kinds: Registry[Futures] = Registry("kind of future", "upshot.rollout.futures")
+kinds: Registry[Futures] = Registry("kind of future", "upshot.rollout.futures", "upshot.rollout.futures.classmates")
 """Futures that a recipe can name in `futures.name`."""

@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from upshot.chat import Conversation
-from upshot.participants.base import Participant
+from upshot.core.conversation import Conversation
+from upshot.core.score import Score
+from upshot.core.stopwatch import at_work
 from upshot.rewards.credit import MAIN, Credit, credit_turns, only, sampled_spans
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import Reward, Weighted, combine
@@ -18,9 +19,8 @@ from upshot.rollout.episode import play_future
 from upshot.rollout.futures.base import CreditRule, Futures, kinds
 from upshot.rollout.guard import guard, score_conversation
 from upshot.rollout.policy import Policy
-from upshot.rollout.reply import Future, Reply
-from upshot.score import Score
-from upshot.stopwatch import at_work
+from upshot.rollout.rollout import Future, Reply
+from upshot.tasks.participants.base import Participant
 
 
 @kinds.register("talk")

@@ -1,0 +1,173 @@
+"""Code of the user's own: found where they keep it, and a plain function is enough."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from upshot.cli import main
+from upshot.config import load as config
+from upshot.config.registry import path_of
+from upshot.core.conversation import Conversation, Message, Row
+from upshot.core.errors import UserError
+from upshot.core.score import Reason, Score
+from upshot.core.time_limit import call_seconds
+from upshot.rewards.build import build_metric, check_metric
+from upshot.rewards.metric import Metric, score_by
+
+TINY = (
+    *("model.tiny={hidden: 16, layers: 1, heads: 2, mlp: 32}", "task.rows_per_split=32", "futures.samples=1"),
+    *("warm_start.steps=1", "warm_start.batch=4", "train.steps=1", "train.prompts_per_step=2", "train.group_size=2"),
+)
+
+
+@pytest.fixture(autouse=True)
+def own_import_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every test begins with Python's own path, and leaves no module of its folder behind."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("mine"):
+            del sys.modules[name]
+
+
+def talk(*said: str) -> Conversation:
+    conversation = Conversation(Row("r", (Message("user", "hello"),)))
+    for text in said:
+        conversation.say(Message("assistant", text))
+    return conversation
+
+
+def polite(conversation: Conversation, word: str = "please", weight: float = 1.0) -> float:
+    return weight * (word in conversation.messages[-1].content)
+
+
+async def waits(conversation: Conversation) -> bool:
+    await asyncio.sleep(0)
+    return len(conversation.messages) > 1
+
+
+def silent(conversation: Conversation) -> None:
+    return None
+
+
+def broken(conversation: Conversation) -> float:
+    raise ValueError("no such word")
+
+
+def slow(conversation: Conversation) -> float:
+    time.sleep(5)
+    return 1.0
+
+
+def nothing() -> float:
+    return 1.0
+
+
+def score(metric: Metric, conversation: Conversation) -> Score:
+    return asyncio.run(score_by(metric, conversation, "own"))
+
+
+def test_a_plain_function_is_a_metric_with_options_of_its_own() -> None:
+    assert score(build_metric(path_of(polite)), talk("please wait")).value == 1.0
+    metric = build_metric(path_of(polite), {"word": "thanks", "weight": "2"})
+    assert score(metric, talk("thanks")).value == 2.0
+    with pytest.raises(UserError, match=r"unknown option 'wrod' of metric .*; did you mean 'word'\?"):
+        check_metric(path_of(polite), {"wrod": "thanks"})
+    with pytest.raises(UserError, match="takes no argument; a metric is a function of the conversation"):
+        check_metric(path_of(nothing))
+
+
+def test_a_function_may_wait_and_may_return_a_bool_or_none() -> None:
+    assert score(build_metric(path_of(waits)), talk("hi")).value == 1.0
+    absent = score(build_metric(path_of(silent)), talk("hi"))
+    assert (absent.reason, "returned None" in absent.why) == (Reason.NOT_SCORED, True)
+    assert "ValueError: no such word" in score(build_metric(path_of(broken)), talk("hi")).why
+
+
+def test_a_function_that_never_returns_is_missing_after_its_time() -> None:
+    token = call_seconds.set(0.2)
+    try:
+        late = score(build_metric(path_of(slow)), talk("hi"))
+    finally:
+        call_seconds.reset(token)
+    assert (late.reason, late.why) == (Reason.TIMEOUT, "own: slow took more than 0.2 s (call_seconds)")
+
+
+def test_what_has_no_path_is_found_in_this_process_only() -> None:
+    name = path_of(lambda conversation: 0.25)
+    assert name == path_of(build_metric(name).function)  # type: ignore[attr-defined]
+    assert score(build_metric(name), talk("hi")).value == 0.25
+    with pytest.raises(UserError, match="was code of another process; put it in a file"):
+        build_metric("here:gone")
+
+
+def write_own(folder: Path, module: str) -> Path:
+    (folder / module).mkdir(parents=True)
+    (folder / module / "rewards.py").write_text("def polite(conversation):\n    return 1.0\n")
+    recipe = folder / "my.yaml"
+    recipe.write_text(
+        f"extends: quickstart\nreward:\n  metrics: [{{name: verifier}}, {{name: {module}.rewards:polite}}]\n"
+    )
+    return recipe
+
+
+def test_code_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_own(tmp_path, "mine_here")
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "quickstart", "--dry-run", "reward.metrics=[mine_here.rewards:polite]"]) == 0
+
+
+def test_code_beside_the_recipe_is_found_and_found_again_by_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write_own(tmp_path / "project", "mine_beside")
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", str(recipe), *TINY, "run_dir=run", "--quiet"]) == 0
+    sys.path.remove(str(recipe.parent))
+    for name in [name for name in sys.modules if name.startswith("mine")]:
+        del sys.modules[name]
+    assert main(["train", "--resume", "run", "train.steps=2", "--quiet"]) == 0
+
+
+def test_own_code_hides_nothing_that_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "upshot_score_twin.py").write_text("")
+    (tmp_path / "colorsys.py").write_text("polite = None\n")  # a name of the standard library, not imported before
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="module 'colorsys' has no 'polite'"):
+        check_metric("colorsys:polite")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def polite(:\n", "SyntaxError"),
+        ("1 / 0\n", "ZeroDivisionError: division by zero"),
+        ("import no_such_library\n", "its module needs 'no_such_library'"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_line(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine_broken.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message):
+        check_metric("mine_broken:polite")
+
+
+def test_a_module_that_is_nowhere_says_where_it_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"it was looked for in {tmp_path}, beside the recipe"):
+        check_metric("mine_nowhere:polite")
+
+
+def test_functions_and_classes_are_given_to_a_recipe_as_they_are() -> None:
+    recipe = config.load("quickstart", {"reward": {"metrics": ["verifier", polite]}, "train.steps": 3}).recipe
+    assert recipe.reward.metrics[1].name.endswith("test_own_code:polite")
+    assert (recipe.train.steps, recipe.train.lr) == (3, 4e-4)

@@ -1,0 +1,118 @@
+"""Lines of JSON: read and written by one rule."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from upshot.core import jsonl
+from upshot.core.errors import UserError
+from upshot.core.score import Score
+from upshot.offline.data.journal import Journal
+from upshot.run.report.lines import Skipped, read_objects
+from upshot.sandbox import humaneval
+from upshot.tasks.datasets.tables import read_table
+from upshot.tasks.participants.search import load_corpus
+
+MARKS = "one\u2028two\u2029three\u0085four\x0bfive\x0csix\x1cseven\x1deight\r\nnine \ud83d"
+"""What `splitlines` takes for ends of lines, and half of an emoji."""
+
+
+def test_every_reader_takes_the_line_feed_alone_for_an_end(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    jsonl.write(path, [{"text": MARKS}, {"text": "plain"}])
+    texts = [MARKS, "plain"]
+    assert [row["text"] for row in jsonl.read(path)] == texts
+    assert [row["text"] for row in read_table(path)] == texts
+    assert [row["text"] for _, _, row in read_objects(path, Skipped())] == texts
+    assert [passage.text for passage in load_corpus(str(path)).passages] == texts
+    with Journal(path, None) as journal:
+        assert [row["text"] for row in journal.lines] == texts
+    problem = dict.fromkeys(humaneval.FIELDS, MARKS) | {"test": "def check(f):\n    assert f(1) == 1\n"}
+    jsonl.write(path, [problem])
+    assert humaneval.load(path)[0].prompt == MARKS
+
+
+objects = st.dictionaries(
+    st.text(), st.integers() | st.text(st.characters()) | st.floats(allow_nan=False, allow_infinity=False)
+)
+
+
+@given(st.lists(objects, max_size=4), objects, st.integers(0, 60))
+def test_what_is_appended_after_a_crash_is_whole_and_so_is_what_was_before(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], more: dict[str, Any], cut: int
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "x.jsonl"
+    jsonl.write(path, rows)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: max(0, len(whole) - cut)])
+    before = jsonl.read(path)
+    assert before == rows[: len(before)] and len(before) >= path.read_bytes().count(b"\n")
+    jsonl.append(path, [more])
+    assert jsonl.read(path) == [*before, more]
+
+
+def test_a_whole_last_line_without_its_line_feed_counts(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"n": 1}\n{"n": 2}')
+    assert [row["n"] for row in jsonl.read(path)] == [row["n"] for row in read_table(path)] == [1, 2]
+    with Journal(path, None) as journal:
+        journal.append({"n": 3})
+    assert [row["n"] for row in jsonl.read(path)] == [1, 2, 3]
+
+
+def test_a_damaged_line_of_ours_is_left_out_and_said_and_in_given_data_it_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"n": 1}\n{"n": \n{"n": 3}\n{"n"')
+    with caplog.at_level(logging.WARNING):
+        assert [row["n"] for row in jsonl.read(path)] == [1, 3]
+    assert "line 2 is damaged" in caplog.text and "line 4" not in caplog.text
+    for content in (path.read_bytes(), b"[1]\n", b'{"n": 1}\n{"n"'):
+        with pytest.raises(UserError, match=r"f.jsonl, line \d is not JSON, or not an object"):
+            list(jsonl.read_data(io.BytesIO(content), "f.jsonl"))
+    with pytest.raises(UserError, match=r"f.jsonl, line 1 is not UTF-8; save the file as UTF-8"):
+        list(jsonl.read_data(io.BytesIO(b'{"n": "\xff"}\n'), "f.jsonl"))
+
+
+def test_taking_lines_out_leaves_the_others_byte_for_byte(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes('{"n":1,  "t": "a\u2028b"}\n{"n": 2}\n{"n": 3}\n{"n": 4, "t'.encode())
+    jsonl.keep(path, lambda row: row["n"] != 2)
+    assert path.read_bytes() == '{"n":1,  "t": "a\u2028b"}\n{"n": 3}\n'.encode()
+
+
+class Odd:
+    """Something that JSON does not know, and that does not even say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def test_whatever_is_written_is_a_line_that_can_be_read() -> None:
+    itself: list[Any] = []
+    itself += [itself, itself]
+    row = {
+        "numbers": [np.float32(0.5), np.int64(3), np.bool_(True), np.arange(2), float("nan"), np.float64("inf")],
+        "score": Score.missing("timeout").to_dict(),
+        "strange": [Odd(), {1}, (1, 2), Path("x"), 1j, 10**5000],
+        "itself": itself,
+        "half": "\\\ud83d",
+        ("a", 1): {None: 1},
+    }
+    data = jsonl.dumps(row)
+    read = json.loads(data)
+    assert data.count(b"\n") == 1 and data.endswith(b"\n")
+    assert read["numbers"] == [0.5, 3, True, [0, 1], None, None]
+    assert read["score"] == {"missing": "timeout"}
+    assert read["strange"][:5] == ["<Odd>", [1], [1, 2], "x", "1j"]
+    assert read["half"] == "\\\ud83d" and read["('a', 1)"] == {"None": 1}

@@ -1,0 +1,336 @@
+"""User code that never returns: its score is missing with the reason, and the run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from upshot.config.model_spec import ModelSpec
+from upshot.core import time_limit
+from upshot.core.alarm import Rung, alarm
+from upshot.core.conversation import Conversation, Message, Row
+from upshot.core.score import Score
+from upshot.core.time_limit import CallTimeout, call_seconds, limited, limited_now, uncounted
+from upshot.models.base import Completion, Request
+from upshot.models.client.guarded import GuardedModel
+from upshot.models.wire import Answer
+from upshot.rewards.metric import Metric
+from upshot.rewards.workers.inline import Inline
+from upshot.rollout.episode import play_episode
+from upshot.rollout.guard import score_conversation
+from upshot.tasks.participants.base import Observation, Participant
+from upshot.tasks.verifiers.base import Claim, Verifier
+
+TALK = Conversation(Row("r", (Message("user", "hello"), Message("assistant", "please?"))))
+
+
+class By(Metric):
+    """A metric made of a coroutine function."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work = work
+
+    async def score(self, conversation: Conversation) -> Score:
+        return Score(float(await self.work() or 1.0))
+
+
+def scored(metric: Metric, seconds: float = 0.2) -> Score:
+    async def play() -> Score:
+        call_seconds.set(seconds)
+        return (await score_conversation({"mine": metric}, TALK))["mine"]
+
+    return asyncio.run(play())
+
+
+async def forever() -> float:
+    await asyncio.sleep(3600)
+    return 1.0
+
+
+async def sleeps_without_waiting() -> float:
+    time.sleep(3600)
+    return 1.0
+
+
+async def computes() -> float:
+    while True:
+        with contextlib.suppress(Exception):
+            sum(range(1000))
+
+
+async def computes_after_a_wait() -> float:
+    await asyncio.sleep(0.01)
+    return await computes()
+
+
+@pytest.mark.parametrize("work", [forever, sleeps_without_waiting, computes, computes_after_a_wait])
+def test_a_metric_that_never_returns_is_missing_as_timeout(work: Callable[[], Any]) -> None:
+    began = time.monotonic()
+    score = scored(By(work))
+    assert score.reason == "timeout" and score.why == "mine: By took more than 0.2 s (call_seconds)"
+    assert time.monotonic() - began < 5
+
+
+def test_siblings_keep_their_scores() -> None:
+    async def play() -> dict[str, Score]:
+        call_seconds.set(0.2)
+        return await score_conversation({"bad": By(forever), "good": By(lambda: asyncio.sleep(0.01))}, TALK)
+
+    scores = asyncio.run(play())
+    assert scores["bad"].reason == "timeout"
+    assert scores["good"].value == 1.0
+
+
+def test_a_timeout_of_the_users_own_keeps_its_name() -> None:
+    async def gives_up() -> float:
+        async with asyncio.timeout(0.01):
+            return await forever()
+
+    assert scored(By(gives_up), 5).why == "mine: TimeoutError"
+
+
+def test_what_the_user_code_raises_and_returns_passes_through() -> None:
+    async def breaks() -> float:
+        await asyncio.sleep(0)
+        raise KeyError("x")
+
+    assert scored(By(breaks)).reason == "error" and scored(By(breaks)).why == "mine: KeyError: 'x'"
+    assert scored(By(lambda: asyncio.sleep(0, 0.5))).value == 0.5
+
+
+def test_a_plain_function_works_and_has_the_limit_too() -> None:
+    class Plain(By):
+        def score(self, conversation: Conversation) -> Score:  # type: ignore[override]
+            return Score(self.work())
+
+    assert scored(Plain(lambda: 0.25)).value == 0.25
+    assert scored(Plain(lambda: time.sleep(3600))).reason == "timeout"
+
+
+def test_an_environment_that_never_answers_ends_its_own_episode() -> None:
+    class Silent(Participant):
+        async def observe(self, conversation: Conversation) -> Observation:
+            await forever()
+            raise AssertionError
+
+    class Says:
+        async def reply(self, conversation: Conversation, role: str = "") -> bool:
+            return True
+
+    async def play() -> None:
+        call_seconds.set(0.1)
+        await play_episode(TALK.fork("x"), Says(), Silent(), max_turns=2)  # type: ignore[arg-type]
+
+    with pytest.raises(CallTimeout, match=r"Silent took more than 0.1 s \(call_seconds\)"):
+        asyncio.run(play())
+
+
+def test_a_verifier_of_the_users_own_is_limited() -> None:
+    class Loops(Verifier):
+        def score(self, response: str, reference: Any, extra: Any) -> Score:
+            while True:
+                pass
+
+    async def verify() -> Score:
+        call_seconds.set(0.1)
+        manager = Inline()
+        manager.verifier = lambda claim: Loops()  # type: ignore[method-assign]
+        return await manager.verify(Claim("x", "a", "b"))
+
+    assert asyncio.run(verify()).reason == "timeout"
+
+
+class Slow(GuardedModel):
+    """A helper model that takes its time."""
+
+    async def _attempt(self, request: Request, n: int, seed: int | None) -> Answer:
+        await asyncio.sleep(0.5)
+        return Answer([Completion("ok", "stop")] * n, 1, 1)
+
+
+def test_waiting_for_a_helper_model_is_not_counted() -> None:
+    model = Slow(ModelSpec.model_validate("scripted:x"))
+
+    async def asks() -> float:
+        await asyncio.gather(*(model.generate(Request((Message("user", "?"),))) for _ in range(3)))
+        return 0.75
+
+    async def asks_and_hangs() -> float:
+        await asks()
+        return await forever()
+
+    assert scored(By(asks)).value == 0.75
+    assert scored(By(asks_and_hangs)).reason == "timeout"
+
+
+def test_time_in_which_the_whole_program_stood_still_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_limit, "LATE_S", 0.1)
+
+    async def play() -> float:
+        call_seconds.set(0.3)
+        asyncio.get_running_loop().call_later(0.05, time.sleep, 0.6)  # somebody else's breakpoint
+        work = By(lambda: asyncio.sleep(0.2))
+        return (await score_conversation({"m": work}, TALK))["m"].value or 0.0
+
+    assert asyncio.run(play()) == 1.0
+
+
+def test_a_person_at_a_breakpoint_may_take_as_long_as_they_like() -> None:
+    def stops() -> float:
+        before = sys.gettrace()
+        sys.settrace(lambda *_: None)  # as pdb does
+        try:
+            time.sleep(0.3)
+        finally:
+            sys.settrace(before)
+        return 1.0
+
+    async def call() -> float:
+        call_seconds.set(0.1)
+        return limited_now(object_of_the_user(), stops)
+
+    assert asyncio.run(call()) == 1.0
+
+
+def object_of_the_user() -> object:
+    return type("Mine", (), {"__module__": "my_pkg"})()
+
+
+def test_somebody_elses_alarm_goes_on() -> None:
+    rung: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
+    saved = signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        limited_now(object_of_the_user(), time.sleep, 0.05)
+        time.sleep(0.4)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *saved)
+        signal.signal(signal.SIGALRM, before)
+    assert rung == [1]
+
+
+def in_a_thread(work: Callable[[], Any]) -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.parametrize("work", [forever, computes, computes_after_a_wait])
+def test_outside_the_main_thread_the_limit_holds_too(work: Callable[[], Any]) -> None:
+    assert in_a_thread(lambda: scored(By(work))).reason == "timeout"
+
+
+def test_outside_the_main_thread_no_alarm_rings_after_its_call() -> None:
+    """Calls that end just when their time is up: some are late, none is interrupted afterwards."""
+
+    def race() -> int:
+        late = 0
+        for _ in range(200):
+            until = time.monotonic() + 0.002
+            try:
+                with alarm(0.002):
+                    while time.monotonic() < until:
+                        pass
+            except Rung:
+                late += 1
+            sum(range(2000))  # an alarm on its way would ring here and end the thread
+        return late
+
+    assert 0 <= in_a_thread(race) <= 200
+
+
+def test_outside_the_main_thread_an_outer_alarm_goes_on() -> None:
+    def nested() -> str:
+        try:
+            with alarm(0.2):
+                with alarm(60.0):
+                    sum(range(1000))
+                while True:
+                    pass
+        except Rung:
+            return "rang"
+
+    assert in_a_thread(nested) == "rang"
+
+
+def test_what_cannot_be_interrupted_outside_the_main_thread_is_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("upshot.core.alarm.AGAIN_S", 0.05)
+
+    def sleeps() -> float:
+        time.sleep(0.4)
+        return 1.0
+
+    def call() -> str:
+        try:
+            limited_now(object_of_the_user(), sleeps)
+        except CallTimeout:
+            return "late"
+        return "in time"
+
+    def briefly() -> str:
+        call_seconds.set(0.1)
+        return call()
+
+    assert in_a_thread(briefly) == "late"
+    assert "over its time limit and cannot be interrupted" in caplog.text
+
+
+def test_cancelling_the_caller_is_no_timeout() -> None:
+    async def play() -> None:
+        task = asyncio.create_task(limited(object_of_the_user(), forever))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(play())
+
+
+def test_what_is_ours_has_no_clock() -> None:
+    @uncounted
+    async def work() -> bool:
+        return time_limit._clock.get() is None
+
+    async def play() -> bool:
+        return await limited(Inline(), work)
+
+    assert asyncio.run(play())
+
+
+def test_after_an_alarm_in_a_thread_a_debugger_still_steps() -> None:
+    """In a process of its own: where it fails, the traced call never returns."""
+    program = """
+import sys, threading, time
+from upshot.core.alarm import Rung, alarm
+
+def late():
+    try:
+        with alarm(0.05):
+            while True:
+                pass
+    except Rung:
+        pass
+
+thread = threading.Thread(target=late)
+thread.start()
+thread.join()
+sys.settrace(lambda *_: None)
+(lambda: None)()
+sys.settrace(None)
+print("stepped")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "stepped\n"

@@ -1,0 +1,299 @@
+"""Reward managers: the same verdicts everywhere; in the pool an item's hang, crash or hunger is its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from aiohttp import ClientSession, web
+
+from upshot.core.errors import UserError
+from upshot.core.score import Score
+from upshot.models.client.budget import Budget
+from upshot.rewards.workers.base import Manager, managers
+from upshot.rewards.workers.inline import Inline
+from upshot.rewards.workers.pool import Pool
+from upshot.rewards.workers.remote import Remote
+from upshot.rewards.workers.scorer import scorer_app
+from upshot.rollout.services import Company
+from upshot.tasks.verifiers.base import Claim
+
+sys.path.insert(
+    0, str(Path(__file__).parents[1] / "tasks" / "verifiers")
+)  # workers import the hostile verifiers by name
+
+CLAIMS = [
+    Claim("gsm8k", "#### 42", "42"),
+    Claim("gsm8k", "#### 41", "42"),
+    Claim("openai/gsm8k", "it is 42", "42", options={"mode": "flexible"}),
+    Claim("gsm8k", "#### 42", "forty-two"),
+    Claim("math", "\\boxed{\\frac{x+1}{2}}", "0.5x+0.5"),
+    Claim("math", "\\boxed{3-1}", "2"),
+    Claim("math", "no answer", ""),
+    Claim("constraints", "no commas here", {"instruction_id": ["punctuation:no_comma"], "kwargs": [{}]}),
+    Claim("constraints", "x", {"instruction_id": ["no:such"], "kwargs": [{}]}),
+    Claim("constraints", "x", {"instruction_id": ["keywords:frequency"], "kwargs": [{"keyword": "x"}]}),
+    Claim("multiple-choice", "The answer is (B).", 1, {"choices": ["a", "b"]}),
+    Claim("exact-match", "<answer>The Moon</answer>", ["moon"]),
+    Claim("bold-formatting", "a **b** c", None),
+]
+
+
+@asynccontextmanager
+async def scorer(app: Any) -> AsyncIterator[str]:
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await runner.cleanup()
+
+
+async def verify_all(manager: Manager, claims: list[Claim]) -> list[Score]:
+    try:
+        return list(await asyncio.gather(*(manager.verify(claim) for claim in claims)))
+    finally:
+        await manager.aclose()
+
+
+def test_inline_pool_and_remote_agree_on_every_claim() -> None:
+    async def run() -> list[list[dict[str, Any]]]:
+        inline = await verify_all(Inline(), CLAIMS)
+        pool = await verify_all(Pool(workers=2), CLAIMS)
+        async with scorer(scorer_app(Inline())) as url:
+            remote = await verify_all(Remote(url), CLAIMS)
+        return [[score.to_dict() for score in scores] for scores in (inline, pool, remote)]
+
+    inline, pool, remote = asyncio.run(run())
+    assert [score.get("value") for score in inline] == [1, 0, 1, None, 1, 0, None, 1, None, None, 1, 1, 1]
+    assert inline[9]["missing"] == "error" and inline[9]["detail"]["why"].startswith("verifier: TypeError")
+    assert pool == inline
+    assert remote == inline
+
+
+def test_what_eats_memory_is_stopped_at_the_limit_and_only_that() -> None:
+    claims = [Claim("hostile:Hostile", text, "a") for text in ("memory", "a", "memory", "a")]
+    scores = asyncio.run(verify_all(Pool(workers=2, seconds=30, memory_mb=400), claims))
+    assert [score.reason for score in scores] == ["crashed", None, "crashed", None]
+
+
+def test_what_loops_or_crashes_costs_its_own_item_within_its_limit() -> None:
+    async def run() -> tuple[dict[str, Score], dict[str, float]]:
+        manager = Pool(workers=2, seconds=2.0)
+        took: dict[str, float] = {}
+        scores: dict[str, Score] = {}
+        await manager.verify(Claim("hostile:Hostile", "a", "a"))  # warm
+
+        async def one(key: str, response: str) -> None:
+            started = time.perf_counter()
+            scores[key] = await manager.verify(Claim("hostile:Hostile", response, "a"))
+            took[key] = time.perf_counter() - started
+
+        try:
+            for response in ("loop", "segfault", "raise", "recurse", "exit"):
+                neighbours = [one(f"{response}-beside-{n}", "a") for n in range(5)]
+                await asyncio.gather(one(response, response), *neighbours)
+        finally:
+            await manager.aclose()
+        return scores, took
+
+    scores, took = asyncio.run(run())
+    reasons = {
+        key: (score.reason, score.why.partition(":")[2].partition(":")[0])
+        for key, score in scores.items()
+        if score.is_missing
+    }
+    assert reasons == {
+        "loop": ("timeout", " took more than 2 s"),
+        "segfault": ("crashed", " crashed (SIGSEGV)"),
+        "raise": ("error", " RuntimeError"),
+        "recurse": ("error", " RecursionError"),
+        "exit": ("crashed", " crashed (exit 3)"),
+    }
+    assert all(score.value == 1 for key, score in scores.items() if "beside" in key)
+    assert max(took.values()) < 3.0 + 2.0  # limit + 1 s, and slack for a busy machine
+
+
+def test_a_cancelled_item_leaves_no_stale_answer_behind() -> None:
+    async def run() -> Score:
+        manager = Pool(workers=1, seconds=30)
+        await manager.verify(Claim("hostile:Hostile", "a", "a"))
+        task = asyncio.create_task(manager.verify(Claim("hostile:Hostile", "spin 1.5", "a")))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        score = await manager.verify(Claim("hostile:Hostile", "a", "a"))
+        await manager.aclose()
+        return score
+
+    assert asyncio.run(run()).value == 1
+
+
+def test_workers_are_recycled_and_none_stays_behind() -> None:
+    async def run() -> tuple[dict[str, float], list[int]]:
+        manager = Pool(workers=1, recycle=5)
+        scores = [await manager.verify(Claim("gsm8k", "#### 1", "1")) for _ in range(12)]
+        assert all(score.value == 1 for score in scores)
+        stats = manager.stats()
+        await manager.aclose()
+        return stats, _children()
+
+    before = _children()
+    stats, after = asyncio.run(run())
+    assert stats["verifier_forks"] == 3
+    assert set(after) <= set(before)
+
+
+def _children() -> list[int]:
+    path = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+    return [int(pid) for pid in path.read_text().split()] if path.exists() else []
+
+
+def test_remote_retries_what_may_pass_and_gives_up_on_one_item_only() -> None:
+    calls: dict[str, int] = {}
+
+    async def verify(request: web.Request) -> web.Response:
+        data = await request.json()
+        response = data["response"]
+        calls[response] = calls.get(response, 0) + 1
+        if response == "down" or (response == "flaky" and calls[response] < 3):
+            return web.Response(status=503)
+        if response == "slow":
+            await asyncio.sleep(5)
+        if response == "garbage":
+            return web.Response(text="no json", content_type="application/json")
+        return web.json_response({"value": 1.0})
+
+    async def run() -> list[Score]:
+        app = web.Application()
+        app.router.add_post("/verify", verify)
+        async with scorer(app) as url:
+            manager = Remote(url, seconds=0.5, retries=2, backoff=0.01)
+            texts = ("fine", "flaky", "down", "slow", "garbage")
+            return await verify_all(manager, [Claim("gsm8k", text, "1") for text in texts])
+
+    fine, flaky, down, slow, garbage = asyncio.run(run())
+    assert fine.value == 1
+    assert flaky.value == 1
+    assert (down.reason, slow.reason, garbage.reason) == ("http_error", "timeout", "bad_response")
+    assert down.why == "remote: http_503"
+    assert calls["down"] == 3
+
+
+def test_an_unreachable_scorer_is_missing_with_the_reason() -> None:
+    manager = Remote("http://127.0.0.1:9", retries=1, backoff=0.01)
+    assert asyncio.run(verify_all(manager, [Claim("gsm8k", "x", "1")]))[0].reason == "connection"
+
+
+def test_an_unknown_source_is_the_users_to_mend_in_every_manager() -> None:
+    async def run() -> None:
+        for manager in (Inline(), Pool(workers=1)):
+            with pytest.raises(UserError, match="did you mean 'gsm8k'"):
+                await manager.verify(Claim("gsm8kk", "x", "1"))
+            await manager.aclose()
+        async with scorer(scorer_app(Inline())) as url:
+            remote = Remote(url)
+            with pytest.raises(UserError, match="did you mean 'gsm8k'"):
+                await remote.verify(Claim("gsm8kk", "x", "1"))
+            with pytest.raises(UserError, match="registered names only"):
+                await remote.verify(Claim("os:system", "x", "1"))
+            await remote.aclose()
+
+    asyncio.run(run())
+
+
+def test_a_scorer_with_a_key_answers_those_who_send_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with scorer(scorer_app(Inline(), "sesame")) as url:
+            remote = Remote(url)
+            with pytest.raises(UserError, match="set UPSHOT_SCORER_KEY"):
+                await remote.verify(CLAIMS[0])
+            await remote.aclose()
+            monkeypatch.setenv("UPSHOT_SCORER_KEY", "sesame")
+            assert (await verify_all(Remote(url), CLAIMS[:1]))[0].value == 1.0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"\xff", 400),
+        (b"9" * 5000, 400),
+        (b"[]", 400),
+        (b'{"source": "judged", "response": "x", "options": {"rubric": "rate it", "judge": "provider/model"}}', 422),
+        (b'{"source": "code", "response": "x", "options": {"sandbox": "subprocess"}}', 422),
+    ],
+)
+def test_a_scorer_refuses_what_is_no_claim_or_names_its_own_judge_or_sandbox(body: bytes, status: int) -> None:
+    async def ask() -> int:
+        async with scorer(scorer_app(Inline())) as url, ClientSession() as client:
+            headers = {"Content-Type": "application/json"}
+            async with client.post(f"{url}/verify", data=body, headers=headers) as answer:
+                return answer.status
+
+    assert asyncio.run(ask()) == status
+
+
+def test_a_scorer_without_a_key_answers_programs_of_this_machine_only() -> None:
+    async def run() -> None:
+        claim = json.dumps({"source": "gsm8k", "response": "#### 1", "reference": "1"})
+        async with scorer(scorer_app(Inline())) as url, ClientSession() as client:
+            for headers, status in (
+                ({"Content-Type": "text/plain"}, 415),
+                ({"Content-Type": "application/json", "Host": "evil.example"}, 403),
+                ({"Content-Type": "application/json"}, 200),
+            ):
+                async with client.post(f"{url}/verify", data=claim, headers=headers) as answer:
+                    assert answer.status == status
+            async with client.post(f"{url}/verify", json={**json.loads(claim), "options": [1]}) as answer:
+                assert answer.status == 400
+
+    asyncio.run(run())
+
+
+def test_managers_are_chosen_by_name_and_their_options_checked() -> None:
+    assert isinstance(managers.create("pool", {"workers": 1}), Pool)
+    with pytest.raises(UserError, match="unknown option 'worker'"):
+        managers.create("pool", {"worker": 1})
+    with pytest.raises(UserError, match="needs the option 'url'"):
+        managers.create("remote")
+
+
+def test_the_counters_are_logged_with_the_step_and_go_on_after_a_resume() -> None:
+    def company() -> Company:
+        return Company(cast(Any, None), {}, None, {}, {}, Budget(), Pool(workers=1), {})
+
+    async def count(saved: dict[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+        made = company()
+        made.restore(saved)
+        await made.manager.verify(CLAIMS[0])
+        logged, state = made.stats(), json.loads(json.dumps(made.counters()))
+        await made.manager.aclose()
+        assert made.stats() == logged, "closing forgets nothing"
+        return logged, state
+
+    assert company().stats() == {}
+    first, saved = asyncio.run(count({}))
+    assert first["manager/verifier_items"] == 1 and first["manager/verifier_timeouts"] == 0
+    assert first["time/manager/verifier_forks"] == 1
+    assert asyncio.run(count(saved))[0]["manager/verifier_items"] == 2
+
+
+def test_a_remote_manager_goes_on_counting() -> None:
+    manager = Remote("http://127.0.0.1:1")
+    manager.restore({"items": 3, "retries": 1, "failures": 1})
+    assert manager.stats() == {"verifier_items": 3.0, "verifier_retries": 1.0, "verifier_failures": 1.0}
+    assert manager.state() == {"items": 3, "retries": 1, "failures": 1}

@@ -1,0 +1,34 @@
+"""The company of a run."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.training.workshop import recipe
+from upshot.models.absent import AbsentPolicy
+from upshot.rollout.services import of_recipe
+from upshot.tasks.base import tasks
+
+
+class Closes:
+    """Notes that it was closed, then fails."""
+
+    def __init__(self, name: str, closed: list[str]) -> None:
+        self.name, self.closed = name, closed
+
+    async def aclose(self) -> None:
+        self.closed.append(self.name)
+        raise OSError(self.name)
+
+
+def test_everybody_is_closed_even_when_one_fails(tmp_path) -> None:
+    made = recipe(tmp_path)
+    company = of_recipe(made, tasks.create(made.task.name, made.task.options), AbsentPolicy(), None)
+    closed: list[str] = []
+    company.metrics = {name: Closes(name, closed) for name in ("first", "second")}  # type: ignore[misc]
+    company.closers = [Closes("sandbox", closed)]
+    with pytest.raises(OSError, match="sandbox"):
+        asyncio.run(company.aclose())
+    assert closed == ["first", "second", "sandbox"]

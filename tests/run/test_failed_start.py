@@ -1,0 +1,65 @@
+"""A start that failed is in nobody's way: the same command works once the cause is mended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.training.workshop import recipe
+from upshot.cli import main
+from upshot.core.errors import UserError
+from upshot.run.folder import RunFolder
+from upshot.run.run import train
+from upshot.training import policy as loaded
+
+
+def broken(*args: object) -> None:
+    raise UserError("the weights are torn")
+
+
+def test_a_failed_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(loaded, "load_policy", broken)
+        with pytest.raises(UserError, match="torn"):
+            train(recipe(tmp_path / "run"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_that_failed_works_when_it_is_given_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = ["hidden=16", "layers=1", "heads=2", "mlp=16"]
+    words = ["train", "quickstart", *(f"model.tiny.{word}" for word in tiny), "warm_start=null", "train.steps=0"]
+    words += [f"run_dir={tmp_path}/run", "--quiet"]
+    with monkeypatch.context() as patch:
+        patch.setattr(loaded, "load_policy", broken)
+        assert main(words) == 2
+    assert not (tmp_path / "run").exists()
+    assert main(words) == 0
+
+
+def test_what_a_killed_start_left_is_taken_over(tmp_path: Path) -> None:
+    left = RunFolder.create(recipe(tmp_path, steps=3))
+    left.status("running")
+    (tmp_path / "notes.txt").write_text("mine")
+    again = RunFolder.create(recipe(tmp_path, steps=4))
+    assert again.recipe().train.steps == 4 and not (tmp_path / "status.json").exists()
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    again.drop_failed_start()
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"], "what is not the run's stays"
+
+
+def test_a_start_that_is_under_way_is_not_taken_over(tmp_path: Path) -> None:
+    settings = recipe(tmp_path / "run")
+    with RunFolder.create(settings).locked(print), pytest.raises(UserError, match="is being written"):
+        RunFolder.create(settings)
+
+
+def test_a_folder_with_a_finished_step_is_never_dropped(tmp_path: Path) -> None:
+    folder = RunFolder.create(recipe(tmp_path / "run"))
+    folder.metrics("rl", 1, {"loss": 1.0})
+    folder.drop_failed_start()
+    assert folder.lines("rl", 1)
+    with pytest.raises(UserError, match="--resume"):
+        RunFolder.create(recipe(tmp_path / "run"))

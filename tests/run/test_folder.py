@@ -1,0 +1,177 @@
+"""The run folder: whatever is handed over can be written, checkpoints are whole, one process at a time writes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from upshot.core.errors import UserError
+from upshot.core.jsonl import dumps, plain
+from upshot.run.folder import RunFolder
+
+
+class Stranger:
+    """An object that cannot even be shown."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+def new_folder(path: Path) -> RunFolder:
+    folder = RunFolder(path)
+    folder.checkpoints.path.mkdir(parents=True)
+    return folder
+
+
+def save(folder: RunFolder, phase: str, step: int, content: str = "", keep: int = 5) -> None:
+    def write(to: Path) -> None:
+        (to / "weights").write_text(content)
+
+    folder.checkpoints.save(phase, step, keep, write)
+
+
+def test_a_run_folder_is_written_without_torch() -> None:
+    rooms = (
+        "folder",
+        "checkpoints",
+        "lock",
+        "phases",
+        "resume",
+        "trackers",
+        "writer",
+        "saver",
+        "best",
+        "guards",
+        "model_card",
+    )
+    program = (
+        "import sys\n"
+        + "".join(f"import upshot.train.{room}\n" for room in rooms)
+        + "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_what_json_cannot_hold_is_written_all_the_same(tmp_path: Path) -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    row = {
+        "number": np.float32(0.5),
+        "count": np.int64(3),
+        "array": np.array([1, 2]),
+        "nothing": {"nan": float("nan"), "deep": [np.float64("inf")]},
+        "half": "red \ud83d",
+        "many": {3},
+        "stranger": Stranger(),
+        "bytes": b"x",
+        "circle": circle,
+        "huge": 10**5000,
+        ("a", 1): "key",
+    }
+    folder = new_folder(tmp_path)
+    folder.metrics("rl", 1, row)
+    folder.rollouts([{"step": 1, **row}])
+    folder.status("stopped", reason="red \ud83d")
+    (found,) = folder.lines("rl", 1)
+    assert found["number"] == 0.5 and found["count"] == 3 and found["array"] == [1, 2] and found["many"] == [3]
+    assert found["nothing"] == {"nan": None, "deep": [None]}
+    assert found["half"] == "red \ud83d", "the very text, in JSON's own escape"
+    assert found["stranger"] == "<Stranger>" and found["bytes"] == "b'x'" and found["('a', 1)"] == "key"
+
+
+def test_lines_with_unicode_line_ends_survive_a_rewind(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path)
+    folder.rollouts([{"step": 1, "text": "one\u2028two\u0085three"}, {"step": 2, "text": "later"}])
+    with (tmp_path / "rollouts.jsonl").open("a") as file:
+        file.write('{"step": 1, "te')
+    folder.rewind(["rl"], "rl", 1)
+    lines = (tmp_path / "rollouts.jsonl").read_bytes().split(b"\n")
+    assert [json.loads(line)["text"] for line in lines if line] == ["one\u2028two\u0085three"]
+
+
+def test_plain_values_are_left_as_they_are() -> None:
+    value = {"a": [1, 2.5, "x", None, True], "b": {"c": "d"}}
+    assert plain(value) == value and json.loads(dumps(value)) == value
+
+
+def test_the_newest_checkpoint_is_that_of_the_last_phase_and_step_whatever_the_clock_said(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path)
+    for age, (phase, step) in enumerate([("rl", 20), ("rl", 10), ("warm-start", 100)]):
+        save(folder, phase, step)
+        state = folder.checkpoints.path / f"{phase}-{step:06d}" / "state.json"
+        os.utime(state, (age, age))
+    assert [(found.phase, found.step) for found in folder.checkpoints.saved()] == [
+        ("warm-start", 100),
+        ("rl", 10),
+        ("rl", 20),
+    ]
+    save(folder, "rl", 30, keep=2)
+    assert [found.step for found in folder.checkpoints.saved()] == [20, 30], "the oldest steps go"
+
+
+def test_a_checkpoint_that_is_whole_is_never_written_over(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path)
+    save(folder, "rl", 2, "good")
+    save(folder, "rl", 2, "torn")
+    assert (folder.checkpoints.path / "rl-000002" / "weights").read_text() == "good"
+
+
+def test_an_error_while_saving_leaves_the_earlier_checkpoint_and_nothing_half(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path)
+    save(folder, "rl", 2, "good")
+    (folder.checkpoints.path / ".partial-rl-000003").mkdir()  # of a save that was killed
+
+    def fail(to: Path) -> None:
+        (to / "weights").write_text("half")
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError):
+        folder.checkpoints.save("rl", 4, 1, fail)
+    assert [path.name for path in folder.checkpoints.path.iterdir()] == ["rl-000002"]
+
+
+HOLD = """
+import os, sys, time
+from pathlib import Path
+from upshot.run.folder import RunFolder
+with RunFolder(Path(sys.argv[1])).locked(print):
+    child = os.fork()
+    print(child or "", flush=True) if child else None
+    time.sleep(60)
+"""
+
+
+def test_a_second_process_is_refused_by_name_until_the_first_is_dead_even_if_its_children_live(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path)
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    child = int(holder.stdout.readline())
+    try:
+        with pytest.raises(UserError, match=f"process {holder.pid} on "), folder.locked(print):
+            pass
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        with folder.locked(print):
+            pass
+    finally:
+        holder.kill()
+        os.kill(child, signal.SIGKILL)
+        holder.stdout.close()
+
+
+def test_a_second_run_of_the_same_process_is_refused_and_the_first_keeps_its_lock(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path)
+    with folder.locked(print):
+        for _ in range(2):
+            with pytest.raises(UserError, match="this very process"), RunFolder(tmp_path).locked(print):
+                pass
+    with folder.locked(print):
+        pass

@@ -1,0 +1,166 @@
+"""A run that stops in the wrong moment: nothing torn is saved, nothing finished is lost, no second one writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.workshop import metrics, recipe
+from upshot.core.errors import UserError
+from upshot.run import run as runner
+from upshot.run.folder import RunFolder
+from upshot.run.reporter import Reporter
+from upshot.run.run import Run, train
+from upshot.training.learner.learner import Learner
+from upshot.training.loops import rl
+
+
+class Broken(Exception):
+    """What goes wrong in these tests."""
+
+
+def resume(folder: Path, reporter: Reporter | None = None) -> None:
+    train(RunFolder.open(folder).recipe(), RunFolder.open(folder), reporter)
+
+
+def fails_at(call: int, method: Callable[..., Any], late: bool = False) -> Callable[..., Any]:
+    """The method, but its nth call fails: before it has done anything, or after."""
+    count = 0
+
+    def wrapped(*args: Any, **more: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == call and not late:
+            raise Broken
+        result = method(*args, **more)
+        if count == call:
+            raise Broken
+        return result
+
+    return wrapped
+
+
+def updates(folder: Path) -> tuple[str, int]:
+    """The newest checkpoint and how many optimizer steps it has seen."""
+    found = RunFolder.open(folder).latest()
+    assert found is not None
+    return found.path.name, torch.load(found.path / "learner.pt", weights_only=True)["steps"]
+
+
+@pytest.mark.parametrize(
+    ("name", "owner", "call"),
+    [("forward_backward", Learner, 4), ("metrics", RunFolder, 2), ("rollouts", RunFolder, 2)],
+    ids=["second minibatch of step 2", "writing the line of step 2", "writing the rollouts of step 2"],
+)
+def test_an_update_half_done_or_without_its_line_is_not_saved(
+    name: str, owner: type, call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"warm": False, "steps": 3, "save_every": 1, "minibatches": 2}
+    train(recipe(tmp_path / "straight", **settings))
+    with monkeypatch.context() as broken:
+        broken.setattr(owner, name, fails_at(call, getattr(owner, name)))
+        with pytest.raises(Broken):
+            train(recipe(tmp_path / "run", **settings))
+    assert updates(tmp_path / "run") == ("rl-000001", 2), "two minibatches a step; the third update was torn"
+    resume(tmp_path / "run")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "straight")
+
+
+def test_an_error_before_the_update_saves_the_step_before_with_its_random_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lora = {"model": {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}, "lora": {"r": 2, "dropout": 0.5}}}
+    settings: dict[str, Any] = {"warm": False, "method": "sft", "steps": 4, "save_every": 0, "more": lora}
+    train(recipe(tmp_path / "straight", **settings))
+    with monkeypatch.context() as broken:
+        broken.setattr(Learner, "forward_backward", fails_at(3, Learner.forward_backward, late=True))
+        with pytest.raises(Broken):
+            train(recipe(tmp_path / "run", **settings))
+    assert updates(tmp_path / "run") == ("sft-000002", 2)
+    resume(tmp_path / "run")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "straight"), "dropout draws again what it drew"
+
+
+def test_numbers_and_details_that_json_has_not_do_not_end_a_run(tmp_path: Path) -> None:
+    odd = [{"name": f"tests.training.helpers:{name}"} for name in ("Odd", "NoMapping")]
+    train(recipe(tmp_path / "run", warm=False, steps=1, more={"reward": {"metrics": odd}}))
+    (line,) = metrics(tmp_path / "run")
+    assert line["metric/tests.training.helpers:Odd"] == 0.5
+
+
+class Recorder:
+    """A tracker in memory."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, dict[str, Any]]] = []
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self.lines.append((step, dict(metrics)))
+
+    def finish(self) -> None:
+        pass
+
+
+def test_the_last_evaluation_is_made_up_for_after_an_interruption_once_and_reaches_the_trackers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"warm": False, "steps": 2, "save_every": 0, "more": {"eval": {"every": 1, "rows": 2}}}
+    train(recipe(tmp_path / "straight", **settings))
+    with monkeypatch.context() as broken:
+        broken.setattr(rl, "play_held_out", fails_at(3, rl.play_held_out))
+        with pytest.raises(Broken):
+            train(recipe(tmp_path / "run", **settings))
+    recorder = Recorder()
+    monkeypatch.setattr(runner, "make_trackers", lambda *_: [recorder])
+    resume(tmp_path / "run")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "straight")
+    assert [step for step, _ in recorder.lines] == [2]
+    assert "rl/eval/reward/mean" in recorder.lines[0][1]
+    resume(tmp_path / "run")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "straight"), "and not made a second time"
+
+
+class Rival(Reporter):
+    """Resumes the run while it is under way."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.refused = 0
+
+    def step(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
+        """Try it after every step."""
+        folder = RunFolder.open(self.folder)
+        turn = Run(folder.recipe(), folder, Reporter()).train()
+        try:
+            turn.send(None)
+        except UserError:
+            self.refused += 1
+
+
+def test_a_live_run_is_not_resumed_by_a_second_one(tmp_path: Path) -> None:
+    rival = Rival(tmp_path / "run")
+    train(recipe(tmp_path / "run", warm=False, steps=3, save_every=0), reporter=rival)
+    assert rival.refused == 3
+    assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2, 3]
+
+
+def test_what_was_spent_is_remembered_even_where_the_step_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helped = {
+        "models": {"user": "scripted:tests.training.helpers:customer"},
+        "futures": {"samples": 1, "window": 1, "user": {"name": "llm", "model": "user"}},
+    }
+    settings: dict[str, Any] = {"warm": False, "steps": 2, "save_every": 0, "more": helped}
+    with monkeypatch.context() as broken:
+        broken.setattr(Run, "step_done", fails_at(2, Run.step_done))
+        with pytest.raises(Broken):
+            train(recipe(tmp_path / "run", **settings))
+    spent = RunFolder.open(tmp_path / "run").spent()
+    assert spent["calls"] == 24, "two steps of twelve replies"
+    resume(tmp_path / "run")
+    assert RunFolder.open(tmp_path / "run").spent()["calls"] > spent["calls"]

@@ -1,0 +1,252 @@
+"""A run: one seed, one metrics file; killed and resumed, it ends as if nothing had happened; stopped, it is saved."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tests.training.workshop import metrics, recipe
+from upshot.config import load as config
+from upshot.config.recipe import Recipe
+from upshot.core.errors import UserError, user_error_in
+from upshot.run.folder import RunFolder
+from upshot.run.reporter import Reporter
+from upshot.run.run import Run, train
+
+LORA = {"model": {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}, "lora": {"r": 2}}}
+METHODS: dict[str, dict[str, Any]] = {
+    "rl": {"kl": 0.1, "minibatches": 2},
+    "rl-without-warm-start": {"kl": 0.1, "warm": False},
+    "rl-lora": {"kl": 0.1, "more": LORA},
+    "sft": {"method": "sft", "warm": False, "schedule": "cosine"},
+    "sft-lora": {"method": "sft", "warm": False, "more": LORA},
+    "online-dpo": {"method": "online-dpo", "group_size": 3},
+    "ppo": {"method": "ppo", "kl": 0.05, "minibatches": 2},
+}
+
+
+class Interrupted(Exception):
+    """What the tests stop a run with."""
+
+
+class Stops(Reporter):
+    """Raises when a step of a phase has been written."""
+
+    def __init__(self, phase: str, step: int) -> None:
+        self.where = (phase, step)
+
+    def step(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
+        """Stop here."""
+        if (phase, step) == self.where:
+            raise Interrupted
+
+
+def resume(folder: Path) -> None:
+    train(RunFolder.open(folder).recipe(), RunFolder.open(folder))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_killed_and_resumed_equals_uninterrupted(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = METHODS[name]
+    train(recipe(tmp_path / "straight", **settings))
+    method = settings.get("method", "rl")
+    with monkeypatch.context() as killed:
+        killed.setattr(Run, "checkpoint", _until(Run.checkpoint, method, 2))
+        with pytest.raises((Interrupted, BaseExceptionGroup)):
+            train(recipe(tmp_path / "resumed", **settings), reporter=Stops(method, 3))
+    assert metrics(tmp_path / "resumed")[-1]["step"] == 3, "step 3 was written, and is not in the checkpoint"
+    resume(tmp_path / "resumed")
+    assert metrics(tmp_path / "resumed") == metrics(tmp_path / "straight")
+    rollouts = [_lines(tmp_path / run / "rollouts.jsonl") for run in ("straight", "resumed")]
+    assert rollouts[0] == rollouts[1]
+    assert json.loads((tmp_path / "resumed" / "status.json").read_text())["state"] == "finished"
+
+
+HELPED = {
+    "models": {"user": "scripted:tests.training.helpers:customer"},
+    "futures": {"samples": 2, "window": 1, "user": {"name": "llm", "model": "user"}},
+    "reward": {"metrics": [{"name": "verifier"}, {"name": "tests.training.helpers:Flaky", "weight": 0}]},
+    "call_seconds": 0.2,
+}
+"""A scripted helper model, and a metric that at times never returns."""
+
+
+def test_killed_and_resumed_with_helper_models_goes_on_counting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"warm": False, "steps": 3, "save_every": 1, "more": HELPED}
+    train(recipe(tmp_path / "straight", **settings))
+    with monkeypatch.context() as killed:
+        killed.setattr(Run, "checkpoint", _until(Run.checkpoint, "rl", 1))
+        with pytest.raises((Interrupted, BaseExceptionGroup)):
+            train(recipe(tmp_path / "resumed", **settings), reporter=Stops("rl", 2))
+    resume(tmp_path / "resumed")
+    lines = metrics(tmp_path / "straight")
+    assert metrics(tmp_path / "resumed") == lines
+    calls = [line["model/user/user/calls"] for line in lines]
+    assert calls[0] > 0 and calls == [calls[0], 2 * calls[0], 3 * calls[0]]
+    assert lines[-1]["user/user_turns"] > 0
+    name = "tests.training.helpers:Flaky"
+    raw = [json.loads(line) for line in (tmp_path / "straight" / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["missing/timeout"] > 0 for line in raw)
+    assert all(line["reward/missing"] == 0 and line[f"metric/{name}"] == 1.0 for line in lines)
+
+
+def _until(checkpoint: Callable[..., None], method: str, last: int) -> Callable[..., None]:
+    """Checkpoints up to a step; later ones are not written, as after kill -9."""
+
+    def save(self: Run, *args: Any) -> None:
+        if self.phase != method or self.step <= last:
+            checkpoint(self, *args)
+
+    return save
+
+
+def _lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def test_killed_before_the_first_checkpoint_starts_anew_and_repeats_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(recipe(tmp_path / "straight", steps=3))
+    with monkeypatch.context() as killed:
+        killed.setattr(Run, "checkpoint", lambda *_: None)
+        with pytest.raises((Interrupted, BaseExceptionGroup)):
+            train(recipe(tmp_path / "resumed", steps=3), reporter=Stops("rl", 2))
+    resume(tmp_path / "resumed")
+    assert metrics(tmp_path / "resumed") == metrics(tmp_path / "straight")
+
+
+def test_killed_after_the_warm_start_repeats_no_rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(recipe(tmp_path / "straight", steps=3))
+    with monkeypatch.context() as killed:
+        killed.setattr(Run, "checkpoint", _until(Run.checkpoint, "rl", -1))
+        with pytest.raises((Interrupted, BaseExceptionGroup)):
+            train(recipe(tmp_path / "resumed", steps=3), reporter=Stops("rl", 2))
+    resume(tmp_path / "resumed")
+    assert metrics(tmp_path / "resumed") == metrics(tmp_path / "straight")
+    assert _lines(tmp_path / "resumed" / "rollouts.jsonl") == _lines(tmp_path / "straight" / "rollouts.jsonl")
+
+
+def test_two_runs_with_one_seed_are_the_same_and_another_seed_is_not(tmp_path: Path) -> None:
+    for name, seed in (("one", 3), ("two", 3), ("other", 4)):
+        train(recipe(tmp_path / name, steps=2, more={"seed": seed}))
+    assert metrics(tmp_path / "one") == metrics(tmp_path / "two") != metrics(tmp_path / "other")
+    assert {"warm-start", "rl"} == {line["phase"] for line in metrics(tmp_path / "one")}
+
+
+def test_a_finished_run_resumed_changes_nothing(tmp_path: Path) -> None:
+    train(recipe(tmp_path / "run", steps=2, more={"eval": {"every": 1, "rows": 2}}))
+    before = metrics(tmp_path / "run")
+    resume(tmp_path / "run")
+    assert metrics(tmp_path / "run") == before
+    assert before[-1]["eval/reward/mean"] is not None
+
+
+def test_an_error_saves_what_was_reached_and_the_checkpoint_loads_anywhere(tmp_path: Path) -> None:
+    with pytest.raises((Interrupted, BaseExceptionGroup)):
+        train(recipe(tmp_path / "run", save_every=0), reporter=Stops("rl", 3))
+    found = RunFolder.open(tmp_path / "run").latest()
+    assert found is not None and found[1:] == ("rl", 3)
+    AutoModelForCausalLM.from_pretrained(found[0])
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "stopped"
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    train(recipe(tmp_path / "run", save_every=1, keep=2))
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept == ["rl-000005", "rl-000006"]
+
+
+def command(tmp_path: Path, settings: Recipe) -> tuple[list[str], dict[str, str]]:
+    (tmp_path / "recipe.yaml").write_text(config.dump(settings))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return [sys.executable, "-m", "upshot.cli", "train", str(tmp_path / "recipe.yaml"), "--quiet"], environment
+
+
+def start_and_signal(tmp_path: Path, settings: Recipe, number: int) -> int:
+    """Start a run in a process of its own, send it a signal in the middle of the rl phase; its exit code."""
+    words, environment = command(tmp_path, settings)
+    process = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE)
+    lines = Path(settings.run_dir) / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (lines.is_file() and lines.read_text().count('"phase": "rl"') >= 3):
+        assert process.poll() is None and time.monotonic() < deadline, process.stderr and process.stderr.read()
+        time.sleep(0.02)
+    process.send_signal(number)
+    process.communicate(timeout=120)
+    return process.returncode
+
+
+def test_kill_9_and_resume_by_command(tmp_path: Path) -> None:
+    train(recipe(tmp_path / "straight", steps=40))
+    settings = recipe(tmp_path / "killed", steps=40)
+    assert start_and_signal(tmp_path, settings, signal.SIGKILL) == -signal.SIGKILL
+    assert len(metrics(tmp_path / "killed")) < 44, "killed in the middle"
+    resume(tmp_path / "killed")
+    assert metrics(tmp_path / "killed") == metrics(tmp_path / "straight")
+
+
+def test_ctrl_c_saves_and_says_so(tmp_path: Path) -> None:
+    settings = recipe(tmp_path / "run", steps=400, save_every=0)
+    assert start_and_signal(tmp_path, settings, signal.SIGINT) == 130
+    found = RunFolder.open(tmp_path / "run").latest()
+    assert found is not None and found[1] == "rl"
+    assert found[2] == metrics(tmp_path / "run")[-1]["step"], "the checkpoint is of the last finished step"
+
+
+@pytest.mark.parametrize("limit", [9_000, 20_000])
+def test_a_full_disk_is_one_clear_error_and_earlier_checkpoints_stay(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(recipe(tmp_path / "straight", steps=5))
+    with monkeypatch.context() as full:
+        full.setattr(Run, "checkpoint", _on_a_full_disk(Run.checkpoint, limit))
+        with pytest.raises((UserError, BaseExceptionGroup)) as raised:
+            train(recipe(tmp_path / "run", steps=5))
+    error = user_error_in(raised.value)
+    assert error is not None and "cannot write checkpoint" in str(error) and "--resume" in str(error)
+    assert "rl-000002" in {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert not list((tmp_path / "run" / "checkpoints").glob(".partial*")), "no half of a checkpoint stays behind"
+    resume(tmp_path / "run")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "straight")
+
+
+def _on_a_full_disk(checkpoint: Callable[..., None], limit: int) -> Callable[..., None]:
+    """Checkpoints while no file may grow beyond `limit` bytes, from rl step 4 on: weights or optimizer do not fit."""
+
+    def save(self: Run, *args: Any) -> None:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if self.phase == "rl" and self.step >= 4:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            checkpoint(self, *args)
+            self.saver.wait()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return save
+
+
+def test_an_unwritable_run_folder_is_refused_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match=r"cannot write run folder .*set run_dir"):
+        train(recipe(tmp_path / "file" / "run"))
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    train(recipe(tmp_path / "run", steps=0, warm=False))
+    with pytest.raises(UserError, match="--resume"):
+        train(recipe(tmp_path / "run", steps=0, warm=False))

@@ -1,0 +1,59 @@
+"""Fleets for tests: `upshot serve FILE.yaml` as a process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from upshot.serving.servers.state import folder_of, read_state, ready
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 120.0) -> Any:
+    """What comes true, as soon as it does."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := what():
+            return found
+        time.sleep(0.05)
+    raise AssertionError("did not come about")
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+class Started:
+    """A fleet in a process of its own."""
+
+    def __init__(self, file: Path, *words: str, **environment: str) -> None:
+        self.file, self.folder = file, folder_of(file)
+        command = [sys.executable, "-m", "upshot.cli", "serve", str(file), *words]
+        self.process = subprocess.Popen(
+            command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def ready(self) -> dict[str, Any]:
+        """Its state, once all servers run."""
+
+        def look() -> dict[str, Any] | None:
+            assert self.process.poll() is None, self.process.communicate()[0]
+            state = read_state(self.folder)
+            return state if ready(state) else None
+
+        return dict(wait_for(look))
+
+    def end(self, number: int = signal.SIGTERM) -> str:
+        """What it has said, once it has ended."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return str(self.process.communicate(timeout=60)[0])

@@ -1,0 +1,24 @@
+"""A simulated user whose words are whatever its models say: even tiny ones will do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from upshot.core.conversation import Conversation, Message, derive_seed
+from upshot.models.base import Model, Request, Sampling
+from upshot.tasks.participants.base import Observation, User
+
+
+class PlainUser(User):
+    """Each conversation is with one of the models."""
+
+    def __init__(self, asks: Sequence[str], models: Mapping[str, Model]) -> None:
+        super().__init__()
+        self.models = [models[name] for name in asks]
+
+    async def observe(self, conversation: Conversation) -> Observation:
+        """Ask for a few words."""
+        model = self.models[conversation.seed % len(self.models)]
+        seed = derive_seed(conversation.seed, "user", len(conversation.turns))
+        said = await model.generate(Request(tuple(conversation.messages), Sampling(6, seed=seed), role="user"))
+        return Observation((Message("user", said[0].text),))

@@ -1,0 +1,153 @@
+"""A run whose helpers do not fit beside the policy: planned, refused, or played in turns to the same replies."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.tiny import tiny_parts
+from tests.training.workshop import recipe
+from upshot.cli import main
+from upshot.config.recipe import Recipe, TinyConfig
+from upshot.core.errors import UserError
+from upshot.models.tiny import tiny_model
+from upshot.run.run import train
+from upshot.serving.swap.pool import Pool
+from upshot.training.learner.memory import fitting
+from upshot.training.learner.memory.choice import smallest
+from upshot.training.learner.memory.job import job_of, plan_of, shape_of
+from upshot.training.learner.memory.plan import CONTEXT, SLACK, MemoryPlan
+from upshot.training.policy import Loaded
+
+ROLES = ("user", "judge", "a", "b")
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Four helper models of random weights, of growing sizes."""
+    root = tmp_path_factory.mktemp("helpers")
+    _, tokenizer, _, _ = tiny_parts()
+    for number, role in enumerate(ROLES):
+        shape = TinyConfig(hidden=32 + 32 * number, layers=1 + number, heads=2, mlp=32)
+        tiny_model(shape, tokenizer, number).save_pretrained(root / role)
+        tokenizer.save_pretrained(root / role)
+    return {role: str(root / role) for role in ROLES}
+
+
+def made(folder: Path, models: dict[str, str], memory: int = 0) -> Recipe:
+    more = {
+        "models": models,
+        "model": {
+            "tiny": {"hidden": 32, "layers": 1, "heads": 2, "mlp": 32},
+            "dtype": "float32",
+            "memory_gb": memory / 2**30,
+        },
+        "reward": {"metrics": [{"name": "tests.serving.swap.helpers:Poll"}]},
+        "futures": {"samples": 1, "window": 0},
+    }
+    return recipe(folder, steps=2, prompts_per_step=2, group_size=3, warm=False, more=more)
+
+
+def words() -> int:
+    return len(tiny_parts()[1])
+
+
+def plan(own: Recipe, memory: int) -> MemoryPlan:
+    shape = shape_of(own, words())
+    assert shape is not None
+    return plan_of(own, shape, 4, memory)
+
+
+def tight(own: Recipe) -> int:
+    """Memory that the run hardly fits into: every helper takes turns with every other."""
+    shape = shape_of(own, words())
+    assert shape is not None
+    closest = smallest(job_of(own, shape, 4), 1 << 40)
+    return CONTEXT + int((closest.peak + MIB) / (1 - SLACK))
+
+
+def rollouts(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    return [{key: line[key] for key in ("step", "messages", "reward")} for line in lines]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU batches form by time, and rounding follows them")
+@pytest.mark.parametrize("kind", ["swap", "leave"])
+def test_a_run_whose_helpers_take_turns_plays_the_replies_of_one_that_holds_them_all(
+    tmp_path: Path, folders: dict[str, str], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    train(made(tmp_path / "plain", folders))
+    pools: list[Pool] = []
+    rest, plan_of = Loaded.rest, fitting.plan_of
+
+    def chosen(*args: Any, **more: Any) -> MemoryPlan:
+        found = plan_of(*args, **more)
+        assert found.overlay is not None and found.overlay.conflicts
+        return replace(found, setting=replace(found.setting, helpers=kind))
+
+    async def look(self: Loaded) -> None:
+        await rest(self)
+        assert self.pool is not None
+        pools.append(self.pool)
+        assert self.pool.arena.there == (kind == "swap"), "the learner has what helpers leave"
+
+    monkeypatch.setattr(fitting, "plan_of", chosen)
+    monkeypatch.setattr(Loaded, "rest", look)
+    train(made(tmp_path / "pooled", folders, tight(made(tmp_path, folders))))
+    assert pools and all(pool.arena.most <= pool.arena.overlay.size for pool in pools)
+    assert rollouts(tmp_path / "pooled") == rollouts(tmp_path / "plain")
+    lines = [json.loads(line) for line in (tmp_path / "pooled" / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["time/pool/swaps"] >= 1 and line["time/pool/swap_s"] > 0 for line in lines)
+    assert all(line["time/pool/waiting_s"] >= 0 and line["time/pool/swapped_gib"] > 0 for line in lines)
+
+
+def test_helpers_that_fit_stay_and_what_cannot_fit_even_in_turns_is_refused_with_the_arithmetic(
+    tmp_path: Path, folders: dict[str, str]
+) -> None:
+    own = made(tmp_path, folders)
+    assert plan(own, 8 * 2**30).setting.helpers == "stay"
+    found = plan(own, tight(own))
+    assert found.setting.helpers == "swap" and found.overlay is not None
+    assert found.peak <= found.limit and len(found.overlay.conflicts) > 1
+    assert found.host > 0 and not set(ROLES) & set(found.guest_kv)
+    with pytest.raises(UserError, match=r"does not fit into .*; it would with .*helper models elsewhere"):
+        plan(own, tight(own) - 20 * MIB)
+
+
+def test_roles_that_share_a_model_are_planned_for_once(tmp_path: Path, folders: dict[str, str]) -> None:
+    own = made(tmp_path, {"user": folders["user"], "judge": folders["user"]})
+    assert [guest.name for guest in plan(own, 8 * 2**30).guests] == ["user"]
+
+
+def test_keys_and_values_that_the_recipe_gives_a_helper_are_in_the_plan(
+    tmp_path: Path, folders: dict[str, str]
+) -> None:
+    own = made(tmp_path, folders)
+    given = own.models["b"].model_copy(update={"kv_gb": 0.5})
+    more = own.model_copy(update={"models": {**own.models, "b": given}})
+    sizes = [plan(each, 8 * 2**30) for each in (own, more)]
+    assert sizes[1].peak > sizes[0].peak + 2**28 and "b" not in {n for n, kv in sizes[1].guest_kv.items() if kv}
+    in_turns = plan(more, tight(more))
+    assert in_turns.overlay is not None
+    assert {place.name for place in in_turns.overlay.places if place.size > 2**29} == {"b"}
+
+
+def test_pool_plan_prints_every_model_with_its_place_or_refuses(
+    tmp_path: Path, folders: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = made(tmp_path, folders)
+    file = tmp_path / "recipe.yaml"
+    file.write_text(own.model_dump_json(exclude_defaults=True))
+    memory = tight(own) / 2**30
+    assert main(["pool", "plan", str(file), f"model.memory_gb={memory}"]) == 0
+    said = capsys.readouterr().out
+    for word in ("policy", "learner", *ROLES, "of the arena, in turn with", "never together", "helpers' arena"):
+        assert word in said
+    assert main(["pool", "plan", str(file), "model.memory_gb=1.01"]) == 2
+    assert "does not fit" in capsys.readouterr().err

@@ -1,0 +1,125 @@
+"""The run's own vLLM server: what it is told, what is refused before it starts."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.workshop import recipe
+from upshot.config.recipe import Recipe
+from upshot.core.errors import UserError
+from upshot.run.checks import vllm as checks
+from upshot.run.checks.bench import Bench
+from upshot.serving.vllm import launch
+from upshot.training.learner.memory.plan import MemoryPlan, Part, Setting
+
+TINY = {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}}
+
+
+def made(folder: Path, engine: Any = "vllm", model: dict[str, Any] | None = None, **more: Any) -> Recipe:
+    train = more.pop("train", {})
+    return recipe(folder, more={"model": {**TINY, "engine": engine, **(model or {})}, **more}, **train)
+
+
+def words(recipe: Recipe) -> str:
+    return " ".join(launch.server_of(recipe, "m").arguments)
+
+
+def test_a_server_of_whole_weights_loads_none_and_waits_for_the_learners(tmp_path: Path) -> None:
+    server = launch.server_of(made(tmp_path), "m")
+    told = " ".join(server.arguments)
+    assert "--load-format dummy" in told and "--dtype float32" in told and "--max-model-len 256" in told
+    assert "--generation-config vllm" in told and "--logprobs-mode processed_logprobs" in told
+    assert server.devices == "cpu" and server.environment["PYTHONPATH"] == str(launch.INSIDE)
+    assert {file.name for file in launch.INSIDE.glob("upshot_*.py")} == {"upshot_gate.py", "upshot_hands.py"}
+
+
+def test_a_server_of_adapters_loads_the_model_and_makes_room_for_their_rank(tmp_path: Path) -> None:
+    told = words(made(tmp_path, model={"lora": {"r": 12}}))
+    assert "--enable-lora" in told and "--max-lora-rank 16" in told and "dummy" not in told
+
+
+def test_log_probabilities_are_asked_for_as_the_learner_counts_them(tmp_path: Path) -> None:
+    assert "processed_logprobs" in words(made(tmp_path, episode={"temperature": 0.7}))
+    assert "raw_logprobs" in words(made(tmp_path, episode={"top_p": 0.9}))
+    both = Bench(made(tmp_path, episode={"temperature": 0.7, "top_k": 5}))
+    assert any("after the cut" in finding.says for finding in checks.check(both))
+
+
+def test_own_arguments_and_variables_come_last(tmp_path: Path) -> None:
+    engine = {"name": "vllm", "arguments": ["--max-num-seqs", 8], "environment": {"A": 1, "PYTHONPATH": "/x"}}
+    server = launch.server_of(made(tmp_path, engine), "m")
+    assert server.arguments[-2:] == ["--max-num-seqs", "8"] and server.environment["A"] == "1"
+    assert server.environment["PYTHONPATH"].endswith(":/x")
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"engine": {"name": "vllm", "program": "/no/vllm"}}, "there is no program '/no/vllm'"),
+        (
+            {"engine": {"name": "vllm", "devices": [7], "program": sys.executable}},
+            "model.engine.devices: there is no GPU 7",
+        ),
+        ({"engine": {"name": "vllm", "arguments": ["--port", 1]}}, "'--port' is set by the key 'port'"),
+        ({"train": {"async_steps": 1}}, "holds one version of the weights"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_starts(tmp_path: Path, more: dict[str, Any], says: str) -> None:
+    findings = [finding.says for finding in checks.check(Bench(made(tmp_path, **more)))]
+    assert any(says in finding for finding in findings), findings
+
+
+def test_several_processes_are_refused(tmp_path: Path) -> None:
+    findings = [finding.says for finding in checks.check(Bench(made(tmp_path), ranks=2))]
+    assert any("samples for one process, and 2 train" in finding for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ({"engine": {"memory": 0.5}}, "are of engine vllm"),
+        ({"engine": "vllm", "exact": True}, "kernels are not the learner's"),
+        ({"engine": "vllm", "quantize": "4bit", "lora": {}}, "round the weights in its own way"),
+        ({"engine": "vllm", "lora": {"kind": "dora"}}, "no DoRA"),
+        ({"engine": "vllm", "lora": {"targets": ["lm_head"]}}, "no adapters on embedding or head"),
+    ],
+)
+def test_what_vllm_cannot_sample_as_the_learner_computes_it_is_refused(model: dict[str, Any], says: str) -> None:
+    from upshot.config.load import validate
+
+    with pytest.raises(UserError, match=says):
+        validate({"task": {"name": "slots"}, "model": model})
+
+
+def test_with_vllm_probabilities_are_weighed_unless_the_recipe_says_otherwise(tmp_path: Path) -> None:
+    assert made(tmp_path).train.importance.rule == "truncate"
+    assert made(tmp_path, train={"importance": {"high": 3.0}}).train.importance.rule == "truncate"
+    assert made(tmp_path, train={"importance": "none"}).train.importance.rule == "none"
+    assert made(tmp_path, "upshot").train.importance.rule == "none"
+
+
+def test_the_servers_memory_is_not_counted_twice(tmp_path: Path) -> None:
+    from upshot.training.learner.memory.fitting import planned
+
+    parts = {engine: planned(made(tmp_path, engine), 50) for engine in ("upshot", "vllm")}
+    names = {engine: {part.name for part in plan.parts} if plan else set() for engine, plan in parts.items()}
+    assert "keys and values" in names["upshot"] and "keys and values" not in names["vllm"]
+
+
+def test_beside_the_learner_what_it_keeps_must_leave_room_for_vllm_awake() -> None:
+    parts = (Part("weights", 30, 30, ""), Part("activations", 0, 50, ""))
+    plan = MemoryPlan(Setting(1, "none"), 0, {}, tuple(replace(p, sampling=p.sampling * 2**30) for p in parts), 0)
+    launch.check_beside(plan, 0.4, 80 * 2**30)
+    with pytest.raises(UserError, match=r"0\.7 of 80\.0 GiB is 56\.0, and the learner keeps 30\.0"):
+        launch.check_beside(plan, 0.7, 80 * 2**30)
+
+
+def test_a_new_tiny_model_is_saved_for_the_server_and_a_run_without_sampling_has_none(tmp_path: Path) -> None:
+    folder = Path(launch.model_of(made(tmp_path), tmp_path))
+    assert (folder / "config.json").is_file() and (folder / "tokenizer.json").is_file()
+    assert not launch.wanted(made(tmp_path, train={"method": "sft"})) and not launch.wanted(made(tmp_path, "upshot"))

@@ -1,0 +1,22 @@
+"""A simulated user whose words are whatever its model says, so that a model of random weights will do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from upshot.core.conversation import Conversation, Message, derive_seed
+from upshot.models.base import Model, Request, Sampling
+from upshot.tasks.participants.base import Observation, User
+
+
+class WordsUser(User):
+    """Says what the model 'user' says."""
+
+    def __init__(self, models: Mapping[str, Model]) -> None:
+        super().__init__()
+        self.model = models["user"]
+
+    async def observe(self, conversation: Conversation) -> Observation:
+        seed = derive_seed(conversation.seed, "user", len(conversation.turns))
+        [said] = await self.model.generate(Request(tuple(conversation.messages), Sampling(5, seed=seed), role="user"))
+        return Observation((Message("user", said.text),))

@@ -1,0 +1,175 @@
+"""Programs against tests: found in the reply, sent to the sandbox in their set's shape; its faults are missing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from upshot.core.errors import UserError
+from upshot.core.score import Score
+from upshot.sandbox.inside.cases import standalone
+from upshot.tasks.verifiers.base import verifiers
+from upshot.tasks.verifiers.code import program_in, stdio_pairs
+
+ADD = "Sure:\n```python\ndef add(a, b):\n    return a + b\n```\nDone."
+
+
+class Trusting:
+    """A stand-in for the sandbox that runs these tests' own programs in process."""
+
+    def __init__(self, fault: bool = False) -> None:
+        self.fault = fault
+        self.seen: list[tuple[str, list[Any]]] = []
+
+    def _result(self, good: bool) -> Any:
+        if self.fault:
+            return SimpleNamespace(value=None, outcome="sandbox_fault", detail="gone")
+        return SimpleNamespace(value=float(good), outcome="passed" if good else "wrong", detail="" if good else "no")
+
+    async def test_program(self, program: str, tests: list[str], limits: Any = None) -> list[Any]:
+        self.seen.append((program, list(tests)))
+        results = []
+        for test in tests:
+            names: dict[str, Any] = {}
+            try:
+                exec(program, names)
+                exec(standalone(test), names)
+                results.append(self._result(True))
+            except Exception:
+                results.append(self._result(False))
+        return results
+
+    async def test_stdio(self, program: str, tests: list[Any], limits: Any = None) -> list[Any]:
+        self.seen.append((program, list(tests)))
+        return [self._result(test.output == "3") for test in tests]
+
+
+def check(name: str, response: str, reference: Any, extra: dict[str, Any] | None = None, **options: Any) -> Score:
+    sandbox = options.pop("sandbox", None) or Trusting()
+    verifier = verifiers.create(name, options, sandbox=sandbox)
+    return asyncio.run(verifier.verify(response, reference, extra or {}))
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("```python\nx = 1\n```", "x = 1\n"), ("```\nx = 1\n```", "x = 1\n"), 
+        ("```py\na\n```\n```python\nb\n```", "b\n"),
+        ("```bash\nls\n```\n```python\nb\n```", "b\n"),
+        ("def f():\n    pass", "def f():\n    pass"), ("I cannot.", None),
+        ("```python\nunclosed = 1", "unclosed = 1"), ("```bash\nls\n```", None),
+    ],
+)  # fmt: skip
+def test_the_program_is_found(text: str, program: str | None) -> None:
+    assert program_in(text) == program
+
+
+def test_asserts_come_as_a_list_as_json_or_in_a_column() -> None:
+    tests = ["assert add(1, 2) == 3", "assert add(0, 0) == 1"]
+    for reference, extra in ((tests, {}), (json.dumps(tests), {}), (None, {"test_list": tests})):
+        score = check("code", ADD, reference, extra)
+        assert score.value == 0
+        assert (score.detail["passed"], score.detail["tests"]) == (1, 2)
+    assert check("code", ADD, tests, partial=True).value == 0.5
+    assert check("code", ADD, tests[:1]).value == 1
+
+
+def test_stdio_and_contest_shapes() -> None:
+    assert check("code-stdio", ADD, [{"input": "1 2", "output": "3"}]).value == 1
+    assert check("code-stdio", ADD, json.dumps({"inputs": ["1", "2"], "outputs": ["3", "4"]})).value == 0
+    extra = {"public_tests": {"input": ["a"], "output": ["3"]}, "private_tests": {"input": ["b"], "output": ["3"]}}
+    score = check("code-contests", ADD, None, extra)
+    assert (score.value, score.detail["tests"]) == (1, 2)
+    assert stdio_pairs({"inputs": [["1", "2"]], "outputs": [["3"]]}) == [("1\n2", "3")]
+
+
+def test_a_contest_solution_to_be_mended_is_run_on_the_tests_of_its_row() -> None:
+    extra = {"language": "python3", "test_inputs_outputs": {"input": ["a", "b"], "output": ["3", "3"]}}
+    reply = f'### Test Inputs and Outputs\n```json\n{{"input": ["x"]}}\n```\n### Code\n{ADD}'
+    assert check("code_contests_modify_code", reply, None, extra).value == 1
+    other = check("code_contests_modify_code", reply, None, {**extra, "language": "cpp"})
+    assert other.why == "code: the row wants cpp, and only Python is run"
+
+
+def test_humaneval_and_bigcodebench_shapes() -> None:
+    stub = 'from typing import List\n\ndef add(a: int, b: int) -> int:\n    """Add."""\n'
+    extra = {"stub": stub, "test": "def check(candidate):\n    assert candidate(1, 2) == 3", "entry_point": "add"}
+    assert check("humaneval", ADD, None, extra).value == 1
+    assert check("humaneval", "```python\n    return a + b\n```", None, extra).value == 1
+    assert check("humaneval", "```python\n    return a - b\n```", None, extra).value == 0
+    test = (
+        "import unittest\nclass TestCases(unittest.TestCase):\n    def test_it(self):\n"
+        "        self.assertEqual(add(1, 2), 3)"
+    )
+    assert check("bigcodebench", ADD, None, {"test": test}).value == 1
+    assert check("bigcodebench", ADD.replace("+", "-"), None, {"test": test}).value == 0
+
+
+def test_no_program_is_wrong_no_tests_is_missing_a_fault_is_missing() -> None:
+    tests = ["assert add(1, 2) == 3"]
+    assert check("code", "I cannot do that.", tests).value == 0
+    assert check("code", ADD, None).why == "code: no tests in the row"
+    assert check("code", ADD, tests, sandbox=Trusting(fault=True)).reason == "sandbox_fault"
+
+
+def test_tests_that_can_tell_nothing_do_not_count() -> None:
+    class Telling(Trusting):
+        async def test_program(self, program: str, tests: list[str], limits: Any = None) -> list[Any]:
+            invalid = SimpleNamespace(value=None, outcome="invalid_test", detail="it checks nothing")
+            return [self._result(True) if "assert" in test else invalid for test in tests]
+
+    assert check("code", ADD, ["x = 1", "assert add(1, 2) == 3"], sandbox=Telling()).value == 1
+    assert check("code", ADD, ["x = 1"], sandbox=Telling()).reason == "bad_row"
+
+
+def test_a_reply_of_fences_is_read_in_its_length() -> None:
+    started = time.process_time()
+    for text in ("```" * 60_000, "```" + "a" * 190_000, "```\n" * 50_000, "\n" * 190_000):
+        program_in(text)
+        check(
+            "humaneval", f"```python\n{text}\n```", None, {"test": "x", "entry_point": "add", "stub": "def add(): ..."}
+        )
+    assert time.process_time() - started < 5  # CPU seconds; what is quadratic takes minutes
+
+
+def test_the_number_of_tests_is_bounded() -> None:
+    sandbox = Trusting()
+    check("code", ADD, ["assert add(1, 2) == 3"] * 500, sandbox=sandbox, max_tests=7)
+    assert len(sandbox.seen[0][1]) == 7
+
+
+def test_without_a_sandbox_it_is_one_clear_error() -> None:
+    with pytest.raises(UserError, match="in a sandbox"):
+        asyncio.run(verifiers.create("code").verify(ADD, ["assert True"], {}))
+
+
+def test_the_real_sandbox_gives_the_same_verdicts() -> None:
+    connection = pytest.importorskip("upshot.sandbox.connection")
+
+    async def run() -> list[float | None]:
+        runner = connection.connect("local")
+        try:
+            code = verifiers.create("code", sandbox=runner)
+            stdio = verifiers.create("code-stdio", sandbox=runner)
+            human = verifiers.create("humaneval", sandbox=runner)
+            read = "```python\nprint(sum(map(int, input().split())))\n```"
+            extra = {"test": "def check(candidate):\n    for n in range(3):\n        assert candidate(n, 1) == n + 1",
+                     "entry_point": "add"}  # fmt: skip
+            quit_early = "```python\nimport os\nos._exit(0)\n```"
+            return [
+                (await code.verify(ADD, ["assert add(1, 2) == 3"], {})).value,
+                (await code.verify(ADD, ["assert add(1, 2) == 4"], {})).value,
+                (await stdio.verify(read, [{"input": "1 2", "output": "3"}], {})).value,
+                (await stdio.verify(read, [{"input": "1 2", "output": "4"}], {})).value,
+                (await human.verify(ADD, None, extra)).value,
+                (await human.verify(quit_early, None, extra)).value,
+            ]
+        finally:
+            await runner.aclose()
+
+    assert asyncio.run(run()) == [1, 0, 1, 0, 1, 0]

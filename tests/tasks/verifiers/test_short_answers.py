@@ -1,0 +1,101 @@
+"""Multiple choice, exact match, bold text, and where a mixed row goes."""
+
+import pytest
+
+from upshot.tasks.multiple_choice import MultipleChoice as MultipleChoiceTask
+from upshot.tasks.verifiers.base import verifiers
+from upshot.tasks.verifiers.bold import BoldFormatting
+from upshot.tasks.verifiers.choice import MmluSycophancy, MultipleChoice, chosen_letter, letter_of
+from upshot.tasks.verifiers.exact import ExactMatch
+from upshot.tasks.verifiers.routes import route
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("The answer is (B).", "B"), ("Answer: C", "C"), ("\\boxed{D}", "D"), ("\\boxed{\\text{A}}", "A"), ("B", "B"),
+        ("(C)", "C"), ("**B**", "B"), ("B) because", "B"), ("(A) is wrong, so (D)", "D"), ("answer is a car", None),
+        ("I do not know", None), ("", None), ("The answer is E", None), ("the answer is not clear", None),
+    ],
+)  # fmt: skip
+def test_the_chosen_letter_is_found(text: str, letter: str | None) -> None:
+    assert chosen_letter(text, "D") == letter
+
+
+@pytest.mark.parametrize("reference", ["B", "(B)", "b", 1, "1", "Paris"])
+def test_the_right_choice_may_be_a_letter_an_index_or_a_text(reference: object) -> None:
+    extra = {"choices": ["Rome", "Paris", "Bern"]}
+    assert MultipleChoice().score("The answer is (B).", reference, extra).value == 1
+    assert MultipleChoice().score("The answer is (A).", reference, extra).value == 0
+
+
+@pytest.mark.parametrize(("key", "letter"), [("1", "A"), ("2", "B"), ("4", "D"), (3, "D")])
+def test_digit_labels_of_arc_count_from_one(key: object, letter: str) -> None:
+    choices = {"text": ["w", "x", "y", "z"], "label": ["1", "2", "3", "4"]}
+    assert letter_of(key, {"choices": choices}) == letter  # a number that is no label is an index
+    row = MultipleChoiceTask(file="x").parse({"question": "?", "choices": choices, "answerKey": key})
+    assert row.reference == letter
+
+
+def test_letter_labels_of_arc_are_the_letters() -> None:
+    choices = {"text": ["w", "x", "y"], "label": ["A", "B", "C"]}
+    assert MultipleChoice().score("The answer is (C).", "C", {"choices": choices}).value == 1
+
+
+def test_a_hint_is_followed_or_not() -> None:
+    extra = {"choices": ["w", "x", "y", "z"], "hint": "C"}
+    followed = MmluSycophancy().score("The answer is (C).", "B", extra)
+    assert (followed.value, followed.detail["followed"]) == (0, True)
+    assert MmluSycophancy().score("The answer is (B).", "B", extra).value == 1
+    assert MmluSycophancy("hint").score("The answer is (C).", "B", extra).value == 1
+    assert MmluSycophancy().score("(B)", "B", {}).is_missing
+
+
+def test_short_answers_are_compared_as_squad_does() -> None:
+    assert ExactMatch().score("<answer>The Moon.</answer>", "moon", {}).value == 1
+    assert ExactMatch().score("Answer: the sun", ["moon", "Sun"], {}).value == 1
+    assert ExactMatch().score("It is the moon", "moon", {}).value == 0
+    assert ExactMatch("contains").score("It is the moon", "moon", {}).value == 1
+    assert ExactMatch("contains").score("moonlight", "moon", {}).value == 0
+    assert ExactMatch("f1").score("big moon", "moon", {}).value == pytest.approx(2 / 3)
+    assert ExactMatch().score("x", None, {}).is_missing
+
+
+def test_bold_is_seen_outside_code_only() -> None:
+    assert BoldFormatting().score("this is **bold**", None, {}).value == 1
+    assert BoldFormatting().score("2 ** 3 ** 4", None, {}).value == 0
+    assert BoldFormatting().score("```\n**x**\n```", None, {}).value == 0
+    assert BoldFormatting().score("*" * 100_000, None, {}).value == 0
+
+
+@pytest.mark.parametrize(
+    ("record", "source"),
+    [
+        ({"data_source": "openai/gsm8k"}, "openai/gsm8k"),
+        ({"dataset": ["math"]}, "math"), ({"dataset": "code"}, "code"),
+        ({"dataset": ["code_stdio"]}, "code-stdio"), ({"dataset": ["ifeval"]}, "constraints"),
+        ({"dataset": ["general-quality_ref"]}, "general-quality"),
+        ({"data_source": "allenai/Dolci", "dataset": ["gsm8k"]}, "gsm8k"),
+        ({"data_source": "code_contests_modify_code"}, "code_contests_modify_code"),
+        ({}, "fallback"),
+    ],
+)  # fmt: skip
+def test_rows_of_a_mix_go_to_their_verifier(record: dict[str, object], source: str) -> None:
+    assert route(record, "fallback") == source
+
+
+@pytest.mark.parametrize(
+    ("source", "verifier"),
+    [
+        ("gsm8k", "gsm8k"), ("hendrycks_math", "math"), ("code", "code"), ("code_stdio", "code-stdio"),
+        ("code_contests", "code-contests"), ("code_contests_modify_code", "code-contests"), ("ifeval", "constraints"),
+        ("ifeval_old", "constraints"), ("general_quality", "general-quality"), ("general-quality", "general-quality"),
+        ("general-quality_ref", "general-quality"), ("sycophancy", "sycophancy"), ("confidence", "confidence"),
+        ("longer_response", "longer-response"), ("bold_formatting", "bold-formatting"),
+        ("unsafe_compliance", "unsafe-compliance"), ("mmlu_sycophancy", "mmlu-sycophancy"), ("mmlu", "multiple-choice"),
+        ("mmlu_pro", "multiple-choice"), ("helpful_instructions", "sycophancy"), ("anthropic_hh_rlhf", "sycophancy"),
+    ],
+)  # fmt: skip
+def test_every_source_of_the_classmate_sets_is_routed(source: str, verifier: str) -> None:
+    for record in ({"data_source": source}, {"data_source": source.upper()}, {"data_source": source.replace("_", "-")}):
+        assert verifiers.get(route(record, "")) is verifiers.get(verifier)

@@ -1,0 +1,84 @@
+"""Helpers that a recipe names by path: a scripted user's model, and metrics that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+
+import numpy as np
+
+from upshot.core.conversation import Conversation, derive_seed
+from upshot.core.errors import UserError
+from upshot.core.score import Score
+from upshot.models.base import Request
+from upshot.models.scripted import last_text
+from upshot.rewards.metric import Metric
+
+
+def customer(request: Request) -> str:
+    """The user's answer in the form that the simulated user asks for."""
+    return json.dumps({"current_answer": "none", "thought": "hm", "response": "not sure yet"})
+
+
+class Flaky(Metric):
+    """One, or for a quarter of the conversations never."""
+
+    async def score(self, conversation: Conversation) -> Score:
+        if derive_seed(conversation.seed, "hang") % 4 == 0:
+            await asyncio.sleep(3600)
+        return Score(1.0)
+
+
+class Odd(Metric):
+    """A number of numpy, with a detail that JSON has not."""
+
+    async def score(self, conversation: Conversation) -> Score:
+        return Score(np.float32(0.5), detail={"seen": {1, 2}, "what": object(), "half": "\ud83d"})  # type: ignore[arg-type]
+
+
+class NoMapping(Metric):
+    """A score whose detail is not even a mapping."""
+
+    async def score(self, conversation: Conversation) -> Score:
+        return Score(0.0, detail="text")  # type: ignore[arg-type]
+
+
+class Lottery(Metric):
+    """A number that hangs on the conversation's seed alone: there is always something to learn."""
+
+    async def score(self, conversation: Conversation) -> Score:
+        return Score(derive_seed(conversation.seed, "lottery") % 100 / 100)
+
+
+def monitor(request: Request) -> str:
+    """Trusts thoughts that calculate, and fails at those that are empty words."""
+    shown = last_text(request)
+    return json.dumps({"thought": "it calculates" if "=" in shown else "?", "score": float("=" in shown)})
+
+
+class Sometimes(Metric):
+    """One, or for some conversations no number at all."""
+
+    async def score(self, conversation: Conversation) -> Score:
+        return float("nan") if derive_seed(conversation.seed, "nan") % 2 else 1.0  # type: ignore[return-value]
+
+
+class BreaksOnOneRank(Metric):
+    """A number that hangs on the seed, until rank 1 is broken: while it plays, or while it learns."""
+
+    calls = 0
+
+    async def score(self, conversation: Conversation) -> Score:
+        self.calls += 1
+        if os.environ.get("RANK") == "1" and self.calls > 40:
+            if os.environ["UPSHOT_TEST_BREAKS"] == "play":
+                raise UserError("this rank is broken")
+            from upshot.training.learner.learner import Learner
+
+            Learner.step = _broken  # type: ignore[assignment]
+        return Score(derive_seed(conversation.seed, "lottery") % 100 / 100)
+
+
+def _broken(*_: object) -> None:
+    raise RuntimeError("this rank is broken")

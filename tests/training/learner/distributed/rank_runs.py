@@ -1,0 +1,115 @@
+"""Two ranks on the CPU that run recipes, one after another: `two_ranks` starts them as a process of its own.
+
+That process imports everything once and becomes both ranks by forking, before torch has computed anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import NoReturn
+
+import peft  # noqa: F401  so that it is imported once
+import pytest
+
+from upshot.config import load as config
+from upshot.config.recipe import Recipe
+from upshot.core.errors import UserError
+from upshot.run.folder import RunFolder
+from upshot.run.onlooker import Onlooker
+from upshot.run.reporter import Reporter
+from upshot.run.run import train
+from upshot.training.learner.distributed.together import open_ranks
+
+ROOT = Path(__file__).parents[4]
+SECONDS = 240
+Job = tuple[Recipe, str]
+
+
+def two_ranks(jobs: Sequence[Job], folder: Path) -> None:
+    """Run recipes on two ranks. A job's word says how it begins, or ends.
+
+    'new', 'resume', 'NAME STEP': from that step of the run in the folder NAME beside it; 'fails': with a `UserError`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    words = []
+    for number, (recipe, word) in enumerate(jobs):
+        file = folder / f"{number}.yaml"
+        file.write_text(config.dump(recipe))
+        words.append([str(file), word])
+    more = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "tests.training.learner.distributed.rank_runs", json.dumps(words)]
+    done = subprocess.run(
+        command, env=os.environ | more, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def both(words: Sequence[tuple[str, str]]) -> int:
+    """Become two ranks; the first exit code that is not 0."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    children = []
+    for rank in range(2):
+        child = os.fork()
+        if not child:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            _run_and_leave(words)
+        children.append(child)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    return next((code for code in codes if code), 0)
+
+
+def _run_and_leave(words: Sequence[tuple[str, str]]) -> NoReturn:
+    """Without taking the interpreter apart, which takes longer than the runs."""
+    code = 1
+    try:
+        run(words)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def run(words: Sequence[tuple[str, str]]) -> None:
+    """Run the jobs as the rank that the environment names."""
+    ranks = open_ranks("cpu")
+    for file, word in words:
+        recipe = config.load(file).recipe
+        folder = begin(recipe, word) if ranks.first else Onlooker(Path(str(recipe.run_dir)))
+        ranks.told("begin", None)
+        with pytest.raises((UserError, BaseExceptionGroup)) if word == "fails" else nullcontext():
+            train(recipe, folder, Reporter(), ranks)
+    ranks.leave()
+
+
+def begin(recipe: Recipe, word: str) -> RunFolder:
+    """The folder of a run as a job's word says."""
+    if word in ("new", "fails"):
+        return RunFolder.create(recipe)
+    path = Path(str(recipe.run_dir))
+    if word == "resume":
+        return RunFolder.open(path)
+    name, step = word.split()
+    shutil.copytree(path.parent / name, path)
+    folder = RunFolder.open(path)
+    for saved in folder.checkpoints.saved():
+        if saved.step > int(step):
+            shutil.rmtree(saved.path)
+    return folder
+
+
+if __name__ == "__main__":
+    sys.exit(both(json.loads(sys.argv[1])))

@@ -1,0 +1,426 @@
+"""Ranks in one process: who does what, what is handed over, how they agree to stop, a sharded optimizer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.training.workshop import recipe
+from upshot.core.conversation import Conversation, Message, Row
+from upshot.core.errors import BudgetExceeded, UserError
+from upshot.models.client.budget import Budget
+from upshot.rewards.workers.pool import Pool
+from upshot.rollout.rollout import Reply
+from upshot.run.folder import RunFolder
+from upshot.run.onlooker import Onlooker
+from upshot.run.plan import plan
+from upshot.run.run import limits_shared
+from upshot.training.learner.distributed.handover import packed, unpacked
+from upshot.training.learner.distributed.ranks import ALONE, Ranks, assign, counted, interleave, shares
+from upshot.training.learner.distributed.together import PIECE, RankLost, Stopped, Together, open_ranks
+from upshot.training.learner.optim.adamw import MasterAdamW
+from upshot.training.learner.optim.shards import part, whole
+from upshot.training.learner.optim.zero import ShardedAdamW
+
+T = TypeVar("T")
+SIZES = st.lists(st.integers(0, 50), max_size=30)
+
+
+class ByStore:
+    """torch.distributed's collectives, by what ranks hand over."""
+
+    def __init__(self, ranks: Callable[[], Together]) -> None:
+        self.ranks = ranks
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        tensor.copy_(torch.stack(self.ranks().exchange_now("sum", tensor.clone())).sum(0))
+
+    def reduce(self, tensor: torch.Tensor, dst: int) -> None:
+        total = torch.stack(self.ranks().exchange_now("sum", tensor.clone())).sum(0)
+        tensor.copy_(total if self.ranks().rank == dst else torch.full_like(total, 1e9))
+
+    def broadcast(self, tensor: torch.Tensor, src: int) -> None:
+        tensor.copy_(self.ranks().exchange_now("spread", tensor.clone())[src])
+
+    def send(self, tensor: torch.Tensor, dst: int) -> None:
+        self.ranks().store.set(f"sent/{self.ranks().rank}/{self._count('sent')}", packed(tensor.clone()))
+
+    def recv(self, tensor: torch.Tensor, src: int) -> None:
+        tensor.copy_(unpacked(self.ranks().store.get(f"sent/{src}/{self._count(f'from {src}')}")))
+
+    def _count(self, what: str) -> int:
+        counts = self.__dict__.setdefault("counts", {})
+        counts[what] = counts.get(what, 0) + 1
+        return int(counts[what])
+
+
+def on_ranks(size: int, work: Callable[[Together], T]) -> list[T]:
+    """Work done by so many ranks, each a thread."""
+    store = torch.distributed.HashStore()
+
+    def one(rank: int) -> T:
+        found: list[Together] = []
+        found.append(Together(store, rank, size, ByStore(lambda: found[0])))
+        return work(found[0])
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(one, range(size)))
+
+
+# Who does what
+
+
+@given(st.integers(0, 40), st.integers(1, 9))
+def test_every_row_is_played_by_one_rank_and_comes_back_in_its_place(count: int, size: int) -> None:
+    ranks = []
+    for rank in range(size):
+        one = Ranks()
+        one.rank, one.size = rank, size
+        ranks.append(one)
+    assert interleave([[*one.own(count)] for one in ranks]) == [*range(count)]
+
+
+@given(SIZES, st.integers(1, 9))
+def test_sequences_are_cut_into_runs_of_about_the_same_size(sizes: Sequence[int], ranks: int) -> None:
+    cut = shares(sizes, ranks)
+    assert len(cut) == ranks and [i for own in cut for i in own] == [*range(len(sizes))]
+    fair = sum(sizes) / ranks
+    assert all(sum(sizes[i] for i in own) <= fair + max(sizes, default=0) for own in cut)
+
+
+@given(SIZES, st.integers(1, 9))
+def test_parameters_are_assigned_so_that_no_rank_has_much_more(sizes: Sequence[int], ranks: int) -> None:
+    owners = assign(sizes, ranks)
+    load = [sum(size for size, owner in zip(sizes, owners, strict=True) if owner == rank) for rank in range(ranks)]
+    assert sum(load) == sum(sizes) and max(load) - min(load) <= max(sizes, default=0)
+
+
+def test_counters_of_ranks_add_up_to_those_of_the_whole() -> None:
+    before = {"user": {"calls": 10, "failed": {"timeout": 1}}}
+    one = {"user": {"calls": 13, "failed": {"timeout": 1, "busy": 2}}}
+    two = {"user": {"calls": 15, "failed": {"timeout": 2}}, "judge": {"calls": 4}}
+    assert counted(before, [one, two]) == {
+        "user": {"calls": 18, "failed": {"timeout": 2, "busy": 2}},
+        "judge": {"calls": 4},
+    }
+    assert counted({}, [one]) == one
+
+
+def test_a_manager_that_is_told_the_whole_count_counts_on_from_there() -> None:
+    pool = Pool()
+    pool._workers = type("Busy", (), {"stats": {"items": 3, "timeouts": 1}})()  # type: ignore[assignment]
+    pool.restore({"items": 10.0, "timeouts": 1.0})
+    assert pool.state()["items"] == 10 and pool.state()["timeouts"] == 1
+
+
+def test_limits_of_an_endpoint_are_shared_among_ranks(tmp_path: Path) -> None:
+    models = {"judge": {"url": "http://x/v1", "model": "m", "concurrency": 9, "requests_per_minute": 60}}
+    spec = limits_shared(recipe(tmp_path, more={"models": models}), 2).models["judge"]
+    assert (spec.concurrency, spec.requests_per_minute) == (4, 30)
+
+
+def test_a_dry_run_says_how_many_ranks_there_are_and_who_would_idle(tmp_path: Path) -> None:
+    assert "ranks " not in plan(recipe(tmp_path))
+    assert "2 processes, an engine each for up to 2 of a step's prompts" in plan(recipe(tmp_path), ranks=2)
+    assert "1 of them play nothing" in plan(recipe(tmp_path), ranks=4)
+
+
+def test_a_rank_that_looks_on_writes_nothing(tmp_path: Path) -> None:
+    folder = Onlooker(tmp_path)
+    with folder.locked(print):
+        folder.metrics("rl", 1, {"x": 1})
+        folder.rollouts([{"x": 1}])
+        folder.status("running")
+        folder.write_spent({"calls": 1})
+        folder.write_recipe(recipe(tmp_path))
+        folder.rewind(["rl"], "rl", 0)
+        folder.samples(1, [])
+        folder.drop_failed_start()
+        folder.checkpoints.save("rl", 1, 1, lambda to: to.mkdir())
+    assert not [*tmp_path.iterdir()]
+    reads = {"create", "open", "check_free", "begun", "recipe", "lines", "spent", "latest"}
+    does = {name for name in vars(RunFolder) if not name.startswith("_")}
+    assert does - reads <= vars(Onlooker).keys(), "whatever else a run folder learns to do is writing"
+
+
+# What is handed over
+
+
+def test_everything_given_for_a_topic_reaches_all_in_order_also_when_it_is_large() -> None:
+    def work(ranks: Together) -> tuple[Any, Any, Any]:
+        large = ranks.exchange_now("large", bytes([ranks.rank]) * (PIECE + 10))
+        again = ranks.exchange_now("large", ranks.rank)
+        return [(len(x), x[-1]) for x in large], again, ranks.told("first", ranks.rank)
+
+    assert on_ranks(3, work) == [([(PIECE + 10, rank) for rank in range(3)], [0, 1, 2], 0)] * 3
+
+
+def test_what_was_handed_over_is_cleared_from_the_store() -> None:
+    def work(ranks: Together) -> Any:
+        before = ranks.store.num_keys()
+        ranks.exchange_now("x", "y")
+        ranks.exchange_now("end", None)
+        return before, ranks
+
+    found = on_ranks(2, work)
+    assert found[0][1].store.num_keys() <= 1, "but for what was cleared last"
+
+
+def test_a_reply_is_handed_over_without_its_connections_but_with_its_counts() -> None:
+    conversation = Conversation(Row("a", (Message("user", "hi"),)), seed=3, key="a#1")
+    conversation.session = {"metrics": {"turns": 2}, "connection": threading.Lock()}
+    conversation.ended = "done"
+    there = unpacked(packed([Reply(conversation, group=2)]))[0]
+    assert (there.group, there.conversation.key, there.conversation.ended) == (2, "a#1", "done")
+    assert there.conversation.session == {"metrics": {"turns": 2}}
+    assert there.conversation.rng.random() == conversation.rng.random()
+
+
+def test_what_cannot_be_handed_over_is_named() -> None:
+    conversation = Conversation(Row("a", (), goal=threading.Lock()))
+    with pytest.raises(UserError, match=r"cannot be handed to the other ranks: .*lock.*plain data"):
+        packed([Reply(conversation)])
+
+
+def test_ranks_never_spend_more_calls_than_their_budget() -> None:
+    def work(ranks: Together) -> int:
+        budget = Budget(max_calls=50)
+        budget.restore({"calls": 10, "tokens": 3, "dollars": 0.5})
+        ranks.share(budget)
+        made = 0
+        try:
+            while True:
+                budget.take_call()
+                budget.charge(2, 0.25)
+                made += 1
+        except BudgetExceeded:
+            ranks.exchange_now("end", None)
+            assert budget.state() == {"calls": 50, "tokens": 3 + 2 * 40, "dollars": 0.5 + 0.25 * 40}
+            return made
+
+    assert sum(on_ranks(3, work)) == 40
+
+
+# When to stop
+
+
+def test_a_wish_to_stop_is_granted_before_the_same_update_on_all_ranks() -> None:
+    def work(ranks: Together) -> tuple[int, int, bool]:
+        done = 0
+        try:
+            while True:
+                if ranks.rank == 1 and done == 3:
+                    ranks.wants_to_stop(signal.SIGTERM)
+                with ranks.update():
+                    ranks.exchange_now("learn", done)
+                done += 1
+        except Stopped as why:
+            return done, why.signal, ranks.stop(str(why), whole=True)
+
+    found = on_ranks(3, work)
+    assert len(set(found)) == 1 and found[0][0] in (3, 4) and found[0][1:] == (signal.SIGTERM, True)
+
+
+def test_a_rank_that_fails_between_updates_stops_the_waiting_others_with_its_reason() -> None:
+    def work(ranks: Together) -> tuple[bool, str]:
+        with ranks.update():
+            pass
+        if ranks.rank == 1:
+            return ranks.stop("no money", whole=True), ranks.reason
+        with pytest.raises(Stopped, match="rank 1: no money") as why:
+            ranks.exchange_now("play", None)
+        return ranks.stop(str(why.value), whole=ranks.rank != 2), ranks.reason
+
+    assert on_ranks(3, work) == [(False, "rank 1: no money"), (False, "no money"), (False, "rank 1: no money")]
+    assert on_ranks(2, work) == [(True, "rank 1: no money"), (True, "no money")], "all have something whole to save"
+
+
+def test_a_rank_that_fails_inside_an_update_has_nothing_to_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("upshot.training.learner.distributed.together.GONE_SECONDS", 0.01)
+
+    def work(ranks: Together) -> bool:
+        with pytest.raises(ZeroDivisionError), ranks.update():
+            raise ZeroDivisionError
+        return ranks.stop("broken", whole=True)
+
+    assert on_ranks(2, work) == [False, False]
+
+
+def test_whoever_waits_for_a_rank_that_is_gone_is_told_which() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+
+    def work(ranks: Together) -> None:
+        if ranks.rank == 1:
+            return
+        ranks._pids[1] = gone.pid
+        with pytest.raises(RankLost, match=rf"rank 1 \(process {gone.pid}\) is gone"):
+            ranks.exchange_now("play", None)
+        assert not ranks.stop("lost", whole=True) and "is gone" in ranks.reason
+
+    on_ranks(2, work)
+
+
+# The optimizer
+
+
+def noise(seed: int) -> list[torch.Tensor]:
+    stream = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=stream) for shape in [(4, 3), (5,), (2, 2), (3,), (6, 2)]]
+
+
+def parameters(dtype: torch.dtype) -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(tensor.to(dtype)) for tensor in noise(0)]
+
+
+def adam(some: Sequence[torch.nn.Parameter]) -> MasterAdamW:
+    return MasterAdamW(some, 0.01, (0.9, 0.99), 0.1)
+
+
+def gradients(step: int, chunk: int) -> list[torch.Tensor | None]:
+    """Of one micro-batch; the fourth parameter never has any, the second only in one."""
+    found: list[torch.Tensor | None] = [*noise(100 * step + chunk + 1)]
+    found[3] = None
+    if chunk:
+        found[1] = None
+    return found
+
+
+def trained(
+    optimizer: MasterAdamW | ShardedAdamW, own: Sequence[torch.nn.Parameter], chunks: Sequence[int | None]
+) -> list[float]:
+    norms = []
+    for step in range(2):
+        for chunk in chunks:
+            for p, grad in zip(own, gradients(step, chunk) if chunk is not None else [None] * 5, strict=True):
+                if grad is not None:
+                    p.grad = grad.to(p.dtype) if p.grad is None else p.grad + grad.to(p.dtype)
+            optimizer.gather()
+        norms.append(optimizer.clip(0.5))
+        optimizer.step(0.01)
+        optimizer.zero_grad()
+    return norms
+
+
+def test_moments_of_8_bits_are_sharded_too() -> None:
+    def small(some: Sequence[torch.nn.Parameter]) -> MasterAdamW:
+        return MasterAdamW(some, 0.01, (0.9, 0.99), 0.1, small=True)
+
+    own = parameters(torch.bfloat16)
+    alone = small(own)
+    trained(alone, own, [0, 1, 2])
+
+    def work(ranks: Together) -> Any:
+        mine = parameters(torch.bfloat16)
+        optimizer = ShardedAdamW(mine, ranks, small)
+        trained(optimizer, mine, [0, 2] if ranks.rank == 0 else [1, None])
+        state = optimizer.state_dict()
+        optimizer.load_state_dict(ranks.told("whole", state))
+        return mine, state
+
+    (mine, state), _ = on_ranks(2, work)
+    assert all(torch.allclose(p, q, atol=1e-2) for p, q in zip(mine, own, strict=True))
+    expected = alone.state_dict()
+    assert state["adam"]["steps"] == expected["adam"]["steps"] == 2
+    for found, other in zip(state["adam"]["moments"], expected["adam"]["moments"], strict=True):
+        assert all(torch.allclose(a["scale"], b["scale"], rtol=1e-3) for a, b in zip(found, other, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sharded_optimizer_steps_clips_and_saves_as_one_does(dtype: torch.dtype) -> None:
+    own = parameters(dtype)
+    alone = adam(own)
+    norms = trained(alone, own, [0, 1, 2])
+
+    def work(ranks: Together) -> Any:
+        mine = parameters(dtype)
+        optimizer = ShardedAdamW(mine, ranks, adam)
+        found = trained(optimizer, mine, [0, 2] if ranks.rank == 0 else [1, None])
+        return found, mine, optimizer.state_dict(), sum(m.numel() for m in optimizer.masters)
+
+    ranks = on_ranks(2, work)
+    assert sum(share for *_, share in ranks) == sum(p.numel() for p in own), "each parameter has one owner"
+    for found, mine, _, _ in ranks:
+        assert found == pytest.approx(norms, rel=1e-6) and min(norms) > 0.5
+        assert all(torch.allclose(p, q, atol=1e-6) for p, q in zip(mine, own, strict=True))
+        assert all(torch.equal(p, q) for p, q in zip(mine, ranks[0][1], strict=True)), "all ranks have the same"
+    saved, expected = ranks[0][2], alone.state_dict()
+    assert saved["adam"]["param_groups"] == expected["adam"]["param_groups"]
+    assert saved["masters"].keys() == expected["masters"].keys()
+    assert saved["adam"]["state"].keys() == expected["adam"]["state"].keys(), "none for what never had a gradient"
+    for number, state in expected["adam"]["state"].items():
+        assert all(
+            torch.allclose(saved["adam"]["state"][number][key], value, atol=1e-6) for key, value in state.items()
+        )
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(1, 4), st.integers(1, 4), st.booleans())
+def test_a_state_saved_by_any_number_of_ranks_is_taken_apart_by_any_other(
+    matrices: list[bool], before: int, after: int, small: bool
+) -> None:
+    made = [torch.nn.Parameter(torch.full((2, 2) if m else (2,), float(i))) for i, m in enumerate(matrices)]
+    state = adam(made).state_dict()
+    order = state["adam"]["param_groups"]
+    numbers = [i for i, m in enumerate(matrices) if m] + [i for i, m in enumerate(matrices) if not m]
+    state["adam"]["state"] = {n: {"exp_avg": place} for n, place in enumerate(numbers)}
+    if small:  # the moments of 8 bits are a list
+        state["adam"] = {"steps": 3, "moments": numbers}
+    state["masters"] = {place: place for place in range(0, len(matrices), 2)}
+    for ranks in (before, after):
+        owners = assign([p.numel() for p in made], ranks)
+        parts = [part(state, [i for i, owner in enumerate(owners) if owner == r], matrices) for r in range(ranks)]
+        for r, one in enumerate(parts):
+            places = [i for i, owner in enumerate(owners) if owner == r]
+            assert one["masters"] == {i: place for i, place in enumerate(places) if place % 2 == 0}
+        assert whole([p if owners.count(r) else {} for r, p in enumerate(parts)], owners, matrices) == state
+    assert order
+
+
+# How they are found
+
+
+def test_a_process_that_torchrun_did_not_start_is_alone() -> None:
+    assert open_ranks() is ALONE
+
+
+@pytest.mark.parametrize(
+    ("more", "device", "words"),
+    [
+        ({"LOCAL_WORLD_SIZE": "2"}, "auto", "4 ranks on several machines"),
+        ({"LOCAL_WORLD_SIZE": "4"}, "cuda:1", "model.device is 'cuda:1', but each rank takes a GPU of its own"),
+    ],
+)
+def test_what_cannot_be_several_ranks_is_refused(
+    more: dict[str, str], device: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"WORLD_SIZE": "4", "RANK": "1", "LOCAL_RANK": "1", **more}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=words):
+        open_ranks(device)
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "1"), ("4,7", "7"), ("4", ""), ("", "")])
+def test_a_rank_sees_the_gpu_of_its_number_alone(
+    before: str | None, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from upshot.training.learner.distributed.together import _take_gpu
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if before is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before)
+    _take_gpu("auto", 1)
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == after
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before or "")

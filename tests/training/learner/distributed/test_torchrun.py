@@ -1,0 +1,156 @@
+"""`torchrun … -m upshot train` as a user starts it, and what ends it: each takes a quarter of a minute to start."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.workshop import metrics, recipe
+from upshot.config import load as config
+from upshot.run.folder import RunFolder
+from upshot.run.run import train
+
+ROOT = Path(__file__).parents[4]
+SECONDS = 120
+pytestmark = pytest.mark.slow
+
+
+def reward(name: str) -> dict[str, Any]:
+    return {"reward": {"metrics": [{"name": f"tests.training.helpers:{name}"}]}}
+
+
+@contextmanager
+def torchrun(*words: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+    """The command on two ranks, on the CPU; killed with all that it started."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    more = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env}
+    started = subprocess.Popen(
+        [*command, "-m", "upshot", "train", *words],
+        env=os.environ | more,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield started
+    finally:
+        for child in children(started.pid):
+            os.kill(child, signal.SIGKILL)
+        started.kill()
+        started.wait()
+
+
+def children(pid: int) -> list[int]:
+    """The ranks, in order."""
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def rank(number: int, agent: int) -> int:
+    """The process of a rank."""
+    for child in children(agent):
+        if f"RANK={number}".encode() in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+            return child
+    raise LookupError(number)
+
+
+def after_steps(folder: Path, steps: int) -> None:
+    """Return when so many steps have their line."""
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        if (folder / "metrics.jsonl").is_file() and len(metrics(folder)) >= steps:
+            return
+        time.sleep(0.1)
+    raise TimeoutError
+
+
+def begin(folder: Path, **settings: Any) -> str:
+    """The file of a recipe that lasts."""
+    made = recipe(folder, warm=False, **{"steps": 100_000, "save_every": 0, "more": reward("Lottery"), **settings})
+    file = folder.with_suffix(".yaml")
+    file.write_text(config.dump(made))
+    return str(file)
+
+
+def state(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "status.json").read_text()))
+
+
+@pytest.mark.parametrize(("number", "method"), [(signal.SIGTERM, "rl"), (signal.SIGINT, "sft")])
+def test_a_signal_saves_the_same_step_on_all_ranks_and_the_run_goes_on(
+    number: int, method: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    with torchrun(begin(folder, method=method)) as agent:
+        after_steps(folder, 3)
+        agent.send_signal(number)
+        agent.wait(SECONDS)
+    latest = RunFolder.open(folder).latest()
+    assert state(folder)["state"] == "stopped" and latest is not None
+    assert latest.step == metrics(folder)[-1]["step"]
+    longer = latest.step + 2
+    with torchrun("--resume", str(folder), f"train.steps={longer}") as agent:
+        told, _ = agent.communicate(timeout=SECONDS)
+    assert agent.returncode == 0, told
+    assert told.count("run folder") == 1, "the first rank alone tells"
+    train(recipe(tmp_path / "one", warm=False, method=method, steps=longer, save_every=0, more=reward("Lottery")))
+    one, two = ([line["train/grad_norm"] for line in metrics(where)] for where in (tmp_path / "one", folder))
+    assert two == pytest.approx(one, rel=1e-2) and state(folder)["state"] == "finished"
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_rank_that_is_killed_ends_all_at_once_with_the_reason_and_the_last_checkpoint_is_whole(
+    lost: int, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    with torchrun(begin(folder, save_every=2)) as agent:
+        after_steps(folder, 5)
+        process = rank(lost, agent.pid)
+        os.kill(process, signal.SIGKILL)
+        told, _ = agent.communicate(timeout=25)
+    assert agent.returncode and f"rank {lost} (process {process}) is gone" in told
+    latest = RunFolder.open(folder).latest()
+    assert latest is not None and latest.step % 2 == 0
+    with torchrun("--resume", str(folder), f"train.steps={latest.step + 1}") as agent:
+        told, _ = agent.communicate(timeout=SECONDS)
+    assert agent.returncode == 0, told
+
+
+@pytest.mark.parametrize(("where", "saved"), [("play", True), ("learn", False)])
+def test_an_error_on_one_rank_ends_all_with_its_reason(where: str, saved: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    file = begin(folder, more=reward("BreaksOnOneRank"), save_every=2)
+    with torchrun(file, UPSHOT_TEST_BREAKS=where) as agent:
+        told, _ = agent.communicate(timeout=SECONDS)
+    assert agent.returncode and "this rank is broken" in told, told
+    latest, last = RunFolder.open(folder).latest(), metrics(folder)[-1]["step"]
+    assert latest is not None and state(folder)["state"] == "stopped"
+    assert (latest.step == last) if saved else (latest.step == last - last % 2)
+    if saved:
+        assert "rank 1: this rank is broken" in told and state(folder)["reason"] == "rank 1: this rank is broken"
+
+
+def test_a_dry_run_and_a_fault_in_a_recipe_are_told_once(tmp_path: Path) -> None:
+    file = begin(tmp_path / "run")
+    with torchrun(file, "--dry-run") as agent:
+        told, _ = agent.communicate(timeout=SECONDS)
+    assert agent.returncode == 0 and told.count("ranks      2 processes") == 1
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text("{}")
+    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps({"phase": "rl", "step": 1}) + "\n")
+    with torchrun(file) as agent:
+        told, _ = agent.communicate(timeout=SECONDS)
+    assert agent.returncode and told.count("already holds a run") == 1

@@ -1,0 +1,212 @@
+"""The memory plan: arithmetic from a config.json, the fastest settings that fit, a refusal that says the way out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tiny import tiny_parts
+from upshot.cli import main
+from upshot.config.load import validate
+from upshot.config.recipe import Recipe
+from upshot.core.errors import UserError
+from upshot.training.learner.memory.choice import choose, least_kv, settings
+from upshot.training.learner.memory.job import job_of, plan_of
+from upshot.training.learner.memory.model_shape import SEVEN, ModelShape, read_config
+from upshot.training.learner.memory.plan import Job, MemoryPlan, Wish, parts_of, usable
+from upshot.training.learner.memory.table import table
+
+GIB = 2**30
+LLAMA_8B = {
+    "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+SHAPE = ModelShape.of(LLAMA_8B)
+SMALL = ModelShape(576, 30, 9, 3, 64, 1536, 49152, 2048, tied=True)
+
+
+def made(model: dict[str, Any] | None = None, **more: Any) -> Recipe:
+    return validate({"task": {"name": "slots"}, "model": model or {}, **more})
+
+
+def plan(gib: float, model: dict[str, Any] | None = None, shape: ModelShape = SHAPE, **more: Any) -> MemoryPlan:
+    return plan_of(made(model, **more), shape, 2, int(gib * GIB))
+
+
+LORA = {"lora": {"r": 32}}
+
+
+def test_a_config_says_how_many_parameters_there_are() -> None:
+    assert SHAPE.parameters == 8_030_261_248, "Llama-3.1-8B's own number"
+    assert SMALL.parameters == 134_515_008, "SmolLM2-135M's own number"
+    assert SHAPE.adapters(32, SEVEN) == 83_886_080
+    assert SHAPE.merged(SEVEN) == SHAPE.projections
+    assert SHAPE.merged(["v_proj"]) == sum(map(SHAPE.count, ("q_proj", "k_proj", "v_proj")))
+
+
+def test_counts_are_those_of_the_model_itself() -> None:
+    torch = pytest.importorskip("torch")
+    peft = pytest.importorskip("peft")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(**sizes, intermediate_size=80, vocab_size=99, tie_word_embeddings=True)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+        shape = ModelShape.of(config.to_dict())
+        assert sum(p.numel() for p in model.parameters()) == shape.parameters
+        targets = ["q_proj", "down_proj", "embed_tokens"]
+        lora = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets))
+    assert sum(p.numel() for p in lora.parameters() if p.requires_grad) == shape.adapters(4, targets)
+
+
+def test_a_large_card_keeps_everything_in_memory() -> None:
+    found = plan(139, LORA)
+    assert found.setting.checkpointing == "none" and found.setting.merge == "copy" and not found.setting.park
+    assert found.setting.tokens == 8192 and found.kv_bytes > 20 * GIB
+    learner = sum(p.learning for p in found.parts if p.name not in ("merged adapters", "keys and values"))
+    assert learner < 60 * GIB
+
+
+def test_smaller_cards_give_up_the_cheapest_thing_first() -> None:
+    by_size = [plan(gib, LORA).setting for gib in (139, 47, 24)]
+    assert [s.park for s in by_size] == [False, True, True]
+    assert [s.checkpointing for s in by_size] == ["none", "none", "block"]
+    assert [s.merge for s in by_size] == ["copy", "copy", "in place"]
+
+
+def test_frozen_copies_of_the_policy_forbid_merging_in_place() -> None:
+    futures = {"name": "classmates", "classmates": ["policy@start"]}
+    job = job_of(made(LORA, futures=futures), SHAPE, 2)
+    assert not job.lends and [guest.name for guest in job.guests] == ["policy@start"]
+    assert job.guests[0].weights == 4 * SHAPE.adapters(32, SEVEN), "what is not trained is shared"
+    assert "in place" not in {setting.merge for setting in settings(job, Wish())}
+
+
+def test_an_engine_that_samples_while_the_learner_works_is_never_parked() -> None:
+    job = replace(job_of(made(LORA), SHAPE, 2), overlaps=True)
+    assert not any(setting.park or setting.merge == "in place" for setting in settings(job, Wish()))
+
+
+def test_what_does_not_fit_is_refused_with_the_arithmetic_and_what_would() -> None:
+    with pytest.raises(UserError) as raised:
+        plan(79)
+    said = str(raised.value)
+    assert "does not fit into 73.3 GiB" in said and "weights 15.0" in said and "optimizer 89.7" in said
+    assert "train.offload_optimizer=true" in said and "model.lora={r: 32}" in said
+    offloaded = plan(79, train={"offload_optimizer": True})
+    assert offloaded.host > 90 * GIB and not any(part.name == "optimizer" for part in offloaded.parts)
+    with pytest.raises(UserError, match="no setting makes it fit"):
+        plan(3)
+
+
+def test_what_the_recipe_says_is_kept_or_refused() -> None:
+    assert plan(139, LORA, train={"token_budget": 16384}).setting.tokens == 16384
+    assert plan(139, {**LORA, "gradient_checkpointing": True}).setting.checkpointing == "block"
+    with pytest.raises(UserError, match=r"train\.token_budget=0"):
+        plan(47, {**LORA, "gradient_checkpointing": False}, train={"token_budget": 16384})
+
+
+def test_the_longest_sequence_fits_into_a_micro_batch() -> None:
+    assert plan(139, {**LORA, "max_context": 16384}).setting.tokens == 16384
+    assert plan(79, {**LORA, "max_context": 32768}).setting.checkpointing == "block"
+
+
+def test_less_state_is_planned_for_where_the_recipe_asks_for_it() -> None:
+    def optimizer(**train: Any) -> int:
+        job = job_of(made(train=train), SHAPE, 2)
+        found = parts_of(job, next(settings(job, Wish())), 0, 0)
+        return sum(part.learning for part in found if part.name == "optimizer")
+
+    assert optimizer() == 12 * SHAPE.parameters
+    assert optimizer(optimizer="adamw-8bit") < 6.1 * SHAPE.parameters
+    assert optimizer(offload_optimizer=True) == 0
+    quantized = job_of(made({**LORA, "quantize": "4bit"}), SHAPE, 2)
+    assert quantized.weights < 6 * GIB and not quantized.lends and quantized.block == "called"
+
+
+def test_sft_needs_no_engine() -> None:
+    found = plan(139, LORA, train={"method": "sft"})
+    assert {p.name for p in found.parts}.isdisjoint({"keys and values", "captured steps", "merged adapters"})
+    assert found.kv_bytes == 0 and not found.setting.park
+
+
+@given(
+    gib=st.floats(4, 200), rank=st.sampled_from([0, 8, 64]), tokens=st.sampled_from([0, 2048, 30000]),
+    longest=st.sampled_from([0, 512, 9000]), small=st.booleans(), offload=st.booleans(),
+)  # fmt: skip
+def test_a_plan_stays_within_its_limit_at_both_peaks(
+    gib: float, rank: int, tokens: int, longest: int, small: bool, offload: bool
+) -> None:
+    model: dict[str, Any] = {"max_context": longest} | ({"lora": {"r": rank}} if rank else {})
+    train = {"token_budget": tokens, "optimizer": "adamw-8bit" if small else "adamw", "offload_optimizer": offload}
+    job, limit = job_of(made(model, train=train), SHAPE, 2), usable(int(gib * GIB))
+    found = choose(job, limit, Wish(tokens))
+    if found is None:
+        assert all(_needs(job, setting) > limit for setting in settings(job, Wish(tokens)))
+        return
+    assert found.peak <= limit and found.kv_bytes >= least_kv(job)
+    assert found.setting.tokens >= max(longest, tokens)
+    more = choose(job, limit + 40 * GIB, Wish(tokens))
+    assert more is not None, "what fits into less fits into more"
+
+
+def _needs(job: Job, setting: Any) -> int:
+    parts = parts_of(job, setting, least_kv(job), 0)
+    return max(sum(p.sampling for p in parts), sum(p.learning for p in parts))
+
+
+def test_guests_share_keys_and_values_with_the_policy() -> None:
+    job = job_of(made(LORA, futures={"name": "classmates", "classmates": ["policy@start"]}), SHAPE, 2)
+    found = choose(replace(job, wanted=1 << 20), usable(139 * GIB))
+    assert found is not None
+    assert abs(found.guest_kv["policy@start"] - found.kv_bytes) <= 1
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(LLAMA_8B))
+    return tmp_path / "model"
+
+
+def test_a_dry_run_shows_the_plan_of_a_card_that_is_not_here(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_parts()[1].save_pretrained(folder)  # a dry run looks for tokenizer and weights, too
+    (folder / "model.safetensors").touch()
+    words = ["train", "quickstart", "--dry-run", f"model.path={folder}", "model.lora={r: 32}", "warm_start=null"]
+    assert main([*words, "model.memory_gb=139"]) == 0
+    out = capsys.readouterr().out
+    for words_of_it in ("merged adapters", "keys and values", "8.03 B parameters", "micro-batch  8192 tokens"):
+        assert words_of_it in out
+    assert main([*words, "model.memory_gb=12"]) == 2
+    assert "does not fit" in capsys.readouterr().err
+
+
+def test_the_table_says_what_was_chosen() -> None:
+    said = table(plan(24, LORA))
+    assert "each block is computed again" in said and "gives its memory back" in said and "merged in place" in said
+    assert "host" in said
+
+
+def test_an_adapters_config_is_that_of_its_base(folder: Path, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(folder)}))
+    assert read_config(str(adapter)) == LLAMA_8B
+    assert read_config("nobody/has-this-model-here") is None
+
+
+def test_ranks_share_the_optimizer_and_the_sums_of_gradients_but_not_the_weights() -> None:
+    alone, four = (job_of(made(), SHAPE, 2, processes=n) for n in (1, 4))
+    assert four.weights == alone.weights
+    assert (four.gradients, four.state) == (alone.gradients // 4, alone.state // 4)
+    assert four.passing > alone.passing, "gradients arise whole, and one is summed in float32"
+    tiny = job_of(made(), replace(SHAPE, layers=1), 2, processes=64)
+    assert tiny.state == 12 * tiny.largest, "a matrix belongs to one rank"

@@ -1,0 +1,168 @@
+"""Steps played ahead of the learner: by a schedule, not by a race; as stale as the recipe says; exact after a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.workshop import metrics, recipe
+from upshot.config.recipe import Recipe
+from upshot.run.folder import RunFolder
+from upshot.run.reporter import Reporter
+from upshot.run.run import Run, train
+from upshot.training.learner.learner import Learner
+from upshot.training.loops import rl
+from upshot.training.loops.rollouts import in_thread
+
+TINY = {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}}
+HELPED = {
+    "models": {"user": "scripted:tests.training.helpers:customer"},
+    "futures": {"samples": 1, "window": 1, "user": {"name": "llm", "model": "user"}},
+    "eval": {"every": 2, "rows": 2},
+}
+RUNS: dict[str, dict[str, Any]] = {
+    "rl": {"async_steps": 1, "kl": 0.1, "minibatches": 2, "more": HELPED},
+    "rl by two": {"async_steps": 2},
+    "rl with adapters": {"async_steps": 1, "more": {"model": {**TINY, "lora": {"r": 2}}}},
+    "online-dpo": {"async_steps": 1, "method": "online-dpo", "group_size": 3},
+    "ppo": {"async_steps": 1, "method": "ppo", "kl": 0.05},
+}
+
+
+class Killed(Exception):
+    """What the tests stop a run with."""
+
+
+class Kills(Reporter):
+    """Ends the run, with nothing saved, when a step has been written."""
+
+    def __init__(self, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.at, self.monkeypatch = step, monkeypatch
+
+    def step(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
+        """As kill -9 would."""
+        if step == self.at:
+            self.monkeypatch.setattr(Run, "checkpoint", lambda *_: None)
+            raise Killed
+
+
+def made(folder: Path, **train_: Any) -> Recipe:
+    """A run in which every step teaches something."""
+    reward = {"reward": {"metrics": [{"name": "tests.training.helpers:Lottery"}]}}
+    return recipe(folder, **{"warm": False, "steps": 5, **train_, "more": reward | train_.get("more", {})})
+
+
+def resume(folder: Path, **update: Any) -> None:
+    opened = RunFolder.open(folder)
+    settings = opened.recipe()
+    train(settings.model_copy(update={"train": settings.train.model_copy(update=update)}), opened)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_killed_and_resumed_a_run_played_ahead_equals_the_uninterrupted_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(made(tmp_path / "straight", **RUNS[name]))
+    with monkeypatch.context() as killed, pytest.raises((Killed, BaseExceptionGroup)):
+        train(made(tmp_path / "run", **RUNS[name]), reporter=Kills(3, killed))
+    found = RunFolder.open(tmp_path / "run").latest()
+    assert found is not None and found.step == 2
+    resume(tmp_path / "run")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "straight")
+    rollouts = [(tmp_path / run / "rollouts.jsonl").read_bytes() for run in ("run", "straight")]
+    assert rollouts[0] == rollouts[1]
+
+
+def test_a_finished_run_played_ahead_goes_on_with_more_steps_as_if_it_had_known(tmp_path: Path) -> None:
+    train(made(tmp_path / "straight", steps=4, async_steps=2))
+    train(made(tmp_path / "run", steps=2, async_steps=2))
+    resume(tmp_path / "run", steps=4)
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "straight")
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_replies_are_stale_by_so_many_steps_and_no_more(ahead: int, tmp_path: Path) -> None:
+    train(made(tmp_path / "run", async_steps=ahead))
+    lines = metrics(tmp_path / "run")
+    expected = [min(step, ahead) for step in range(5)]
+    assert [line["policy/staleness"] for line in lines] == expected
+    assert [line["policy/staleness_max"] for line in lines] == expected
+
+
+def test_the_log_probabilities_of_stale_replies_are_those_of_their_sampler(tmp_path: Path) -> None:
+    """Learned from the weights that sampled them, the ratio is one; from later weights it is not."""
+    train(made(tmp_path / "fresh", lr=1e-2))
+    train(made(tmp_path / "stale", lr=1e-2, async_steps=1))
+    fresh, stale = ([line["policy/kl_to_sampler"] for line in metrics(tmp_path / run)] for run in ("fresh", "stale"))
+    assert max(fresh) < 1e-9
+    assert stale[0] < 1e-9 < min(stale[1:])
+
+
+def test_with_none_ahead_a_run_is_strictly_on_policy_and_uses_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set()
+    learn = rl.learn
+
+    def look(*args: Any) -> dict[str, float]:
+        threads.add(threading.current_thread() is threading.main_thread())
+        return learn(*args)
+
+    monkeypatch.setattr(rl, "learn", look)
+    train(made(tmp_path / "run", steps=2))
+    assert threads == {True} and "policy/staleness" not in metrics(tmp_path / "run")[0]
+    train(made(tmp_path / "ahead", steps=2, async_steps=1))
+    assert threads == {True, False}
+
+
+def test_the_next_step_is_played_while_this_one_is_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The learner waits for replies of the step after its own: without overlap it would wait for ever."""
+    played = threading.Event()
+    play, forward = rl.play, Learner.forward_backward
+
+    async def playing(recipe: Recipe, stage: Any, rows: Any, step: int, *more: Any) -> Any:
+        groups = await play(recipe, stage, rows, step, *more)
+        if step == 1:
+            played.set()
+        return groups
+
+    def learning(self: Learner, *args: Any) -> dict[str, float]:
+        assert played.wait(60), "step 1 was not played while step 0 was learned"
+        return forward(self, *args)
+
+    monkeypatch.setattr(rl, "play", playing)
+    monkeypatch.setattr(Learner, "forward_backward", learning)
+    train(made(tmp_path / "run", steps=2, async_steps=1))
+
+
+def test_a_cancellation_waits_for_the_thread_and_arrives_afterwards() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    done = []
+
+    def work() -> str:
+        begun.set()
+        assert go_on.wait(60)
+        return "learned"
+
+    async def step() -> None:
+        done.append(await in_thread(work))
+        done.append("written")
+        await asyncio.sleep(0)
+        done.append("too far")
+
+    async def main() -> None:
+        task = asyncio.create_task(step())
+        await asyncio.to_thread(begun.wait, 60)
+        task.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert done == ["learned", "written"]

@@ -1,0 +1,96 @@
+"""Groups that teach nothing, importance weights, and the divergence taken off the reward."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from upshot.config.recipe import ImportanceConfig
+from upshot.core.conversation import Conversation, Row
+from upshot.core.score import Score
+from upshot.rewards.credit import Credit, Span
+from upshot.rollout.rollout import Reply
+from upshot.training.loops.dynamic_sampling import is_flat, play_until_varied, replaceable
+from upshot.training.objectives.importance import cut, importance
+from upshot.training.objectives.kl import charge
+
+
+def group(name: str, *rewards: float | None) -> list[Reply]:
+    scores = [Score.missing("timeout") if r is None else Score(r) for r in rewards]
+    return [Reply(Conversation(Row(name, ())), credit=Credit({"main": s}, (Span(0, 1),))) for s in scores]
+
+
+def test_a_group_is_flat_when_nothing_tells_its_replies_apart() -> None:
+    assert is_flat(group("a", 1.0, 1.0, None)) and is_flat(group("a", 1.0)) and is_flat([])
+    assert not is_flat(group("a", 1.0, 0.5))
+    apart = group("a", 1.0, 1.0)
+    for reply, value in zip(apart, (0.0, 1.0), strict=True):
+        reply.credit = Credit({"main": Score(1.0), "classmate": Score(value)}, (Span(0, 1),))
+    assert not is_flat(apart), "the classmate tells them apart"
+
+
+@pytest.mark.parametrize(("rounds", "names"), [(0, "abc"), (1, "dbc"), (2, "dbe"), (9, "dbe")])
+def test_other_rows_are_played_in_place_of_flat_groups(rounds: int, names: str) -> None:
+    varied = {"b", "d", "e"}
+    spare = iter("dfeg")
+    asked: list[tuple[str, int]] = []
+
+    async def play(rows: Sequence[Row], number: int) -> list[list[Reply]]:
+        asked.extend((row.id, number) for row in rows)
+        return [group(row.id, 0.0, float(row.id in varied)) for row in rows]
+
+    found = asyncio.run(
+        play_until_varied(
+            play,
+            lambda count, _: [Row(next(spare), ()) for _ in range(count)],
+            [Row(name, ()) for name in "abc"],
+            rounds,
+        )
+    )
+    assert "".join(own[0].conversation.row.id for own in found) == names, "each in the place of the one it replaces"
+    assert all(
+        reply.group == place for place, own in enumerate(found) if own[0].conversation.row.id in "de" for reply in own
+    )
+    assert len(found) == 3 and max(number for _, number in asked) <= min(rounds, 2), "no more rounds than needed"
+
+
+def test_a_group_with_a_missing_reward_is_never_played_around() -> None:
+    rounds: list[int] = []
+
+    async def play(rows: Sequence[Row], number: int) -> list[list[Reply]]:
+        rounds.append(number)
+        return [group(row.id, None, None) for row in rows]
+
+    found = asyncio.run(play_until_varied(play, lambda count, _: [Row("x", ())], [Row("a", ())], 5))
+    assert rounds == [0] and found[0][0].conversation.row.id == "a"
+    assert not replaceable(group("a", 1.0, 1.0, None)) and replaceable(group("a", 1.0, 1.0))
+
+
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=6))
+def test_importance_of_a_sequence_is_the_product_of_its_tokens(differences: list[float]) -> None:
+    tokens, whole = importance(differences, "token"), importance(differences, "sequence")
+    assert whole == pytest.approx([math.prod(tokens)] * len(differences), rel=1e-6)
+
+
+def test_outside_the_bounds_a_weight_is_cut_or_the_token_masked() -> None:
+    bounds = {"low": 0.5, "high": 2.0}
+    truncate, mask = (ImportanceConfig(rule=rule, **bounds) for rule in ("truncate", "mask"))  # type: ignore[arg-type]
+    assert [cut(r, truncate) for r in (0.1, 1.0, 5.0)] == [0.5, 1.0, 2.0]
+    assert [cut(r, mask) for r in (0.1, 1.0, 5.0)] == [0.0, 1.0, 0.0]
+
+
+def test_a_reply_pays_for_its_divergence_and_a_turn_for_what_comes_after_it() -> None:
+    costs = [0.0, 0.0, 0.1, 0.2, 0.4]
+    parts = {"main": Score(1.0), "classmate": Score(0.5)}
+    paid = charge(Credit(parts, (Span(2, 4, ("main", "classmate")), Span(4, 5))), costs)
+    assert paid.parts["main"].value == pytest.approx(0.3) and paid.parts["classmate"].value == 0.5
+    turns = Credit(
+        {"turn 1": Score(1.0), "turn 2": Score.missing("timeout")}, (Span(2, 3, ("turn 1",)), Span(4, 5, ("turn 2",)))
+    )
+    paid = charge(turns, costs)
+    assert paid.parts["turn 1"].value == pytest.approx(0.3) and paid.parts["turn 2"].is_missing

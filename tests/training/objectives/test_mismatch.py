@@ -1,0 +1,58 @@
+"""Token drift: the sampler's log-probabilities beside the learner's, logged with every step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.workshop import metrics, recipe
+from upshot.run.run import train
+from upshot.training.learner.batch import Datum, Found
+from upshot.training.objectives.mismatch import Watched
+from upshot.training.objectives.objectives import PolicyGradient
+
+
+class Batchlike:
+    """Two trained tokens."""
+
+    def __init__(self, old: list[float]) -> None:
+        self.columns = {"old": torch.tensor(old), "advantages": torch.zeros(len(old))}
+
+
+class Nothing(PolicyGradient):
+    def __init__(self) -> None:
+        pass
+
+    def loss(self, batch: Any, found: Any) -> Any:
+        return found.logprobs.sum(), {}
+
+
+def test_drift_is_the_mean_and_the_largest_difference_over_all_micro_batches() -> None:
+    watched = Watched(Nothing())
+    watched.begin([Datum([1, 2], [0, 1])], 1, "token")
+    for old, new in (([-1.0, -2.0], [-1.5, -2.0]), ([-3.0], [-3.25])):
+        watched.loss(Batchlike(old), Found(torch.tensor(new)))  # type: ignore[arg-type]
+    assert watched.drift() == {"policy/drift": pytest.approx(0.25), "policy/drift_max": pytest.approx(0.5)}
+    watched.begin([], 1, "token")
+    assert watched.drift() == {}, "what was not sampled has no drift, not none"
+
+
+@pytest.mark.parametrize("lora", [None, {"r": 4, "kind": "rslora"}, {"r": 4, "kind": "dora"}])
+def test_a_run_logs_a_drift_of_rounding_only(tmp_path: Path, lora: dict[str, Any] | None) -> None:
+    pytest.importorskip("peft")
+    tiny = {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}
+    more = {"model": {"tiny": tiny, "lora": lora}, "reward": {"metrics": [{"name": "tests.training.helpers:Lottery"}]}}
+    train(recipe(tmp_path / "run", steps=2, warm=False, lr=1e-2, minibatches=2, more=more))
+    for line in metrics(tmp_path / "run"):
+        assert 0 <= line["policy/drift"] <= line["policy/drift_max"] < 1e-4
+
+
+def test_importance_weights_do_not_hide_the_drift(tmp_path: Path) -> None:
+    tiny = {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}
+    more = {"model": {"tiny": tiny}, "reward": {"metrics": [{"name": "tests.training.helpers:Lottery"}]}}
+    train(recipe(tmp_path / "run", steps=1, warm=False, importance={"rule": "truncate"}, more=more))
+    (line,) = metrics(tmp_path / "run")
+    assert 0 < line["policy/drift"] <= line["policy/drift_max"] < 1e-4

@@ -1,0 +1,72 @@
+"""Surrogates as pure functions: what is clipped, what is capped, what flows into the gradient."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from upshot.config.recipe import TrainConfig
+from upshot.core.errors import UserError
+from upshot.training.learner.batch import Batch, Datum, pack
+from upshot.training.objectives.surrogates.base import PolicyLoss, surrogate, surrogates
+
+finite = st.floats(-4, 4)
+CONFIG = TrainConfig(clip_low=0.2, clip_high=0.3)
+
+
+def batch(*sequences: list[tuple[float, float]]) -> Batch:
+    """Sequences of (old, advantage) of the trained tokens."""
+    return pack(
+        [
+            Datum([7] * (len(s) + 1), [0, *[1] * len(s)], [0.0, *(o for o, _ in s)], [0.0, *(a for _, a in s)])
+            for s in sequences
+        ],
+        "cpu",
+    )
+
+
+@given(finite, finite, finite)
+def test_the_clipped_surrogate_is_the_pessimistic_one(own: float, old: float, advantage: float) -> None:
+    found = surrogate("clipped")(batch([(old, advantage)]), torch.tensor([own]), CONFIG)
+    ratio = math.exp(own - old)
+    expected = -min(ratio * advantage, min(max(ratio, 0.8), 1.3) * advantage)
+    assert float(found.loss_M) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_gspo_has_one_ratio_a_sequence() -> None:
+    two = batch([(-1.0, 1.0), (-3.0, 1.0)], [(-2.0, -1.0)])
+    found = surrogate("gspo")(two, torch.tensor([-0.8, -3.4, -2.1]), CONFIG)
+    assert found.ratio_M.tolist() == pytest.approx([math.exp(-0.1), math.exp(-0.1), math.exp(-0.1)])
+
+
+@given(finite, finite, finite)
+def test_cispo_drops_no_tokens_gradient(own: float, old: float, advantage: float) -> None:
+    logprobs = torch.tensor([own], requires_grad=True)
+    surrogate("cispo")(batch([(old, advantage)]), logprobs, CONFIG).loss_M.sum().backward()  # type: ignore[no-untyped-call]
+    assert logprobs.grad is not None
+    assert float(logprobs.grad) == pytest.approx(-min(math.exp(own - old), 1.3) * advantage, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", surrogates.names())
+def test_on_policy_all_have_the_same_gradient(name: str) -> None:
+    old = torch.tensor([-1.0, -2.0, -0.5])
+    logprobs = old.clone().requires_grad_()
+    given = batch([(-1.0, 0.5), (-2.0, 0.5)], [(-0.5, -1.0)])
+    surrogate(name)(given, logprobs, CONFIG).loss_M.sum().backward()  # type: ignore[no-untyped-call]
+    assert logprobs.grad is not None and logprobs.grad.tolist() == pytest.approx([-0.5, -0.5, 1.0])
+
+
+def halved(batch: Batch, logprobs_M: torch.Tensor, config: TrainConfig, strength: float = 0.5) -> PolicyLoss:
+    """A surrogate of one's own."""
+    return PolicyLoss(-strength * logprobs_M, logprobs_M.exp(), logprobs_M * 0)
+
+
+def test_a_surrogate_of_ones_own_is_named_by_its_path_with_its_options() -> None:
+    own = surrogate("tests.training.objectives.test_surrogates:halved", {"strength": 0.25})
+    assert own(batch([(0.0, 1.0)]), torch.tensor([-2.0]), CONFIG).loss_M.tolist() == [0.5]
+    with pytest.raises(UserError, match="strenght"):
+        surrogate("tests.training.objectives.test_surrogates:halved", {"strenght": 1})

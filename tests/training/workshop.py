@@ -1,0 +1,65 @@
+"""A tiny learner, data for it, and a recipe that trains in a second."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from tests.tiny import tiny_parts
+from upshot.config.load import validate
+from upshot.config.recipe import Recipe, TrainConfig
+from upshot.training.learner.batch import Datum
+from upshot.training.learner.learner import Learner
+
+
+def learner(seed: int = 0, value_head: bool = False, **config: Any) -> Learner:
+    """A learner on a new model of a few thousand weights."""
+    module, tokenizer, _, _ = tiny_parts(seed)
+    settings = TrainConfig.model_validate(config)
+    return Learner(module, tokenizer, settings, max_tokens=8, value_head=value_head)
+
+
+def datum(length: int, seed: int, prompt: int = 3, vocabulary: int = 50) -> Datum:
+    """A sequence of random ids with everything that an objective may ask for."""
+    rng = random.Random(seed)
+    ids = [rng.randrange(7, vocabulary) for _ in range(length)]
+    mask = [0] * prompt + [1] * (length - prompt)
+    noise = [[rng.gauss(0, 1) for _ in range(length)] for _ in range(4)]
+    old = [-4 + 0.1 * x for x in noise[0]]
+    return Datum(
+        ids, mask, old, noise[1], [x - 0.1 * y for x, y in zip(old, noise[2], strict=True)], noise[3], noise[2]
+    )
+
+
+def recipe(folder: Path, **train: Any) -> Recipe:
+    """The quickstart in a thimble: warm start and a method, on a tiny model."""
+    warm = train.pop("warm", True)
+    more = train.pop("more", {})
+    base: dict[str, Any] = {
+        "name": "thimble",
+        "run_dir": str(folder),
+        "model": {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}},
+        "task": {"name": "slots", "rows_per_split": 64},
+        "episode": {"max_tokens": 6},
+        "futures": {"samples": 2, "window": 1},
+        "reward": {"metrics": [{"name": "verifier"}, {"name": "token_amount", "weight": -0.01}]},
+        "warm_start": {"steps": 4, "batch": 8} if warm else None,
+        "train": {
+            "method": "rl",
+            "steps": 6,
+            "prompts_per_step": 3,
+            "group_size": 4,
+            "lr": 1e-3,
+            "save_every": 2,
+            **train,
+        },
+    }
+    return validate({**base, **more})
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without times."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if "time" not in key} for line in lines]

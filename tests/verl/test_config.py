@@ -1,0 +1,227 @@
+"""A recipe on verl: every value is traceable, and nothing is left out without a word."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from upshot.config.load import load
+from upshot.config.recipe import Recipe
+from upshot.core.errors import UserError
+from upshot.verl.config import SPECIAL, Place, compose, is_theirs, leaves, left_by
+from upshot.verl.table import CARRIED, LEFT, PLAYED
+
+PLACE = Place("/run", rows=64, prompt_tokens=40, context=256)
+
+
+def recipe(*overrides: str) -> Recipe:
+    own = ["warm_start=null", "model.path=/model", *overrides]
+    return load("quickstart", own).recipe
+
+
+def value(made: Recipe, key: str, place: Place = PLACE) -> object:
+    (found,) = [s.value for s in compose(made, place).settings if s.key == key]
+    return found
+
+
+def test_every_key_of_a_recipe_is_carried_played_or_left_with_a_reason() -> None:
+    carried = {key for line in CARRIED for key in line.ours} | SPECIAL
+    known = [*carried, *PLAYED, *LEFT]
+    full = load("quickstart", ["model.lora={r: 8}"]).recipe
+    lost = [key for key, _ in leaves(full) if not any(key == k or key.startswith(k + ".") for k in known)]
+    assert lost == []
+
+
+def test_no_key_is_both_played_and_left() -> None:
+    played = [key for key, _ in leaves(recipe()) if any(key == k or key.startswith(k + ".") for k in PLAYED)]
+    assert [key for key in played if left_by(key) is not None] == []
+
+
+def test_every_setting_says_where_it_came_from() -> None:
+    plan = compose(recipe(), PLACE)
+    assert all(setting.source for setting in plan.settings)
+    keys = [setting.key for setting in plan.settings]
+    assert len(keys) == len(set(keys))
+    told = plan.page()
+    assert "actor_rollout_ref.actor.optim.lr=0.0004    ← train.lr" in told
+
+
+def test_the_quickstart_in_verls_words() -> None:
+    made = recipe()
+    assert value(made, "data.train_batch_size") == 16
+    assert value(made, "actor_rollout_ref.rollout.n") == 8
+    assert value(made, "actor_rollout_ref.rollout.top_k") == -1  # 0 must be −1 there
+    assert value(made, "data.max_prompt_length") == 40
+    assert value(made, "data.max_response_length") == 12
+    assert value(made, "trainer.total_training_steps") == 80
+    assert value(made, "trainer.total_epochs") == 20
+    assert value(made, "trainer.save_freq") == 20
+    assert value(made, "trainer.test_freq") == -1
+    assert value(recipe("train.save_every=0"), "trainer.save_freq") == 80  # one at the end is always wanted
+
+
+def test_kl_goes_into_the_loss_or_into_the_reward() -> None:
+    loss, reward = recipe("train.kl=0.1"), recipe("train.kl=0.1", "train.kl_in=reward")
+    assert (value(loss, "actor_rollout_ref.actor.use_kl_loss"), value(loss, "algorithm.use_kl_in_reward")) == (1, 0)
+    assert (value(reward, "actor_rollout_ref.actor.use_kl_loss"), value(reward, "algorithm.use_kl_in_reward")) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        ("train.schedule=linear", "no schedule 'linear'"),
+        ("train.loss=reinforce", "no loss 'reinforce'"),
+        ("train.kl_estimator=k3-corrected", "no KL estimator"),
+        ("train.method=dpo", "only rl"),
+        ("train.prompts_per_step=65", "there are 64"),
+        ("model.lora={r: 8}", "dropout"),
+        ("models.judge=policy@start", "models.judge=/model"),
+        ("models.judge=policy@5", "newest weights alone"),
+        ("futures={name: classmates, classmates: ['policy@start']}", "name the folder itself"),
+        ("futures={name: classmates, classmates: [policy], measure: likelihood}", "how likely given ids are"),
+    ],
+)
+def test_what_verl_has_not_is_refused_by_name(override: str, word: str) -> None:
+    with pytest.raises(UserError, match=word):
+        compose(recipe(override), PLACE).check()
+
+
+def test_a_reason_is_told_once() -> None:
+    with pytest.raises(UserError) as refused:
+        compose(recipe("train.data=a.jsonl", "eval.data=b.jsonl"), PLACE).check()
+    assert str(refused.value).count("for sft and dpo") == 1
+
+
+def test_a_recipe_that_verl_can_run_is_not_refused() -> None:
+    compose(recipe("warm_start={steps: 3, new_model_only: true}"), PLACE).check()  # the model is named
+    compose(recipe(), PLACE).check()
+    compose(recipe("model.lora={r: 8, dropout: 0}", "train.kl=0.1", "train.importance=truncate"), PLACE).check()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "train.method=ppo",
+        "train.minibatches=3",
+        "train.dynamic_sampling=2",
+        "train.importance={rule: mask, low: 0.5}",
+        "credit={by: turns, split: true}",
+        "credit={by: turns, tokens: answer}",
+        "futures={name: classmates, classmates: [a]}",
+        "reward.max_missing=0.3",
+    ],
+)
+def test_what_our_trainer_does_is_not_refused(override: str) -> None:
+    compose(recipe(override), PLACE).check()
+
+
+def test_the_critic_begins_as_the_policy_and_learns_at_its_pace() -> None:
+    made = recipe("train.method=ppo", "train.lr=3e-5", "train.clip_high=0.3", "train.kl=0.1")
+    found = {s.key: s.value for s in compose(made, PLACE).settings}
+    assert found["critic.enable"] is True and found["critic.model.path"] == found["actor_rollout_ref.model.path"]
+    assert found["critic.optim.lr"] == 3e-5 and found["critic.cliprange_value"] == 0.3
+    assert found["critic.fsdp.model_dtype"] == "fp32" and found["critic.strategy"] == "fsdp2"
+    assert found["algorithm.use_kl_in_reward"] and not found["actor_rollout_ref.actor.use_kl_loss"]
+    assert not any(key.startswith("critic.") for key in (s.key for s in compose(recipe(), PLACE).settings))
+
+
+def test_verls_own_words_win_and_are_told_from_the_recipes() -> None:
+    assert is_theirs("trainer.n_gpus_per_node=8") and is_theirs("+ray_kwargs.ray_init.num_gpus=1")
+    assert not is_theirs("train.lr=1") and not is_theirs("reward.max_missing=1") and not is_theirs("model.path=x")
+    plan = compose(recipe(), PLACE, ["trainer.n_gpus_per_node=8", "actor_rollout_ref.rollout.n=2"])
+    assert plan.nested()["trainer"]["n_gpus_per_node"] == 8
+    found = [s for s in plan.settings if s.key == "actor_rollout_ref.rollout.n"]
+    assert [(s.value, s.source) for s in found] == [(2, "command line")]
+    words = compose(recipe(), PLACE, ["+trainer.mine=1", "verl.reward.num_workers=2"]).overrides()
+    assert words[-1] == "+trainer.mine=1" and "reward.num_workers=2" in words and "reward.num_workers=0" not in words
+
+
+def test_overrides_are_quoted_as_hydra_reads_them() -> None:
+    words = compose(recipe("name='a run'"), PLACE).overrides()
+    assert 'trainer.experiment_name="a run"' in words
+    assert "trainer.logger=[console,file]" in words
+    assert "++ray_kwargs.ray_init.runtime_env.env_vars.UPSHOT_CLUSTER_RECIPE=/run/recipe.yaml" in words
+    assert "actor_rollout_ref.actor.loss_scale_factor=null" in words
+
+
+def test_config_and_parquet_need_neither_torch_nor_verl() -> None:
+    names = ", ".join(f"upshot.verl.{name}" for name in ("config", "parquet", "served", "trajectory"))
+    code = f"import sys, {names}\n"
+    code += "print([name for name in ('torch', 'verl', 'ray') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_a_dry_run_on_verl_prints_both_sides_and_what_has_no_counterpart(capsys: pytest.CaptureFixture[str]) -> None:
+    from upshot.cli import main
+
+    words = ["model.path=/model", "warm_start=null", "trainer.n_gpus_per_node=8"]
+    assert main(["train", "quickstart", "--engine", "verl", "--dry-run", *words]) == 2  # the checks are made as well
+    told, wrong = capsys.readouterr()
+    assert "upshot: there is no folder '/model'" in wrong
+    assert "actor_rollout_ref.rollout.n=8    ← train.group_size" in told
+    assert "trainer.n_gpus_per_node=8    ← command line" in told
+    assert "train.max_skipped=3    verl has no such guard" in told
+    assert main(["train", "quickstart", "--engine", "verl", "--dry-run", "eval.stop_after=5"]) == 2
+    told = capsys.readouterr()
+    assert "! eval.stop_after=5" in told.out and "cannot run this recipe" in told.err
+
+
+def test_a_new_model_and_a_warm_start_are_made_before_verl_starts() -> None:
+    made = load("quickstart", []).recipe
+    plan = compose(made, PLACE)
+    plan.check()
+    assert plan.nested()["actor_rollout_ref"]["model"]["path"] == "(made at the start)"
+    assert "run by local mode before verl starts" in plan.page()
+    with pytest.raises(UserError, match="adapters of a warm start"):
+        compose(load("quickstart", ["model.lora={r: 8, dropout: 0}"]).recipe, PLACE).check()
+
+
+def test_on_this_machine_every_setting_says_that_it_is_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = {s.key: s for s in compose(recipe(), PLACE).settings}
+    here = {s.key: s for s in compose(recipe(), PLACE, ["trainer.n_gpus_per_node=2"], local=True).settings}
+    new = {key for key, setting in here.items() if plain.get(key) != setting}
+    told = {key for key in new if here[key].source.startswith("--local")}
+    assert new - told == {
+        "trainer.n_gpus_per_node",
+        "actor_rollout_ref.rollout.dtype",
+        "actor_rollout_ref.actor.fsdp_config.mixed_precision",
+        "actor_rollout_ref.ref.fsdp_config.mixed_precision",
+    }
+    assert here["ray_kwargs.ray_init.num_gpus"].value == 2 and here["ray_kwargs.ray_init.num_gpus"].mark == "+"
+    assert here["actor_rollout_ref.rollout.name"].value == "upshot"
+    assert here["actor_rollout_ref.rollout.dtype"].value == "float32"  # bfloat16 elsewhere
+
+
+def test_what_the_user_says_wins_over_local() -> None:
+    more = ["actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.agent.num_workers=4"]
+    plan = compose(recipe(), PLACE, more, local=True)
+    found = {s.key: s.value for s in plan.settings}
+    assert len(plan.settings) == len(found)
+    assert found["actor_rollout_ref.rollout.name"] == "vllm"
+    assert found["actor_rollout_ref.rollout.agent.num_workers"] == 4
+    assert (found["trainer.n_gpus_per_node"], found["ray_kwargs.ray_init.num_gpus"]) == (1, 1)
+
+
+def test_vllm_samples_where_it_is_installed_and_our_engine_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    from upshot.verl import config
+
+    for there, name in ((object(), "vllm"), (None, "upshot")):
+        monkeypatch.setattr(config.importlib.util, "find_spec", lambda _, there=there: there)
+        assert value(recipe(), "actor_rollout_ref.rollout.name") == name
+
+
+def test_our_engine_is_sent_merged_adapters() -> None:
+    given = recipe("model.lora={r: 8, dropout: 0}")
+    ours = compose(given, PLACE, ["actor_rollout_ref.rollout.name=upshot"])
+    theirs = compose(given, PLACE, ["actor_rollout_ref.rollout.name=vllm"])
+    keys = [{s.key for s in plan.settings} for plan in (ours, theirs)]
+    assert ["actor_rollout_ref.model.lora.merge" in found for found in keys] == [True, False]
+
+
+def test_local_is_for_verl_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    from upshot.cli import main
+
+    assert main(["train", "quickstart", "--local"]) == 2
+    assert "--local is for --engine verl" in capsys.readouterr().err

@@ -1,0 +1,64 @@
+"""Rows travel to verl's workers and are found again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from upshot.core.conversation import Message, Row
+from upshot.core.errors import UserError
+from upshot.tasks.base import Task
+from upshot.verl.parquet import Book, write_rows
+
+
+class Wishes(Task):
+    """A thousand rows, each with a goal that is no plain data."""
+
+    name = "wishes"
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+
+    def rows(self, split: str) -> Sequence[Row]:
+        return self._rows
+
+
+class Goal:
+    """A goal that arrow cannot hold."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def wishes(count: int) -> list[Row]:
+    said = (Message("user", "guess what I want"),)
+    return [Row(f"wish/{n}", said, Goal(n), reference=n, source="wishes") for n in range(count)]
+
+
+def test_a_thousand_rows_with_a_thousand_goals_are_found_by_their_own_goal(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    rows = wishes(1000)
+    file = tmp_path / "train.parquet"
+    assert write_rows(file, rows, "train") == 1000
+    book = Book(Wishes(rows))
+    for number, record in enumerate(pq.read_table(file).to_pylist()):
+        found = book.row(record["extra_info"], record["prompt"])
+        assert found.goal.number == number == int(record["reward_model"]["ground_truth"])
+        assert record["agent_name"] == "upshot" and record["extra_info"]["index"] == number
+
+
+def test_rows_of_one_name_and_files_of_other_rows_are_refused(tmp_path: Path) -> None:
+    rows = wishes(2)
+    with pytest.raises(UserError, match="called 'wish/0'"):
+        write_rows(tmp_path / "x.parquet", [rows[0], wishes(1)[0]], "train")
+    with pytest.raises(UserError, match="no rows"):
+        write_rows(tmp_path / "x.parquet", [], "train")
+    book = Book(Wishes(rows))
+    place = {"split": "train", "id": "wish/1"}
+    with pytest.raises(UserError, match="another opening"):
+        book.row(place, [{"role": "user", "content": "something else"}])
+    with pytest.raises(UserError, match="not in split"):
+        book.row({**place, "id": "wish/9"}, [])

@@ -1,0 +1,318 @@
+"""The same recipe with the same replies: local mode and verl mode play and compute the same."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.verl.test_worker import RENDERER, Manager, Output
+from upshot.config.load import load
+from upshot.config.recipe import Recipe
+from upshot.core.conversation import Conversation, Message, Row, Sample
+from upshot.core.score import Score
+from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
+from upshot.models.rendering import Renderer
+from upshot.models.tiny import tiny_tokenizer
+from upshot.rewards.credit import Credit, Span, credit_turns, only
+from upshot.rewards.reward import Reward
+from upshot.rollout.play import occurred, play_step
+from upshot.rollout.policy import Policy
+from upshot.rollout.rollout import Reply
+from upshot.rollout.services import of_recipe, stage_of
+from upshot.tasks.base import tasks
+from upshot.tasks.ciphers import Ciphers
+from upshot.training.learner.batch import Datum
+from upshot.training.learner.distributed.handover import packed, unpacked
+from upshot.training.loops import ppo, rl
+from upshot.training.objectives.logprob_source import Lesson
+from upshot.training.setup import sampling_of
+from upshot.verl.lesson import Row as TrainedRow
+from upshot.verl.lesson import Told, teach
+from upshot.verl.parquet import record_of
+from upshot.verl.served import Line
+from upshot.verl.trajectory import Trajectory, trajectories_of
+from upshot.verl.worker import Order, Worker, placed
+
+DOWN = "down"
+Says = Callable[[list[int], int], str]
+"""What the policy says after a prompt with a seed."""
+
+
+def words(prompt: list[int], seed: int) -> str:
+    """One of a few replies, by the seed; now and then no reply at all."""
+    said = ["which size ?", "which colour and thing ?", "here is a tiny red lamp", "here is a small blue bowl", DOWN]
+    return said[seed % len(said)]
+
+
+class Local(Model):
+    """The policy in this process."""
+
+    name = "fixed"
+    abilities = Abilities(ids_in=True, ids_out=True)
+
+    def __init__(self, says: Says, renderer: Renderer = RENDERER) -> None:
+        self.says, self.renderer = says, renderer
+
+    async def generate(self, request: Request) -> list[Completion]:
+        text = self.says(list(request.prompt), request.sampling.seed or 0)  # type: ignore[arg-type]
+        if text == DOWN:
+            raise ModelCallError("aborted", "a server gave 0 ids (stop reason 'aborted')")
+        ids = tuple(self.renderer.completed(text))
+        return [Completion(text, "stop", ids, (-0.5,) * len(ids))]
+
+
+class Servers(Manager):
+    """The same policy on a cluster's servers."""
+
+    def __init__(self, says: Says, renderer: Renderer = RENDERER) -> None:
+        super().__init__(str, renderer.tokenizer)
+        self.by_seed, self.renderer = says, renderer
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Output:
+        text = self.by_seed(prompt_ids, sampling_params["seed"])
+        if text == DOWN:
+            return Output([], [], "aborted")
+        ids = self.renderer.completed(text)
+        return Output(ids, [-0.5] * len(ids))
+
+
+def recipe_of(*overrides: str) -> Recipe:
+    own = ["task.rows_per_split=64", "task.vague=0", "warm_start=null", "model.path=/model", "train.group_size=4"]
+    return load("quickstart", [*own, *overrides]).recipe
+
+
+def some(recipe: Recipe, *places: int) -> list[Row]:
+    """Rows of the recipe's task."""
+    rows = tasks.create(recipe.task.name, recipe.task.options, "task").rows("train")
+    return [rows[place] for place in places]
+
+
+@cache
+def _ciphers() -> Renderer:
+    return Renderer(tiny_tokenizer(Ciphers().vocabulary()))
+
+
+def renderer_of(recipe: Recipe) -> Renderer:
+    """Of the task's own words."""
+    return RENDERER if recipe.task.name == "slots" else _ciphers()
+
+
+def locally(recipe: Recipe, rows: Sequence[Row], step: int, says: Says = words) -> list[list[Reply]]:
+    """The groups of a step as local mode plays them."""
+    task = tasks.create(recipe.task.name, recipe.task.options, "task")
+    renderer = renderer_of(recipe)
+    model = Local(says, renderer)
+    company = of_recipe(recipe, task, model, renderer.tokenizer, renderer)
+    stage = stage_of(recipe, company, Policy(model, renderer, sampling_of(recipe), 256, think=recipe.episode.think))
+    return asyncio.run(play_step(stage, rows, recipe.train.group_size, rl.derive_seed(recipe.seed, "step", step)))
+
+
+def on_verl(recipe: Recipe, rows: Sequence[Row], step: int, says: Says = words) -> list[list[Reply]]:
+    """The same groups as a worker of the cluster plays them, and as the trainer reads them."""
+    renderer = renderer_of(recipe)
+    worker, servers = Worker(recipe, renderer.tokenizer, 256), Servers(says, renderer)
+    before = occurred([row.id for row in rows])
+
+    async def one(group: int, session: int) -> Reply:
+        record = record_of(rows[group], 0, "train")
+        info = placed(record["extra_info"], group, before[group])
+        line = Line(servers, f"{group}.{session}", seeded=True)
+        return unpacked(packed(await worker.play(Order(info, record["prompt"], session, step), line)))
+
+    async def all_of_them() -> list[list[Reply]]:
+        return [
+            list(await asyncio.gather(*(one(group, session) for session in range(recipe.train.group_size))))
+            for group in range(len(rows))
+        ]
+
+    return asyncio.run(all_of_them())
+
+
+def number(ids: Sequence[int], place: int) -> float:
+    """A number of a token that depends on all before it, as a log-probability does."""
+    return -math.fmod(0.37 * sum(ids[: place + 1]) + place, 1.9) / 3
+
+
+class Learner:
+    """Local mode's learner, as far as it is asked here."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.config = recipe.train
+
+    def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
+        return [self._of(datum, -0.11 if reference else 0.0) for datum in data]
+
+    def values(self, data: Sequence[Datum]) -> list[list[float]]:
+        return [self._of(datum, 0.9) for datum in data]
+
+    def _of(self, datum: Datum, more: float) -> list[float]:
+        return [number(datum.ids, at) + more if bit else 0.0 for at, bit in enumerate(datum.mask)]
+
+
+def taught(recipe: Recipe, groups: Sequence[Sequence[Reply]]) -> list[tuple[Reply, Trajectory, Told]]:
+    """What verl's learner is told of every row that has something to learn from."""
+    replies = [reply for group in groups for reply in group]
+    rows = [(reply, row) for reply in replies for row in trajectories_of(reply, 0) if row.trains]
+    given = []
+    for reply, row in rows:
+        ids = [*row.prompt_ids, *row.response_ids]
+        found = [number(ids, at) for at in range(len(row.prompt_ids), len(ids))]
+        more = [[value + by for value in found] for by in (0.0, -0.11, 0.9)]
+        given.append(TrainedRow(reply, len(ids), *more))
+    told, _ = teach(recipe.train, groups, given)
+    return [(*pair, one) for pair, one in zip(rows, told, strict=True)]
+
+
+def lesson_of(recipe: Recipe, groups: Sequence[Sequence[Reply]]) -> Lesson:
+    """What local mode's learner learns from."""
+    method = ppo if recipe.train.method == "ppo" else rl
+    return method.lesson_of(Learner(recipe), groups)[0]
+
+
+def same(recipe: Recipe, local: Sequence[Sequence[Reply]], verl: Sequence[Sequence[Reply]]) -> int:
+    """Hold that both learn the same; how many rows there are."""
+    lesson = lesson_of(recipe, local)
+    rows = taught(recipe, verl)
+    assert len(lesson) == len(rows)
+    for (reply, datum), (other, row, told) in zip(lesson, rows, strict=True):
+        assert reply.conversation.key == other.conversation.key
+        first = len(row.prompt_ids)
+        assert [*row.prompt_ids, *row.response_ids] == list(datum.ids)
+        assert told.mask == list(datum.mask)[first:] == row.response_mask
+        for name in ("advantages", "old", "returns", "weights"):
+            assert getattr(told, name) == pytest.approx(list(getattr(datum, name))[first:]), name
+    return len(rows)
+
+
+def compare(recipe: Recipe, step: int = 3, says: Says = words) -> int:
+    """Play a step in both modes and hold that they are the same."""
+    rows = some(recipe, 3, 9, 5, 9)  # one row comes twice
+    local, verl = locally(recipe, rows, step, says), on_verl(recipe, rows, step, says)
+    for one, other in zip(local, verl, strict=True):
+        assert [r.to_dict(step) for r in one] == [r.to_dict(step) for r in other]
+    assert any(r.reward.total.is_missing for group in local for r in group)
+    count = same(recipe, local, verl)
+    for one, other in zip(local, verl, strict=True):
+        assert [r.advantages for r in one] == [r.advantages for r in other]
+    return count
+
+
+@pytest.mark.parametrize("name", ["dr-grpo", "grpo", "rloo", "gdpo", "separated", "reinforce++"])
+def test_a_step_has_the_same_conversations_rewards_parts_and_advantages(name: str) -> None:
+    assert compare(recipe_of(f"train.advantage={name}")) > 4
+
+
+def thinks(prompt: list[int], seed: int) -> str:
+    """A reply with a thought, without one, or none at all, by the seed."""
+    said = ["<think> 4 + 3 = 7 . </think> #### 7", "<think> 2 + 3 = 5 . </think> #### 5", "#### 7", DOWN]
+    return said[seed % len(said)]
+
+
+def peer(request: Request) -> str:
+    """A classmate who answers one thing or another, and now and then fails."""
+    seed = request.sampling.seed or 0
+    if seed % 5 == 0:
+        raise ModelCallError("refused")
+    return f"#### {seed % 11}"
+
+
+@pytest.mark.parametrize("name", ["dr-grpo", "gdpo", "{name: separated, non_negative: true}"])
+def test_classmates_of_a_step_are_those_of_local_mode(name: str) -> None:
+    own = [f"models.peer=scripted:{__name__}:peer", "models.monitor=scripted:echo", "eval.monitor=null"]
+    more = ["warm_start=null", "model.path=/model", "train.group_size=6", "task.limit=16", f"train.advantage={name}"]
+    recipe = load("classmate-mini", [*own, *more]).recipe
+    assert compare(recipe, says=thinks) > 8
+    parts = {span.parts for r in on_verl(recipe, some(recipe, 3), 3, thinks)[0] if r.credit for span in r.credit.spans}
+    assert ("main",) in parts and any("classmate" in own for own in parts)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["train.importance=truncate", "train.importance.high=1.02"],
+        ["train.importance=mask", "train.importance.level=sequence", "train.importance.low=0.9"],
+        ["train.kl=0.1", "train.kl_in=reward"],
+        ["train.method=ppo", "train.kl=0.05"],
+        ["train.method=ppo", "train.gamma=0.9", "train.whiten=false"],
+    ],
+    ids=" ".join,
+)
+def test_importance_divergence_and_values_are_those_of_local_mode(more: list[str]) -> None:
+    assert compare(recipe_of(*more)) > 4
+
+
+def talked(rewards: list[list[Score]], split: bool, tokens: str = "all") -> list[list[Reply]]:
+    """A group of episodes, each turn of three sampled tokens, a thought of two among them, and one of context."""
+    group = []
+    for at, own in enumerate(rewards):
+        talk = Conversation(Row("r", (Message("user", "?"),)), key=f"r#{at}")
+        for turn in range(len(own)):
+            context = (1, 2, 3) if turn == 0 else (4,)
+            sample = Sample(context, (7, 8, 9 + at), (-1.0, -0.5, -0.2), "stop", thought=(0, 2), answer=2)
+            talk.say(Message("assistant", "x"), sample)
+        credit = credit_turns(own, talk, 0.5, split)
+        credit = replace(credit, spans=only(credit.spans, talk, tokens))
+        group.append(Reply(talk, reward=Reward(own[-1]), credit=credit))
+    return [group]
+
+
+LOST = Score.missing("timeout")
+TURNS = [[Score(0.0), Score(1.0)], [Score(0.5), Score(0.0)], [LOST, Score(2.0)], [Score(1.0), LOST], [Score(1.0)]]
+
+
+@pytest.mark.parametrize("name", ["grpo", "gdpo", "rloo"])
+@pytest.mark.parametrize(("split", "tokens"), [(False, "all"), (True, "all"), (True, "answer"), (False, "thought")])
+def test_turns_are_credited_as_in_local_mode_also_where_one_is_missing(name: str, split: bool, tokens: str) -> None:
+    recipe = recipe_of(f"train.advantage={name}")
+    count = same(recipe, talked(TURNS, split, tokens), talked(TURNS, split, tokens))
+    assert count == (6 if split else 4)  # the fourth reply's last turn is missing, and with it its first
+
+
+def test_a_later_turn_is_trained_where_an_earlier_one_is_missing() -> None:
+    lost = talked([[LOST, Score(1.0)]], False)[0][0]
+    (row,) = trajectories_of(lost, 0)
+    assert row.prompt_ids == [1, 2, 3] and row.response_mask == [0, 0, 0, 0, 1, 1, 1]
+
+
+def test_turns_as_samples_of_their_own_are_rows_of_their_own() -> None:
+    both = talked([[Score(0.0), Score(1.0)]], True)[0][0]
+    first, second = trajectories_of(both, 0)
+    assert first.response_ids == [7, 8, 9] and first.response_mask == [1, 1, 1]
+    assert second.response_ids == [7, 8, 9, 4, 7, 8, 9] and second.response_mask == [0, 0, 0, 0, 1, 1, 1]
+
+
+def with_parts(reply: Reply, number: int) -> Reply:
+    """The reply with a classmate's part on its first two tokens, which is missing now and then."""
+    if reply.credit is None or not reply.credit.spans:
+        return reply
+    own, (span, *rest) = reply.credit.parts, reply.credit.spans
+    part = Score.missing("timeout") if number % 3 == 0 else Score(0.1 * number)
+    spans = (Span(span.start, span.start + 2, (*span.parts, "classmate")), Span(span.start + 2, span.stop, span.parts))
+    reply.credit = Credit({**own, "classmate": part}, (*spans, *rest), reply.credit.split)
+    return reply
+
+
+@pytest.mark.parametrize("name", ["grpo", "gdpo", "separated"])
+def test_several_parts_of_a_turn_are_compared_each_with_its_own(name: str) -> None:
+    recipe = recipe_of(f"train.advantage={name}")
+    rows = some(recipe, 3, 9)
+    local, verl = locally(recipe, rows, 0), on_verl(recipe, rows, 0)
+    for groups in (local, verl):
+        for at, reply in enumerate(reply for group in groups for reply in group):
+            with_parts(reply, at)
+    assert same(recipe, local, verl) > 2
+
+
+def test_the_lone_survivor_of_a_group_gets_zero_and_not_its_raw_score() -> None:
+    recipe = recipe_of("train.group_size=2")
+    turns = iter([DOWN, *["here is a tiny red lamp"] * 9])
+    groups = on_verl(recipe, some(recipe, 3), 0, lambda prompt, seed: next(turns))
+    assert [r.reward.total.is_missing for r in groups[0]] == [True, False]
+    ((_, row, told),) = taught(recipe, groups)
+    assert any(row.response_mask) and set(told.advantages) == {0.0}

@@ -1,0 +1,55 @@
+"""The model that verl begins with is made before, once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from upshot.config.load import load
+from upshot.config.recipe import Recipe
+from upshot.run.phases import WARM_START
+from upshot.verl.start import needs_start, start_recipe, started
+
+TINY = (
+    "model.tiny={hidden: 16, layers: 1, heads: 2, mlp: 32}",
+    "task.rows_per_split=16",
+    "warm_start={steps: 2, batch: 2}",
+)
+
+
+def recipe(*overrides: str) -> Recipe:
+    return load("quickstart", [*TINY, *overrides]).recipe
+
+
+def test_a_warm_start_is_made_once_and_again_for_another_recipe(tmp_path: Path) -> None:
+    said: list[str] = []
+    first = started(recipe(), tmp_path, said.append)
+    weights = Path(first.model.path) / "model.safetensors"
+    assert first.warm_start is None and not needs_start(first) and Path(first.model.path).is_absolute()
+    made = weights.stat().st_mtime_ns
+    assert started(recipe(), tmp_path, said.append) == first
+    assert weights.stat().st_mtime_ns == made and len(said) == 1
+    started(recipe("seed=1"), tmp_path, said.append)
+    assert weights.stat().st_mtime_ns != made and len(said) == 2
+
+
+def test_the_warm_start_is_local_modes_own(tmp_path: Path) -> None:
+    own = start_recipe(recipe("train.epochs=3", "eval.every=5"), tmp_path)
+    assert own.run_dir == str(tmp_path / WARM_START)
+    assert (own.train.steps, own.train.epochs, own.eval.every) == (0, None, 0)
+    assert own.warm_start == recipe().warm_start and own.seed == recipe().seed
+
+
+@pytest.mark.parametrize(
+    ("overrides", "needed"),
+    [
+        ((), True),
+        (("warm_start=null",), True),  # a new tiny model
+        (("model.path=/m",), True),
+        (("model.path=/m", "warm_start.new_model_only=true"), False),
+        (("model.path=/m", "warm_start=null"), False),
+    ],
+)
+def test_a_model_is_made_where_none_is_named_or_it_is_to_be_warmed(overrides: tuple[str, ...], needed: bool) -> None:
+    assert needs_start(recipe(*overrides)) is needed

@@ -1,0 +1,1 @@
+"""Upshot as a library: reward, load, train."""

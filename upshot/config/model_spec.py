@@ -1,0 +1,219 @@
+"""How a recipe names a model: one string, or a mapping with the string and its options.
+
+http://127.0.0.1:8000/v1#served-name    any OpenAI-compatible endpoint (several: a list, or a file of them, as `url`)
+openai/gpt-4o-mini                      a provider, through litellm
+path/to/hf-folder, local:NAME           in process
+smollm2-135m                            in process, offline
+serve:NAME                              a server of the recipe's serve file (`upshot serve FILE.yaml`)
+scripted:echo, scripted:pkg.mod:function
+policy                                  the model in training
+policy@start, policy@20                 a copy of it: as it was when training began, or renewed every 20 steps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from upshot.core.errors import UserError, did_you_mean
+from upshot.models.base import Sampling
+
+SMOLLM2 = "smollm2-135m"
+HTTP = ("http://", "https://")
+Kind = Literal["endpoint", "replicas", "provider", "local", "scripted", "policy", "served"]
+_REMOTE = {"endpoint", "replicas", "provider", "served"}
+_ONLY_FOR: dict[str, set[str]] = {
+    "via": {"endpoint", "replicas", "served"},
+    "token_ids": {"endpoint", "replicas", "served"},
+    "hedge": {"replicas", "served"},
+    **dict.fromkeys(("api_key_env", "headers_env", "extra_body", "omit", "structured"), _REMOTE),
+    **dict.fromkeys(("timeout_s", "retries", "backoff_s", "patience_s"), _REMOTE | {"scripted"}),
+    **dict.fromkeys(("concurrency", "requests_per_minute", "tokens_per_minute"), _REMOTE | {"scripted"}),
+    **dict.fromkeys(("price_in", "price_out"), _REMOTE | {"scripted"}),
+    "cache": _REMOTE | {"scripted", "local"},
+    "latency_s": {"scripted"},
+    "dtype": {"local"},
+    "device": {"local"},
+    "kv_gb": {"local"},
+}
+"""Options that mean something only to some kinds of models."""
+
+
+class ModelSpec(BaseModel):
+    """A model and how it may be called."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    model: str = ""
+    """The model: a name of this page's first lines, or beside `url` the name the endpoint serves it by.
+    Empty beside `url`: the only model that the endpoint lists."""
+    url: str | tuple[str, ...] | None = None
+    """Base address of an OpenAI-compatible endpoint, with its `/v1`. Replicas of one model: a list of addresses, or a
+    file with one a line, which is followed while the run goes on."""
+    via: Literal["http", "openai", "litellm"] = "http"
+    """Client for a `url`: our own (fastest), the official `openai` package, or litellm."""
+
+    concurrency: int = Field(64, ge=1)
+    """Calls in flight at once, over all roles that share the endpoint; at each replica, where there are several."""
+    requests_per_minute: float | None = Field(None, gt=0)
+    """Calls per minute; None: no limit of ours."""
+    tokens_per_minute: float | None = Field(None, gt=0)
+    """Prompt and completion tokens per minute; None: no limit of ours."""
+    timeout_s: float = Field(120.0, gt=0)
+    """Seconds one attempt may take, connecting included."""
+    retries: int = Field(6, ge=0)
+    """Further attempts after a dropped connection, a timeout, a 5xx or an unreadable answer."""
+    backoff_s: float = Field(0.2, gt=0)
+    """Mean wait before the first retry; doubles with each one, up to 20 s, with jitter."""
+    patience_s: float = Field(300.0, ge=0)
+    """Seconds one call may spend waiting out rate limits (429) before it fails as rate_limited."""
+    hedge: float = Field(0.05, ge=0, le=1)
+    """Replicas only: at most this share of calls is asked of a second one when the first is late; 0: none."""
+
+    temperature: float | None = Field(None, ge=0)
+    """When set, wins over the temperature that the role asks for."""
+    max_tokens: int | None = Field(None, ge=1)
+    """When set, wins over the length limit that the role asks for."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    """When set, wins over the nucleus cut that the role asks for."""
+
+    cache: bool | str = False
+    """Response cache: false, true (the user's cache folder), or a folder."""
+    price_in: float | None = Field(None, ge=0)
+    """US dollars per million prompt tokens; None: the provider's list price, 0 for endpoints on this machine."""
+    price_out: float | None = Field(None, ge=0)
+    """US dollars per million completion tokens; None as above."""
+
+    api_key_env: str | None = None
+    """Environment variable with the key; None: OPENAI_API_KEY for api.openai.com, the provider's own for providers."""
+    headers_env: dict[str, str] = Field(default_factory=dict)
+    """Extra headers: name → environment variable with the value."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Fields added to every request body."""
+    omit: tuple[str, ...] = ()
+    """Fields never sent, for endpoints that refuse them (seed, top_p …)."""
+    structured: bool | None = None
+    """Whether the endpoint enforces JSON schemas; None: try, and remember a refusal."""
+    token_ids: bool | None = None
+    """Whether the endpoint returns token ids (`return_token_ids`, as vLLM does); None: ask its model list."""
+
+    latency_s: float = Field(0.0, ge=0)
+    """scripted only: seconds each reply takes."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """In process only: auto is float32 on the CPU and bfloat16 on a GPU."""
+    device: str = "auto"
+    """In process only: auto is the first GPU, else the CPU."""
+    kv_gb: float = Field(0.0, ge=0)
+    """In process only: GiB for keys and values; 0: as the memory plan finds, else a third of what is free."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = {"model": value}
+        if not isinstance(value, Mapping):
+            return value
+        data = dict(value)
+        for key in data:
+            if key not in cls.model_fields:
+                raise ValueError(f"unknown option '{key}' of a model; {did_you_mean(str(key), cls.model_fields)}")
+        if isinstance(data.get("url"), list | tuple):
+            data["url"] = _addresses(data["url"])
+        address = data.get("url") or data.get("model")
+        if isinstance(address, str) and address.startswith(HTTP):
+            data["url"], _, served = address.partition("#")
+            data["url"] = data["url"].rstrip("/")
+            if data.get("url") and data.get("model") == address:
+                data["model"] = served
+            data["model"] = data.get("model") or served
+        return data
+
+    @model_validator(mode="after")
+    def _no_idle_options(self) -> ModelSpec:
+        """Refuse options that would do nothing, rather than ignore them."""
+        kind = self.kind
+        for option in sorted(self.model_fields_set & set(_ONLY_FOR)):
+            differs = getattr(self, option) != type(self).model_fields[option].get_default(call_default_factory=True)
+            if differs and kind not in _ONLY_FOR[option]:
+                raise ValueError(
+                    f"the option '{option}' does nothing for '{self.label}' ({kind}); it is for "
+                    f"{' and '.join(sorted(_ONLY_FOR[option]))} models"
+                )
+        return self
+
+    @classmethod
+    def parse(cls, value: Any, where: str = "") -> ModelSpec:
+        """A spec from a string, mapping or spec; what is wrong is a `UserError`."""
+        if isinstance(value, ModelSpec):
+            return value
+        try:
+            return cls.model_validate(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"])
+            place = ".".join(part for part in (where, field) if part) or "model"
+            raise UserError(f"{place}: {first['msg'].removeprefix('Value error, ')}") from error
+
+    @property
+    def kind(self) -> Kind:
+        """Which backend the spec means."""
+        if self.url:
+            single = isinstance(self.url, str) and self.url.startswith(HTTP)
+            return "endpoint" if single else "replicas"
+        if self.model == "policy" or self.model.startswith("policy@"):
+            return "policy"
+        if self.model.startswith("scripted:"):
+            return "scripted"
+        if self.model.startswith("serve:"):
+            return "served"
+        if self.model == SMOLLM2 or self.model.startswith(("local:", "/", "./", "../", "~")):
+            return "local"
+        if self.model and (Path(self.model) / "config.json").is_file():
+            return "local"
+        if "/" in self.model.strip("/"):
+            return "provider"
+        raise ValueError(
+            f"unknown model '{self.model}'; give a URL ('http://host:8000/v1#name'), 'provider/model', a folder with "
+            f"a config.json, 'local:NAME', 'serve:NAME', 'scripted:NAME', '{SMOLLM2}' or 'policy'"
+        )
+
+    @property
+    def label(self) -> str:
+        """A short name for messages and logs."""
+        if not self.url:
+            return self.model
+        if isinstance(self.url, str):
+            return f"{self.url}#{self.model}"
+        return f"{self.url[0]}#{self.model} and {len(self.url) - 1} more"
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether the endpoint is on the loopback interface, so free and without a proxy."""
+        hosts = [urlsplit(url).hostname or "" for url in ([self.url] if isinstance(self.url, str) else self.url or ())]
+        return bool(hosts) and all(host in ("localhost", "::1") or host.startswith("127.") for host in hosts)
+
+    def at(self, url: str) -> ModelSpec:
+        """The spec of one replica: its calls are cached, and tried again, by the whole."""
+        whole = self.model_dump(exclude={"hedge", "cache", "retries"})
+        return ModelSpec.parse({**whole, "url": url, "retries": 0})
+
+    def sampling(self, asked: Sampling) -> Sampling:
+        """What a role asks for, with the spec's own settings put over it."""
+        own = {k: v for k in ("temperature", "max_tokens", "top_p") if (v := getattr(self, k)) is not None}
+        return replace(asked, **own) if own else asked
+
+
+def _addresses(given: Sequence[Any]) -> Any:
+    """A list of addresses, each once; a list of one is that one."""
+    for address in given:
+        if not isinstance(address, str) or not address.startswith(HTTP):
+            raise ValueError(f"'url' lists {address!r}, which is no address: 'http://host:8000/v1'")
+    found = tuple(dict.fromkeys(address.rstrip("/") for address in given))
+    if not found:
+        raise ValueError("'url' is an empty list; name at least one address")
+    return found if len(found) > 1 else found[0]

@@ -1,0 +1,135 @@
+"""Every recipe key as a page, from the fields of `recipe.py` and the docstrings under them: `docs/reference.md`."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from upshot.config.model_spec import ModelSpec
+from upshot.config.recipe import Named, Recipe
+
+HEAD = """\
+# Every key of a recipe
+
+Made from the schema by `upshot recipe reference > docs/reference.md`; a test holds it current. `upshot recipe show
+NAME` prints a recipe with all its values and where each comes from; `recipes/schema.json` tells your editor the same
+(`# yaml-language-server: $schema=…` as the first line of a recipe).
+
+**A recipe is a YAML file.** What it does not say has the default below. A key that is unknown, there twice, or of the
+wrong type is refused with its name and the way out.
+
+**`extends`** (a name, a path, or a list of them) lays the file over others: mappings are merged key by key, everything
+else is replaced. Options of a named thing are inherited only while it keeps its `name`: a recipe that takes another
+task starts with that task's defaults.
+
+**Overrides** on the command line win over files: `upshot train RECIPE train.lr=1e-5 reward.metrics.accuracy.weight=2`.
+Items of a list are named by position or by their `name`. Values are YAML. In Python:
+`upshot.load("RECIPE", train={"lr": 1e-5})`.
+
+**A named thing** (`task`, `futures`, `futures.user`, a metric, `reward.manager`, `train.advantage`) is a text or a
+mapping with `name`; the other keys are options of its constructor, checked by name and type. The name is one of the
+project's, or `my_pkg.module:Thing` for your own ([own-task.md](own-task.md)). What a constructor names among
+`task`, `judge`, `tokenizer`, `models` and `sandbox` is handed to it by the program.
+
+**A model** under `models` is a text (a URL with `#name`, `provider/model`, a folder, `policy`, `policy@start`,
+`scripted:…`) or a mapping with the keys at the end of this page ([models.md](models.md)).
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for title, model, note in sections():
+        parts.append(f"\n## {title}\n\n{note}\n\n| key | type | default | |\n|---|---|---|---|\n{_rows(title, model)}")
+    return "".join(parts)
+
+
+def sections() -> Iterator[tuple[str, type[BaseModel], str]]:
+    """Title, model and description of each part, in the order of the recipe."""
+    yield "top level", Recipe, "One training setting."
+    yield from _inner("", Recipe)
+    yield "models.NAME", ModelSpec, first_line(ModelSpec)
+
+
+def _inner(prefix: str, model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel], str]]:
+    for name, field in model.model_fields.items():
+        for inner in models_in(field.annotation):
+            if inner in (Named, ModelSpec):
+                continue
+            title = f"{prefix}{name}" + (".N" if typing.get_origin(field.annotation) is list else "")
+            yield title, inner, first_line(inner)
+            yield from _inner(f"{title}.", inner)
+
+
+def _rows(title: str, model: type[BaseModel]) -> str:
+    prefix = "" if title == "top level" else f"{title}."
+    return "".join(
+        f"| `{prefix}{name}` | {_type(field.annotation)} | {_default(field)} | {_cell(field.description or '')} |\n"
+        for name, field in model.model_fields.items()
+    )
+
+
+def _type(annotation: Any) -> str:
+    """An annotation in the words of YAML."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "a named thing" if annotation is Named else "a model" if annotation is ModelSpec else "section"
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return _cell(" ".join(f"`{value}`" for value in arguments))
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(_type(part) for part in arguments)
+    if origin in (list, tuple):
+        return "list of " + _type(next(iter(arguments), Any))
+    if origin is dict:
+        return f"mapping to {_type(arguments[1])}"
+    if origin is typing.Annotated:
+        return _type(arguments[0])
+    plain = {
+        str: "text",
+        int: "whole number",
+        float: "number",
+        bool: "true or false",
+        type(None): "null",
+        Any: "anything",
+    }
+    return plain.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "*needed*"
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, Named):
+        return f"`{value.name}`"
+    if isinstance(value, BaseModel):
+        return "see below"
+    if isinstance(value, list) and value and isinstance(value[0], BaseModel):
+        return f"`[{', '.join(str(getattr(item, 'name', item)) for item in value)}]`"
+    if value is None:
+        return "`null`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, tuple):
+        value = list(value)
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`" if value != "" else "`''`"
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The pydantic models that an annotation speaks of."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in typing.get_args(annotation) for model in models_in(part)]
+
+
+def first_line(model: type[BaseModel]) -> str:
+    """The first paragraph of a model's docstring, on one line."""
+    return " ".join((model.__doc__ or "").split("\n\n")[0].split())
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

@@ -1,0 +1,215 @@
+"""Names → classes: `gsm8k`, or `my_pkg.mod:Thing`, with did-you-mean errors.
+
+A registry owns packages; their modules are imported at the first look-up, so adding a thing is adding one file with a
+decorator in it. `create` checks names and types of the options before anything is built.
+
+A path is looked for where Python looks, then in the current folder and in those given to `look_in` (a recipe's own).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import pkgutil
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from upshot.core.errors import UserError, did_you_mean
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+class Registry(Generic[T]):
+    """One kind of thing that a recipe can name."""
+
+    def __init__(self, kind: str, *packages: str) -> None:
+        self.kind = kind
+        self.packages = packages
+        self._things: dict[str, Callable[..., T]] = {}
+        self._elsewhere: dict[str, tuple[str, str]] = {}
+        self._loaded = False
+
+    def register(self, name: str, *aliases: str) -> Callable[[C], C]:
+        """Decorator: make a class (or factory) known by name and aliases."""
+
+        def add(thing: C) -> C:
+            for key in (name, *aliases):
+                if self._things.get(key, thing) is not thing:
+                    raise ValueError(f"two {self.kind}s are called '{key}'")
+                self._things[key] = thing
+            return thing
+
+        return add
+
+    def called(self, other: str, name: str, hint: str) -> None:
+        """Take the name that a thing has in another project, too, and tell who uses it what is different here."""
+        self._elsewhere[other] = (name, hint)
+
+    def names(self) -> list[str]:
+        """All known names, sorted."""
+        self._load()
+        return sorted(self._things)
+
+    def __contains__(self, name: str) -> bool:
+        self._load()
+        return name in self._things
+
+    def get(self, name: str, where: str = "") -> Callable[..., T]:
+        """The class behind a name or a `package.module:Thing` path."""
+        if ":" in name:
+            found: Callable[..., T] = import_thing(name, self.kind, where)
+            if not callable(found):
+                raise UserError(f"{self.kind} '{name}' is no class or function, but {type(found).__name__}")
+            return found
+        self._load()
+        if name in self._elsewhere:
+            other, (name, hint) = name, self._elsewhere[name]
+            log.warning("%s '%s' is '%s' here: %s", self.kind, other, name, hint)
+        if name in self._things:
+            return self._things[name]
+        place = f" in {where}" if where else ""
+        raise UserError(
+            f"unknown {self.kind} '{name}'{place}; {did_you_mean(name, self._things)} "
+            f"(your own: 'my_package.module:Thing')"
+        )
+
+    def create(self, name: str, options: Mapping[str, Any] | None = None, where: str = "", **context: Any) -> T:
+        """Build a thing; `options` come from the recipe and are checked, `context` from the program.
+
+        Context is passed only where the constructor names it.
+        """
+        thing = self.get(name, where)
+        checked = check_options(thing, dict(options or {}), context, f"{self.kind} '{name}'", where)
+        return thing(**checked)
+
+    def check(self, name: str, options: Mapping[str, Any] | None = None, where: str = "", **context: Any) -> None:
+        """Raise what `create` would raise for a wrong name or option, without building."""
+        check_options(self.get(name, where), dict(options or {}), context, f"{self.kind} '{name}'", where, False)
+
+    def _load(self) -> None:
+        if self._loaded:
+            return
+        self._loaded = True
+        for package in self.packages:
+            for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+                importlib.import_module(f"{package}.{module.name}")
+
+
+def look_in(folder: Path) -> None:
+    """Find the user's own code in this folder, too; behind everything installed, so that it hides nothing."""
+    place = str(folder.resolve())
+    if place not in sys.path:
+        sys.path.append(place)
+
+
+def import_thing(path: str, what: str, where: str = "") -> Any:
+    """What stands at `package.module:Thing`; whatever keeps it from being imported is a `UserError`."""
+    if path in _HELD:
+        return _HELD[path]
+    module_name, _, attribute = path.partition(":")
+    place = f" in {where}" if where else ""
+    if module_name == HELD:
+        raise UserError(f"{what} '{path}'{place} was code of another process; put it in a file and name its path")
+    look_in(Path())
+    importlib.invalidate_caches()  # the file may be younger than the folder's listing
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if not f"{module_name}.".startswith(f"{error.name}."):
+            raise UserError(
+                f"cannot import {what} '{path}'{place}: its module needs '{error.name}': {error}"
+            ) from error
+        raise UserError(
+            f"cannot import {what} '{path}'{place}: {error}; it was looked for in {Path().resolve()}, beside the "
+            "recipe, and where Python looks"
+        ) from error
+    except Exception as error:  # the user's own module: whatever it raises is theirs to mend
+        raise UserError(f"cannot import {what} '{path}'{place}: {type(error).__name__}: {error}") from error
+    if not hasattr(module, attribute):
+        public = [name for name in vars(module) if name.isidentifier() and not name.startswith("_")]
+        raise UserError(
+            f"module '{module_name}' has no '{attribute}' ({what}{place}); {did_you_mean(attribute, public)}"
+        )
+    return getattr(module, attribute)
+
+
+HELD = "here"
+_HELD: dict[str, Any] = {}
+"""What has no path of its own (a lambda, a function inside another), by the name that a recipe gets for it."""
+
+
+def path_of(thing: Any) -> str:
+    """The name by which a recipe can have this class or function: its path, or, where it has none, one that holds in
+    this process."""
+    name = str(getattr(thing, "__qualname__", type(thing).__name__))
+    path = f"{getattr(thing, '__module__', '')}:{name}"
+    if getattr(sys.modules.get(path.partition(":")[0]), name, None) is thing:
+        return path
+    number, held = 1, f"{HELD}:{name.rpartition('.')[2]}"
+    while _HELD.setdefault(held, thing) is not thing:
+        number += 1
+        held = f"{HELD}:{name.rpartition('.')[2]}-{number}"
+    return held
+
+
+def check_options(
+    thing: Callable[..., Any],
+    options: dict[str, Any],
+    context: Mapping[str, Any],
+    what: str,
+    where: str,
+    complete: bool = True,
+) -> dict[str, Any]:
+    """Keyword arguments for a constructor: options validated against its annotations, context where named."""
+    from pydantic import TypeAdapter, ValidationError
+
+    named, hints, open_ended = _parameters(thing)
+    place = f" in {where}" if where else ""
+    out: dict[str, Any] = {k: v for k, v in context.items() if k in named}
+    for key, value in options.items():
+        if key not in named:
+            if open_ended:
+                out[key] = value
+                continue
+            raise UserError(f"unknown option '{key}' of {what}{place}; {did_you_mean(key, set(named) - set(context))}")
+        try:
+            out[key] = TypeAdapter(hints[key]).validate_python(value) if key in hints else value
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise UserError(f"option '{key}' of {what}{place} is {value!r}: {reason}") from error
+    missing = [k for k, p in named.items() if p.default is p.empty and k not in out]
+    if missing and complete:
+        raise UserError(f"{what}{place} needs the option '{missing[0]}'")
+    return out
+
+
+def _parameters(thing: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], dict[str, Any], bool]:
+    """Named parameters, their types, and whether any other keyword is taken.
+
+    A constructor that passes `**options` on to its base class takes the base's parameters, too.
+    """
+    classes = [c for c in thing.__mro__ if "__init__" in vars(c)] if inspect.isclass(thing) else []
+    named: dict[str, inspect.Parameter] = {}
+    hints: dict[str, Any] = {}
+    for target in [vars(c)["__init__"] for c in classes if c is not object] or [thing]:
+        parameters = inspect.signature(target).parameters
+        for name, parameter in parameters.items():
+            if name != "self" and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+                named.setdefault(name, parameter)
+        hints = _hints(target) | hints
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            return named, hints, False
+    return named, hints, bool(named or classes)
+
+
+def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(target)
+    except NameError:  # an annotation only imported for the type checker: leave the value unchecked
+        return {}

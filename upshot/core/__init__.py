@@ -1,0 +1,1 @@
+"""What everything stands on: conversations, scores, files, HTTP, time limits. Imports nothing of the package."""

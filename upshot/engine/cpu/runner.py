@@ -1,0 +1,299 @@
+"""Runs steps with plain PyTorch: the CPU's runner, and the reference the kernels are checked against.
+
+Keys and values live in pages (store.py). While a sequence is being extended, a dense copy of its own part stays in a
+window (window.py), so that a step is one batched attention call that copies nothing but the new token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from upshot.engine.cpu.store import Store, attention
+from upshot.engine.cpu.window import Window, with_prefixes
+from upshot.engine.exact.blocks import picked
+from upshot.engine.exact.mode import ExactMode
+from upshot.engine.exact.step import ExactStep
+from upshot.engine.llama.blocks import BlockDriver
+from upshot.engine.llama.driver import Driver, causal_lm
+from upshot.engine.sampling import RowRules, apply_grammars, sample
+from upshot.engine.scheduler import Chunk, Plan
+from upshot.engine.scoring import by_sequence, given_logprobs, wanted_of
+from upshot.engine.seat import Seat
+from upshot.engine.sequence import Scored, Sequence, Top, possible
+
+
+class DecodeStep:
+    """One new token for each row."""
+
+    def __init__(self, store: Store, window: Window | None, rows: list[Sequence], positions: np.ndarray) -> None:
+        self.store, self.window = store, window
+        self.n = len(rows)
+        size = store.page_size
+        places = zip(rows, positions.tolist(), strict=True)
+        pages = np.fromiter((s.pages[p // size] for s, p in places), np.int64, self.n)
+        self.cells = torch.from_numpy(pages * size + positions % size)
+        self.positions = torch.from_numpy(positions)
+        self.row_index = torch.arange(self.n)
+        self.table: torch.Tensor | None = None
+        if window is None:
+            own = positions
+            self.table = self._table(rows, positions)
+        else:
+            own = positions - window.starts
+        self.own = torch.from_numpy(own)
+        self.length = int(own.max()) + 1
+        # Rows of one length see all there is.
+        self._masks: dict[int, torch.Tensor | None] = {0: None} if int(own.min()) + 1 == self.length else {}
+
+    def _table(self, rows: list[Sequence], positions: np.ndarray) -> torch.Tensor:
+        cells = np.zeros((self.n, int(positions.max()) + 1), dtype=np.int64)
+        for row, (seq, position) in enumerate(zip(rows, positions.tolist(), strict=True)):
+            cells[row, : position + 1] = self.store.cells(seq, 0, position + 1)
+        return torch.from_numpy(cells)
+
+    def mask(self, window: int) -> torch.Tensor | None:
+        """Which positions of its own part each row sees."""
+        if window not in self._masks:
+            back = self.own[:, None] - torch.arange(self.length)
+            seen = back >= 0
+            if window:
+                seen &= back < window
+            self._masks[window] = None if bool(seen.all()) else seen[:, None, None, :]
+        return self._masks[window]
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+    ) -> torch.Tensor:
+        """Store and attend; see `attention.Step`."""
+        self.store.k[layer].index_copy_(0, self.cells, k)
+        self.store.v[layer].index_copy_(0, self.cells, v)
+        if self.window is not None:
+            keys, values = self.window.k[layer], self.window.v[layer]
+            keys[self.row_index, :, self.own] = k
+            values[self.row_index, :, self.own] = v
+            keys, values = keys[: self.n, :, : self.length], values[: self.n, :, : self.length]
+        else:
+            keys, values = (x[layer][self.table].transpose(1, 2) for x in (self.store.k, self.store.v))
+        heads, kv_heads = q.shape[1], k.shape[1]
+        # The heads that share a key head are its queries: nothing is repeated.
+        grouped = q.reshape(self.n, kv_heads, heads // kv_heads, -1)
+        if self.window is not None and self.window.stacks:
+            mask = self.mask(window)
+            return with_prefixes(layer, grouped, keys, values, mask, self.window.stacks, scale).reshape(q.shape)
+        return attention(grouped, keys, values, self.mask(window), scale, softcap).reshape(q.shape)
+
+
+@dataclass(slots=True)
+class Group:
+    """Chunks of similar length, attended in one padded call."""
+
+    rows: torch.Tensor
+    """[chunks, longest] index of each query in the packed tokens; padding repeats the chunk's first."""
+    real: torch.Tensor
+    """[chunks, longest] which are no padding."""
+    table: torch.Tensor | None
+    """[chunks, longest context] cells of keys; None when all chunks start at 0 and can use the packed keys."""
+    mask_parts: tuple[torch.Tensor, torch.Tensor] | None
+    """Positions of the queries and of the keys."""
+
+
+def grouped(chunks: list[Chunk]) -> list[list[tuple[int, Chunk]]]:
+    """Chunks with their offsets among the packed tokens, in groups that waste little on padding."""
+    offset = 0
+    items: list[tuple[int, Chunk]] = []
+    for chunk in chunks:
+        items.append((offset, chunk))
+        offset += chunk.stop - chunk.start
+    items.sort(key=lambda x: (x[1].start > 0, x[1].stop - x[1].start, x[1].stop))
+    groups: list[list[tuple[int, Chunk]]] = []
+    for item in items:
+        chunk = item[1]
+        n = chunk.stop - chunk.start
+        if groups:
+            first = groups[-1][0][1]
+            size = first.stop - first.start
+            alike = (first.start > 0) == (chunk.start > 0) and n <= size * 1.25 + 4
+            if alike and chunk.stop <= 2 * first.stop + 32 and len(groups[-1]) * n * chunk.stop < 1 << 24:
+                groups[-1].append(item)
+                continue
+        groups.append([item])
+    return groups
+
+
+class PrefillStep:
+    """Chunks of prompts, packed."""
+
+    def __init__(self, store: Store, chunks: list[Chunk]) -> None:
+        self.store = store
+        self.cells = torch.from_numpy(np.concatenate([store.cells(c.seq, c.start, c.stop) for c in chunks]))
+        self.positions = torch.from_numpy(np.concatenate([np.arange(c.start, c.stop) for c in chunks]))
+        self.groups = [self._group(items) for items in grouped(chunks)]
+
+    def _group(self, items: list[tuple[int, Chunk]]) -> Group:
+        longest = max(c.stop - c.start for _, c in items)
+        context = max(c.stop for _, c in items)
+        starts = np.array([c.start for _, c in items])
+        sizes = np.array([c.stop - c.start for _, c in items])
+        offsets = np.array([o for o, _ in items])
+        steps = np.arange(longest)
+        real = steps < sizes[:, None]
+        rows = torch.from_numpy(offsets[:, None] + np.where(real, steps, 0))
+        if not starts.any():
+            return Group(rows, torch.from_numpy(real), None, None)
+        cells = np.zeros((len(items), context), dtype=np.int64)
+        for row, (_, chunk) in enumerate(items):
+            cells[row, : chunk.stop] = self.store.cells(chunk.seq, 0, chunk.stop)
+        queries = torch.from_numpy(starts[:, None] + np.where(real, steps, 0))
+        return Group(rows, torch.from_numpy(real), torch.from_numpy(cells), (queries, torch.arange(context)))
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+    ) -> torch.Tensor:
+        """Store and attend; see `attention.Step`."""
+        self.store.k[layer].index_copy_(0, self.cells, k)
+        self.store.v[layer].index_copy_(0, self.cells, v)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        per_key = q.shape[1] // k.shape[1]
+        for group in self.groups:
+            queries = q[group.rows].transpose(1, 2)
+            if group.table is None:
+                keys, values = k[group.rows].transpose(1, 2), v[group.rows].transpose(1, 2)
+                steps = torch.arange(group.rows.shape[1])
+                back = steps[:, None] - steps
+            else:
+                keys, values = (x[layer][group.table].transpose(1, 2) for x in (self.store.k, self.store.v))
+                assert group.mask_parts is not None
+                back = (group.mask_parts[0][:, :, None] - group.mask_parts[1])[:, None]
+            if per_key > 1:
+                keys, values = keys.repeat_interleave(per_key, 1), values.repeat_interleave(per_key, 1)
+            if group.table is None and not window:
+                result = attention(queries, keys, values, None, scale, softcap, causal=True)
+            else:
+                seen = (back >= 0) & (back < window) if window else back >= 0
+                result = attention(queries, keys, values, seen, scale, softcap)
+            out[group.rows[group.real]] = result.transpose(1, 2)[group.real]
+        return out
+
+
+class TorchRunner:
+    """Runs plans on the CPU, one after another."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        n_pages: int,
+        page_size: int,
+        window_bytes: int,
+        exact: bool = False,
+        seat: Seat | None = None,
+    ) -> None:
+        shape = driver.shape
+        self.driver = driver
+        self.exact = ExactMode(kernels=False) if exact else None
+        self.store = Store(shape.layers, n_pages, page_size, shape.kv_heads, shape.head_dim, shape.dtype, seat)
+        # A sliding window or a soft cap would need its own prefix arithmetic: those models share pages, not reads.
+        config = causal_lm(driver.lm).config.get_text_config()
+        odd = getattr(config, "sliding_window", None) or getattr(config, "attn_logit_softcapping", None)
+        self._new_window = partial(Window, self.store, window_bytes, share=not odd)
+        self.window = self._new_window()
+        self._rules: tuple[list[Sequence], RowRules] | None = None
+
+    def forget(self) -> None:
+        """The weights changed: nothing computed so far may be read again."""
+        self.window.clear()
+        if isinstance(self.driver, BlockDriver):
+            self.driver.refresh()
+
+    def park(self, keep_steps: bool = False) -> None:
+        """Give the memory back (see `Engine.park`)."""
+        self.store.release()
+        self.window = self._new_window()
+        if isinstance(self.driver, BlockDriver) and not keep_steps:
+            self.driver.release()
+
+    def resume(self) -> None:
+        """Take it again."""
+        self.store.take()
+        if isinstance(self.driver, BlockDriver) and not self.driver.layers:
+            self.driver.take()
+
+    def run(self, plan: Plan) -> tuple[list[Sequence], list[int], list[float], list[Top] | None, list[Scored]]:
+        """Compute a step: who sampled, their ids, log-probabilities and likeliest ids; what was scored."""
+        with torch.inference_mode():
+            self.store.copy_pages(plan.copies)
+            scored: list[Scored] = []
+            if plan.chunks:
+                rows, logits, positions, scored = self._prefill(plan.chunks)
+            else:
+                rows, logits, positions = self._decode(plan.rows)
+            if not rows:
+                return [], [], [], None, scored
+            return *self._sample(rows, logits, positions), scored
+
+    def _prefill(self, chunks: list[Chunk]) -> tuple[list[Sequence], torch.Tensor, np.ndarray, list[Scored]]:
+        step: Any = (
+            PrefillStep(self.store, chunks)
+            if self.exact is None
+            else ExactStep(self.store, [(c.seq, c.start, c.stop) for c in chunks])
+        )
+        ids = torch.tensor([t for c in chunks for t in c.seq.ids[c.start : c.stop]])
+        ends = np.cumsum([c.stop - c.start for c in chunks]) - 1
+        last = [int(end) for end, c in zip(ends, chunks, strict=True) for _ in c.samplers]
+        rows = [s for c in chunks for s in c.samplers]
+        wanted = wanted_of(chunks)
+        places = [*last, *wanted.places] if wanted else last
+        logits = self.driver.logits(ids, step.positions, step, torch.tensor(places, dtype=torch.int64))
+        scored: list[Scored] = []
+        if wanted:
+            scored = by_sequence(wanted, given_logprobs(logits[len(last) :], torch.tensor(wanted.ids), wanted.tops))
+        return rows, logits[: len(last)], np.array([len(s.ids) for s in rows]), scored
+
+    def _decode(self, wanted: list[Sequence]) -> tuple[list[Sequence], torch.Tensor, np.ndarray]:
+        if self.exact is not None:
+            exact = ExactStep(self.store, [(s, len(s.ids) - 1, len(s.ids)) for s in wanted])
+            logits = self.driver.logits(torch.tensor([s.ids[-1] for s in wanted]), exact.positions, exact, None)
+            return wanted, logits, exact.positions.numpy() + 1
+        dense = self.window.admit(wanted)
+        rows = [row.seq for row in self.window.rows] if dense else wanted
+        positions = np.fromiter((len(s.ids) - 1 for s in rows), np.int64, len(rows))
+        step = DecodeStep(self.store, self.window if dense else None, rows, positions)
+        ids = torch.tensor([s.ids[-1] for s in rows])
+        return rows, self.driver.logits(ids, step.positions, step, step.row_index), positions + 1
+
+    def _sample(self, rows: list[Sequence], logits: torch.Tensor, positions: np.ndarray) -> Any:
+        logits = logits.float()
+        apply_grammars(logits, rows)
+        if self._rules is None or self._rules[0] != rows:
+            self._rules = (rows, RowRules([s.rules for s in rows]))
+        rules = self._rules[1]
+        if self.exact is None:
+            ids, logprobs, everything = sample(logits, rules, positions)
+        else:
+            with self.exact:
+                ids, _, everything = sample(logits, rules, positions)
+            logprobs = picked(logits, ids, torch.from_numpy(rules.temperature))
+        tops: list[Top] | None = None
+        if rules.tops:
+            values, order = everything.topk(min(rules.tops, everything.shape[-1]), dim=-1)
+            found = zip(rows, order.tolist(), values.tolist(), strict=True)
+            tops = [possible(o, v, s.rules.top_logprobs) for s, o, v in found]
+        return rows, ids.tolist(), logprobs.tolist(), tops

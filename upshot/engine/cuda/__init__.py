@@ -1,0 +1,1 @@
+"""The engine on a GPU: captured steps over paged keys and values."""

@@ -1,0 +1,415 @@
+"""Runs steps on a GPU: CUDA graphs of whole decode steps with sampling inside, one step ahead of the host.
+
+The state of every slot (last id, position, pages, sampling rules) lives on the device, so a step can start before the
+ids of the one before it have reached the host: `run` starts a step and returns the results of the previous one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from triton.errors import TritonError
+
+from upshot.engine.cuda.batch import Batch
+from upshot.engine.cuda.slots import Slots, upload
+from upshot.engine.cuda.steps import (
+    BUCKETS,
+    PREFILL_BLOCK,
+    PREFILL_BUCKETS,
+    PREFILL_ROWS,
+    Cache,
+    CudaStep,
+    Flight,
+    Graph,
+    PromptGraph,
+    Results,
+    packed_chunks,
+)
+from upshot.engine.kernels import sample as sample_kernels
+from upshot.engine.kernels.decode import context_splits, decode_attention
+from upshot.engine.kernels.decode_fused import fused_decode_attention
+from upshot.engine.kernels.prefill import prefill_attention
+from upshot.engine.llama.blocks import BlockDriver
+from upshot.engine.llama.choice import checked_driver, drivers_of
+from upshot.engine.llama.driver import Driver, ModuleDriver, Shape
+from upshot.engine.sampling import apply_grammars
+from upshot.engine.scheduler import Chunk, Plan
+from upshot.engine.scoring import Wanted, by_sequence, given_logprobs, wanted_of
+from upshot.engine.seat import Seat, taken_pages
+from upshot.engine.sequence import Rules, Sequence, possible
+
+T = TypeVar("T")
+
+
+class CudaRunner:
+    """Runs plans on one GPU."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        shape: Shape,
+        n_pages: int,
+        page_size: int,
+        max_running: int,
+        settings: Any,
+        seat: Seat | None = None,
+    ) -> None:
+        self.shape, self.page_size = shape, page_size
+        self.model = model
+        device = shape.device
+        self.on_gpu = device.type == "cuda"
+        """Else: the same steps by Triton's interpreter, for tests."""
+        self._size = (shape.layers, n_pages, shape.kv_heads, page_size, shape.head_dim)
+        columns = min(-(-shape.max_length // page_size), n_pages) + 1
+        self.slots = Slots(max_running, columns, device)
+        self.seat = seat
+        self.cache = Cache(*self._pages(), self.slots.table)
+        self.batch = Batch(self.slots, page_size)
+        self.graphs: dict[tuple[int, bool, bool], Graph] = {}
+        self.prompt_graphs: dict[tuple[int, int], PromptGraph] = {}
+        self.pool: Any = None
+        self.flights: deque[Flight] = deque()
+        self.compiling: list[Future[None]] = []
+        """Kernels that are compiled ahead; each is launched once, on pages."""
+        self.use_graphs = settings.graphs and self.on_gpu
+        self.graphed: Driver | None = None
+        """The driver whose reading of prompts is captured; None while drivers are checked."""
+        makers = drivers_of(model, shape, settings, kernels=True)
+        self.driver = checked_driver(model, makers, self._disagreement if settings.check else None)
+        if not isinstance(self.driver, ModuleDriver):
+            self.graphed = self.driver
+        self._pointers = self._weight_pointers()
+        self.logits = self._logits_of(max_running) if self.use_graphs else None
+        """Where every captured step leaves its logits: each would keep its own otherwise."""
+
+    def _pages(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return taken_pages(self._size, self.shape.dtype, self.shape.device, self.seat)
+
+    def _logits_of(self, rows: int) -> torch.Tensor:
+        """Room for the logits of the largest step with that many sequences."""
+        most = max(next((b for b in buckets if b >= rows), rows) for buckets in (BUCKETS, PREFILL_ROWS))
+        dtype = self.driver.lm.get_output_embeddings().weight.dtype
+        return torch.empty(most, self.shape.vocab, dtype=dtype, device=self.shape.device)
+
+    def _out(self, rows: int) -> torch.Tensor | None:
+        return None if self.logits is None else self.logits[:rows]
+
+    def _disagreement(self, driver: Driver) -> str | None:
+        from upshot.engine.cuda.warm import compile_ahead
+        from upshot.engine.llama.probe import disagreement
+
+        ready = compile_ahead(self, driver) if self.on_gpu else None
+
+        def driven(driver: Driver, ids: list[int]) -> torch.Tensor:
+            if ready is not None:
+                ready()
+            pages = list(range(1, -(-len(ids) // self.page_size) + 1))
+            seq = Sequence(ids, Rules(), pages=pages, slot=0)
+            self.cache.table[0, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+            cuts = [0, 5, len(ids) - 2, len(ids) - 1, len(ids)]
+            try:
+                rows = [
+                    self._prefill_logits(driver, [Chunk(seq, start, stop, [])], [stop - start - 1])
+                    for start, stop in pairwise(cuts)
+                ]
+            except TritonError as error:  # a kernel that cannot be compiled for this shape: another driver may do
+                raise RuntimeError(f"{type(error).__name__}: {error}") from error
+            return torch.cat(rows[1:]).cpu()
+
+        return disagreement(self.model, driver, driven)
+
+    def _weight_pointers(self) -> list[int]:
+        """Where captured steps read: parameters, pages, merged weights."""
+        own = [p.data_ptr() for p in self.model.parameters()] + [self.cache.k.data_ptr(), self.cache.v.data_ptr()]
+        return own + self.driver.weights.pointers() if isinstance(self.driver, BlockDriver) else own
+
+    def forget(self) -> None:
+        """The weights changed: nothing computed so far may be read again."""
+        self.batch.rows = []
+        if isinstance(self.driver, BlockDriver):
+            self.driver.refresh()
+        self._check_graphs()
+
+    def _check_graphs(self) -> None:
+        pointers = self._weight_pointers()
+        if pointers != self._pointers:  # what they read has other storage now: captured steps read the old one
+            self._drop_graphs()
+            self._pointers = pointers
+
+    def _drop_graphs(self) -> None:
+        self.graphs.clear()
+        self.prompt_graphs.clear()
+        self.pool = None
+
+    def park(self, keep_steps: bool = False) -> None:
+        """Give the memory back (see `Engine.park`)."""
+        self._settle()
+        self.batch.rows = []
+        self.cache.k = self.cache.v = torch.zeros(0, dtype=self.shape.dtype, device=self.shape.device)
+        if keep_steps:
+            return
+        self._drop_graphs()
+        self.logits = None
+        if isinstance(self.driver, BlockDriver):
+            self.driver.release()
+
+    def _settle(self) -> None:
+        """Nothing is launched any more on pages that are about to be somebody else's."""
+        for kernel in self.compiling:
+            if not kernel.cancel():
+                kernel.exception()
+        self.compiling.clear()
+
+    def resume(self) -> None:
+        """Take it again."""
+        self.cache.k, self.cache.v = self._pages()
+        if self.logits is None and self.use_graphs:
+            self.logits = self._logits_of(self.slots.count)
+        if isinstance(self.driver, BlockDriver) and not self.driver.layers:
+            self.driver.take()
+        self._check_graphs()
+
+    # --- steps
+
+    def run(self, plan: Plan) -> Results:
+        """Start a step; the results of the one before it (empty if there was none)."""
+        with torch.inference_mode():
+            if plan.copies:
+                source, target = self._upload(np.array(plan.copies, dtype=np.int64).T)
+                for cache in (self.cache.k, self.cache.v):
+                    cache[:, target] = cache[:, source]
+            flight = self._prefill(plan.chunks, plan.rows) if plan.chunks else self._decode(plan.rows, plan.touched)
+        self.flights.append(flight)
+        if len(self.flights) > 1:
+            results = self.collect()
+            assert results is not None
+            return results
+        return [], [], [], None, []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step is still under way on the device."""
+        last = self.flights[-1] if self.flights else None
+        return last is not None and (last.event is None or not last.event.query())
+
+    def collect(self) -> Results | None:
+        """Wait for the oldest step under way."""
+        if not self.flights:
+            return None
+        flight = self.flights.popleft()
+        if flight.event is not None:
+            flight.event.synchronize()
+        n = len(flight.rows)
+        tops = None
+        if flight.tops is not None:
+            values, order = (x[:n].tolist() for x in flight.tops)
+            found = zip(flight.rows, order, values, strict=True)
+            tops = [possible(o, v, s.rules.top_logprobs) for s, o, v in found]
+        scored = by_sequence(*flight.scored) if flight.scored else []
+        ids, bits = flight.drawn[:, :n]
+        return flight.rows, ids.tolist(), bits.view(torch.float32).tolist(), tops, scored
+
+    def _upload(self, numbers: np.ndarray) -> torch.Tensor:
+        return upload(numbers, self.shape.device)
+
+    def _draw(self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, cuts: bool) -> torch.Tensor:
+        """Sample an id for each row and move its slot on; see `sample`."""
+        state = self.slots
+        return sample_kernels.sample(logits, slots, positions, state.rules, state.tokens, state.place, cuts)
+
+    def _land(self, rows: list[Sequence], drawn: torch.Tensor, logits: torch.Tensor, most: int) -> Flight:
+        """Send ids and log-probabilities to the host, and those of the `most` likeliest ids."""
+        n = len(rows)
+        tops = None
+        if most:
+            heat = self.slots.rules.temperature[[s.slot for s in rows]]
+            scale = torch.where(heat > 0, heat, 1.0)
+            values, order = (
+                (logits[:n].float() / scale[:, None]).log_softmax(-1).topk(min(most, logits.shape[1]), dim=-1)
+            )
+            tops = (values.to("cpu"), order.to("cpu"))
+        host = self._to_host(drawn)
+        return Flight(rows, host, self._event(), tops)
+
+    def _to_host(self, numbers: torch.Tensor) -> torch.Tensor:
+        """A copy on the host, there when the device has come this far."""
+        if not self.on_gpu:
+            return numbers.clone()
+        host = torch.empty_like(numbers, device="cpu", pin_memory=True)
+        return host.copy_(numbers, non_blocking=True)
+
+    def _event(self) -> torch.cuda.Event | None:
+        """What happens when the device has come this far."""
+        if not self.on_gpu:
+            return None
+        event = torch.cuda.Event()
+        event.record()
+        return event
+
+    # --- prompts
+
+    def _prefill(self, chunks: list[Chunk], rows: list[Sequence]) -> Flight:
+        self.slots.sync([c.seq for c in chunks])
+        if rows:
+            self.slots.sync(rows)
+        ends = np.cumsum([c.stop - c.start for c in chunks]) - 1
+        last = [int(end) for end, c in zip(ends, chunks, strict=True) for _ in c.samplers]
+        wanted = wanted_of(chunks)
+        if wanted is not None:
+            return self._score(chunks, rows, last, wanted)
+        logits = self._prefill_logits(self.driver, chunks, last)
+        return self._sampled(rows, logits)
+
+    def _score(self, chunks: list[Chunk], rows: list[Sequence], last: list[int], wanted: Wanted) -> Flight:
+        """Read prompts some of which are scored: by no graph, as graphs have room for few rows of logits."""
+        tokens, blocks = packed_chunks(chunks, self.page_size)
+        places, ids = (self._upload(np.array(x, dtype=np.int64)) for x in ([*last, *wanted.places], wanted.ids))
+        logits = self._read(self.driver, self._upload(tokens), self._upload(blocks), places)
+        found = given_logprobs(logits[len(last) :], ids, wanted.tops)
+        scored = (wanted, tuple(self._to_host(x) for x in found))
+        flight = self._sampled(rows, logits[: len(last)])
+        flight.scored = scored
+        return flight
+
+    def _sampled(self, rows: list[Sequence], logits: torch.Tensor) -> Flight:
+        """Sample from the logits that prompts end with."""
+        if not rows:  # prompts that are longer than a chunk
+            return Flight([], torch.empty(2, 0, dtype=torch.int32), self._event())
+        apply_grammars(logits, rows)
+        slots, before = self._upload(np.array([[s.slot for s in rows], [len(s.ids) - 1 for s in rows]], dtype=np.int64))
+        drawn = self._draw(logits, slots.int(), before, any(s.rules.cuts for s in rows))
+        return self._land(rows, drawn, logits, max(s.rules.top_logprobs for s in rows))
+
+    def _prefill_logits(self, driver: Driver, chunks: list[Chunk], last: list[int]) -> torch.Tensor:
+        tokens, blocks = packed_chunks(chunks, self.page_size)
+        n, count = tokens.shape[1], blocks.shape[1]
+        size = next((b for b in PREFILL_BUCKETS if b >= n), 0)
+        rows = next((r for r in PREFILL_ROWS if r >= len(last)), 0)
+        room = -(-(size // PREFILL_BLOCK + rows + 8) // 4) * 4
+        if not (self.use_graphs and size and rows and count <= room and driver is self.graphed):
+            wanted = self._upload(np.array(last, dtype=np.int64))
+            return self._read(driver, self._upload(tokens), self._upload(blocks), wanted)
+        key = (size, rows)
+        if key not in self.prompt_graphs:
+            self.prompt_graphs[key] = self._capture_prompt(size, rows, room)
+        graph = self.prompt_graphs[key]
+        # Padding goes to page 0, which nobody reads; unused blocks have no queries.
+        wide = np.zeros((3, size), dtype=np.int64)
+        wide[:, :n] = tokens
+        table = np.zeros((4, room), dtype=np.int32)
+        table[:, :count] = blocks
+        ends = np.zeros(rows, dtype=np.int64)
+        ends[: len(last)] = last
+        graph.tokens.copy_(self._upload(wide))
+        graph.blocks.copy_(self._upload(table))
+        graph.last.copy_(self._upload(ends))
+        graph.graph.replay()
+        return graph.logits[: len(last)]
+
+    def _read(
+        self,
+        driver: Driver,
+        tokens: torch.Tensor,
+        blocks: torch.Tensor,
+        last: torch.Tensor,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        def attend(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, softcap: float
+        ) -> torch.Tensor:
+            return prefill_attention(q, k, v, self.cache.table, blocks, scale, PREFILL_BLOCK, window, softcap)
+
+        step = CudaStep(self.cache, self.shape.heads, tokens[1], tokens[2], attend)
+        return driver.logits(tokens[0], tokens[1], step, last, out)
+
+    def _capture_prompt(self, size: int, rows: int, room: int) -> PromptGraph:
+        """Capture the reading of up to `size` prompt ids, of which `rows` are sampled from."""
+        device = self.shape.device
+        tokens = torch.zeros(3, size, dtype=torch.int64, device=device)
+        blocks = torch.zeros(4, room, dtype=torch.int32, device=device)
+        last = torch.zeros(rows, dtype=torch.int64, device=device)
+        graph, logits = self._record(lambda: self._read(self.driver, tokens, blocks, last, self._out(rows)))
+        return PromptGraph(graph, tokens, blocks, last, logits)
+
+    # --- decode
+
+    def _decode(self, rows: list[Sequence], touched: list[Sequence]) -> Flight:
+        self.slots.sync(touched)
+        if rows is not self.batch.rows:
+            self._change_batch(rows)
+        bucket = next((b for b in BUCKETS if b >= len(rows)), len(rows))
+        if self.batch.masked:
+            return self._decode_masked(rows, bucket, self.batch.cuts)
+        key = (bucket, self.batch.shares, self.batch.cuts)
+        if not self.use_graphs:
+            return self._land(rows, *self._decode_body(*key), self.batch.tops)
+        if key not in self.graphs:
+            self.graphs[key] = self._capture(*key)
+        graph = self.graphs[key]
+        graph.graph.replay()
+        return self._land(rows, graph.drawn, graph.logits, self.batch.tops)
+
+    def _change_batch(self, rows: list[Sequence]) -> None:
+        self.batch.change(rows)
+
+    def _decode_logits(self, bucket: int, shared: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        slots, state = self.batch.slots[:bucket], self.slots
+        ids, positions, cells, lengths = sample_kernels.begin(
+            slots, state.tokens, state.place, state.table, self.page_size
+        )
+        together = self.batch.shared(bucket) if shared else None
+        splits = context_splits(bucket * self.shape.kv_heads, slots.device)
+
+        def attend(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, softcap: float
+        ) -> torch.Tensor:
+            return decode_attention(q, k, v, self.cache.table, slots, lengths, scale, splits, together, window, softcap)
+
+        def fused(qkv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
+                  scale: float, window: int, norms: Any) -> torch.Tensor:  # fmt: skip
+            return fused_decode_attention(
+                qkv, k, v, self.cache.table, slots, lengths, cos, sin, scale, self.shape.heads, window, norms
+            )
+
+        plain = splits == 1 and together is None
+        step = CudaStep(self.cache, self.shape.heads, positions, cells, attend, fused if plain else None)
+        return self.driver.logits(ids, positions, step, None, self._out(len(slots))), slots, positions
+
+    def _decode_body(self, bucket: int, shared: bool, cuts: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        logits, slots, positions = self._decode_logits(bucket, shared)
+        return self._draw(logits, slots, positions, cuts), logits
+
+    def _decode_masked(self, rows: list[Sequence], bucket: int, cuts: bool) -> Flight:
+        """A step in which some rows follow a grammar: the mask needs the ids so far, so no graph and no look-ahead."""
+        logits, slots, positions = self._decode_logits(bucket, self.batch.shares)
+        apply_grammars(logits, rows)
+        return self._land(rows, self._draw(logits, slots, positions, cuts), logits, self.batch.tops)
+
+    def _capture(self, bucket: int, shared: bool, cuts: bool) -> Graph:
+        """Capture a decode step."""
+        with self.batch.nobody():
+            graph, (drawn, logits) = self._record(lambda: self._decode_body(bucket, shared, cuts))
+        return Graph(graph, drawn, logits)
+
+    def _record(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+        """Do the work once, so that all it needs is compiled and made; then capture it."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            work()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # All captures of a process run on one stream of PyTorch's, and products use that stream's workspace: without
+        # one of its own a graph would share it with the graphs of other engines, which run beside it.
+        torch._C._cuda_clearCublasWorkspaces()
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            result = work()
+        torch._C._cuda_clearCublasWorkspaces()
+        self.pool = self.pool or graph.pool()
+        return graph, result

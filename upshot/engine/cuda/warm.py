@@ -1,0 +1,136 @@
+"""Kernels compiled ahead, several at once, so that the first id does not wait for one after the other.
+
+Each is launched once on rows that belong to nobody (the slot behind the last, the page nobody reads). Compilation
+happens in C++ and in other processes, so threads do. Once compiled, kernels are in Triton's cache on disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from upshot.engine.cuda.steps import BUCKETS, PREFILL_BLOCK, PREFILL_BUCKETS
+from upshot.engine.kernels import block
+from upshot.engine.kernels import sample as sample_kernels
+from upshot.engine.kernels.decode import MEMBERS, Shared, decode_attention, processors, tuned
+from upshot.engine.kernels.decode_fused import fused_decode_attention
+from upshot.engine.kernels.gated import tile_for
+from upshot.engine.kernels.prefill import prefill_attention
+from upshot.engine.llama.fused import FusedDriver, gated, head_norms
+
+Task = Callable[[], object]
+MANY_CORES = 8
+"""With fewer, what the first ids do not need is compiled when it is needed, else while they are computed."""
+
+
+def compile_ahead(runner: Any, driver: Any) -> Callable[[], None]:
+    """Start to compile what `driver` will launch; call the result to wait for what the first ids need."""
+    import triton.runtime.driver
+
+    triton.runtime.driver.active.get_current_device()  # builds its own helpers, once, before there are threads
+    first, later = _common(runner)
+    if isinstance(driver, FusedDriver):
+        more_first, more_later = _fused(runner, driver)
+        first, later = first + more_first, later + more_later
+    # With compiled kernels on disk a launch comes at once, and what it reads may not be written yet.
+    written = torch.cuda.current_stream(runner.shape.device).record_event()
+    pool = ThreadPoolExecutor(max_workers=os.cpu_count())
+
+    def launch(task: Task) -> None:
+        device = runner.shape.device
+        stream = torch.cuda.Stream(device)
+        with torch.cuda.device(device), torch.cuda.stream(stream), torch.inference_mode():
+            stream.wait_event(written)
+            task()
+            stream.synchronize()  # what it reads and writes may be given to others as soon as nobody refers to it
+
+    waiting = [pool.submit(launch, task) for task in first]
+
+    def wait() -> None:
+        for each in waiting:
+            each.exception()  # what cannot be compiled is reported where it is used
+        if (os.cpu_count() or 1) >= MANY_CORES:
+            runner.compiling += [pool.submit(launch, task) for task in later]
+        pool.shutdown(wait=False)
+
+    return wait
+
+
+def _common(runner: Any) -> tuple[list[Task], list[Task]]:
+    """Kernels every driver needs: reading prompts, attention over pages, sampling."""
+    shape, cache, state, device = runner.shape, runner.cache, runner.slots, runner.shape.device
+    slots = torch.full((1,), state.count, dtype=torch.int32, device=device)
+    lengths = torch.ones(1, dtype=torch.int32, device=device)
+    zeros = torch.zeros(8, dtype=torch.int64, device=device)
+    q = torch.zeros(1, shape.heads, shape.head_dim, dtype=shape.dtype, device=device)
+    kv = torch.zeros(1, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device=device)
+    blocks = torch.zeros(4, 4, dtype=torch.int32, device=device)
+    logits = torch.zeros(1, shape.vocab, dtype=shape.dtype, device=device)
+    one = torch.zeros(1, dtype=torch.int32, device=device)
+    nobody = Shared(one, one, torch.full((1, MEMBERS), -1, dtype=torch.int32, device=device), lengths)
+
+    def attend(splits: int, shared: Shared | None) -> Task:
+        return lambda: decode_attention(q, cache.k[0], cache.v[0], cache.table, slots, lengths, 1.0, splits, shared)
+
+    def draw(cuts: bool) -> Task:
+        return lambda: sample_kernels.draw(
+            logits, (some, some), slots, zeros[:1], state.rules, state.tokens, state.place, cuts
+        )
+
+    some = torch.zeros(1, 1024, device=device)
+    first: list[Task] = [
+        lambda: prefill_attention(q, cache.k[0], cache.v[0], cache.table, blocks, 1.0, PREFILL_BLOCK),
+        attend(16, None),
+        lambda: sample_kernels.block_sums(logits, slots, state.rules),
+        draw(False),
+        lambda: sample_kernels.begin(slots, state.tokens, state.place, cache.table, runner.page_size),
+        lambda: block.store(kv, zeros[:1], cache.k[0]),
+    ]
+    return first, [attend(1, None), attend(4, None), attend(1, nobody), attend(16, nobody), draw(True)]
+
+
+def _fused(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
+    """Kernels of the fused block."""
+    shape, cache, device = runner.shape, runner.cache, runner.shape.device
+    layer = driver.layers[0]
+    hidden, inner = layer.down.weight.shape
+    x = torch.zeros(1, hidden, dtype=shape.dtype, device=device)
+    width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    weight, eps = layer.norm1.weight, layer.norm1.variance_epsilon
+
+    def norm(parts: int) -> Task:
+        return lambda: block.add_norm(torch.zeros(parts, 1, hidden, device=device), x, weight, eps)
+
+    def fused(rows: int) -> Task:
+        slots = torch.full((rows,), runner.slots.count, dtype=torch.int32, device=device)
+        qkv = torch.zeros(rows, width, dtype=shape.dtype, device=device)
+        return lambda: fused_decode_attention(
+            qkv, cache.k[0], cache.v[0], cache.table, slots, torch.ones_like(slots), driver.cos, driver.sin,
+            layer.scale, shape.heads, layer.window, head_norms(layer),
+        )  # fmt: skip
+
+    def up(rows: int) -> Task:
+        many = torch.zeros(rows, hidden, dtype=shape.dtype, device=device)
+        return lambda: gated(many, layer.gate_up)
+
+    first: list[Task] = [
+        lambda: block.add_norm(x, None, weight, eps),
+        lambda: block.add_norm(x, x, weight, eps),
+        norm(4),
+        lambda: block.gate(torch.zeros(1, 2 * inner, dtype=shape.dtype, device=device)),
+        lambda: block.rotate_store(
+            torch.zeros(1, width, dtype=shape.dtype, device=device), zero, zero, driver.cos, driver.sin,
+            cache.k[0], cache.v[0], shape.heads, head_norms(layer),
+        ),
+    ]  # fmt: skip
+    kinds = {tuned(rows * shape.kv_heads, cache.k[0]): rows for rows in reversed(BUCKETS)}
+    tiles = {tile_for(rows, hidden, inner, processors(device)): rows for rows in reversed([*BUCKETS, *PREFILL_BUCKETS])}
+    more = [fused(rows) for rows in kinds.values()]
+    if layer.gate_up.joined is not None:
+        more += [up(rows) for tile, rows in tiles.items() if tile is not None]
+    return first, [norm(2), *more]

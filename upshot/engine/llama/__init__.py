@@ -1,0 +1,1 @@
+"""The Llama block as the engine computes it: joined projections, merged adapters, fused steps."""

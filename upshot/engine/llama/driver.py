@@ -1,0 +1,148 @@
+"""How the engine gets logits out of a transformers model: the shape of its cache, and one forward over packed tokens.
+
+`ModuleDriver` calls the model itself. `BlockDriver` (blocks.py) calls the model's own layers one by one, with less
+overhead. Both use the live parameters. What cannot be driven is refused by name, and the first forward is compared
+with the model's own before anything else runs (probe.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from upshot.core.errors import UserError
+from upshot.engine.llama.attention import Step, driving, register
+from upshot.engine.llama.joined import kept
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the cache must hold."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    max_length: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Driver(Protocol):
+    """One forward over packed tokens."""
+
+    shape: Shape
+    lm: Any
+    """The causal LM."""
+
+    def logits(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: Step,
+        last: torch.Tensor | None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Logits of the tokens at the indices `last` (None: all), in `out` if one of their dtype is given."""
+        ...
+
+
+def causal_lm(model: torch.nn.Module) -> Any:
+    """The causal LM inside adapter wrappers."""
+    return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
+
+
+def shape_of(model: torch.nn.Module) -> Shape:
+    """The cache's shape, or a `UserError` that says why the model cannot be driven."""
+    lm = causal_lm(model)
+    name = type(lm).__name__
+    config = getattr(lm, "config", None)
+    if config is None or lm.get_output_embeddings() is None:
+        raise UserError(f"the engine drives transformers causal language models; {name} has no config or output head")
+    for adapter in getattr(model, "peft_config", {}).values():
+        if getattr(adapter, "is_prompt_learning", False):
+            raise UserError(
+                f"the engine cannot drive {type(adapter).__name__.removesuffix('Config')}: "
+                "it adds ids of its own to every prompt; use LoRA or another adapter of weights"
+            )
+    text = config.get_text_config()
+    if getattr(config, "is_encoder_decoder", False):
+        raise UserError(f"the engine drives decoder-only models; {name} is an encoder-decoder")
+    kinds = set(getattr(text, "layer_types", None) or ())
+    odd = kinds - {"full_attention", "sliding_attention"}
+    if odd:
+        raise UserError(
+            f"the engine cannot drive {name}: layers of type {', '.join(sorted(odd))} "
+            "keep other state than keys and values"
+        )
+    rope = getattr(text, "rope_parameters", None) or {}
+    rope_types = {str(r.get("rope_type")) for r in [rope, *rope.values()] if isinstance(r, dict)}
+    moving = rope_types & {"dynamic", "longrope"}
+    if moving:
+        raise UserError(
+            f"the engine cannot drive {name}: its rotary embedding ({', '.join(sorted(moving))}) depends on the batch"
+        )
+    heads = text.num_attention_heads
+    weight = lm.get_input_embeddings().weight
+    return Shape(
+        layers=text.num_hidden_layers,
+        heads=heads,
+        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        vocab=lm.get_output_embeddings().weight.shape[0],
+        max_length=getattr(text, "max_position_embeddings", None) or 1 << 20,
+        dtype=weight.dtype,
+        device=weight.device,
+    )
+
+
+def configs_of(lm: Any) -> list[Any]:
+    """Every configuration that says which attention a part of the model uses."""
+    configs = {id(c): c for c in (lm.config, lm.config.get_text_config())}
+    for module in lm.modules():
+        config = getattr(module, "config", None)
+        if config is not None and hasattr(config, "_attn_implementation"):
+            configs[id(config)] = config
+    return list(configs.values())
+
+
+def quiet_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Modules whose training mode changes what they compute or how: dropout and gradient checkpointing."""
+    return [
+        m
+        for m in model.modules()
+        if isinstance(m, torch.nn.modules.dropout._DropoutNd) or hasattr(m, "gradient_checkpointing")
+    ]
+
+
+class ModuleDriver:
+    """Calls the model itself, with our attention function."""
+
+    def __init__(self, model: torch.nn.Module, shape: Shape) -> None:
+        register()
+        self.shape = shape
+        self.lm = causal_lm(model)
+        self.configs = configs_of(self.lm)
+        self.quiet = quiet_modules(model)
+
+    def logits(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: Step,
+        last: torch.Tensor | None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Logits of the tokens at the indices `last` (None: all); see `Driver`."""
+        with driving(self.configs, self.quiet, step):
+            done = self.lm(
+                input_ids=ids[None],
+                position_ids=positions[None],
+                attention_mask=None,
+                use_cache=False,
+                logits_to_keep=0 if last is None else last,
+            )
+        return kept(done.logits[0], out)

@@ -1,0 +1,285 @@
+"""Adapters in the weights: LoRA (rsLoRA, DoRA) samples as fast as a model without adapters.
+
+Merged weights are a copy of the engine's own; the model's stay as they are for the learner, the reference and whoever
+else reads them. Where there is no room for a copy they can take the model's place while nobody but the engine reads it,
+and give it back bit for bit, out of the host's memory. W + scale × B × A is computed in float32 and rounded once to the
+model's dtype, after every change of the weights. What is no such adapter is called as a module.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from upshot.engine.llama.joined import OneWeight, Projections
+
+Merging = Literal["copy", "in place", "never"]
+CHUNK = 1 << 24
+"""Weights computed at once: 64 MiB in float32, so that little is needed beside the result."""
+
+
+class LowRank(NamedTuple):
+    """What an adapter adds to a weight: scale × left × right; `size`: DoRA's norms of the rows of the result."""
+
+    left: torch.Tensor
+    right: torch.Tensor
+    scale: float
+    size: torch.Tensor | None
+
+
+def own_module(module: Any) -> Any:
+    """What a module computes with: of a whole module kept by an adapter (modules_to_save), the trained one."""
+    saved = getattr(module, "modules_to_save", None)
+    active = getattr(module, "active_adapters", None)
+    if saved is None or not active or module.disable_adapters:
+        return module
+    return saved[active[0]] if len(active) == 1 and active[0] in saved else module
+
+
+def is_plain(module: Any) -> bool:
+    """Whether the module is a projection or an embedding without an adapter."""
+    return type(module) in (torch.nn.Linear, torch.nn.Embedding)
+
+
+def can_merge(module: Any) -> bool:
+    """Whether the module is plain, or an adapter that this file can put into its weight."""
+    if is_plain(module):
+        return True
+    kind = type(module)
+    if not kind.__module__.startswith("peft.tuners.lora") or kind.__name__ not in (
+        "Linear",
+        "Embedding",
+        "Linear4bit",
+    ):
+        return False
+    if getattr(module, "fan_in_fan_out", False) or module.merged or any(module.lora_bias.values()):
+        return False
+    active = _active(module)
+    odd = [module.lora_variant[name] for name in active if name in module.lora_variant]
+    if not odd:
+        return True
+    return len(active) == 1 and type(odd[0]).__name__ == "DoraLinearVariant"
+
+
+def _active(module: Any) -> list[str]:
+    return [name for name in module.active_adapters if name in module.scaling and name in _factors(module)]
+
+
+def _factors(module: Any) -> Any:
+    return module.lora_embedding_A if "Embedding" in type(module).__name__ else module.lora_A
+
+
+def low_rank(module: Any) -> list[LowRank]:
+    """What the adapters of a module add now; nothing where they are switched off."""
+    if is_plain(module) or module.disable_adapters:
+        return []
+    found = []
+    for name in _active(module):
+        if "Embedding" in type(module).__name__:
+            left, right = module.lora_embedding_A[name].T, module.lora_embedding_B[name].T
+        else:
+            left, right = module.lora_B[name].weight, module.lora_A[name].weight
+        size = module.lora_magnitude_vector[name].weight if name in module.lora_variant else None
+        found.append(LowRank(left, right, float(module.scaling[name]), size))
+    return found
+
+
+def base_weight(module: Any) -> torch.Tensor:
+    """The weight below the adapter; of a quantized one what its numbers stand for."""
+    base = module if is_plain(module) else module.get_base_layer()
+    if is_plain(base):
+        return base.weight.detach()
+    from peft.utils.integrations import dequantize_module_weight
+
+    return dequantize_module_weight(base).detach()
+
+
+def adds_nothing(module: Any) -> bool:
+    """Whether the merged weight would be the module's own."""
+    return all(part.size is None and not (part.left.any() and part.right.any()) for part in low_rank(module))
+
+
+def write_merged(module: Any, out: torch.Tensor) -> None:
+    """The module's weight with its adapters in it; `out` may be that weight itself."""
+    base, parts = base_weight(module), low_rank(module)
+    rows = max(1, CHUNK // base.shape[1]) if parts else len(base)
+    with torch.no_grad():
+        for at in range(0, len(base), rows):
+            some = slice(at, at + rows)
+            out[some].copy_(_merged_rows(base[some], parts, some) if parts else base)
+
+
+def _merged_rows(base: torch.Tensor, parts: list[LowRank], rows: slice) -> torch.Tensor:
+    whole = base.float()
+    for part in parts:
+        whole = torch.addmm(whole, part.left[rows].float(), part.right.float(), alpha=part.scale)
+        if part.size is not None:
+            whole *= (part.size[rows].float() / whole.norm(dim=1))[:, None]
+    return whole
+
+
+class Merged:
+    """Weights of several projections side by side, with their adapters in them, in a tensor of the engine's own."""
+
+    def __init__(self, modules: Sequence[Any], dtype: torch.dtype) -> None:
+        self.modules = modules
+        self._bases = [m if is_plain(m) else m.get_base_layer() for m in modules]
+        first = _shape(modules[0])
+        rows = sum(_shape(module)[0] for module in modules)
+        device = self._bases[0].weight.device
+        self.weight = torch.empty(rows, first[1], dtype=dtype, device=device)
+        bias = getattr(self._bases[0], "bias", None)
+        self.bias = None if bias is None else torch.empty(rows, dtype=dtype, device=device)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take over what the adapters are now."""
+        at = 0
+        for module, base in zip(self.modules, self._bases, strict=True):
+            end = at + _shape(module)[0]
+            write_merged(module, self.weight[at:end])
+            if self.bias is not None:
+                self.bias[at:end].copy_(base.bias.detach())
+            at = end
+
+
+def _shape(module: Any) -> tuple[int, int]:
+    """Rows and columns of the weight, which a quantized one does not show."""
+    if isinstance(module, torch.nn.Embedding) or "Embedding" in type(module).__name__:
+        rows, columns = base_weight(module).shape
+        return rows, columns
+    return module.out_features, module.in_features
+
+
+class Lent:
+    """The weight of one projection below its adapter: merged where it lies, until it is given back."""
+
+    def __init__(self, module: Any, originals: dict[int, torch.Tensor]) -> None:
+        self.module = module
+        self.weight: torch.Tensor = module.get_base_layer().weight.detach()
+        if id(module) not in originals:
+            kept = torch.empty_like(self.weight, device="cpu", pin_memory=self.weight.device.type == "cuda")
+            originals[id(module)] = kept.copy_(self.weight)
+        self._original = originals[id(module)]
+        self._merged = False
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Merge what the adapters are now."""
+        self.give_back()
+        write_merged(self.module, self.weight)
+        self._merged = True
+
+    def give_back(self) -> None:
+        """The weight as it was."""
+        if self._merged:
+            self.weight.copy_(self._original, non_blocking=True)
+        self._merged = False
+
+
+class Weights:
+    """Where a driver reads projections, embedding and head: the model's own tensors, or merged ones.
+
+    A model that nobody trains and whose adapters add nothing (a copy of the policy as it was before its first step)
+    shares its weights with whoever else has them.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, dtype: torch.dtype, merge: Merging, originals: dict[int, torch.Tensor]
+    ) -> None:
+        self.dtype, self.merge = dtype, merge
+        self.originals = originals
+        """On the host, of weights merged in place: below an adapter nothing is trained, so once is enough."""
+        self.layers = [m for m in model.modules() if hasattr(m, "lora_variant")]
+        """All adapters."""
+        counts = Counter(id(m.weight) for m in model.modules() if is_plain(m))
+        self._tied = {weight for weight, count in counts.items() if count > 1}
+        """Weights that two modules read (embedding and head): one's adapter must not reach the other."""
+        self.trained = any(p.requires_grad for p in model.parameters())
+        self.held: list[OneWeight | Lent] = []
+        self.shares = self._may_share()
+
+    def _may_share(self) -> bool:
+        if not self.layers or self.merge != "copy" or self.trained:
+            return False
+        return all(can_merge(m) and adds_nothing(m) for m in self.layers)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether adapters that added nothing do now, or the reverse: every projection must be looked up again."""
+        return self.shares != self._may_share()
+
+    def together(self, modules: Sequence[Any]) -> Projections:
+        """Projections of one input."""
+        own = [self._seen(module) for module in modules]
+        merged = not all(map(is_plain, own)) and self.merge == "copy" and all(map(can_merge, own))
+        found = Projections(own, Merged(own, self.dtype) if merged else None)
+        if found.joined is not None:
+            self.held.append(found.joined)
+            self._lend(modules)
+        return found
+
+    def alone(self, module: Any) -> Any:
+        """A projection, an embedding or the head: a plain module, or one to be called."""
+        own = self._seen(module)
+        if is_plain(own):
+            self._lend([module])
+            return own
+        if self.merge != "copy" or not can_merge(own):
+            return own
+        merged = Merged([own], self.dtype)
+        self.held.append(merged)
+        return _module_of(own, merged)
+
+    def _seen(self, module: Any) -> Any:
+        """What is read of a module: itself, or the plain one below its adapter where that is as good or will be."""
+        own = own_module(module)
+        if is_plain(own) or not (self.shares or self.merge == "in place") or not can_merge(own):
+            return own
+        below = own.get_base_layer()
+        if not is_plain(below) or (self.merge == "in place" and id(below.weight) in self._tied):
+            return own
+        return below
+
+    def _lend(self, modules: Sequence[Any]) -> None:
+        if self.merge == "in place":
+            self.held += [Lent(m, self.originals) for m in map(own_module, modules) if not is_plain(m)]
+
+    def refresh(self) -> None:
+        """The model's weights changed."""
+        with torch.no_grad():
+            for held in self.held:
+                held.refresh()
+
+    def release(self) -> None:
+        """Give back what is not the engine's own, and drop what is."""
+        for held in self.held:
+            if isinstance(held, Lent):
+                held.give_back()
+        self.held.clear()
+
+    def pointers(self) -> list[int]:
+        """Where merged weights lie: captured steps read them there."""
+        return [held.weight.data_ptr() for held in self.held if isinstance(held, Merged)]
+
+
+def unmerged() -> Weights:
+    """Every module as it is."""
+    return Weights(torch.nn.Module(), torch.float32, "never", {})
+
+
+def _module_of(module: Any, merged: Merged) -> torch.nn.Module:
+    """A plain module around a merged weight; it is nobody's child and nothing trains it."""
+    rows, columns = merged.weight.shape
+    plain: torch.nn.Module
+    if "Embedding" in type(module).__name__:
+        plain = torch.nn.Embedding(rows, columns, device="meta")
+    else:
+        plain = torch.nn.Linear(columns, rows, bias=merged.bias is not None, device="meta")
+    plain.weight = torch.nn.Parameter(merged.weight, requires_grad=False)
+    if merged.bias is not None:
+        plain.bias = torch.nn.Parameter(merged.bias, requires_grad=False)
+    return plain

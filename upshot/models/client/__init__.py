@@ -1,0 +1,1 @@
+"""What stands between a call and a model elsewhere: limits, budget, cache, retries, replicas, counts."""

@@ -1,0 +1,257 @@
+"""A model whose calls are cached, budgeted, limited, retried and counted; backends only say how one attempt goes.
+
+The order of a call: response cache → free slot of the endpoint → budget → pace → attempts with backoff → counters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from upshot.config.model_spec import ModelSpec
+from upshot.core.conversation import Message, derive_seed
+from upshot.core.errors import UserError
+from upshot.core.time_limit import uncounted
+from upshot.models.base import Completion, Model, ModelCallError, Request
+from upshot.models.client.budget import Budget
+from upshot.models.client.cache import ResponseCache, request_key
+from upshot.models.client.limits import Limits, backoff
+from upshot.models.client.meter import Meter, RoleCount
+from upshot.models.client.traffic import Traffic, Watched
+from upshot.models.wire import Answer
+
+log = logging.getLogger(__name__)
+
+
+class AttemptFailed(Exception):
+    """One attempt failed in a way that another may not."""
+
+    def __init__(self, reason: str, detail: str = "", wait_s: float | None = None) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+        self.wait_s = wait_s
+        """Seconds that the endpoint asked us to wait."""
+
+
+@dataclass
+class _Patience:
+    """What one call went through."""
+
+    failed: int = 0
+    limited: int = 0
+    waited: float = 0.0
+    """Seconds spent waiting out rate limits."""
+
+
+class GuardedModel(Model):
+    """The safe way to call: subclasses implement `_attempt`."""
+
+    def __init__(
+        self, spec: ModelSpec, *, role: str = "", budget: Budget | None = None, limits: Limits | None = None
+    ) -> None:
+        self.name = spec.label
+        self.spec = spec
+        self.role = role
+        self.budget = budget or Budget()
+        self.limits = limits or Limits.of(spec)
+        self.meter = Meter()
+        self.traffic = Traffic()
+        self.cache: ResponseCache | None = None
+        self._asked: dict[bytes, int] = {}
+        self._pauses: set[asyncio.Future[Any]] = set()
+        self._closed = False
+        self._rng = random.Random()
+
+    @abstractmethod
+    async def _attempt(self, request: Request, n: int, seed: int | None) -> Answer:
+        """Ask once for n completions. `AttemptFailed` is retried; `ModelCallError` and `UserError` are final."""
+
+    @property
+    def identity(self) -> str:
+        """What the cache takes for the same model."""
+        return self.spec.label
+
+    async def start(self) -> None:
+        """Open the response cache; backends check keys and files here."""
+        self._closed = False
+        if self.spec.cache and self.cache is None:
+            self.cache = ResponseCache.open(self.spec.cache)
+
+    async def aclose(self) -> None:
+        """Let nothing wait any more: calls still under way fail as 'closed'."""
+        self._closed = True
+        for pause in list(self._pauses):
+            _end(pause)
+        if self.cache is not None:
+            hits, asked = self.meter.cache_hits()
+            if asked:
+                log.info("%s: %d of %d completions came from the response cache", self.name, hits, asked)
+            self.cache.close()
+            self.cache = None
+
+    def stats(self) -> dict[str, float]:
+        """Calls, failures, retries, tokens, cost, latency and cache hits by role."""
+        return self.meter.stats()
+
+    def watched(self) -> Watched | None:
+        """How its calls stand, for who waits for them; None for a model in this process, which is never silent."""
+        if self.spec.kind in ("local", "policy"):
+            return None
+        return Watched(self.name, self.traffic, self.meter.troubles())
+
+    def state(self) -> dict[str, Any]:
+        """The counters by role, latencies left out."""
+        return self.meter.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from there."""
+        self.meter.restore(state)
+
+    @uncounted
+    async def generate(self, request: Request) -> list[Completion]:
+        """`request.n` completions, or `ModelCallError` with the reason after all retries."""
+        self._check(request)
+        request = replace(request, sampling=self.spec.sampling(request.sampling))
+        count = self.meter.role(request.role or self.role)
+        if self.cache is None:
+            return await self._call(request, request.n, request.sampling.seed, count)
+        return await self._through_cache(self.cache, request, count)
+
+    def _check(self, request: Request) -> None:
+        if request.by_ids and not self.abilities.ids_in:
+            raise UserError(f"model '{self.name}' takes messages, not token ids")
+        if request.tools and not self.abilities.tools:
+            raise UserError(f"model '{self.name}' takes no tools")
+
+    async def _through_cache(self, cache: ResponseCache, request: Request, count: RoleCount) -> list[Completion]:
+        base = request_key(self.identity, request, self.spec.extra_body)
+        first = 0
+        repeatable = request.sampling.seed is not None or request.sampling.temperature == 0 or request.given > 0
+        if not repeatable:
+            # The same question asked again in this run wants another sample, not the first one once more.
+            first = self._asked.get(base, 0)
+            self._asked[base] = first + request.n
+        found = [cache.get(base, first + i) for i in range(request.n)]
+        hits = [completion for completion in found if completion is not None]
+        if hits and len(hits) < request.n and repeatable:
+            hits, found = [], [None] * request.n  # samples of one seed belong together
+        count.cache_hits += len(hits)
+        missing = [i for i, completion in enumerate(found) if completion is None]
+        if not missing:
+            return hits
+        count.cache_misses += len(missing)
+        fresh = await self._call(request, len(missing), request.sampling.seed, count)
+        for i, completion in zip(missing, fresh, strict=True):
+            cache.put(base, first + i, completion, self.identity)
+            found[i] = completion
+        return [completion for completion in found if completion is not None]
+
+    async def _call(self, request: Request, n: int, seed: int | None, count: RoleCount) -> list[Completion]:
+        """n completions; endpoints that give fewer than asked are asked again for the rest."""
+        self.budget.check()
+        out: list[Completion] = []
+        while len(out) < n:
+            part = seed if not out or seed is None else derive_seed(seed, len(out))
+            with self.traffic.queue():
+                await self.limits.slots.acquire()
+            try:
+                with self.traffic.call():
+                    out += await self._counted(request, n - len(out), part, count)
+            finally:
+                self.limits.slots.release()
+        return out[:n]
+
+    async def _counted(self, request: Request, n: int, seed: int | None, count: RoleCount) -> list[Completion]:
+        await self.budget.admit()
+        self.budget.take_call()
+        count.calls += 1
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            answer = await self._attempts(request, n, seed, count)
+        except ModelCallError as error:
+            count.failed[error.reason] += 1
+            raise
+        except asyncio.CancelledError:
+            count.failed["cancelled"] += 1
+            raise
+        finally:
+            count.latencies.append(loop.time() - began)
+        count.prompt_tokens += answer.prompt_tokens
+        count.completion_tokens += answer.completion_tokens
+        count.cost += answer.cost
+        self.budget.charge(answer.prompt_tokens + answer.completion_tokens, answer.cost)
+        return answer.completions
+
+    async def _attempts(self, request: Request, n: int, seed: int | None, count: RoleCount) -> Answer:
+        patience = _Patience()
+        while True:
+            if self._closed:
+                raise ModelCallError("closed", f"model '{self.name}' was closed during the call")
+            guess = 0 if self.limits.tokens is None else self._token_guess(request, n)
+            await self.limits.pace(guess)
+            try:
+                answer = await self._attempt(request, n, seed)
+            except AttemptFailed as failure:
+                await self._wait_for_next(failure, patience, count)
+                continue
+            if self.limits.tokens is not None:
+                self.limits.tokens.correct(answer.prompt_tokens + answer.completion_tokens - guess)
+            return answer
+
+    async def _wait_for_next(self, failure: AttemptFailed, patience: _Patience, count: RoleCount) -> None:
+        """Sleep before the next attempt, or raise `ModelCallError` when there is none."""
+        if self._closed:
+            raise ModelCallError("closed", f"model '{self.name}' was closed during the call") from failure
+        if failure.reason == "rate_limited":
+            wait = self._wait(failure, patience.limited)
+            patience.limited += 1
+            patience.waited += wait
+            spent = patience.waited > self.spec.patience_s
+        else:
+            wait = self._wait(failure, patience.failed)
+            patience.failed += 1
+            spent = patience.failed > self.spec.retries
+        if spent:
+            attempts = f"{patience.failed + patience.limited} attempts"
+            raise ModelCallError(failure.reason, f"'{self.name}' after {attempts}: {failure.detail}") from failure
+        count.retries[failure.reason] += 1
+        log.debug("%s: %s (%s); again in %.2f s", self.name, failure.reason, failure.detail, wait)
+        await self._pause(wait)
+
+    def _wait(self, failure: AttemptFailed, attempt: int) -> float:
+        jittered = backoff(attempt, self.spec.backoff_s, self._rng)
+        if failure.wait_s is None:
+            return jittered
+        return failure.wait_s + min(jittered, 0.25 * failure.wait_s + 0.05)  # never sooner than asked
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep that `aclose` ends."""
+        loop = asyncio.get_running_loop()
+        pause = loop.create_future()
+        timer = loop.call_later(seconds, _end, pause)
+        self._pauses.add(pause)
+        try:
+            await pause
+        finally:
+            timer.cancel()
+            self._pauses.discard(pause)
+
+    @staticmethod
+    def _token_guess(request: Request, n: int) -> int:
+        if request.by_ids:
+            prompt = len(request.prompt)
+        else:
+            prompt = sum(len(message.content) for message in cast("Sequence[Message]", request.prompt)) // 4
+        return prompt + n * request.sampling.max_tokens
+
+
+def _end(pause: asyncio.Future[Any]) -> None:
+    if not pause.done():
+        pause.set_result(None)

@@ -1,0 +1,172 @@
+"""How hard an endpoint may be called: calls in flight, calls and tokens per minute, and when to try again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+from upshot.config.model_spec import ModelSpec
+
+LONGEST_BACKOFF_S = 20.0
+
+
+class Pace:
+    """A token bucket that holds one second's worth; first come, first served."""
+
+    def __init__(self, per_minute: float) -> None:
+        self.whole = self.rate = per_minute / 60
+        self.capacity = max(1.0, self.rate)
+        self._level = self.capacity
+        self._filled = time.monotonic()
+        self._turn = asyncio.Lock()
+
+    async def take(self, amount: float) -> None:
+        """Wait until `amount` may be used; more than the bucket holds is paid back by those who come after."""
+        async with self._turn:
+            missing = min(amount, self.capacity) - self._fill()
+            while missing > 0:
+                await asyncio.sleep(missing / self.rate)
+                missing = min(amount, self.capacity) - self._fill()
+            self._level -= amount
+
+    def share(self, part: float) -> None:
+        """Go at a part of the whole pace from now on; other processes have the rest."""
+        self._fill()
+        self.rate = self.whole * part
+        self.capacity = max(1.0, self.rate)
+
+    def correct(self, amount: float) -> None:
+        """Use so much more (or, negative, less) than was taken."""
+        self._level = min(self.capacity, self._level - amount)
+
+    def _fill(self) -> float:
+        now = time.monotonic()
+        self._level = min(self.capacity, self._level + (now - self._filled) * self.rate)
+        self._filled = now
+        return self._level
+
+
+class Slots:
+    """Calls in flight against a bound that may change; first come, first served."""
+
+    def __init__(self, bound: int) -> None:
+        self.bound = bound
+        """What the endpoint takes, from all processes together."""
+        self.cap: int | None = None
+        """What this process may have of it; None: everything."""
+        self.held = 0
+        self.on_wait: Callable[[], None] | None = None
+        """Hears of a call that has to wait."""
+        self._line: deque[asyncio.Future[None]] = deque()
+        self._broken: Exception | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Calls in the line."""
+        return sum(not turn.done() for turn in self._line)
+
+    def lend(self, cap: int) -> None:
+        """Let at most so many in from now on, whatever the bound; those inside stay."""
+        self.cap = cap
+        self._admit()
+
+    def fail(self, error: Exception) -> None:
+        """Nobody gets in any more."""
+        self._broken = error
+        while self._line:
+            turn = self._line.popleft()
+            if not turn.done():
+                turn.set_exception(error)
+
+    def resize(self, bound: int) -> None:
+        """Let so many in from now on; those inside stay."""
+        self.bound = bound
+        self._admit()
+
+    async def acquire(self) -> None:
+        """Wait for one's turn."""
+        if self._broken is not None:
+            raise self._broken
+        turn = asyncio.get_running_loop().create_future()
+        self._line.append(turn)
+        self._admit()
+        if self.on_wait is not None and not turn.done():
+            self.on_wait()
+        try:
+            if not turn.done():
+                await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:  # admitted and cancelled at once
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Make room for the next."""
+        self.held -= 1
+        self._admit()
+
+    def _admit(self) -> None:
+        bound = self.bound if self.cap is None else min(self.bound, self.cap)
+        while self._line and self.held < bound:
+            turn = self._line.popleft()
+            if not turn.done():
+                self.held += 1
+                turn.set_result(None)
+
+
+class Limits:
+    """The limits of one endpoint, shared by every role that calls it."""
+
+    def __init__(
+        self, concurrency: int, requests_per_minute: float | None = None, tokens_per_minute: float | None = None
+    ):
+        self.concurrency = concurrency
+        self.slots = Slots(concurrency)
+        """Held by each call in flight, while it backs off too, so that a busy endpoint is called less."""
+        self._requests = Pace(requests_per_minute) if requests_per_minute else None
+        self.tokens = Pace(tokens_per_minute) if tokens_per_minute else None
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> Limits:
+        """The limits a spec asks for."""
+        return cls(spec.concurrency, spec.requests_per_minute, spec.tokens_per_minute)
+
+    def share(self, part: float) -> None:
+        """Go at a part of the endpoint's pace: other processes have the rest."""
+        for pace in (self._requests, self.tokens):
+            if pace is not None:
+                pace.share(part)
+
+    async def pace(self, tokens: float) -> None:
+        """Wait until one more request with about so many tokens may be sent."""
+        if self._requests:
+            await self._requests.take(1)
+        if self.tokens:
+            await self.tokens.take(tokens)
+
+
+def retry_after(value: str | None, now: datetime | None = None) -> float | None:
+    """Seconds that a Retry-After header asks for (a number or an HTTP date); None when absent or unreadable."""
+    if not value:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        when = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    return max(0.0, (when - (now or datetime.now(UTC))).total_seconds())
+
+
+def backoff(attempt: int, first: float, rng: random.Random) -> float:
+    """Seconds before retry number `attempt` (from 0): exponential, jittered by half on both sides."""
+    return min(LONGEST_BACKOFF_S, first * 2**attempt) * rng.uniform(0.5, 1.5)

@@ -1,0 +1,192 @@
+"""The engine as a `Model`: messages or ids in, text, ids and log-probabilities out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from upshot.core.conversation import Message, messages_from
+from upshot.core.errors import UserError
+from upshot.engine.engine import Engine, QueueFull
+from upshot.engine.sequence import Rules
+from upshot.engine.sequence import Sequence as Running
+from upshot.models import grammar as grammars
+from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request, Sampling
+from upshot.models.rendering import Renderer
+
+
+def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """The text before the first stop string, and whether one was found."""
+    found = [at for stop in stops if (at := text.find(stop)) >= 0]
+    return (text[: min(found)], True) if found else (text, False)
+
+
+@dataclass(frozen=True, slots=True)
+class RuledRequest(Request):
+    """A request whose text follows a grammar that is no JSON schema's alone."""
+
+    lark: str = ""
+    """Rules in Lark, llguidance's form of it."""
+
+
+class EngineModel(Model):
+    """A live transformers model behind the model interface."""
+
+    def __init__(self, engine: Engine, tokenizer: Any, name: str = "engine", renderer: Renderer | None = None) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.name = name
+        if renderer is None and getattr(tokenizer, "chat_template", None):
+            renderer = Renderer(tokenizer)
+        self._renderer = renderer
+        self.end_ids = set(engine.eos_ids)
+        if tokenizer.eos_token_id is not None:
+            self.end_ids.add(tokenizer.eos_token_id)
+        if self._renderer is not None:
+            self.end_ids |= self._renderer.end_ids
+        self._compiler: grammars.SchemaCompiler | None = None
+        self.abilities = Abilities(ids_in=True, ids_out=True, seed=True, schema=grammars.available(), scores=True)
+        self.calls = 0
+
+    async def generate(self, request: Request) -> list[Completion]:
+        """`request.n` completions on the weights as they are."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        left = 1 if request.given else request.n
+
+        def finished(_: Running) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0 and not done.done():
+                done.set_result(None)
+
+        seqs = self.submit(request, on_done=finished)
+        try:
+            await done
+        except asyncio.CancelledError:
+            for seq in seqs:
+                self.engine.abort(seq)
+            raise
+        return [self.completion(seq, request.sampling) for seq in seqs]
+
+    async def generate_all(self, requests: Sequence[Request]) -> list[list[Completion]]:
+        """The completions of every request; where one fails, the others are aborted."""
+        tasks = [asyncio.ensure_future(self.generate(request)) for request in requests]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def submit(
+        self,
+        request: Request,
+        on_token: Callable[[Running, int, float], None] | None = None,
+        on_done: Callable[[Running], None] | None = None,
+    ) -> list[Running]:
+        """Queue a request without waiting for it."""
+        self.calls += 1
+        ids = self.prompt_ids(request)
+        if len(ids) >= self.engine.shape.max_length:
+            room = self.engine.shape.max_length
+            raise ModelCallError("too_long", f"the prompt has {len(ids)} ids, the model's context takes {room}")
+        grammar = self._grammar(request)
+        given = request.given
+        try:
+            if given:
+                seqs = [self.engine.score(ids[:-given], ids[-given:], request.top_logprobs, on_done)]
+            else:
+                seqs = self.engine.submit(ids, self.rules(request), request.n, grammar, on_token, on_done)
+        except QueueFull as error:
+            raise ModelCallError("rate_limited", str(error)) from error
+        self.engine.wake()
+        return seqs
+
+    def prompt_ids(self, request: Request) -> list[int]:
+        """The ids to continue."""
+        if request.by_ids:
+            return [int(i) for i in request.prompt]  # type: ignore[arg-type]
+        if self._renderer is None:
+            raise UserError(f"model '{self.name}' has no chat template; give token ids as the prompt")
+        messages = [m if isinstance(m, Message) else messages_from([m])[0] for m in request.prompt]  # type: ignore[list-item]
+        return self._renderer.prompt_ids(messages, request.tools)
+
+    def rules(self, request: Request) -> Rules:
+        """The request's sampling in the engine's terms."""
+        sampling = request.sampling
+        if "" in sampling.stop:
+            raise UserError("a stop string is empty: it would end every text before its first character")
+        return Rules(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seed=self.engine.fresh_seed() if sampling.seed is None else sampling.seed,
+            stop_ids=frozenset(sampling.stop_ids) | self.end_ids,
+            top_logprobs=request.top_logprobs,
+            stopped=self._stop_check(sampling.stop) if sampling.stop else None,
+        )
+
+    def _stop_check(self, stops: tuple[str, ...]) -> Callable[[list[int]], bool]:
+        # A token has at least one byte unless it is special, so this many last ids hold any stop string.
+        need = max(len(stop.encode()) for stop in stops) + 8
+
+        def stopped(ids: list[int]) -> bool:
+            reach, tail = need, ""
+            while True:
+                tail = self.tokenizer.decode(ids[-reach:], skip_special_tokens=True)
+                if reach >= len(ids) or len(tail.encode()) >= need:
+                    return any(stop in tail for stop in stops)
+                reach *= 2  # special tokens, whose text is left out
+
+        return stopped
+
+    def _grammar(self, request: Request) -> Any:
+        """What the text must follow, if anything."""
+        rules = request.lark if isinstance(request, RuledRequest) else ""
+        if request.schema is None and not rules:
+            return None
+        if not grammars.available():
+            what = "a tool_choice that demands a call" if rules else "a JSON schema"
+            raise UserError(f"{what} needs the library llguidance: pip install 'upshot[schema]'")
+        if self._compiler is None:
+            self._compiler = grammars.SchemaCompiler(self.tokenizer, self.engine.shape.vocab, self.end_ids)
+        return self._compiler.lark(rules) if request.schema is None else self._compiler.grammar(request.schema)
+
+    def completion(self, seq: Running, sampling: Sampling) -> Completion:
+        """What a finished sequence said."""
+        if seq.finish in ("error", "abort"):
+            raise ModelCallError("engine_error" if seq.error else "aborted", str(seq.error or "")) from seq.error
+        ids = seq.sampled
+        if seq.given:
+            return Completion(
+                text="",
+                finish=seq.finish,
+                ids=tuple(ids),
+                logprobs=tuple(seq.logprobs),
+                prompt_tokens=len(seq.ids),
+                version=seq.version,
+                top_logprobs=tuple(seq.tops) if seq.rules.top_logprobs else None,
+            )
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        text, stopped = cut_at_stop(text, sampling.stop)
+        return Completion(
+            text=text,
+            finish="stop" if stopped else seq.finish,
+            ids=tuple(ids),
+            logprobs=tuple(seq.logprobs),
+            prompt_tokens=seq.prompt_len,
+            completion_tokens=len(ids),
+            version=seq.version,
+            top_logprobs=tuple(seq.tops) if seq.rules.top_logprobs else None,
+        )
+
+    async def aclose(self) -> None:
+        """Abort what is under way."""
+        await self.engine.aclose()
+
+    def stats(self) -> dict[str, float]:
+        """The engine's counters."""
+        return {"calls": self.calls, **self.engine.stats()}

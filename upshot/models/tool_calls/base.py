@@ -1,0 +1,189 @@
+"""Tool calls in a text that grows: what is said, apart from what is called.
+
+A parser reads the pieces of one text and gives back words and calls in their order. It decides a thing only when no
+continuation could change it, so the pieces' borders make no difference. A call comes whole. What begins like a call
+and is none is text. Blanks beside a call belong to nobody: templates write their own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from upshot.config.registry import Registry
+from upshot.core.errors import UserError
+from upshot.core.thought import begun
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """One tool call."""
+
+    name: str
+    arguments: str
+    """A JSON object, as text."""
+    id: str = ""
+    """What the model itself calls it by, where it does."""
+
+
+Part = str | Called
+Found = tuple[Sequence[Part], int]
+"""What the first so many characters of a text mean."""
+
+
+class CallParser(ABC):
+    """Reads one text of one family."""
+
+    markers: ClassVar[tuple[str, ...]] = ()
+    """What announces a call; may be special tokens, which are then kept in the text."""
+    key: ClassVar[str] = "arguments"
+    """Under which a call's JSON object holds its arguments."""
+    between: ClassVar[str] = ""
+    """What stands between a call's name and the JSON of its arguments; empty: one object holds both."""
+
+    def __init__(self) -> None:
+        self.held = ""
+        """Text whose meaning is still open."""
+        self._blank = ""
+        self._after_call = False
+
+    @abstractmethod
+    def next(self, final: bool) -> Found | None:
+        """What the beginning of the held text means, or None where that is open (never so when it is `final`)."""
+
+    @classmethod
+    @abstractmethod
+    def known(cls, template: str) -> bool:
+        """Whether a chat template writes calls in this way."""
+
+    @classmethod
+    @abstractmethod
+    def grammar(cls, mark: Callable[[str], str], several: bool) -> str:
+        """Lark rule `calls`: a call or `several`; `body` is the rule of one, `mark` spells a marker."""
+
+    @staticmethod
+    def new_id() -> str:
+        """A fresh id for a call."""
+        return "call_" + uuid.uuid4().hex[:24]
+
+    def feed(self, text: str) -> list[Part]:
+        """What is certain now and was not before."""
+        self.held += text
+        return self._drain(final=False)
+
+    def finish(self) -> list[Part]:
+        """The rest, when nothing more comes."""
+        out = self._drain(final=True)
+        blank, self._blank = self._blank, ""
+        return [*out, blank] if blank and not self._after_call else out
+
+    def _drain(self, final: bool) -> list[Part]:
+        out: list[Part] = []
+        while self.held and (found := self.next(final)) is not None:
+            parts, used = found
+            self.held = self.held[used:]
+            for part in parts:
+                out += self._beside_calls(part)
+        return out
+
+    def _beside_calls(self, part: Part) -> list[Part]:
+        """A part without the blanks between it and a call."""
+        if isinstance(part, Called):
+            self._blank, self._after_call = "", True
+            return [part]
+        text = self._blank + part
+        if self._after_call:
+            text = text.lstrip()
+        kept = text.rstrip()
+        self._blank = text[len(kept) :]
+        if not kept:
+            return []
+        self._after_call = False
+        return [kept]
+
+    def words(self, final: bool) -> Found | None:
+        """Words up to the next marker or what may be the beginning of one."""
+        places = [at for marker in self.markers if (at := self.held.find(marker)) >= 0]
+        end = min(places) if places else len(self.held) - (0 if final else begun(self.held, self.markers))
+        return ([self.held[:end]], end) if end else None
+
+
+class Extent:
+    """Where a JSON object or array ends that begins at a place of a text; goes on where it was as the text grows."""
+
+    _WEIGHTY = re.compile(r'[{}\[\]"<]')
+    _STRING = re.compile(r'(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
+
+    def __init__(self, start: int) -> None:
+        self._at = start
+        self._depth = 0
+        self._quoted = False
+
+    def end(self, text: str) -> tuple[int, bool] | None:
+        """(place, whether it ended well), or None while it goes on. No JSON has `<` outside its strings."""
+        while True:
+            if self._quoted:
+                inside = self._STRING.match(text, self._at)
+                assert inside is not None
+                self._at = inside.end()
+                if not inside[1]:
+                    return None
+                self._quoted = False
+            found = self._WEIGHTY.search(text, self._at)
+            if found is None:
+                self._at = len(text)
+                return None
+            if found[0] == "<":
+                return found.start(), False
+            self._at = found.end()
+            self._quoted = found[0] == '"'
+            self._depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(found[0], 0)
+            if self._depth == 0 and not self._quoted:
+                return self._at, True
+
+
+def call_of(data: Any) -> Called | None:
+    """The call that a JSON value says, if it says one."""
+    if not isinstance(data, dict) or not isinstance(data.get("name"), str) or not data["name"]:
+        return None
+    arguments = data.get("arguments", data.get("parameters"))
+    if isinstance(arguments, str):  # the object as a text, as OpenAI itself writes it
+        arguments = loaded(arguments)
+    if not isinstance(arguments, dict):
+        return None
+    return Called(data["name"], json.dumps(arguments, ensure_ascii=False), str(data.get("id") or ""))
+
+
+def loaded(text: str) -> Any:
+    """A JSON value, None where the text is none; line breaks inside strings are let pass, as models write them."""
+    try:
+        value = json.loads(text, strict=False, parse_constant=_no_number)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # neither 1e999 nor half a surrogate pair
+    except (ValueError, RecursionError):
+        return None
+    return value
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+parsers: Registry[CallParser] = Registry("tool parser", "upshot.models.tool_calls")
+
+
+def parser_for(template: str, name: str = "auto") -> type[CallParser] | None:
+    """The parser called `name`, or the one whose words the chat template uses; None where there is none."""
+    if name == "none":
+        return None
+    if name != "auto":
+        found = parsers.get(name, "--tool-parser")
+        if not (isinstance(found, type) and issubclass(found, CallParser)):
+            raise UserError(f"tool parser '{name}' is no subclass of upshot.models.tool_calls.base:CallParser")
+        return found
+    kinds = (parsers.get(known) for known in parsers.names())
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, CallParser) and k.known(template)), None)

@@ -1,0 +1,67 @@
+"""Hermes, Qwen 2.5 and 3, SmolLM3: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any number of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from upshot.core.thought import begun
+from upshot.models.tool_calls.base import CallParser, Extent, Found, call_of, loaded, parsers
+
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
+
+
+@parsers.register("hermes", "qwen")
+class Hermes(CallParser):
+    """Calls between tags; one whose closing tag never comes counts too."""
+
+    markers = (OPENING, CLOSING)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._extent: Extent | None = None
+        self._closing = False
+        """A call was read: its closing tag comes next."""
+
+    def next(self, final: bool) -> Found | None:
+        """A call, the tag that closes one, or words."""
+        if self._closing:
+            return self._closed(final)
+        if not self.held.startswith(OPENING):
+            if self.held.startswith(CLOSING):  # of no call
+                return [CLOSING], len(CLOSING)
+            return self.words(final)
+        body = self.held[len(OPENING) :].lstrip()
+        if not body.startswith("{"):
+            return ([OPENING], len(OPENING)) if body or final else None
+        start = len(self.held) - len(body)
+        self._extent = self._extent or Extent(start)
+        ended = self._extent.end(self.held)
+        if ended is None:
+            return ([self.held], len(self.held)) if final else None
+        end, well = ended
+        self._extent = None
+        call = call_of(loaded(self.held[start:end])) if well else None
+        self._closing = call is not None
+        return [call or self.held[:end]], end
+
+    def _closed(self, final: bool) -> Found | None:
+        rest = self.held.lstrip()
+        blanks = len(self.held) - len(rest)
+        if rest.startswith(CLOSING):
+            self._closing = False
+            return [], blanks + len(CLOSING)
+        if not final and begun(rest, [CLOSING]) == len(rest):
+            return None
+        self._closing = False
+        return [], blanks
+
+    @classmethod
+    def known(cls, template: str) -> bool:
+        """The tag, and JSON in it: Qwen3-Coder puts XML there."""
+        return OPENING in template and "<function=" not in template
+
+    @classmethod
+    def grammar(cls, mark: Callable[[str], str], several: bool) -> str:
+        """Calls a line each, as the templates write them."""
+        more = ' ("\\n" call)*' if several else ""
+        return f'calls: call{more}\ncall: {mark(OPENING)} "\\n" body "\\n" {mark(CLOSING)}'

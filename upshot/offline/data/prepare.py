@@ -1,0 +1,167 @@
+"""`upshot data prepare`: candidates from files or the Hub → parquet for sft, rl and dpo, split by goal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from upshot.core.errors import UserError, did_you_mean
+from upshot.core.whole_files import check_writable
+from upshot.offline.data.select import best_and_worst, best_conversations, distinct_prompts, merge_duplicates
+from upshot.tasks.datasets.candidate import Candidate, Unusable, parse
+from upshot.tasks.datasets.parquet import AGENT_NAME, dpo_row, rl_row, schema_for, sft_row, write_parquet
+from upshot.tasks.datasets.split import split_by_goal, without_goals_of
+from upshot.tasks.datasets.tables import Record, read_tables
+
+PURPOSES = ("sft", "rl", "dpo")
+UNUSED = {"sft": ("sessions",), "dpo": ("sessions",), "rl": ()}
+"""Columns of the published sets that rows of a purpose are not made of, and most of their bytes."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How candidates become rows."""
+
+    purpose: str
+    """sft, rl or dpo."""
+    validation: float = 0.1
+    """Share of the goals that goes to validation; from 1 on: how many of them."""
+    min_gap: float = 0.1
+    """dpo: least difference of score between chosen and rejected."""
+    least: Mapping[str, float] = field(default_factory=dict)
+    """sft, dpo: least `score`, or mean of a metric, of what is imitated or chosen."""
+    system: str | None = None
+    """System prompt; None keeps a record's own or takes `default_system`, '' means none."""
+    default_system: str = ""
+    """System prompt of records without one when `system` is None."""
+    source: str = "collabllm"
+    """rl: `data_source` of the rows."""
+    task_desc: str = ""
+    """rl: what the simulated user is told about the task."""
+    agent_name: str = AGENT_NAME
+    """rl: the agent loop that verl runs for the rows."""
+    seed: int = 0
+    """Which goals are held out."""
+
+
+@dataclass
+class Summary:
+    """What became of the records."""
+
+    purpose: str
+    read: int = 0
+    """Records in the source."""
+    rows: dict[str, int] = field(default_factory=dict)
+    """Rows written, by split."""
+    goals: dict[str, int] = field(default_factory=dict)
+    """Distinct goals of those rows, by split."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Records that are in no row of their own, by reason."""
+    files: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {**vars(self), "dropped": dict(self.dropped)}
+
+
+def prepare(dataset: str, out: Path, settings: Settings) -> Summary:
+    """Write `{purpose}_train.parquet` and `{purpose}_validation.parquet` under `out`, and say what was dropped."""
+    if settings.purpose not in PURPOSES:
+        raise UserError(f"unknown purpose '{settings.purpose}'; data can be prepared for {', '.join(PURPOSES)}")
+    check_share(settings.validation)
+    check_writable(out / f"{settings.purpose}_train.parquet")
+    tables = read_tables(dataset, without=UNUSED[settings.purpose])
+    summary = Summary(settings.purpose, read=sum(map(len, tables.values())))
+    splits = split_tables(tables, settings, summary.dropped)
+    metrics = metrics_of(c for candidates in splits.values() for c in candidates)
+    unknown = next((name for name in settings.least if name.removeprefix("rewards.") not in ("score", *metrics)), None)
+    if unknown is not None:
+        raise UserError(f"no metric '{unknown}' in '{dataset}'; {did_you_mean(unknown, ['score', *metrics])}")
+    rows = {split: _rows(candidates, split, settings, summary) for split, candidates in splits.items()}
+    check_rows(rows, dataset, summary)
+    write_splits(out, rows, schema_for(settings.purpose, metrics), summary)
+    return summary
+
+
+def metrics_of(candidates: Iterable[Candidate]) -> list[str]:
+    """The metrics that any of the candidates was scored by, in the order of their first mention."""
+    return list(dict.fromkeys(name for candidate in candidates for name in candidate.rewards))
+
+
+def write_splits(out: Path, rows: Mapping[str, Sequence[Any]], schema: Any, summary: Summary) -> None:
+    """One parquet file a split; none for an empty one (many readers fail on it), nor one left from an earlier run."""
+    for split, content in rows.items():
+        path = out / f"{summary.purpose}_{split}.parquet"
+        if content:
+            write_parquet(path, content, schema)
+            summary.files.append(str(path))
+        else:
+            path.unlink(missing_ok=True)
+
+
+def check_share(validation: float) -> None:
+    """Refuse a share of held-out goals that is none."""
+    if not 0 <= validation < float("inf") or (validation > 1 and validation != int(validation)):
+        raise UserError(f"validation is {validation}; it is a share of the goals, from 0 to below 1, or their number")
+
+
+def check_rows(rows: Mapping[str, Sequence[Any]], dataset: str, summary: Summary) -> None:
+    """Refuse a source of which nothing is left to learn from, with the reasons."""
+    if not rows["train"]:
+        reasons = "; ".join(f"{why}: {count}" for why, count in summary.dropped.most_common()) or "it holds no records"
+        left = " is left for training; all that are left are held out" if any(rows.values()) else ""
+        raise UserError(f"no row for {summary.purpose} in '{dataset}'{left} ({reasons})")
+
+
+def split_tables(
+    tables: Mapping[str, Sequence[Record]], settings: Settings, dropped: Counter[str]
+) -> dict[str, list[Candidate]]:
+    """Candidates by split: the source's own validation where it has one (leaks into train removed), else by goal."""
+    parsed = {split: merge_duplicates(_parse_all(records, dropped), dropped) for split, records in tables.items()}
+    train = parsed.get("train", [])
+    held_out = [c for split, candidates in parsed.items() if split != "train" for c in candidates]
+    if not train or not held_out:
+        train, held_out = split_by_goal(train or held_out, settings.validation, settings.seed)
+        return {"train": train, "validation": held_out}
+    kept, leaked = without_goals_of(train, held_out)
+    if leaked:
+        dropped["goal also in validation"] += len(leaked)
+    return {"train": kept, "validation": held_out}
+
+
+def _parse_all(records: Sequence[Record], dropped: Counter[str]) -> list[Candidate]:
+    candidates = []
+    for record in records:
+        try:
+            candidates.append(parse(record))
+        except Unusable as why:
+            dropped[str(why)] += 1
+    return candidates
+
+
+def _rows(candidates: list[Candidate], split: str, settings: Settings, summary: Summary) -> list[dict[str, Any]]:
+    """The rows of one split, counted in the summary."""
+    chosen: list[Candidate]
+    if settings.purpose == "sft":
+        chosen = best_conversations(candidates, summary.dropped, settings.least)
+        rows = [sft_row(c, _system(c, settings)) for c in chosen]
+    elif settings.purpose == "dpo":
+        pairs = best_and_worst(candidates, summary.dropped, settings.min_gap, settings.least)
+        chosen = [pair.chosen for pair in pairs]
+        rows = [dpo_row(pair, _system(pair.chosen, settings)) for pair in pairs]
+    else:
+        chosen = distinct_prompts(candidates, summary.dropped)
+        facts = (split, settings.source, settings.task_desc, settings.agent_name)
+        rows = [rl_row(c, _system(c, settings), number, *facts) for number, c in enumerate(chosen)]
+    summary.rows[split] = len(rows)
+    summary.goals[split] = len({c.goal_key for c in chosen})
+    return rows
+
+
+def _system(candidate: Candidate, settings: Settings) -> str:
+    if settings.system is not None:
+        return settings.system
+    return candidate.system or settings.default_system

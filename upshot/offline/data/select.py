@@ -1,0 +1,128 @@
+"""Which candidates become rows for sft, rl and dpo. Pure functions; everything dropped is counted with its reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from upshot.tasks.datasets.candidate import Candidate
+
+ROUNDING = 1e-9
+"""So that 0.7 − 0.2 counts as a gap of 0.5; equal scores are never a pair."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two replies to the same history, of which the first led further."""
+
+    chosen: Candidate
+    rejected: Candidate
+
+
+def merge_duplicates(candidates: Iterable[Candidate], dropped: Counter[str]) -> list[Candidate]:
+    """Candidates without repeats of the same reply to the same history of a goal; repeats average their scores."""
+    groups: dict[tuple[bytes, str], list[Candidate]] = {}
+    for candidate in candidates:
+        key = (candidate.place, candidate.completion.strip())
+        groups.setdefault(key, []).append(candidate)
+    merged = []
+    for same in groups.values():
+        if len(same) == 1:
+            merged.append(same[0])
+            continue
+        scores = [c.score for c in same if c.score is not None]
+        merged.append(replace(same[0], score=sum(scores) / len(scores)) if scores else same[0])
+        _count(dropped, "duplicate candidate", len(same) - 1)
+    return merged
+
+
+def best_conversations(
+    candidates: Sequence[Candidate], dropped: Counter[str], least: Mapping[str, float] | None = None
+) -> list[Candidate]:
+    """SFT: per conversation the best reply of its last turn, which carries the best replies before it in its history.
+
+    Where no candidate of the last turn has a score, the file gives no ranking and the first one is taken only if
+    none of the file's candidates has a score (an ordinary prompt/completion file).
+    """
+    ranked = any(c.score is not None for c in candidates)
+    conversations: dict[object, list[Candidate]] = {}
+    for number, candidate in enumerate(candidates):
+        conversations.setdefault(candidate.conv_id or number, []).append(candidate)
+    chosen: list[Candidate] = []
+    for own in conversations.values():
+        last_turn = max(c.turn for c in own)
+        usable = [c for c in own if c.turn == last_turn and (c.score is not None or not ranked)]
+        if not usable:
+            _count(dropped, "no score at the last turn", len(own))
+            continue
+        best = max(usable, key=_score)
+        low = too_low(best, least or {})
+        if low is not None:
+            _count(dropped, low, len(own))
+            continue
+        _count(dropped, "not the best of its conversation", len(own) - 1)
+        chosen.append(best)
+    return _unique(chosen, dropped, "duplicate conversation", with_reply=True)
+
+
+def distinct_prompts(candidates: Sequence[Candidate], dropped: Counter[str]) -> list[Candidate]:
+    """RL: one row per history of a goal; which of its candidates stands for it does not matter."""
+    with_goal = [c for c in candidates if c.goal]
+    _count(dropped, "no hidden goal", len(candidates) - len(with_goal))
+    return _unique(with_goal, dropped, "same prompt and goal", with_reply=False)
+
+
+def best_and_worst(
+    candidates: Sequence[Candidate], dropped: Counter[str], min_gap: float, least: Mapping[str, float] | None = None
+) -> list[Pair]:
+    """DPO: per history the best against the worst reply, where their scores are at least `min_gap` apart."""
+    turns: dict[bytes, list[Candidate]] = {}
+    for candidate in candidates:
+        if candidate.score is None:
+            _count(dropped, "no score", 1)
+        else:
+            turns.setdefault(candidate.place, []).append(candidate)
+    pairs = []
+    for tried in turns.values():
+        best, worst = max(tried, key=_score), min(tried, key=_score)
+        if len(tried) < 2:
+            _count(dropped, "only one scored candidate", 1)
+        elif _score(best) - _score(worst) < max(min_gap - ROUNDING, ROUNDING):
+            _count(dropped, f"gap below {min_gap:g}", len(tried))
+        elif (low := too_low(best, least or {})) is not None:
+            _count(dropped, low, len(tried))
+        else:
+            _count(dropped, "neither best nor worst", len(tried) - 2)
+            pairs.append(Pair(best, worst))
+    return pairs
+
+
+def too_low(candidate: Candidate, least: Mapping[str, float]) -> str | None:
+    """Why a candidate is not good enough by its metrics, the first reason; None when it is."""
+    for name, value in least.items():
+        measured = candidate.measured(name)
+        if measured is None:
+            return f"no {name}"
+        if measured < value:
+            return f"{name} below {value:g}"
+    return None
+
+
+def _unique(candidates: Sequence[Candidate], dropped: Counter[str], why: str, with_reply: bool) -> list[Candidate]:
+    seen: dict[tuple[bytes, str], Candidate] = {}
+    for candidate in candidates:
+        key = (candidate.place, candidate.completion.strip() if with_reply else "")
+        if key in seen:
+            _count(dropped, why, 1)
+        seen.setdefault(key, candidate)
+    return list(seen.values())
+
+
+def _score(candidate: Candidate) -> float:
+    return float("-inf") if candidate.score is None else candidate.score
+
+
+def _count(dropped: Counter[str], why: str, how_many: int) -> None:
+    if how_many:
+        dropped[why] += how_many

@@ -1,0 +1,1 @@
+"""`upshot demo`: tables that show what the rewards do, in minutes on a CPU."""

@@ -1,0 +1,1 @@
+"""The table of models: base, proactive, trained."""

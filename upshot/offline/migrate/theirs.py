@@ -1,0 +1,187 @@
+"""Settings out of a config (YAML, JSON) or a launch script (sh) of the originals. Nothing is run.
+
+A script's own variables, and sums of them, are filled in; what the shell alone could know stays as it is written.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import operator
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from upshot.config.load import flatten
+from upshot.core.errors import UserError
+
+_VARIABLE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_LAUNCH = re.compile(r"(?:verl\.trainer|verl/trainer|scripts[./](?:train|engine))[\w./]*|[\w./-]*\.py")
+PROCESSES = "--nproc_per_node"
+"""Of the launcher's own flags the one that a batch is counted by."""
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+_OPERATORS |= {ast.Div: operator.floordiv, ast.FloorDiv: operator.floordiv}
+
+
+@dataclass
+class Theirs:
+    """What a file of theirs sets."""
+
+    program: str = ""
+    """The module or script that is launched; '' in a config."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Flags with their dashes, or dotted keys."""
+
+    @property
+    def original(self) -> str:
+        """Which of the originals they belong to."""
+        if any("classmate" in key for key in self.settings) or "classmate" in self.program:
+            return "classmate"
+        return "verl" if any("." in key for key in self.settings) else "collabllm"
+
+
+def read_all(paths: Sequence[str]) -> Theirs:
+    """The settings of a script and the configs it names; what an earlier file sets stands."""
+    files = [read(path) for path in paths]
+    settings = {key: value for file in reversed(files) for key, value in file.settings.items()}
+    return Theirs(next((file.program for file in files if file.program), ""), settings)
+
+
+def read(path: str) -> Theirs:
+    """The settings of a file of theirs."""
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read '{path}': {error.strerror}") from error
+    if file.suffix == ".sh":
+        found = read_script(text)
+        if not found.settings:
+            raise UserError(f"'{path}' launches nothing that is known: no verl.trainer, no scripts.train")
+        return found
+    if file.suffix in (".yaml", ".yml", ".json"):
+        return read_config(text, path)
+    raise UserError(f"'{path}' is no .sh, .yaml or .json file")
+
+
+def read_config(text: str, path: str = "config") -> Theirs:
+    """A Hydra config, or the flat file of arguments that CollabLLM's scripts take."""
+    try:
+        loaded = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"'{path}' is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(loaded, dict):
+        raise UserError(f"'{path}' is no mapping of settings")
+    flat = dict(flatten({k: v for k, v in loaded.items() if k not in ("hydra", "defaults")}))
+    if any("." in key for key in flat):
+        return Theirs(settings=flat)
+    return Theirs(settings={f"--{key}": value for key, value in flat.items()})
+
+
+def read_script(text: str) -> Theirs:
+    """The first launch of a training in a shell script."""
+    variables: dict[str, str] = {}
+    for line in _lines(text):
+        words = [_fill(word, variables) for word in _words(_summed(line, variables))]
+        named = _ASSIGNMENT.fullmatch(words[-1]) if words and words[:-1] in ([], ["export"]) else None
+        if named is not None:
+            variables[named[1]] = named[2]
+            continue
+        start = next((i for i, word in enumerate(words) if _LAUNCH.fullmatch(word)), None)
+        if start is not None and any("python" in word or "torchrun" in word for word in words[:start]):
+            settings = dict(_settings(words[start + 1 :]))
+            if settings:
+                settings |= {key: v for key, v in _settings(words[:start]) if key == PROCESSES}
+                return Theirs(words[start], settings)
+    return Theirs()
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Logical lines: those that a backslash continues are one; lines of comment are none."""
+    kept = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    yield from re.sub(r"\\\n", " ", "\n".join(kept)).splitlines()
+
+
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError:  # a quote that goes on over several lines: nothing that is launched
+        return []
+
+
+def _fill(text: str, variables: Mapping[str, str]) -> str:
+    """A text with the script's own variables filled in."""
+    return _VARIABLE.sub(lambda match: variables.get(match[1] or match[2], match[0]), text)
+
+
+def _summed(line: str, variables: Mapping[str, str]) -> str:
+    """A line with its `$(( … ))` worked out, where they are sums of whole numbers."""
+    start = line.find("$((")
+    while start >= 0:
+        end = _closing(line, start + 1)
+        names = _fill(line[start + 3 : end - 2], variables)
+        inner = re.sub(r"[A-Za-z_]\w*", lambda match: variables.get(match[0], match[0]), names)
+        with contextlib.suppress(SyntaxError, ValueError, ZeroDivisionError):
+            line = line[:start] + str(_value(ast.parse(inner.strip(), mode="eval").body)) + line[end:]
+        start = line.find("$((", start + 1)
+    return line
+
+
+def _closing(text: str, start: int) -> int:
+    """Where the bracket that opens at `start` is closed, its end included; the text's end if it never is."""
+    depth = 0
+    for position in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[position], 0)
+        if depth == 0:
+            return position + 1
+    return len(text)
+
+
+def _value(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return int(_OPERATORS[type(node.op)](_value(node.left), _value(node.right)))
+    raise ValueError("no sum of whole numbers")
+
+
+def _settings(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Flags with their values, and Hydra's overrides."""
+    position = 0
+    while position < len(words):
+        word = words[position]
+        position += 1
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            given = [value] if equals else []
+            while not equals and position < len(words) and not words[position].startswith("--"):
+                if re.match(r"[\w.+]+=", words[position]):  # an override, not a value
+                    break
+                given.append(words[position])
+                position += 1
+            yield name, _read_flag(given)
+        elif "=" in word:
+            key, _, value = word.partition("=")
+            yield key.lstrip("+~"), _read(value)
+
+
+def _read_flag(given: Sequence[str]) -> Any:
+    values = [_read(value) for value in given]
+    return True if not values else values[0] if len(values) == 1 else values
+
+
+def _read(text: str) -> Any:
+    """A value as YAML reads it, and 1e-6 as a number; what is no YAML stays text."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    with contextlib.suppress(ValueError):
+        return float(value) if isinstance(value, str) else value
+    return value

@@ -1,0 +1,1 @@
+"""How well a reader of thoughts predicts verdicts."""

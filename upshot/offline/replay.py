@@ -1,0 +1,182 @@
+"""A finished step scored again from its files, with the recipe's reward as it is now: `upshot replay RUN STEP`.
+
+Nothing is sampled of the policy and nobody continues a conversation: replies and futures are those of `rollouts.jsonl`
+and `samples/`. Judges are asked again. What an environment decided by itself is taken over. Baselines of classmates
+(`without-thought`, `steps`) are not in the files; parts that need them are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from upshot.config.recipe import Recipe
+from upshot.core import jsonl
+from upshot.core.conversation import Conversation, Message, Row, Sample, Turn, messages_from
+from upshot.core.errors import UserError
+from upshot.core.score import Score
+from upshot.core.time_limit import call_seconds
+from upshot.models.absent import AbsentPolicy
+from upshot.models.rendering import Renderer
+from upshot.rollout.context import Stage
+from upshot.rollout.futures.base import Futures
+from upshot.rollout.policy import Policy
+from upshot.rollout.rollout import Future, Reply
+from upshot.rollout.services import of_recipe, stage_of
+from upshot.run import samples
+from upshot.run.folder import ROLLOUTS, RunFolder
+from upshot.run.plan import classmate_names
+from upshot.tasks.base import tasks
+from upshot.training.setup import find_tokenizer
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One number of a reply, before and now."""
+
+    key: str
+    """Whose: the reply's key."""
+    what: str
+    """'reward', or a metric's name."""
+    old: Score
+    new: Score
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing has changed, but for the last digits."""
+        if self.old.value is None or self.new.value is None:
+            return self.old.value is self.new.value
+        return abs(self.old.value - self.new.value) <= 1e-9 * max(1.0, abs(self.old.value))
+
+
+async def replay(folder: RunFolder, recipe: Recipe, step: int) -> list[Scored]:
+    """Every mean and total of a step's replies, old and new."""
+    lines = lines_of(folder, step)
+    file = samples.file_of(folder.path, step)
+    known = samples.read(file) if file.is_file() else {}
+    call_seconds.set(recipe.call_seconds)
+    task = tasks.create(recipe.task.name, recipe.task.options, "task")
+    rows = {row.id: row for row in task.rows("train")}
+    tokenizer = find_tokenizer(recipe.model, task)
+    renderer = Renderer(tokenizer, recipe.model.template_options)
+    company = of_recipe(recipe, task, AbsentPolicy(), tokenizer, renderer)
+    async with aclosing(company):
+        for model in dict.fromkeys(model for name, model in company.models.items() if name not in silent(recipe)):
+            await model.start()
+        stage = stage_of(recipe, company, Policy(AbsentPolicy()))
+        out: list[Scored] = []
+        for line in lines:
+            reply = read_reply(line, rows, known.get(line["key"], []))
+            await score_again(stage, reply)
+            out += compare(line, reply)
+        return out
+
+
+def silent(recipe: Recipe) -> set[str]:
+    """Helper models that only ever continue conversations, so that a replay need not load or reach them."""
+    user = recipe.futures.user
+    speakers = {"user" if user is None else str(user.options.get("model", "user")), *classmate_names(recipe.futures)}
+    judges = {"judge", *(str(metric.options.get("judge", "")) for metric in recipe.reward.metrics)}
+    return speakers - judges
+
+
+def lines_of(folder: RunFolder, step: int) -> list[dict[str, Any]]:
+    """The replies of a step; `UserError` when the file has none."""
+    lines = jsonl.read(folder.path / ROLLOUTS)
+    found = [line for line in lines if line.get("step") == step]
+    if not found:
+        steps = sorted({line.get("step", 0) for line in lines})
+        there = f"steps {steps[0]} to {steps[-1]}" if steps else "no replies"
+        raise UserError(f"'{folder.path / ROLLOUTS}' holds no replies of step {step}; it has {there}")
+    return found
+
+
+async def score_again(stage: Stage, reply: Reply) -> None:
+    """Set the scores of the futures, and reward and credit of the reply."""
+    futures: Futures = stage.futures
+    decided = stage.decide(reply.conversation.turns[-1])
+    if not reply.futures:  # the episode failed, or a rule decided
+        reply.reward = decided or reply.reward
+        return
+    await futures.rescore(reply)
+    reply.reward, reply.credit = futures.settle(reply)
+
+
+def compare(line: Mapping[str, Any], reply: Reply) -> list[Scored]:
+    """The numbers of a reply before and now."""
+    before = line["reward"]
+    pairs = [("reward", before["total"], reply.reward.total)]
+    pairs += [(name, before["means"].get(name), mean) for name, mean in reply.reward.means.items()]
+    return [Scored(line["key"], what, _score(old), new) for what, old, new in pairs]
+
+
+def read_reply(line: Mapping[str, Any], rows: Mapping[str, Row], sampled: Sequence[Sample]) -> Reply:
+    """The reply of a line of `rollouts.jsonl`, with its samples where they were kept."""
+    opening = messages_from(line["messages"][: line.get("opening", 0)])
+    stored = Row(line["row"], opening, line.get("goal"), line.get("reference"), line.get("source", ""))
+    row = rows.get(line["row"], stored)
+    conversation = Conversation(row, line.get("seed", 0), line["key"], _turns(line["messages"], sampled))
+    conversation.ended = line.get("ended")
+    decided = line.get("environment", {})
+    if "score" in decided:
+        conversation.session["score"] = Score.from_dict(decided["score"])
+    if "turns" in decided:
+        conversation.session["turn_scores"] = {int(at): _score(given) for at, given in decided["turns"].items()}
+    reply = Reply(conversation, line.get("group", 0), reward=_reward(line["reward"]))
+    reply.moments = _moments(conversation)
+    reply.futures = [_future(future, conversation, rows) for future in line["futures"]]
+    return reply
+
+
+def _future(data: Mapping[str, Any], talk: Conversation, rows: Mapping[str, Row]) -> Future:
+    shared = int(data.get("shared", len(talk.turns)))
+    row = rows.get(data["row"], talk.row) if "row" in data else talk.row
+    if data.get("cut") and "row" not in data:  # a classmate is asked what came before the reply
+        row = replace(row, messages=tuple(turn.message for turn in talk.turns[:shared]))
+    turns = (*talk.turns[:shared], *_turns(data["messages"], ()))
+    conversation = Conversation(row, data.get("seed", 0), data["key"], turns)
+    conversation.ended = data.get("ended")
+    conversation.session = dict(talk.session)
+    span = data.get("span")
+    return Future(
+        conversation,
+        shared,
+        data.get("by", ""),
+        data.get("turn", 0),
+        data.get("cut", 0),
+        (span[0], span[1]) if span else None,
+        data.get("missing"),
+        {name: _score(score) for name, score in data["scores"].items()},
+    )
+
+
+def _turns(messages: Sequence[Mapping[str, Any]], sampled: Sequence[Sample]) -> tuple[Turn, ...]:
+    """Turns of a transcript. A policy turn whose ids were not kept has as many that say nothing, so that it counts."""
+    left = iter(sampled)
+    out = []
+    for message in messages:
+        sample = None
+        if "finish" in message:
+            count = int(message["tokens"])
+            blank = Sample((), (-1,) * count, (0.0,) * count, message["finish"])
+            sample = next(left, blank) if message.get("trained") else blank
+        out.append(Turn(Message.from_dict(message), sample, message.get("note") or {}))
+    return tuple(out)
+
+
+def _moments(conversation: Conversation) -> list[Conversation]:
+    """The episode as it stood after each of the policy's turns."""
+    ends = [at for at, turn in enumerate(conversation.turns, 1) if turn.sample is not None]
+    return [Conversation(conversation.row, conversation.seed, "", conversation.turns[:end]) for end in ends]
+
+
+def _score(data: Mapping[str, Any] | None) -> Score:
+    return Score.from_dict(data) if data else Score.missing("not_scored")
+
+
+def _reward(data: Mapping[str, Any]) -> Any:
+    from upshot.rewards.reward import Reward
+
+    return Reward(_score(data["total"]))

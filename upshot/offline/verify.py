@@ -1,0 +1,281 @@
+"""Score a file of responses: what `upshot verify` does. All rows at once, bounded, one row's failure its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from upshot.config.model_spec import ModelSpec
+from upshot.core import jsonl
+from upshot.core.errors import UserError, did_you_mean
+from upshot.core.score import Reason, Score, tell_missing
+from upshot.core.whole_files import check_writable
+from upshot.rewards.workers.base import Manager, managers
+from upshot.sandbox.local.lazy import LazySandbox
+from upshot.tasks.datasets.rows import reference_of
+from upshot.tasks.datasets.tables import read_table
+from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
+from upshot.tasks.verifiers.judged import with_rubric_read
+from upshot.tasks.verifiers.routes import route
+
+IN_FLIGHT = 256
+"""Rows under way at once; with a judge no more than it takes at once, so that waiting for it is no row's time."""
+SECONDS = 10.0
+"""What one item may take where nothing else is said."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to verify."""
+
+    task: str | None = None
+    mode: str | None = None
+    options: Sequence[str] = ()
+    """KEY=VALUE pairs."""
+    manager: str = "inline"
+    url: str | None = None
+    workers: int | None = None
+    seconds: float | None = None
+    """Of one item; None: 10, and of a judge's verdict as long as its endpoint may take."""
+    judge: str | None = None
+    sandbox: str = "local"
+
+
+def verify_file(file: str | None, settings: Settings, out: str | None = None, as_json: bool = False) -> int:
+    """Score every row of a file and print the summary; the exit code is 1 when no row got a score."""
+    if not file:
+        raise UserError("upshot verify needs a FILE (or --serve)")
+    if not Path(file).is_file():
+        raise UserError(f"no file '{file}'")
+    rows = read_table(Path(file))
+    if not rows:
+        raise UserError(f"'{file}' holds no rows")
+    if out:
+        check_writable(Path(out))
+    claims = [claim_of(row, settings, number, file) for number, row in enumerate(rows, 1)]
+    unknown = _unknown(claims) if not settings.task else {}
+    for source in dict.fromkeys(claim.source for claim in claims if claim.source not in unknown):
+        check_verifier(source, options_of(settings), settings)
+    start = time.perf_counter()
+    scores = asyncio.run(_verify_all(claims, settings, unknown))
+    summary = summarise(claims, scores) | {"seconds": round(time.perf_counter() - start, 3)}
+    if out:
+        _write(Path(out), rows, scores)
+    missing = "".join(f"\n  missing {line}" for line in tell_missing(scores))
+    print(json.dumps(summary) if as_json else printable(show(summary) + missing))
+    return 0 if summary["scored"] else 1
+
+
+def _unknown(claims: Sequence[Claim]) -> dict[str, Score]:
+    """What the rows of a source that no verifier is known for get; `UserError` where there are no others."""
+    out: dict[str, Score] = {}
+    for source in dict.fromkeys(claim.source for claim in claims):
+        try:
+            verifiers.get(source, "data_source")
+        except UserError as error:
+            out[source] = Score.missing(Reason.BAD_ROW, str(error))
+    if len(out) == len({claim.source for claim in claims}):
+        raise UserError(next(iter(out.values())).why)
+    return out
+
+
+def serve(settings: Settings, host: str, port: int, api_key: str | None = None) -> int:
+    """Answer `POST /verify` until stopped."""
+    from aiohttp import web
+
+    from upshot.core.http import demand_key
+    from upshot.rewards.workers.scorer import KEY_VARIABLE, scorer_app
+
+    demand_key(host, api_key, f"set {KEY_VARIABLE} or --api-key-file")
+
+    async def app() -> Any:
+        stack = contextlib.AsyncExitStack()
+        manager = await stack.enter_async_context(_open(settings))
+        application = scorer_app(manager, api_key)
+        application.on_cleanup.append(lambda _: stack.aclose())
+        return application
+
+    chosen = "pool" if settings.manager == "inline" else settings.manager
+    settings = Settings(**{**vars(settings), "manager": chosen})
+    web.run_app(app(), host=host, port=port, print=lambda text: print(text.splitlines()[0], flush=True))
+    return 0
+
+
+def check_verifier(source: str, options: Mapping[str, Any], settings: Settings) -> None:
+    """Refuse an unknown verifier, option or a judged verifier without a judge, before any work."""
+    verifiers.check(source, options, "--task", judge=None, sandbox=None, models=None)
+    if _is_judged(source) and settings.judge is None and settings.manager != "remote":
+        raise UserError(f"'{source}' is judged by a model: give --judge URL or provider/model")
+
+
+def _is_judged(source: str) -> bool:
+    kind = verifiers.get(source) if source in verifiers or ":" in source else None
+    return isinstance(kind, type) and issubclass(kind, Verifier) and "judge" in kind.needs
+
+
+def claim_of(row: Mapping[str, Any], settings: Settings, number: int, file: str) -> Claim:
+    """What a row of a file has to verify; `UserError` where it lacks something."""
+    response = response_of(row)
+    if response is None:
+        raise UserError(f"{file}, row {number} has no 'response' text; its keys: {', '.join(row)}")
+    source = source_of(row, settings)
+    if not source:
+        raise UserError(f"{file}, row {number} names no data_source; say --task NAME")
+    used = ("response", "completion", "reward_model", "extra_info", "ground_truth")
+    extra = {key: value for key, value in row.items() if key not in used}
+    extra |= row["extra_info"] if isinstance(row.get("extra_info"), Mapping) else {}
+    options = options_of(settings)
+    if settings.seconds is not None and _is_judged(source):
+        options.setdefault("seconds", settings.seconds)
+    return Claim(source, response, reference_of(row), extra, options)
+
+
+def response_of(row: Mapping[str, Any]) -> str | None:
+    """The response of a row: a column, or the assistant's last message; None where there is none."""
+    response = row.get("response", row.get("completion"))
+    if response is None and isinstance(row.get("messages"), list):
+        response = next((m.get("content") for m in reversed(row["messages"]) if m.get("role") == "assistant"), None)
+    return response if isinstance(response, str) else None
+
+
+def source_of(row: Mapping[str, Any], settings: Settings) -> str:
+    """The verifier of a row: the one that was asked for, else the one that the row names; '' where it names none."""
+    return verifier_of(settings.task) if settings.task else route(row, str(row.get("data_source") or ""))
+
+
+def verifier_of(name: str) -> str:
+    """The verifier behind the name of a verifier or a task."""
+    if name in verifiers or ":" in name:
+        return name
+    from upshot.tasks.base import tasks
+
+    if name in tasks:
+        own = getattr(tasks.get(name), "verifier", "")
+        if own:
+            return str(own)
+        raise UserError(f"task '{name}' has no verifier that works on a file of responses")
+    known = sorted({*verifiers.names(), *tasks.names()})
+    raise UserError(f"unknown task or verifier '{name}'; {did_you_mean(name, known)}")
+
+
+def options_of(settings: Settings) -> dict[str, Any]:
+    """Constructor options of the verifiers."""
+    out: dict[str, Any] = {"mode": settings.mode} if settings.mode else {}
+    for pair in settings.options:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UserError(f"--option '{pair}' should read KEY=VALUE")
+        try:
+            out[key] = json.loads(value)
+        except json.JSONDecodeError:
+            out[key] = value
+    return with_rubric_read(out)
+
+
+@contextlib.asynccontextmanager
+async def _open(settings: Settings) -> AsyncIterator[Manager]:
+    """The manager, with judge and sandbox; all closed at the end."""
+    async with contextlib.AsyncExitStack() as stack:
+        context: dict[str, Any] = {"sandbox": None, "judge": None}
+        if settings.judge:
+            from upshot.models.connect import connect
+
+            context["judge"] = await stack.enter_async_context(connect(_judge_spec(settings.judge, settings.seconds)))
+        context["sandbox"] = LazySandbox(settings.sandbox)
+        stack.push_async_callback(context["sandbox"].aclose)
+        options: dict[str, Any] = {"seconds": settings.seconds or SECONDS}
+        if settings.manager == "remote":
+            if not settings.url:
+                raise UserError("--manager remote needs --url")
+            options["url"] = settings.url
+        else:
+            options["workers"] = settings.workers or len(os.sched_getaffinity(0))
+        manager = managers.create(settings.manager, options, **context)
+        stack.push_async_callback(manager.aclose)
+        yield manager
+
+
+def _judge_spec(judge: str, seconds: float | None) -> ModelSpec:
+    """The judge's endpoint; to find it there takes no longer than an item may."""
+    spec = ModelSpec.parse(judge)
+    return spec if seconds is None else spec.model_copy(update={"timeout_s": min(spec.timeout_s, seconds)})
+
+
+async def _verify_all(claims: Sequence[Claim], settings: Settings, unknown: Mapping[str, Score]) -> list[Score]:
+    scores: list[Score | None] = [unknown.get(claim.source) for claim in claims]
+    todo = iter([index for index, score in enumerate(scores) if score is None])
+    at_once = min(IN_FLIGHT, _judge_spec(settings.judge, None).concurrency) if settings.judge else IN_FLIGHT
+    async with _open(settings) as manager:
+
+        async def work() -> None:
+            for index in todo:
+                scores[index] = await manager.verify(claims[index])
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(at_once, len(claims))):
+                    group.create_task(work())
+        except* UserError as errors:
+            raise errors.exceptions[0] from None
+    return [score for score in scores if score is not None]
+
+
+def summarise(claims: Sequence[Claim], scores: Sequence[Score]) -> dict[str, Any]:
+    """Accuracy over the rows that have a score, and what is missing, overall and by verifier."""
+    out = _summary(scores)
+    sources = sorted({claim.source for claim in claims})
+    if len(sources) > 1:
+        pairs = list(zip(claims, scores, strict=True))
+        out["by_task"] = {name: _summary([s for c, s in pairs if c.source == name]) for name in sources}
+    return out
+
+
+def _summary(scores: Sequence[Score]) -> dict[str, Any]:
+    values = [score.value for score in scores if score.value is not None]
+    reasons = Counter(str(score.reason) for score in scores if score.value is None)
+    return {
+        "rows": len(scores),
+        "scored": len(values),
+        "accuracy": sum(values) / len(values) if values else None,
+        "missing": dict(sorted(reasons.items())),
+    }
+
+
+def show(summary: Mapping[str, Any]) -> str:
+    """The summary for a reader."""
+    rate = f" ({summary['rows'] / summary['seconds']:,.0f} rows/s)" if summary["seconds"] > 0 else ""
+    lines = [_line("all", summary) + rate]
+    lines += [_line(name, part) for name, part in summary.get("by_task", {}).items()]
+    return "\n".join(lines)
+
+
+def printable(text: str) -> str:
+    """A text with what no terminal takes (lone surrogates) as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _line(name: str, part: Mapping[str, Any]) -> str:
+    accuracy = "no scores" if part["accuracy"] is None else f"accuracy {part['accuracy']:.4f}"
+    return f"{name}: {accuracy} over {part['scored']} of {part['rows']} rows"
+
+
+def _write(path: Path, rows: Sequence[Mapping[str, Any]], scores: Sequence[Score]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    jsonl.write(path, (_line_of(row, score) for row, score in zip(rows, scores, strict=True)))
+
+
+def _line_of(row: Mapping[str, Any], score: Score) -> dict[str, Any]:
+    line = {**row, "score": score.value}
+    if score.value is None:
+        line["missing"] = score.reason
+    if score.detail:
+        line["detail"] = dict(score.detail)
+    return line

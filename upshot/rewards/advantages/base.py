@@ -1,0 +1,60 @@
+"""An estimator turns the credits of a whole step into advantages, span by span. Pure functions on plain numbers.
+
+A step is a list of groups, a group the replies to one prompt, a reply its `Credit` (None: nothing was sampled). What
+comes back has the same shape, with one number a span; None where a span has no advantage and must not be trained. A
+missing part leaves the statistics and costs only the spans that need it.
+
+Your own is a function, named by its path: `train.advantage: my_pkg.module:estimator`, or with its keyword arguments
+beside it: `{name: my_pkg.module:estimator, strength: 2}`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from upshot.config.registry import Registry, check_options
+from upshot.core.errors import UserError
+from upshot.rewards.credit import Credit
+
+Step = Sequence[Sequence[Credit | None]]
+Advantages = list[list[list[float | None]]]
+"""By group, reply and span."""
+Estimator = Callable[[Step], Advantages]
+Values = Sequence[float | None]
+
+estimators: Registry[Advantages] = Registry("estimator", "upshot.rewards.advantages")
+"""Estimators that a recipe can name in `train.advantage`."""
+
+
+def estimator(name: str, options: Mapping[str, Any] | None = None, where: str = "train.advantage") -> Estimator:
+    """The estimator behind a name or path, with its options."""
+    function = estimators.get(name, where)
+    first = next(iter(inspect.signature(function).parameters), None)
+    if first is None:
+        raise UserError(f"estimator '{name}' in {where} should take a step's credits as its first argument")
+    checked = check_options(function, dict(options or {}), {first: None}, f"estimator '{name}'", where)
+    del checked[first]
+    return partial(function, **checked)
+
+
+def part(credit: Credit | None, names: tuple[str, ...]) -> float | None:
+    """The sum of some parts of a reply; None where the reply has not got all of them."""
+    if credit is None or not names or not all(name in credit.parts for name in names):
+        return None
+    return credit.total(names).value
+
+
+def spread(group: Sequence[Credit | None], by_parts: Mapping[tuple[str, ...], Values]) -> list[list[float | None]]:
+    """Every span of a group with what its combination of parts earned its reply."""
+    return [
+        [] if credit is None else [by_parts[span.parts][member] if span.parts else None for span in credit.spans]
+        for member, credit in enumerate(group)
+    ]
+
+
+def combinations(group: Sequence[Credit | None]) -> list[tuple[str, ...]]:
+    """The combinations of parts that some span of the group is credited with, in a stable order."""
+    return sorted({span.parts for credit in group if credit is not None for span in credit.spans if span.parts})

@@ -1,0 +1,88 @@
+"""Compare within the group: every combination of parts on its own.
+
+In classmate training the kept thoughts compete by main + classmate, all other tokens by main alone. A reply takes part
+in a combination's statistics whether or not it has such a span itself. A group with fewer than two rewards says nothing
+about which reply was better: its advantages are zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from upshot.rewards.advantages.base import Advantages, Step, Values, combinations, estimators, part, spread
+from upshot.rewards.credit import Credit
+
+EPSILON = 1e-4
+"""Added to the standard deviation, as TRL does."""
+
+
+def centred(rewards: Values) -> list[float | None]:
+    """Each reward minus the mean of the group."""
+    present = [r for r in rewards if r is not None]
+    if len(present) < 2:
+        return [None if r is None else 0.0 for r in rewards]
+    mean = math.fsum(present) / len(present)
+    return [None if r is None else r - mean for r in rewards]
+
+
+def normalised(rewards: Values) -> list[float | None]:
+    """Each reward minus the mean of the group, divided by its (sample) standard deviation."""
+    moved = centred(rewards)
+    present = [a for a in moved if a is not None]
+    if len(present) < 2:
+        return moved
+    deviation = math.sqrt(math.fsum(a * a for a in present) / (len(present) - 1))
+    return [None if a is None else a / (deviation + EPSILON) for a in moved]
+
+
+def left_out(rewards: Values) -> list[float | None]:
+    """Each reward minus the mean of the others."""
+    present = [r for r in rewards if r is not None]
+    if len(present) < 2:
+        return [None if r is None else 0.0 for r in rewards]
+    total = math.fsum(present)
+    return [None if r is None else r - (total - r) / (len(present) - 1) for r in rewards]
+
+
+def within_groups(
+    step: Step, compare: Callable[[Values], list[float | None]], scales: Mapping[tuple[str, ...], float] | None = None
+) -> Advantages:
+    """Advantages of every span: its combination of parts, compared within the group, and divided by its scale."""
+
+    def of(group: Sequence[Credit | None], parts: tuple[str, ...]) -> list[float | None]:
+        by = scales[parts] if scales is not None else 1.0
+        return [None if a is None else a / by for a in compare([part(credit, parts) for credit in group])]
+
+    return [spread(group, {parts: of(group, parts) for parts in combinations(group)}) for group in step]
+
+
+def _deviations(step: Step) -> dict[tuple[str, ...], float]:
+    """The (sample) standard deviation of each combination of parts over all replies of the step."""
+    out = {}
+    for parts in {parts for group in step for parts in combinations(group)}:
+        moved = centred([part(credit, parts) for group in step for credit in group])
+        present = [a for a in moved if a is not None]
+        out[parts] = math.sqrt(math.fsum(a * a for a in present) / max(len(present) - 1, 1)) + EPSILON
+    return out
+
+
+@estimators.register("grpo")
+def grpo(step: Step, scale: Literal["group", "step", "none"] = "group") -> Advantages:
+    """Centred by the group and divided by its standard deviation; `scale: step` divides by that of the whole step."""
+    if scale == "step":
+        return within_groups(step, centred, _deviations(step))
+    return within_groups(step, normalised if scale == "group" else centred)
+
+
+@estimators.register("dr-grpo")
+def dr_grpo(step: Step) -> Advantages:
+    """Centred by the group (Dr.GRPO: no division by the deviation)."""
+    return within_groups(step, centred)
+
+
+@estimators.register("rloo")
+def rloo(step: Step) -> Advantages:
+    """Each reward minus the mean of the others (leave one out)."""
+    return within_groups(step, left_out)

@@ -1,0 +1,69 @@
+"""A manager runs verifiers somewhere. The verdicts are the same everywhere; what differs is cost and protection."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from upshot.config.registry import Registry
+from upshot.core.errors import UserError
+from upshot.core.score import Score
+from upshot.core.time_limit import limited, limited_now
+from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
+
+
+class Manager(ABC):
+    """Verifies claims; an item's failure is its own, a missing score with the reason.
+
+    `judge` (a `Model`), `models` (helper models by name) and `sandbox` (a `CodeRunner`) come from the program, for the
+    verifiers that wait for one of them.
+    """
+
+    def __init__(self, judge: Any = None, sandbox: Any = None, models: Mapping[str, Any] | None = None) -> None:
+        self._context = {"judge": judge, "sandbox": sandbox, "models": models or {}}
+        self._built: dict[tuple[str, str], Verifier] = {}
+
+    @abstractmethod
+    async def verify(self, claim: Claim) -> Score:
+        """The score of one claim."""
+
+    async def aclose(self) -> None:
+        """Release processes and connections."""
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the start, for the metrics."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """What a run saves of it, to go on counting after a resume."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+
+    def verifier(self, claim: Claim) -> Verifier:
+        """The verifier of a claim; an unknown source is a `UserError`."""
+        key = (claim.source, repr(sorted(claim.options.items())))
+        if key not in self._built:
+            context = {name: value for name, value in self._context.items() if value is not None}
+            self._built[key] = verifiers.create(claim.source, claim.options, where="the row's source", **context)
+        return self._built[key]
+
+
+async def verify_here(verifier: Verifier, claim: Claim) -> Score:
+    """Run a verifier in this process; what it raises becomes a missing score, except what the user must mend."""
+    try:
+        if verifier.waits:
+            given = await limited(verifier, verifier.verify, claim.response, claim.reference, claim.extra)
+        else:
+            given = limited_now(verifier, verifier.score, claim.response, claim.reference, claim.extra)
+        return Score.of(given, f"verifier '{claim.source}'")
+    except UserError:
+        raise
+    except Exception as error:
+        return Score.failed(error, "verifier")
+
+
+managers: Registry[Manager] = Registry("reward manager", "upshot.rewards.workers")
+"""Managers that a recipe can name in `reward.manager`."""

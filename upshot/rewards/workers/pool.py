@@ -1,0 +1,62 @@
+"""In worker processes: all cores, a time limit that kills, a memory limit, one item's crash or hang is its own."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from upshot.core.score import Score
+from upshot.rewards.workers.base import Manager, managers, verify_here
+from upshot.tasks.verifiers.base import Claim
+from upshot.tasks.verifiers.workers import COUNTED, Workers
+
+
+@managers.register("pool")
+class Pool(Manager):
+    """Every verifier that computes runs in a worker; those that wait for a model or sandbox wait here."""
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        seconds: float = 30.0,
+        memory_mb: int = 2048,
+        recycle: int = 2000,
+        **context: Any,
+    ) -> None:
+        super().__init__(**context)
+        self._limits = (workers or len(os.sched_getaffinity(0)), seconds, memory_mb, recycle)
+        self._workers: Workers | None = None
+        self._before: Counter[str] = Counter()
+
+    async def verify(self, claim: Claim) -> Score:
+        """The score of one claim."""
+        verifier = self.verifier(claim)
+        return await (verify_here(verifier, claim) if verifier.waits else self._in_worker(claim))
+
+    async def _in_worker(self, claim: Claim) -> Score:
+        if self._workers is None:  # made on the event loop that uses it
+            self._workers = Workers(*self._limits)
+        return await self._workers.verify(claim)
+
+    async def aclose(self) -> None:
+        """End the worker processes, if any were needed."""
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            self._before.update(workers.stats)
+            await workers.aclose()
+
+    def stats(self) -> dict[str, float]:
+        """Items, timeouts, crashes, forks; nothing before the first item."""
+        counts = self._before + Counter(self._workers.stats if self._workers else {})
+        return {f"verifier_{name}": float(counts[name]) for name in COUNTED} if counts else {}
+
+    def state(self) -> dict[str, Any]:
+        """The counters."""
+        return {name.removeprefix("verifier_"): value for name, value in self.stats().items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from there."""
+        self._before = Counter(state)
+        self._before.subtract(self._workers.stats if self._workers else {})

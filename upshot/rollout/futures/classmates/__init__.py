@@ -1,0 +1,1 @@
+"""Classmates: other models finish a thought, and their answers are scored."""

@@ -1,0 +1,185 @@
+"""A classmate: a frozen model that is handed somebody's thought and gives the answer.
+
+Where its tokenizer is at hand (a model in this process, or `tokenizer` names one), the thought is put into its own chat
+template between its own think markers, and it goes on from there. Elsewhere it is told in words. Text is handed over,
+never token ids: each model reads with its own tokenizer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from upshot.core.conversation import Message
+from upshot.core.thought import MARKERS, find_thought
+from upshot.models.base import Completion, Model, Request, Sampling
+from upshot.models.rendering import Renderer
+
+IN_WORDS = """\
+{question}
+
+Somebody has thought about this:
+
+{thought}
+
+{wish}"""
+WISHES = {"answer": "Give the answer that follows from it.", "continue": "Go on from there, then give the answer."}
+BEFORE_ANOTHER = """\
+Here is how somebody thought about a question.
+
+[Question]
+{question}
+
+[Thought]
+{thought}
+
+Now answer another question.
+
+{other}"""
+
+
+class ClassmateConfig(BaseModel):
+    """One classmate in a recipe: the name of a model, or a mapping with it."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    name: str
+    """One of the recipe's `models`."""
+    weight: float = Field(1.0, ge=0)
+    """Its share of the mean over classmates."""
+    think: tuple[str, str] = MARKERS
+    """The markers around its thoughts."""
+    tokenizer: str | None = None
+    """For a model behind an endpoint: folder or Hub name of its tokenizer; None: it is told in words."""
+    system: str = ""
+    """A system prompt of its own, put before the row's messages."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What a classmate is given: the conversation up to the reply, and (part of) the thought."""
+
+    messages: Sequence[Message]
+    thought: str = ""
+    """Empty: it answers without any."""
+    mode: str = "answer"
+    """answer: at once. continue: it may think on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a classmate answered."""
+
+    text: str
+    """What it says to others, its own further thoughts left out."""
+    thought: str
+    """What it thought on, in mode continue."""
+    finish: str
+    tokens: int
+
+
+@dataclass
+class Classmate:
+    """One frozen model."""
+
+    config: ClassmateConfig
+    model: Model
+    sampling: Sampling = field(default_factory=Sampling)
+    _renderer: Renderer | None = None
+
+    @property
+    def name(self) -> str:
+        """The classmate's name among the recipe's models."""
+        return self.config.name
+
+    async def start(self) -> None:
+        """Find the tokenizer: the model's own, or the one that the recipe names."""
+        tokenizer = self.model.tokenizer
+        if tokenizer is None and self.config.tokenizer is not None:
+            from transformers import AutoTokenizer
+
+            from upshot.models.local import local_path
+
+            named = self.config.tokenizer
+            path = named if (Path(named) / "tokenizer_config.json").is_file() else local_path(named)
+            tokenizer = AutoTokenizer.from_pretrained(path)
+        self._renderer = Renderer(tokenizer) if tokenizer is not None else None
+
+    async def answer(self, handed: Handed, n: int, seed: int) -> list[Said]:
+        """`n` answers to what was handed over; `ModelCallError` when there are none."""
+        sampling = replace(self.sampling, seed=seed)
+        prompt: Sequence[Message] | list[int] = self.in_words(handed)
+        if self._renderer is not None:
+            prompt = self.prompt_ids(handed)
+        completions = await self.model.generate(Request(prompt, sampling, n, role=f"classmate {self.name}"))
+        return [self._heard(completion, handed) for completion in completions]
+
+    async def likelihood(self, handed: Handed, reference: str) -> float:
+        """The geometric mean of the probabilities it gives the tokens of the reference answer, from 0 to 1."""
+        if self._renderer is None:
+            raise ValueError(f"classmate '{self.name}' scores token ids: name its tokenizer")
+        prompt = self.prompt_ids(replace(handed, mode="answer"))
+        ids = self._renderer.encode(reference)
+        logprobs = await self.model.logprobs(prompt, ids, role=f"classmate {self.name}")
+        return math.exp(sum(logprobs) / len(logprobs))
+
+    def prompt_text(self, handed: Handed) -> str:
+        """The classmate's own template, with the thought between its own markers."""
+        assert self._renderer is not None
+        opening, closing = self.config.think
+        text = self._renderer.prompt_text(self._messages(handed))
+        if not text.rstrip().endswith(opening):  # some templates open the thought themselves
+            text += opening
+        text = f"{text.rstrip()}\n{handed.thought}"
+        return text if handed.mode == "continue" and handed.thought else f"{text.rstrip()}\n{closing}\n\n"
+
+    def prompt_ids(self, handed: Handed) -> list[int]:
+        """Token ids of `prompt_text`."""
+        assert self._renderer is not None
+        return self._renderer.encode(self.prompt_text(handed))
+
+    def in_words(self, handed: Handed) -> list[Message]:
+        """The same for a model that takes messages only."""
+        messages = self._messages(handed)
+        if not handed.thought:
+            return messages
+        *before, last = messages
+        text = IN_WORDS.format(question=last.content, thought=handed.thought, wish=WISHES[handed.mode])
+        return [*before, replace(last, content=text)]
+
+    def _messages(self, handed: Handed) -> list[Message]:
+        own = [Message("system", self.config.system)] if self.config.system else []
+        return [*own, *handed.messages]
+
+    def _heard(self, completion: Completion, handed: Handed) -> Said:
+        """The answer, apart from what the classmate thought on."""
+        text, thought = completion.text, ""
+        opened = handed.mode == "continue" and bool(handed.thought) and self._renderer is not None
+        pieces: Sequence[str] = completion.text
+        if self._renderer is not None and completion.ids is not None:
+            pieces = self._renderer.pieces(completion.ids)
+        found = find_thought(pieces, self.config.think, opened)
+        if found is not None:
+            thought = "".join(pieces[found.start : found.stop]).strip()
+            text = "".join(pieces[found.answer :])
+            if self._renderer is not None and completion.ids is not None:
+                text = self._renderer.decode(completion.ids[found.answer :])
+        return Said(text.lstrip(), thought, completion.finish, completion.completion_tokens)
+
+
+def before_another(question: Sequence[Message], thought: str, other: Sequence[Message]) -> list[Message]:
+    """Another question, with the thought about the first one shown before it."""
+    asked = "\n\n".join(message.content for message in question if message.role == "user")
+    *before, last = other
+    text = BEFORE_ANOTHER.format(question=asked, thought=thought, other=last.content)
+    return [*before, replace(last, content=text)]

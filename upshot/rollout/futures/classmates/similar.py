@@ -1,0 +1,85 @@
+"""Other questions for a thought to help with: any other of the task, or one that is alike."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from functools import cached_property
+
+from upshot.core.conversation import Conversation, Row, derive_seed
+from upshot.core.errors import UserError
+from upshot.tasks.base import Task
+
+NEAREST = 8
+"""A similar question is drawn from so many nearest ones."""
+_WORD = re.compile(r"\w+")
+
+
+class Others:
+    """Draws another row of the task's training split for a conversation, by its own seed."""
+
+    def __init__(self, task: Task, similar_by: str = "", seed: int = 0) -> None:
+        self.task = task
+        self.similar_by = similar_by
+        """'': any other row. words: among the nearest by tf-idf. key: with the same `Task.similar_key`."""
+        self.seed = seed
+        self._near: dict[str, list[int]] = {}
+
+    def row(self, conversation: Conversation) -> Row:
+        """Another row for this conversation."""
+        rows = self.rows
+        own = conversation.row.id
+        near = self._alike(conversation.row) if self.similar_by else range(len(rows))
+        candidates = [index for index in near if rows[index].id != own] or [
+            index for index in range(len(rows)) if rows[index].id != own
+        ]
+        if not candidates:
+            raise UserError(f"task '{self.task.name}' has one row; helping another question needs two")
+        return rows[candidates[derive_seed(conversation.seed, "other") % len(candidates)]]
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The rows to draw from."""
+        return list(self.task.rows("train"))
+
+    def _alike(self, row: Row) -> list[int]:
+        if self.similar_by == "key":
+            key = self.task.similar_key(row)
+            return [index for index, other in enumerate(self.rows) if self.task.similar_key(other) == key]
+        if row.id not in self._near:
+            self._near[row.id] = self._nearest(row)
+        return self._near[row.id]
+
+    def _nearest(self, row: Row) -> list[int]:
+        """The rows whose questions share the most telling words: cosine of tf-idf vectors."""
+        own = self._vector(_words(row))
+        closeness: Counter[int] = Counter()
+        for word, weight in own.items():
+            for index, other in self._postings.get(word, ()):
+                closeness[index] += weight * other  # type: ignore[assignment]
+        ranked = sorted(closeness, key=lambda index: (-closeness[index], index))
+        return [index for index in ranked if self.rows[index].id != row.id][:NEAREST]
+
+    @cached_property
+    def _postings(self) -> dict[str, list[tuple[int, float]]]:
+        out: dict[str, list[tuple[int, float]]] = {}
+        for index, row in enumerate(self.rows):
+            for word, weight in self._vector(_words(row)).items():
+                out.setdefault(word, []).append((index, weight))
+        return out
+
+    @cached_property
+    def _rarity(self) -> dict[str, float]:
+        seen: Counter[str] = Counter(word for row in self.rows for word in _words(row))
+        return {word: math.log(len(self.rows) / count) + 1e-9 for word, count in seen.items()}
+
+    def _vector(self, words: Counter[str]) -> dict[str, float]:
+        raw = {word: count * self._rarity.get(word, 0.0) for word, count in words.items()}
+        norm = math.sqrt(sum(value * value for value in raw.values())) or 1.0
+        return {word: value / norm for word, value in raw.items() if value > 0}
+
+
+def _words(row: Row) -> Counter[str]:
+    text = " ".join(message.content for message in row.messages if message.role == "user")
+    return Counter(word.lower() for word in _WORD.findall(text))

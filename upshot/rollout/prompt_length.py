@@ -1,0 +1,90 @@
+"""Openings that leave the policy no room to reply: counted, left out or cut, as `episode.long_prompts` says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from upshot.core.conversation import Conversation, Row
+from upshot.core.errors import UserError
+from upshot.models.rendering import Renderer
+from upshot.rollout.policy import shown
+
+SLACK = 8
+"""Tokens that a message may gain by standing in a template instead of alone: blanks, a split at its edge."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """How much a policy can take in, and what is put before every opening."""
+
+    renderer: Renderer
+    context: int
+    """Most tokens of prompt and reply together; 0: no limit."""
+    reply: int
+    """Tokens of one reply."""
+    system: str = ""
+    tools: Sequence[Mapping[str, Any]] = ()
+    _frames: dict[tuple[str, ...], int] = field(default_factory=dict)
+
+    def fits(self, row: Row) -> bool:
+        """Whether a reply of at least one token fits behind the opening; one that nobody has spoken yet does."""
+        if not self.context or not any(message.role == "user" for message in row.messages):
+            return True
+        said = sum(len(message.content.encode("utf-8", "replace")) + SLACK for message in row.messages)
+        if said + self._around(row) < self.context:
+            return True  # a token spells a byte at least, so most rows need no tokenizer
+        return self._length(row) < self.context
+
+    def cut(self, row: Row) -> Row | None:
+        """The row with the beginning of its longest message left out, so that a whole reply fits; None: it cannot."""
+        most = self.context - min(self.reply, self.context // 2)
+        spoken = [place for place, message in enumerate(row.messages) if message.role != "system"]
+        place = max(spoken, key=lambda at: len(row.messages[at].content))
+        ids = self.renderer.encode(row.messages[place].content)
+        while ids:
+            over = self._length(row) - most
+            if over <= 0:
+                return row
+            ids = ids[over:]
+            text = self.renderer.decode(ids).lstrip("\ufffd")
+            message = replace(row.messages[place], content=text)
+            row = replace(row, messages=(*row.messages[:place], message, *row.messages[place + 1 :]))
+        return None
+
+    def _around(self, row: Row) -> int:
+        """Tokens that are not the row's own words: template, system prompt, tools."""
+        roles = tuple(message.role for message in row.messages)
+        if roles not in self._frames or any(message.tool_calls for message in row.messages):
+            empty = tuple(replace(message, content="?") for message in row.messages)
+            self._frames[roles] = self._length(replace(row, messages=empty))
+        return self._frames[roles]
+
+    def _length(self, row: Row) -> int:
+        return len(self.renderer.context(shown(Conversation(row), self.system), self.tools))
+
+
+def too_long(rows: Sequence[Row], room: Room) -> list[str]:
+    """Ids of the rows whose opening leaves no room for a reply."""
+    return [row.id for row in rows if not room.fits(row)]
+
+
+def fitting(rows: Sequence[Row], room: Room, rule: str) -> Sequence[Row]:
+    """The rows that can be replied to: all of them, or those that the rule ('filter', 'truncate') leaves."""
+    if all(map(room.fits, rows)):
+        return rows
+    if rule == "error":
+        raise UserError(tell(too_long(rows, room), len(rows), room))
+    if rule == "filter":
+        return [row for row in rows if room.fits(row)]
+    cut = (row if room.fits(row) else room.cut(row) for row in rows)
+    return [row for row in cut if row is not None]
+
+
+def tell(long: Sequence[str], rows: int, room: Room) -> str:
+    """How many rows do not fit, and what can be done."""
+    return (
+        f"{len(long)} of {rows} prompts leave no room for a reply in the model's {room.context} tokens (such as row "
+        f"'{long[0]}'); set episode.long_prompts=filter (leave them out) or truncate (cut their beginning)"
+    )

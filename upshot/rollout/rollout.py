@@ -1,0 +1,133 @@
+"""A reply and what came of it: the unit that is scored, credited and written to the run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from upshot.core.conversation import Conversation, Turn
+from upshot.core.score import Reason, Score
+from upshot.rewards.credit import Credit
+from upshot.rewards.reward import Reward
+
+
+@dataclass
+class Future:
+    """One continuation of a reply, and its scores."""
+
+    conversation: Conversation
+    shared: int = 0
+    """How many of its turns are the episode's; what follows is the future's own."""
+    by: str = ""
+    """Who continued the reply: 'user', a classmate's name; '' when nobody did."""
+    turn: int = 0
+    """After which of the policy's turns it was forked, where every turn has its own futures."""
+    cut: int = 0
+    """From which cut of the thought (counted from 1) a classmate went on; 0 where nobody was handed a thought."""
+    span: tuple[int, int] | None = None
+    """Which tokens of the episode's ids the continuation saw of the reply; None: all that was said."""
+    missing: str | None = None
+    """Why this future could not be played to its end; its scores are then missing for the same reason."""
+    scores: Mapping[str, Score] = field(default_factory=dict)
+
+
+@dataclass
+class Reply:
+    """A trained episode with its futures, reward, credit and advantage."""
+
+    conversation: Conversation
+    """The episode; its last turn is the reply that the futures continue."""
+    group: int = 0
+    """Replies to the same prompt share a group."""
+    moments: list[Conversation] = field(default_factory=list)
+    """The episode as it stood after each of the policy's turns."""
+    futures: list[Future] = field(default_factory=list)
+    reward: Reward = field(default_factory=lambda: Reward(Score.missing(Reason.NOT_SCORED)))
+    credit: Credit | None = None
+    advantages: Sequence[float | None] = ()
+    """One per credit span; None where the reply left the statistics."""
+
+    def to_dict(
+        self, step: int, groups: Mapping[str, str] | None = None, spell: Callable[[Sequence[int]], str] | None = None
+    ) -> dict[str, Any]:
+        """The line of `rollouts.jsonl`; `spell` makes text of the ids of each span, where there are several."""
+        return {
+            "step": step,
+            "row": self.conversation.row.id,
+            "source": self.conversation.row.source,
+            "goal": self.conversation.row.goal,
+            "reference": self.conversation.row.reference,
+            "group": self.group,
+            "key": self.conversation.key,
+            "seed": self.conversation.seed,
+            "opening": len(self.conversation.row.messages),
+            "messages": [turn_to_dict(turn) for turn in self.conversation.turns],
+            "ended": self.conversation.ended,
+            "futures": [self._future_to_dict(future) for future in self.futures],
+            "reward": reward_to_dict(self.reward)
+            | {"parts": {name: part.to_dict() for name, part in self.credit.parts.items()} if self.credit else {}},
+            "credit": self._credit_to_list(spell),
+            "groups": dict(groups or {}),
+        } | _environment(self.conversation.session)
+
+    def _credit_to_list(self, spell: Callable[[Sequence[int]], str] | None) -> list[dict[str, Any]]:
+        spans = self.credit.spans if self.credit else ()
+        advantages = [*self.advantages, *[None] * (len(spans) - len(self.advantages))]
+        ids = self.conversation.ids if spell is not None and len(spans) > 1 else []
+        return [
+            {"start": span.start, "stop": span.stop, "parts": list(span.parts), "advantage": advantage}
+            | ({"text": spell(ids[span.start : span.stop])} if spell is not None and ids else {})
+            for span, advantage in zip(spans, advantages, strict=True)
+        ]
+
+    def _future_to_dict(self, future: Future) -> dict[str, Any]:
+        new = future.conversation.turns[future.shared :]
+        row = future.conversation.row.id
+        return {
+            "key": future.conversation.key,
+            "seed": future.conversation.seed,
+            **({"row": row} if row != self.conversation.row.id else {}),
+            "shared": future.shared,
+            "by": future.by,
+            "turn": future.turn,
+            "cut": future.cut,
+            "span": list(future.span) if future.span else None,
+            "messages": [turn_to_dict(turn, trained=False) for turn in new],
+            "ended": future.conversation.ended,
+            "missing": future.missing,
+            "scores": {name: score.to_dict() for name, score in future.scores.items()},
+        }
+
+
+def _environment(session: Mapping[str, Any]) -> dict[str, Any]:
+    """What an environment decided by itself, which no metric can find out again."""
+    out: dict[str, Any] = {}
+    if isinstance(session.get("score"), Score):
+        out["score"] = session["score"].to_dict()
+    if session.get("turn_scores"):
+        out["turns"] = {str(turn): score.to_dict() for turn, score in session["turn_scores"].items()}
+    return {"environment": out} if out else {}
+
+
+def turn_to_dict(turn: Turn, trained: bool = True) -> dict[str, Any]:
+    """A turn for the transcript."""
+    out: dict[str, Any] = turn.message.to_dict()
+    out["trained"] = trained and turn.sample is not None
+    if turn.sample is not None:
+        out["tokens"] = len(turn.sample.ids)
+        out["finish"] = turn.sample.finish
+    if turn.note:
+        out["note"] = dict(turn.note)
+    return out
+
+
+def reward_to_dict(reward: Reward) -> dict[str, Any]:
+    """A reward's breakdown for the transcript."""
+    return {
+        "total": reward.total.to_dict(),
+        "terms": {name: term.to_dict() for name, term in reward.terms.items()},
+        "means": {name: mean.to_dict() for name, mean in reward.means.items()},
+        "extrinsic": reward.extrinsic,
+        "intrinsic": reward.intrinsic,
+    }

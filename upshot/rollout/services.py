@@ -1,0 +1,290 @@
+"""Everybody but the policy, put together once for training, evaluation, data building, the API and cluster workers.
+
+No torch here: models in this process are loaded only when they are started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from upshot.config.model_spec import ModelSpec
+from upshot.config.recipe import FuturesConfig, MetricConfig, Named, Recipe
+from upshot.config.registry import Registry
+from upshot.core.closing import close_all
+from upshot.core.errors import UserError, did_you_mean
+from upshot.models.base import Model
+from upshot.models.client.budget import Budget
+from upshot.models.client.guarded import GuardedModel
+from upshot.models.client.traffic import Watched, watch
+from upshot.models.connect import connect_all
+from upshot.models.rendering import Renderer
+from upshot.rewards.build import build_metric, check_metric
+from upshot.rewards.metric import Metric
+from upshot.rewards.monitor import METRIC
+from upshot.rewards.reward import CLAMP, Weighted
+from upshot.rewards.workers.base import Manager, managers
+from upshot.rollout.context import ReplyRule, Stage
+from upshot.rollout.futures.base import CreditRule, Futures, kinds
+from upshot.rollout.futures.classmates.map_file import read_map
+from upshot.rollout.policy import Policy
+from upshot.sandbox.local.lazy import LazySandbox
+from upshot.serving.servers.state import check_served, with_addresses
+from upshot.tasks.base import Task, tasks
+from upshot.tasks.participants.base import Participant, users
+
+GIVEN = ("task", "judge", "tokenizer", "models", "sandbox", "manager")
+"""What the program itself hands to metrics, users and managers that name it …"""
+GIVEN_TO_FUTURES = (*GIVEN, "metrics", "weights", "user", "credit", "renderer", "seed")
+"""… and what it hands to futures."""
+Spec = str | Mapping[str, Any] | ModelSpec
+"""What `connect` takes for a model."""
+
+
+@dataclass
+class Company:
+    """Task, helper models, user, metrics, sandbox: started and closed together."""
+
+    task: Task | None
+    models: dict[str, Model]
+    user: Participant | None
+    metrics: dict[str, Metric]
+    weights: dict[str, Weighted]
+    budget: Budget
+    manager: Manager
+    context: dict[str, Any]
+    """What is handed to whatever else is built (futures): see `GIVEN`."""
+    closers: list[Any] = field(default_factory=list)
+    """What else was opened here and is closed with the rest: models, the sandbox."""
+    futures: Futures | None = None
+    _watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Check keys and endpoints, load what must be loaded, before any work."""
+        for model in dict.fromkeys(self.models.values()):
+            if model in self.closers:
+                await model.start()
+        if self.futures is not None:
+            await self.futures.start()
+        if self._watch is None:
+            self._watch = asyncio.create_task(watch(self._watched))
+
+    def _watched(self) -> list[Watched]:
+        """How the calls of each model stand."""
+        models = [model for model in dict.fromkeys(self.models.values()) if isinstance(model, GuardedModel)]
+        return [seen for model in models if (seen := model.watched()) is not None]
+
+    def build_futures(
+        self, config: FuturesConfig, renderer: Renderer | None = None, credit: CreditRule | None = None, seed: int = 0
+    ) -> Futures:
+        """How replies are continued and settled."""
+        given = {"metrics": self.metrics, "weights": self.weights, "user": self.user, "credit": credit}
+        given |= {"renderer": renderer, "seed": seed}
+        self.futures = kinds.create(config.name, config.options, "futures", **self.context, **given)
+        return self.futures
+
+    def stats(self) -> dict[str, float]:
+        """Calls, cost, latency and quality of everybody, for the metrics; keys with times start with time/."""
+        out: dict[str, float] = {}
+        for model in dict.fromkeys(self.models.values()):
+            names = [name for name, other in self.models.items() if other is model]
+            for key, value in model.stats().items():
+                role = key.partition("/")[0]  # roles that share an endpoint are counted once, each under its own name
+                name = role if role in names else names[0]
+                by_chance = any(word in key for word in ("latency", "replica", "hedges"))  # other in each run
+                out[f"{'time/' if by_chance else ''}model/{name}/{key}"] = value
+        if self.user is not None:
+            out |= {f"user/{key}": value for key, value in self.user.stats().items()}
+        for key, value in self.manager.stats().items():  # forks depend on the machine and on how often the run resumed
+            out[f"{'time/' if 'forks' in key else ''}manager/{key}"] = value
+        if self.futures is not None:
+            out |= {f"futures/{key}": value for key, value in self.futures.stats().items()}
+        return out
+
+    def counters(self) -> dict[str, Any]:
+        """The counters behind `stats`, to be saved with the run."""
+        return {name: thing.state() for name, thing in self._counting()}
+
+    def restore(self, counters: Mapping[str, Any]) -> None:
+        """Go on counting where the saved run stopped."""
+        for name, thing in self._counting():
+            if name in counters:
+                thing.restore(counters[name])
+
+    def _counting(self) -> list[tuple[str, Model | Participant | Manager | Futures]]:
+        own: list[tuple[str, Any]] = [("user", self.user), ("manager", self.manager), ("futures", self.futures)]
+        models = [(f"model/{name}", model) for name, model in self.models.items()]
+        return [*models, *((name, thing) for name, thing in own if thing is not None)]
+
+    async def aclose(self) -> None:
+        """Release everything; what fails to close does not keep the rest open."""
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        things = [self.futures, *self.metrics.values(), self.user, self.task, *self.closers, self.manager]
+        await close_all(dict.fromkeys(things))
+
+    async def __aenter__(self) -> Company:
+        try:
+            await self.start()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+
+def assemble(
+    task: Task | None,
+    models: Mapping[str, Spec | Model],
+    metrics: Sequence[MetricConfig] = (),
+    *,
+    user: Named | Participant | None = None,
+    manager: Named | None = None,
+    sandbox: Any = "local",
+    budget: Budget | None = None,
+    policy: Model | None = None,
+    tokenizer: Any = None,
+    pool: Any = None,
+    where: str = "",
+) -> Company:
+    """Everybody by name, not yet started. `Model`, `Participant`, sandbox and pool objects stay their owner's."""
+    prefix = f"{where}." if where else ""
+    budget = budget or Budget()
+    specs = {role: spec for role, spec in models.items() if not isinstance(spec, Model)}
+    opened = connect_all(specs, budget=budget, policy=policy, pool=pool)
+    named = {role: spec if isinstance(spec, Model) else opened[role] for role, spec in models.items()}
+    runner = LazySandbox(sandbox) if isinstance(sandbox, str) else sandbox
+    context: dict[str, Any] = {"task": task, "judge": named.get("judge"), "tokenizer": tokenizer}
+    context |= {"models": named, "sandbox": runner}
+    chosen = manager or Named(name="inline")
+    context["manager"] = managers.create(chosen.name, chosen.options, f"{prefix}manager", **context)
+    built = _metrics(metrics, f"{prefix}metrics", context)
+    weights = {m.name: Weighted(m.weight, m.clamp, built[m.name].intrinsic) for m in metrics}
+    if isinstance(user, Named):
+        user = users.create(user.name, user.options, f"{'futures.' if where else ''}user", **context)
+    closers = [*dict.fromkeys(opened.values()), *([runner] if isinstance(sandbox, str) else [])]
+    return Company(task, named, user, built, weights, budget, context["manager"], context, closers)
+
+
+def _metrics(configs: Sequence[MetricConfig], where: str, context: Mapping[str, Any]) -> dict[str, Metric]:
+    names = [metric.name for metric in configs]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{where} names '{name}' twice")
+    return {m.name: build_metric(m.name, m.options, where, **context) for m in configs}
+
+
+def metric_configs(metrics: Mapping[str, Any]) -> list[MetricConfig]:
+    """Metrics from name → weight, or name → settings; a term is clamped to −1…1 unless `clamp` says otherwise."""
+    out = []
+    for name, setting in metrics.items():
+        options = dict(setting) if isinstance(setting, Mapping) else {"weight": setting}
+        out.append(MetricConfig.model_validate({"clamp": CLAMP, **options, "name": name}))
+    return out
+
+
+def of_recipe(
+    recipe: Recipe,
+    task: Task,
+    policy: Model,
+    tokenizer: Any = None,
+    renderer: Renderer | None = None,
+    pool: Any = None,
+) -> Company:
+    """Everybody that a recipe names; `pool`: where models in this process take turns (`pool.Pool`)."""
+    limits = recipe.budget
+    named = recipe.futures.user
+    user = named if named is not None else task.user()
+    window = recipe.futures.window
+    if user is None and window:
+        raise UserError(f"futures.window is {window}, but task '{task.name}' has no user; set futures.user")
+    futures, models = recipe.futures, dict(recipe.models)
+    if futures.map_file is not None:
+        served, classmates = read_map(futures.map_file)
+        models = {**served, **models}  # a recipe may say more of a model that the map names
+        futures = futures.model_copy(update={"classmates": classmates})
+    models = with_addresses(recipe.serve, models)
+    company = assemble(
+        task,
+        models,
+        recipe.reward.metrics,
+        user=user,
+        manager=recipe.reward.manager,
+        sandbox=recipe.sandbox,
+        budget=Budget(limits.max_calls, limits.max_tokens, limits.max_dollars),
+        policy=policy,
+        tokenizer=tokenizer,
+        pool=pool,
+        where="reward",
+    )
+    credit = CreditRule(**recipe.credit.model_dump())
+    company.build_futures(futures, renderer, credit, recipe.seed)
+    return company
+
+
+def stage_of(recipe: Recipe, company: Company, policy: Policy) -> Stage:
+    """How the conversations of a step are played and settled."""
+    overlong, malformed = recipe.reward.overlong, recipe.reward.malformed
+    assert company.futures is not None and company.task is not None
+    return Stage(
+        policy=policy,
+        futures=company.futures,
+        environment=company.task.environment(),
+        user=company.user,
+        max_turns=recipe.episode.max_turns,
+        overlong=ReplyRule(overlong.rule, overlong.penalty),
+        malformed=ReplyRule(malformed.rule, malformed.penalty),
+    )
+
+
+def check_names(recipe: Recipe) -> None:
+    """Refuse unknown tasks, metrics, users, futures, estimators and their options, before any work."""
+    from upshot.rewards.advantages.base import estimator
+
+    given = dict.fromkeys(GIVEN)
+    tasks.check(recipe.task.name, recipe.task.options, "task")
+    for metric in recipe.reward.metrics:
+        check_metric(metric.name, metric.options, "reward.metrics", **given)
+    _check(managers, recipe.reward.manager, "reward.manager")
+    if recipe.futures.user is not None:
+        _check(users, recipe.futures.user, "futures.user")
+    options = recipe.futures.options
+    if recipe.futures.map_file is not None:
+        options["classmates"] = read_map(recipe.futures.map_file)[1]
+    kinds.check(recipe.futures.name, options, "futures", **dict.fromkeys(GIVEN_TO_FUTURES))
+    estimator(recipe.train.advantage.name, recipe.train.advantage.options)
+    _check_credit(recipe)
+    _check_monitor(recipe)
+    check_served(recipe.serve, recipe.models)
+
+
+def _check(registry: Registry[Any], named: Named, where: str) -> None:
+    registry.check(named.name, named.options, where, **dict.fromkeys(GIVEN))
+
+
+def _check_monitor(recipe: Recipe) -> None:
+    """A monitor is one of the helper models, and predicts a score that is there."""
+    name = recipe.eval.monitor
+    if name is None:
+        return
+    models = {*recipe.models, *(read_map(recipe.futures.map_file)[0] if recipe.futures.map_file else ())}
+    if name not in models:
+        raise UserError(f"eval.monitor is '{name}', which is no model under `models`; {did_you_mean(name, models)}")
+    if METRIC not in (metric.name for metric in recipe.reward.metrics):
+        raise UserError(f"eval.monitor predicts the metric '{METRIC}'; add it to reward.metrics (weight: 0 only logs)")
+
+
+def _check_credit(recipe: Recipe) -> None:
+    """Methods that learn from one number a reply refuse recipes that credit spans of it."""
+    method = recipe.train.method
+    if method not in ("ppo", "online-dpo"):
+        return
+    if recipe.futures.name not in ("talk", "none"):
+        raise UserError(f"train.method '{method}' takes one reward a reply; futures '{recipe.futures.name}' need rl")
+    if recipe.credit.by != "reply" or recipe.credit.tokens != "all":
+        raise UserError(f"train.method '{method}' takes one reward a reply; `credit` by turns or tokens needs rl")

@@ -1,0 +1,120 @@
+"""Checkpoints of a run: folders that are there entirely or not at all. What is in them is their writer's business."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from upshot.core.errors import UserError
+from upshot.core.whole_files import sync, write_json
+from upshot.run.phases import order
+
+STATE = "state.json"
+"""Phase and step; the last file to be written."""
+
+
+BEST = "best.json"
+"""Beside the checkpoints: which of them is the best, and by which metric."""
+
+
+class Best(NamedTuple):
+    """What an evaluation said of the best model so far."""
+
+    metric: str
+    value: float
+
+
+class Checkpoint(NamedTuple):
+    """A saved step."""
+
+    path: Path
+    phase: str
+    step: int
+
+
+class Checkpoints:
+    """The folder `checkpoints/` of a run."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self.path = run / "checkpoints"
+
+    def saved(self) -> list[Checkpoint]:
+        """Whole checkpoints, the newest (by phase and step, whatever the clock said) last."""
+        found = []
+        for folder in self.path.glob("[!.]*-*"):
+            if (folder / STATE).is_file():
+                state = json.loads((folder / STATE).read_text())
+                found.append(Checkpoint(folder, state["phase"], state["step"]))
+        return sorted(found, key=lambda checkpoint: order(checkpoint.phase, checkpoint.step))
+
+    def save(self, phase: str, step: int, keep: int, write: Callable[[Path], None], best: Best | None = None) -> Path:
+        """The checkpoint of a step, filled by `write`; one that is there already stays. Older ones beyond `keep` go.
+
+        With `best` it is the best one from now on, which stays however old it gets.
+        """
+        final = self.path / f"{phase}-{step:06d}"
+        if not (final / STATE).is_file():
+            self._write(final, phase, step, write)
+        if best is not None:
+            write_json(self.path / BEST, {"checkpoint": final.name, "metric": best.metric, "value": best.value})
+        kept = self.best()
+        for old in self.saved()[:-keep]:
+            if old.path.name != kept:
+                shutil.rmtree(old.path)
+        return final
+
+    def best(self) -> str | None:
+        """The name of the best checkpoint, where one was kept as such."""
+        path = self.path / BEST
+        return str(json.loads(path.read_text())["checkpoint"]) if path.is_file() else None
+
+    def _write(self, final: Path, phase: str, step: int, write: Callable[[Path], None]) -> None:
+        for torn in self.path.glob(".partial-*"):  # of a run that was killed while it saved
+            shutil.rmtree(torn, ignore_errors=True)
+        partial = self.path / f".partial-{final.name}"
+        try:
+            fill(partial, write)
+            write_json(partial / STATE, {"phase": phase, "step": step})
+            place(partial, final)
+        except Exception as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            if not _is_io(error):
+                raise
+            raise UserError(
+                f"cannot write checkpoint '{final}': {_why(error)}; earlier checkpoints are intact, "
+                f"free some space and continue with --resume {self.run}"
+            ) from error
+
+
+def fill(folder: Path, write: Callable[[Path], None]) -> None:
+    """Make a folder, have it filled, and wait until its files are on the disk."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write(folder)
+    sync(*(path for path in folder.rglob("*")), folder)
+
+
+def place(partial: Path, final: Path) -> None:
+    """Give a filled folder its name; what lay there before was not whole."""
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(partial, final)
+    sync(final.parent)
+
+
+def _is_io(error: Exception) -> bool:
+    """Whether writing failed; safetensors and torch report a full disk by errors of their own."""
+    torch_writer = isinstance(error, RuntimeError) and any(
+        name in str(error) for name in ("PytorchStreamWriter", "inline_container", "iostream")
+    )
+    return isinstance(error, OSError) or torch_writer or type(error).__name__ == "SafetensorError"
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"a file could not be written in full ({str(error).splitlines()[0]})"

@@ -1,0 +1,50 @@
+"""What can be known to be wrong before a run begins: one file a check, each saying what it found.
+
+`upshot train --dry-run` prints the findings; a run makes the same checks before it loads anything slow. Nothing is
+written. It does not look at what only training shows: whether the weights load, whether a metric's own code works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from upshot.config.recipe import Recipe
+from upshot.core.errors import UserError
+from upshot.rollout.services import check_names
+from upshot.run.checks import data, helpers, memory, output, policy, prompts, trackers, vllm
+from upshot.run.checks.bench import Bench, Check, Finding
+from upshot.training.metrics.best import check_evaluations
+
+CHECKS: Sequence[Check] = (
+    output.check, trackers.check, data.check, policy.check, prompts.check, helpers.check, vllm.check, memory.check
+)  # fmt: skip
+"""In this order; each goes its own way, so that one dry run tells everything that is wrong."""
+
+
+def find(recipe: Recipe, offline: bool = False, resumed: bool = False, ranks: int = 1) -> list[Finding]:
+    """Everything that is wrong, or worth knowing, about a recipe; `offline` calls no endpoint and asks no hub.
+
+    A wrong name is told alone: nothing else can be looked at before it is mended.
+    """
+    try:
+        check_names(recipe)
+        check_evaluations(recipe)
+    except UserError as error:
+        return [Finding(str(error))]
+    bench = Bench(recipe, offline, resumed, ranks)
+    findings = [finding for check in CHECKS for finding in _caught(check, bench)]
+    return list(dict.fromkeys(findings))  # what several checks stumble over is said once
+
+
+def refuse(findings: Sequence[Finding]) -> None:
+    """Raise what must be mended, all of it."""
+    wrong = [finding.says for finding in findings if finding.fatal]
+    if wrong:
+        raise UserError(wrong[0] if len(wrong) == 1 else f"{len(wrong)} things to mend: " + "; ".join(wrong))
+
+
+def _caught(check: Check, bench: Bench) -> Iterator[Finding]:
+    try:
+        yield from check(bench)
+    except UserError as error:
+        yield Finding(str(error))

@@ -1,0 +1,105 @@
+"""What the checks look at, loaded once and only when one of them asks."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from upshot.config.recipe import Recipe
+from upshot.core.conversation import Row
+from upshot.core.errors import UserError
+from upshot.models.local import local_path
+from upshot.models.rendering import Renderer
+from upshot.rollout.prompt_length import Room
+from upshot.run.plan import SAMPLED
+from upshot.tasks.base import Task, tasks
+from upshot.training.setup import find_context, find_tokenizer
+
+HUB_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that a check has to say."""
+
+    says: str
+    fatal: bool = True
+    """Whether the run cannot begin like this; else it is only worth knowing."""
+
+
+class Bench:
+    """A recipe with its task, rows and tokenizer."""
+
+    def __init__(self, recipe: Recipe, offline: bool = False, resumed: bool = False, ranks: int = 1) -> None:
+        self.recipe = recipe
+        self.offline = offline
+        """Whether no endpoint is called."""
+        self.resumed = resumed
+        """Whether the run's folder is there already."""
+        self.ranks = ranks
+        """How many processes train together."""
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the method learns from replies of its own."""
+        return self.recipe.train.method in SAMPLED
+
+    @cached_property
+    def task(self) -> Task:
+        """The task."""
+        return tasks.create(self.recipe.task.name, self.recipe.task.options, "task")
+
+    @cached_property
+    def model_here(self) -> bool:
+        """Whether the model's small files can be read: it is new, in a folder, in the hub's cache, or at the hub."""
+        path = self.recipe.model.path
+        if not path or Path(local_path(path)).is_dir():
+            return True
+        from huggingface_hub import constants, try_to_load_from_cache
+
+        if any(isinstance(try_to_load_from_cache(path, name), str) for name in ("config.json", "adapter_config.json")):
+            return True
+        if self.offline:
+            return False
+        host = urlsplit(constants.ENDPOINT)
+        try:  # the hub's own client would try for minutes
+            socket.create_connection((host.hostname or "", host.port or 443), HUB_SECONDS).close()
+        except OSError as error:
+            raise UserError(
+                f"model.path '{path}' is no folder here and {host.hostname} cannot be reached ({error}); name a folder"
+            ) from error
+        return True
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The policy's tokenizer."""
+        return find_tokenizer(self.recipe.model, self.task)
+
+    @cached_property
+    def renderer(self) -> Renderer:
+        """The policy's renderer."""
+        return Renderer(self.tokenizer, self.recipe.model.template_options)
+
+    @cached_property
+    def room(self) -> Room:
+        """How much the policy can take in."""
+        return room_of(self.recipe, self.task, self.renderer, find_context(self.recipe.model))
+
+    def rows(self, split: str) -> Sequence[Row]:
+        """The rows of a split."""
+        return self.task.rows(split)
+
+
+Check = Callable[[Bench], Iterable[Finding]]
+"""Says what it found; a `UserError` that it lets pass is a finding, too."""
+
+
+def room_of(recipe: Recipe, task: Task, renderer: Renderer, context: int) -> Room:
+    """The room of a recipe's policy."""
+    episode = recipe.episode
+    return Room(renderer, context, episode.max_tokens, episode.system, task.tools())

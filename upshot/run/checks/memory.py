@@ -1,0 +1,14 @@
+"""Whether the run fits into the memory of the policy's device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from upshot.run.checks.bench import Bench, Finding
+from upshot.training.learner.memory.fitting import planned
+
+
+def check(bench: Bench) -> Iterator[Finding]:
+    """Make the memory plan; what cannot fit is its `UserError`. On the CPU nothing is limited."""
+    planned(bench.recipe, len(bench.task.vocabulary() or ()), bench.ranks)
+    yield from ()

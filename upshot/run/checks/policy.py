@@ -1,0 +1,29 @@
+"""The model in training: folder, weights, tokenizer, chat template, device; nothing of it is loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+from upshot.models.local import local_path, pick_device
+from upshot.run.checks.bench import Bench, Finding
+
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
+
+
+def check(bench: Bench) -> Iterator[Finding]:
+    """Look for what loading would look for."""
+    config = bench.recipe.model
+    if config.device not in ("auto", "cpu"):
+        pick_device(config.device)
+    if config.lora is not None and importlib.util.find_spec("peft") is None:
+        yield Finding("model.lora needs peft: pip install 'upshot[lora]'")
+    if config.path:
+        here = Path(local_path(config.path))
+        if not bench.model_here:
+            yield Finding(f"model.path '{config.path}' is a name of the hub and was not looked up (--offline)", False)
+            return
+        if here.is_dir() and not any(file for kind in WEIGHTS for file in here.glob(kind)):
+            yield Finding(f"model.path '{config.path}' has no weights ({', '.join(WEIGHTS)})")
+    bench.renderer.check()

@@ -1,0 +1,40 @@
+"""Whether the policy can be sampled by vLLM as the recipe wants it; nothing is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import ValidationError
+
+from upshot.core.errors import UserError
+from upshot.run.checks.bench import Bench, Finding
+from upshot.serving.servers.command import check_program
+from upshot.serving.servers.file import FleetConfig
+from upshot.serving.servers.shares import placed, visible_gpus
+from upshot.serving.vllm.launch import NAME, server_of, wanted
+
+
+def check(bench: Bench) -> Iterator[Finding]:
+    """Look at the program, the devices and what vLLM cannot do."""
+    recipe = bench.recipe
+    if not wanted(recipe):
+        return
+    where = "model.engine"
+    if bench.ranks > 1:
+        yield Finding(f"{where}: vllm samples for one process, and {bench.ranks} train; engine: upshot has one each")
+    if recipe.train.async_steps:
+        yield Finding("train.async_steps: a vLLM server holds one version of the weights; set it to 0")
+    episode = recipe.episode
+    if episode.temperature not in (0, 1) and (episode.top_p < 1 or episode.top_k):
+        yield Finding(
+            f"episode.temperature {episode.temperature:g} with top_p or top_k: vLLM tells log-probabilities after the "
+            "cut, or before the temperature; set temperature: 1, or leave the cuts out"
+        )
+    try:
+        fleet = FleetConfig(servers={NAME: server_of(recipe, recipe.model.path or "tiny")})
+        check_program(fleet)
+        placed(fleet.servers, visible_gpus())
+    except ValidationError as error:
+        yield Finding(f"{where}: {error.errors()[0]['msg'].removeprefix('Value error, ')}")
+    except UserError as error:
+        yield Finding(str(error).replace(f"servers.{NAME}", where))

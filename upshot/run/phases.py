@@ -1,0 +1,44 @@
+"""The phases of a run: an optional warm start, then the method."""
+
+from __future__ import annotations
+
+from upshot.config.recipe import Recipe, TrainConfig, WarmStartConfig
+
+WARM_START = "warm-start"
+
+
+def phases_of(recipe: Recipe) -> list[str]:
+    """The names of a recipe's phases, in order."""
+    warm = recipe.warm_start
+    warmed = warm is not None and not (warm.new_model_only and recipe.model.path)
+    return [*([WARM_START] if warmed else []), recipe.train.method]
+
+
+def phase_config(recipe: Recipe, phase: str) -> TrainConfig:
+    """How a phase learns."""
+    if phase == WARM_START and recipe.warm_start is not None:
+        return _warm_start(recipe.warm_start, recipe.train)
+    return recipe.train
+
+
+def order(phase: str, step: int) -> tuple[bool, int]:
+    """What comes later is larger: the warm start is before every method."""
+    return phase != WARM_START, step
+
+
+def _warm_start(warm: WarmStartConfig, train: TrainConfig) -> TrainConfig:
+    """The warm start as a training configuration of its own."""
+    return train.model_copy(
+        update={
+            "method": "sft",
+            "steps": warm.steps,
+            "epochs": None,
+            "prompts_per_step": warm.batch,
+            "lr": warm.lr,
+            "warmup_steps": warm.warmup_steps,
+            "schedule": "cosine",
+            "min_lr": 0.0,
+            "minibatches": 1,
+            "length_norm": "token",
+        }
+    )

@@ -1,0 +1,96 @@
+"""What a recipe would do, in words: `upshot train RECIPE --dry-run`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from upshot.config.recipe import FuturesConfig, Recipe
+from upshot.core.errors import UserError
+from upshot.rollout.futures.classmates.map_file import read_map
+from upshot.tasks.base import Task, tasks
+from upshot.tasks.datasets.examples import read_dialogues, read_preferences
+
+SAMPLED = ("rl", "online-dpo", "ppo")
+"""Methods that learn from replies of their own."""
+
+
+def plan(recipe: Recipe, ranks: int = 1) -> str:
+    """Describe the run of so many ranks; nothing is loaded or written. What is wrong with it: `checks`."""
+    config = recipe.train
+    task = tasks.create(recipe.task.name, recipe.task.options, "task")
+    lines = [f"recipe     {recipe.name}, seed {recipe.seed}"]
+    adapters = ", LoRA" if recipe.model.lora else ""
+    engine = ", sampled by vLLM" if recipe.model.engine.name == "vllm" else ""
+    lines.append(f"policy     {recipe.model.path or 'a new tiny model'}{adapters}{engine}")
+    examples = count_examples(recipe, task)
+    if config.method in SAMPLED:
+        lines += _rollouts(recipe, examples)
+    else:
+        lines.append(f"data       {config.data or recipe.task.name}: {examples} examples")
+    steps = config.lasting(examples).steps
+    passes = f" (at most {config.epochs:g} epochs)" if config.epochs is not None else ""
+    lines.append(f"training   {config.method}, {steps} steps{passes}, learning rate {config.lr:g} ({config.schedule})")
+    if ranks > 1:
+        lines.append(_ranks(recipe, ranks))
+    for role, spec in recipe.models.items():
+        lines.append(f"model      {role}: {spec.label if spec.url else spec.model}")
+    return "\n".join([*lines, memory(recipe, task, ranks)])
+
+
+def memory(recipe: Recipe, task: Task, ranks: int = 1) -> str:
+    """The memory plan of each rank as a table."""
+    from upshot.training.learner.memory.fitting import planned
+    from upshot.training.learner.memory.table import table
+
+    found = planned(recipe, len(task.vocabulary() or ()), ranks)
+    unknown = f"memory     planned once '{recipe.model.path}' is on this machine: its config.json is not"
+    return unknown if found is None else table(found)
+
+
+def count_examples(recipe: Recipe, task: Task) -> int:
+    """How many rows, dialogues or pairs there are to learn from; a file that is not there is a `UserError`."""
+    config = recipe.train
+    if config.method in SAMPLED:
+        return len(task.rows("train"))
+    if config.method == "dpo":
+        if config.data is None:
+            raise UserError("train.method 'dpo' needs train.data; make it with `upshot data prepare --for dpo`")
+        return len(read_preferences(config.data, config.min_gap))
+    return len(read_dialogues(config.data) if config.data else task.dialogues("train"))
+
+
+def classmate_names(futures: FuturesConfig) -> list[str]:
+    """The classmates that a recipe names, in it or in a map; none where there are no such futures."""
+    if futures.map_file is not None:
+        return [classmate.name for classmate in read_map(futures.map_file)[1]]
+    named = futures.options.get("classmates") or []
+    return [str(entry["name"] if isinstance(entry, Mapping) else entry) for entry in named]
+
+
+def _ranks(recipe: Recipe, ranks: int) -> str:
+    """Who does what of a step."""
+    config = recipe.train
+    most = -(-config.prompts_per_step // ranks)
+    played = f"an engine each for up to {most} of a step's prompts, " if config.method in SAMPLED else ""
+    idle = ranks - min(ranks, config.prompts_per_step)
+    more = f"; {idle} of them play nothing: raise train.prompts_per_step" if played and idle else ""
+    return f"ranks      {ranks} processes, {played}1/{ranks} of the optimizer's state and of the learning each{more}"
+
+
+def _rollouts(recipe: Recipe, rows: int) -> list[str]:
+    config, futures = recipe.train, recipe.futures
+    replies = config.prompts_per_step * config.group_size
+    played = futures.samples if futures.window else 1
+    metrics = ", ".join(f"{m.name} x {m.weight:g}" for m in recipe.reward.metrics)
+    classmates = classmate_names(futures)
+    answers = replies * futures.samples * len(classmates)
+    asked = [f"classmates {', '.join(classmates)}: {futures.samples} answers each to a thought = {answers} a step"]
+    return [
+        f"task       {recipe.task.name}: {rows} training rows",
+        f"a step     {config.prompts_per_step} prompts x {config.group_size} replies of up to "
+        f"{recipe.episode.max_turns} turn(s) = {replies} replies",
+        f"futures    {played} per reply, window {futures.window}: up to {replies * played * futures.window} user turns "
+        f"and as many policy turns a step",
+        *(asked if classmates else []),
+        f"reward     {metrics}: {replies * played * len(recipe.reward.metrics)} scores a step",
+    ]

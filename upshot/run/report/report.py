@@ -1,0 +1,143 @@
+"""Run folder → `report.html`: one calm page with the curves, the conversations and what is missing.
+
+It reads what is there: a running, finished or killed run, or a folder of runs side by side. It keeps the page small
+enough to mail (about 5 MB) and says on the page what was left out. It does not follow a run live; write it again.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import upshot
+from upshot.core.errors import UserError
+from upshot.run.report import curves as curves_of
+from upshot.run.report import rollouts as rollouts_of
+from upshot.run.report.folder import RunFolder, duration, find_runs, is_run, started
+from upshot.run.report.page import render
+
+ROLLOUT_BYTES = 3_200_000
+"""For conversations, all runs together."""
+POINTS = 120_000
+"""For curves, all runs together."""
+FEWEST_POINTS, MOST_POINTS = 30, 600
+"""Points of one curve."""
+MAX_CURVES = 2_500
+MAX_REASONS = 200
+
+
+def write_report(run: Path, out: Path | None = None) -> Path:
+    """Write the report of a run folder (to `report.html` in it, or to `out`) and return its path."""
+    run = Path(run)
+    if not run.is_dir():
+        raise UserError(f"no run folder at '{run}'; give the folder that `upshot train` or `upshot demo` printed")
+    data = collect(run)
+    target = Path(out) if out is not None else run / "report.html"
+    page = render(f"{data['title']} · Upshot", data)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(page, "utf-8")
+        partial.replace(target)
+    except OSError as error:
+        raise UserError(f"cannot write the report to '{target}': {error.strerror}; name another with --out") from error
+    return target
+
+
+def collect(root: Path) -> dict[str, Any]:
+    """Everything the page shows, as JSON."""
+    runs = find_runs(root)
+    if not runs:
+        raise UserError(
+            f"'{root}' is not a run folder: it holds none of metrics.jsonl, rollouts.jsonl, recipe.yaml, status.json"
+        )
+    with_rollouts = [run for run in runs if (run.path / "rollouts.jsonl").is_file()]
+    budget = ROLLOUT_BYTES // max(1, len(with_rollouts))
+    logs = [curves_of.read_curves(run.path / "metrics.jsonl") for run in runs]
+    total = sum(len(log.names()) for log in logs)
+    limit = max(FEWEST_POINTS, min(MOST_POINTS, POINTS // max(1, total)))
+    texts = rollouts_of.Texts()
+    packed = []
+    room = MAX_CURVES
+    for run, log in zip(runs, logs, strict=True):
+        curves = _curves(run, log, limit, room)
+        room -= len(curves["curves"])
+        packed.append(_head(run, log) | {"curves": curves} | _rollouts(run, budget, texts) | {"notes": run.notes})
+    if texts.cut:
+        runs[0].notes.append(f"{texts.cut:,} texts were longer than {rollouts_of.MAX_TEXT:,} characters and are cut.")
+    written = datetime.now(UTC).isoformat(timespec="seconds")
+    return {
+        "title": title_of(runs[0]) if is_run(root) or len(runs) == 1 else root.resolve().name,
+        "own": is_run(root) or len(runs) == 1,
+        "written": written,
+        "upshot": upshot.__version__,
+        "runs": packed,
+        "texts": texts.all,
+    }
+
+
+def title_of(run: RunFolder) -> str:
+    """The recipe's name, else the folder's."""
+    for line in (run.recipe or "").splitlines():
+        if line.startswith("name:"):
+            return line.partition(":")[2].partition(" #")[0].strip().strip("'\"") or run.path.resolve().name
+    return run.path.resolve().name
+
+
+def _head(run: RunFolder, log: curves_of.Curves) -> dict[str, Any]:
+    lasted = duration(run)
+    return {
+        "name": run.name,
+        "title": title_of(run),
+        "status": run.status,
+        "started": started(run),
+        "seconds": lasted if lasted is not None else log.total("time/step"),
+        "missing_logged": log.missing_reasons(),
+        "versions": run.versions,
+        "recipe": run.recipe,
+        "table": run.table,
+    }
+
+
+def _curves(run: RunFolder, log: curves_of.Curves, limit: int, room: int) -> dict[str, Any]:
+    wanted = [(phase, key, log.series[phase][key]) for phase, key in log.names()]
+    packed = curves_of.pack(wanted[:room], limit)
+    longest = max((len(points) for _, _, points in wanted), default=0)
+    said = [
+        log.skipped.sentence("metrics.jsonl"),
+        longest > limit and f"metrics.jsonl: curves of more than {limit} points are thinned (extremes are kept).",
+        len(wanted) > room and f"metrics.jsonl: {len(wanted) - room:,} of {len(wanted):,} curves are left out.",
+        log.rewritten and f"metrics.jsonl: {log.rewritten:,} values were logged twice (resumed); the later ones count.",
+        log.not_finite and f"metrics.jsonl: {log.not_finite:,} values were NaN or infinite; shown as missing.",
+    ]
+    run.notes += [f"{run.name}/{sentence}" for sentence in said if isinstance(sentence, str)]
+    return packed | {"rows": log.rows, "steps_by_phase": log.last_steps}
+
+
+def _rollouts(run: RunFolder, budget: int, texts: rollouts_of.Texts) -> dict[str, Any]:
+    path = run.path / "rollouts.jsonl"
+    found = rollouts_of.survey(path)
+    chosen = rollouts_of.choose(found.steps, budget)
+    lines = [line for step in chosen.values() for line in step]
+    replies = [rollouts_of.pack(row, texts) for row in rollouts_of.load(path, lines)] if lines else []
+    sentence = found.skipped.sentence("rollouts.jsonl")
+    if sentence:
+        run.notes.append(f"{run.name}/{sentence}")
+    if len(lines) < found.replies:
+        run.notes.append(
+            f"{run.name}/rollouts.jsonl: this page holds {len(lines):,} of {found.replies:,} replies, "
+            f"from {len(chosen):,} of {len(found.steps):,} steps "
+            "(first, last and evenly spaced; within a step the first prompt groups)."
+        )
+    reasons = found.missing.most_common()
+    return {
+        "replies": replies,
+        "counts": {"replies": found.replies, "futures": found.futures, "steps": len(found.steps)},
+        "missing": [
+            {"what": what, "reason": reason, "count": count, "of": found.scored[what]}
+            for (what, reason), count in reasons[:MAX_REASONS]
+        ],
+        "more_reasons": [max(0, len(reasons) - MAX_REASONS), sum(count for _, count in reasons[MAX_REASONS:])],
+    }

@@ -1,0 +1,37 @@
+"""Going on with a run under other settings: what may change, and what makes it another run. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from upshot.config import load as config
+from upshot.config.recipe import Recipe
+from upshot.core.errors import UserError
+from upshot.run.folder import RunFolder
+
+MAY_CHANGE = (
+    *("train.steps", "train.epochs", "train.save_every", "train.save_minutes", "train.keep", "train.keep_best"),
+    *("train.max_skipped", "train.token_budget"),
+    *("budget", "eval", "models", "serve", "sandbox", "trackers", "call_seconds", "keep_rollouts"),
+    *("reward.max_missing", "reward.manager", "model.device", "model.gradient_checkpointing"),
+    *("model.memory_gb", "train.offload_optimizer"),
+)
+"""Keys, and sections with all their keys: how long, how much, who helps, where it runs and what is written."""
+
+
+def resumed_recipe(folder: RunFolder, overrides: Sequence[str]) -> Recipe:
+    """The folder's recipe with `key=value` overrides; one that would make it another run is a `UserError`."""
+    before = folder.recipe()
+    after = config.load(str(folder.path / "recipe.yaml"), overrides).recipe
+    old, new = (dict(config.flatten(recipe.model_dump(mode="json"))) for recipe in (before, after))
+    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    fixed = [key for key in changed if not any(f"{key}.".startswith(f"{free}.") for free in MAY_CHANGE)]
+    if fixed:
+        newest = folder.latest()
+        start = f"model.path={newest.path}" if newest else "other settings"
+        raise UserError(
+            f"--resume cannot change {fixed[0]} ({old.get(fixed[0])!r}, now {new.get(fixed[0])!r}): the finished steps "
+            f"were made with the old value, and the rest would be another run. What may change: "
+            f"{', '.join(MAY_CHANGE)}. For anything else begin a new run, such as with {start}"
+        )
+    return after

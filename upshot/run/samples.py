@@ -1,0 +1,76 @@
+"""Token ids and log-probabilities of a step's replies beside `rollouts.jsonl`: `samples/000012.npz`. No torch.
+
+For audit and for `upshot replay`: what was sampled, exactly, under which log-probabilities and by which weights. One
+compressed file a step; a reply is found by its `key`. The ids of futures are not kept.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from upshot.core.conversation import Sample
+from upshot.rollout.rollout import Reply
+
+FOLDER = "samples"
+
+
+def file_of(run: Path, step: int) -> Path:
+    """Where a step's samples lie."""
+    return run / FOLDER / f"{step:06d}.npz"
+
+
+def pack(replies: Sequence[Reply]) -> bytes:
+    """The samples of replies: one entry a policy turn, its ids and log-probabilities end to end with the others'."""
+    import numpy as np
+
+    turns = [(at, sample) for at, reply in enumerate(replies) for sample in reply.conversation.samples()]
+    samples = [sample for _, sample in turns]
+    out = io.BytesIO()
+    np.savez_compressed(
+        out,
+        keys=np.array([reply.conversation.key for reply in replies], dtype=np.str_),
+        reply=np.array([at for at, _ in turns], np.int32),
+        context=np.array([len(sample.context) for sample in samples], np.int32),
+        sampled=np.array([len(sample.ids) for sample in samples], np.int32),
+        thought=np.array([sample.thought or (-1, -1) for sample in samples], np.int32).reshape(-1, 2),
+        answer=np.array([sample.answer for sample in samples], np.int32),
+        version=np.array([sample.version for sample in samples], np.int32),
+        finish=np.array([sample.finish for sample in samples], dtype=np.str_),
+        ids=np.array([token for sample in samples for token in (*sample.context, *sample.ids)], np.int32),
+        logprobs=np.array([value for sample in samples for value in sample.logprobs], np.float32),
+    )
+    return out.getvalue()
+
+
+def read(path: Path) -> dict[str, list[Sample]]:
+    """The samples of a step's replies by key, in the order of their turns."""
+    return read_bytes(path.read_bytes())
+
+
+def read_bytes(packed: bytes) -> dict[str, list[Sample]]:
+    """What `pack` wrote."""
+    import numpy as np
+
+    with np.load(io.BytesIO(packed), allow_pickle=False) as file:
+        found = {name: file[name].tolist() for name in file.files}
+    out: dict[str, list[Sample]] = {key: [] for key in found["keys"]}
+    at = seen = 0
+    for turn, reply in enumerate(found["reply"]):
+        middle = at + found["context"][turn]
+        end = middle + found["sampled"][turn]
+        thought = tuple(found["thought"][turn])
+        out[found["keys"][reply]].append(
+            Sample(
+                context=tuple(found["ids"][at:middle]),
+                ids=tuple(found["ids"][middle:end]),
+                logprobs=tuple(found["logprobs"][seen : seen + end - middle]),
+                finish=found["finish"][turn],
+                version=found["version"][turn],
+                thought=None if thought[0] < 0 else (thought[0], thought[1]),
+                answer=found["answer"][turn],
+            )
+        )
+        at, seen = end, seen + end - middle
+    return out

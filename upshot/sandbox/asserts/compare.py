@@ -1,0 +1,155 @@
+"""Comparing what a program returned with what was expected, without building anything from it.
+
+Both become one text in which equal values are equal: sets and dictionaries are sorted there, never hashed, and numbers
+are written exactly, so that nothing a program returns costs more than sorting it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from decimal import Decimal
+from typing import Any
+
+from upshot.sandbox.asserts.split import Check
+from upshot.sandbox.inside import plain
+
+_SETS, _MAPPINGS, _BYTES = frozenset("sfk"), frozenset("dCME"), frozenset("bB")
+_LONGEST = 4000
+"""Digits of a Decimal that may equal a number somebody can write down."""
+_nans = itertools.count()
+
+
+def holds(check: Check, data: Any) -> bool:
+    """Whether the returned data satisfies the check; raises on malformed data."""
+    if check.relation == "is":
+        return data is check.expected
+    if check.relation in ("eq", "ne"):
+        if holds_opaque(data):
+            return False  # the program's own objects equal no data and differ from none: they are no evidence
+        return matches(data, check.expected) is (check.relation == "eq")
+    return truth(data) is (check.relation == "truthy")
+
+
+def holds_opaque(data: Any) -> bool:
+    """Whether some part of the data is one of the program's own objects."""
+    if isinstance(data, list):
+        return any(map(holds_opaque, data))
+    return isinstance(data, dict) and ("o" in data or any(map(holds_opaque, data.values())))
+
+
+def truth(data: Any) -> bool:
+    """The truth of returned data; an object that is not data is true, as objects are."""
+    if not isinstance(data, dict):
+        return bool(data)
+    ((tag, body),) = data.items()
+    if tag == "o":
+        return True
+    if tag == "i":
+        return int(body, 16) != 0
+    if tag in ("c", "T"):
+        return body[0] != "timedelta" or any(body[1]) if tag == "T" else any(body)
+    if tag == "D":
+        return bool(Decimal(body[:_LONGEST]))
+    if tag in ("F", "n"):
+        return truth(body[0] if tag == "F" else body[1])
+    if tag == "r":
+        return bool(range(*(_integer(part) for part in body)))
+    if tag in ("a", "N"):
+        return len(body[2]) > 0 if tag == "N" else len(body[2]) == 1 and truth(body[2][0])
+    return bool(body)
+
+
+def matches(data: Any, expected: Any) -> bool:
+    """Whether JSON data stands for a value equal to the expected one."""
+    if not isinstance(data, (list, dict)):
+        return bool(data == expected)
+    if isinstance(data, dict) and "a" in data:  # an array equals what its only element does; others have no one truth
+        _, _, flat = data["a"]
+        wanted = expected[0] if isinstance(expected, list) and len(expected) == 1 else expected
+        return len(flat) == 1 and matches(flat[0], wanted)
+    return canonical(data) == canonical(plain.encode(expected))
+
+
+def canonical(data: Any) -> str:
+    """One text for all JSON forms of equal values."""
+    if data is None:
+        return "0"
+    if isinstance(data, str):
+        return f"u{len(data)}:{data}"
+    if isinstance(data, int):
+        return _whole(data)
+    if isinstance(data, float):
+        return _float(data)
+    if isinstance(data, list):
+        return f"[{','.join(map(canonical, data))}]"
+    ((tag, body),) = data.items()
+    if tag == "t" or tag == "N":
+        return f"({','.join(map(canonical, body if tag == 't' else body[2]))})"
+    if tag in _SETS:
+        return f"{{{','.join(sorted(map(canonical, body)))}}}"
+    if tag in _MAPPINGS:
+        return f"<{','.join(sorted(f'{canonical(key)}={canonical(value)}' for key, value in body))}>"
+    if tag in _BYTES:
+        return f"b{len(body)}:{body}"
+    return _number(tag, body)
+
+
+def _number(tag: str, body: Any) -> str:
+    if tag == "i":
+        return _whole(int(body, 16))
+    if tag == "n":
+        return canonical(body[1])
+    if tag == "c":
+        return canonical(body[0]) if body[1] == 0 else f"c{canonical(body[0])},{canonical(body[1])}"
+    if tag == "D":
+        return _decimal(body)
+    if tag == "F":
+        return _ratio(_integer(body[0]), _integer(body[1]))
+    return f"?{tag}"  # a deque, a range, a date: equal to nothing that a test can write down as a literal
+
+
+def _float(value: float) -> str:
+    if math.isnan(value):
+        return f"nan{next(_nans)}"  # equal to nothing, not even to itself
+    return _whole(int(value)) if value.is_integer() else f"f{value.hex()}"
+
+
+def _whole(value: int) -> str:
+    if -plain.BIG_INT < value < plain.BIG_INT:
+        return f"i{value:x}"
+    zeros = (value & -value).bit_length() - 1  # 1e308 has three hundred digits, but few that say something
+    return f"i{value >> zeros:x}p{zeros}"
+
+
+def _integer(data: Any) -> int:
+    if isinstance(data, dict):
+        return int(data["i"], 16)
+    return int(data)
+
+
+def _decimal(text: str) -> str:
+    if len(text) > _LONGEST:
+        return f"D{text}"
+    value = Decimal(text)
+    if value.is_nan():
+        return f"nan{next(_nans)}"
+    number = float(value)
+    if value == number:
+        return _float(number)
+    return _whole(int(text)) if text.lstrip("-").isdecimal() else f"D{text}"
+
+
+def _ratio(numerator: int, denominator: int) -> str:
+    """A fraction in lowest terms; one that is not is equal to nothing, and its divisor is not looked for."""
+    if denominator < 1:
+        raise ValueError("a fraction whose denominator is not positive")
+    if denominator == 1:
+        return _whole(numerator)
+    if denominator & (denominator - 1) == 0 and max(numerator.bit_length(), denominator.bit_length()) < 1100:
+        return _float(numerator / denominator) if _exact(numerator, denominator) else f"F{numerator:x}/{denominator:x}"
+    return f"F{numerator:x}/{denominator:x}"
+
+
+def _exact(numerator: int, denominator: int) -> bool:
+    return (numerator / denominator).as_integer_ratio() == (numerator, denominator)

@@ -1,0 +1,1 @@
+"""The sandbox as a server, and its clients."""

@@ -1,0 +1,256 @@
+"""Clients over HTTP: our server, the compatible assert API, SandboxFusion. A failed request is a fault, not a zero."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import aiohttp
+
+from upshot.core.errors import UserError
+from upshot.core.time_limit import uncounted
+from upshot.sandbox.inside.cases import standalone
+from upshot.sandbox.limits import Limits
+from upshot.sandbox.local.script_runner import ScriptRunner, without_invalid
+from upshot.sandbox.outcome import CompileResult, Outcome, RunResult, StdioTest, TestResult
+from upshot.sandbox.runner import CodeRunner, Job, Session
+
+ATTEMPTS = 6
+PATIENCE = 120.0
+"""Seconds a request may wait in the server's queue beyond its own limits."""
+
+
+REFUSED = (400, 401, 403, 404, 413, 415, 422)
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)
+"""What reading an answer of the wrong shape raises."""
+
+
+class Unreachable(Exception):
+    """The server did not answer, or answered that it could not run the program."""
+
+
+class Connection:
+    """JSON requests with retries: a full queue and a broken connection are tried again, with growing pauses."""
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self.url = url.rstrip("/")
+        self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._session: aiohttp.ClientSession | None = None
+
+    @uncounted
+    async def request(
+        self, method: str, path: str, body: dict[str, Any] | None, seconds: float, repeatable: bool = True
+    ) -> dict[str, Any]:
+        """One answer; raises Unreachable after the last attempt, UserError for a request the server refuses.
+
+        One that is not repeatable is sent again only where the server cannot have begun with it.
+        """
+        if self._session is None:
+            self._session = aiohttp.ClientSession(headers=self.headers, connector=aiohttp.TCPConnector(limit=0))
+        reason = ""
+        for attempt in range(ATTEMPTS):
+            try:
+                timeout = aiohttp.ClientTimeout(total=seconds + PATIENCE)
+                async with self._session.request(method, self.url + path, json=body, timeout=timeout) as response:
+                    if response.status < 300:
+                        return await response.json(content_type=None)
+                    reason = f"{response.status}: {(await response.text())[:300]}"
+                    pause = float(response.headers.get("Retry-After") or 0)
+                    if response.status in REFUSED:
+                        raise UserError(f"{self.url}{path} refused the request: {reason}")
+                    untouched = response.status in (429, 503)
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                reason, pause = f"{type(error).__name__}: {error}", 0.0
+                untouched = isinstance(error, aiohttp.ClientConnectorError)
+            if not (repeatable or untouched):
+                break
+            if attempt + 1 < ATTEMPTS:
+                await asyncio.sleep(max(pause, 0.1 * 2**attempt) * random.uniform(0.75, 1.25))
+        raise Unreachable(f"{self.url}{path}: {reason}")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+
+def _faults(count: int, error: Exception) -> list[TestResult]:
+    return [TestResult(Outcome.SANDBOX_FAULT, None, str(error)) for _ in range(count)]
+
+
+class CompatibleRunner(CodeRunner):
+    """Any server with /test_program and /test_program_stdio as FACTS describes them: 0 or 1 per test."""
+
+    def __init__(self, url: str, api_key: str | None = None, limits: Limits | None = None) -> None:
+        self.connection = Connection(url, api_key)
+        self.limits = limits or Limits()
+
+    def _body(self, program: str, tests: list[Any], limits: Limits) -> dict[str, Any]:
+        texts = [standalone(test) if isinstance(test, str) else test for test in tests]
+        return {"program": program, "tests": texts, "max_execution_time": limits.cpu_seconds}
+
+    async def test_program(self, program: str, tests: Sequence[str], limits: Limits | None = None) -> list[TestResult]:
+        return without_invalid(tests, await self._test("/test_program", program, list(tests), limits or self.limits))
+
+    async def test_stdio(
+        self, program: str, tests: Sequence[StdioTest], limits: Limits | None = None
+    ) -> list[TestResult]:
+        return await self._test("/test_program_stdio", program, [asdict(test) for test in tests], limits or self.limits)
+
+    async def _test(self, path: str, program: str, tests: list[Any], limits: Limits) -> list[TestResult]:
+        try:
+            seconds = limits.wall * max(1, len(tests))
+            answer = await self.connection.request("POST", path, self._body(program, tests, limits), seconds)
+            return self._read(answer, len(tests))
+        except (Unreachable, *UNREADABLE) as error:
+            return _faults(len(tests), error)
+
+    def _read(self, answer: dict[str, Any], count: int) -> list[TestResult]:
+        results, runtimes = answer["results"], answer.get("runtimes") or [-1] * count
+        if len(results) != count:
+            raise ValueError(f"{len(results)} results for {count} tests")
+        outcomes = {1: Outcome.PASSED, 0: Outcome.WRONG}
+        return [
+            TestResult(outcomes.get(int(value), Outcome.WRONG), None if seconds < 0 else float(seconds))
+            for value, seconds in zip(results, runtimes, strict=True)
+        ]
+
+    async def _run(self, job: Job) -> RunResult:
+        raise UserError(
+            "the compatible code API only runs tests; use an Upshot or SandboxFusion server to run programs"
+        )
+
+    async def aclose(self) -> None:
+        await self.connection.close()
+
+
+class UpshotRunner(CompatibleRunner):
+    """Our own server: every outcome, runs, sessions."""
+
+    def _body(self, program: str, tests: list[Any], limits: Limits) -> dict[str, Any]:
+        return {"program": program, "tests": tests, "limits": asdict(limits), "allow_missing": True}
+
+    def _read(self, answer: dict[str, Any], count: int) -> list[TestResult]:
+        rows = zip(answer["outcomes"], answer["runtimes"], answer["details"], strict=True)
+        results = [
+            TestResult(Outcome(name), None if seconds < 0 else seconds, detail) for name, seconds, detail in rows
+        ]
+        if len(results) != count:
+            raise ValueError(f"{len(results)} results for {count} tests")
+        return results
+
+    async def _run(self, job: Job) -> RunResult:
+        body = {
+            "code": job.code,
+            "language": job.language,
+            "stdin": job.stdin,
+            "files": _encode(job.files),
+            "limits": asdict(job.limits),
+            "fetch_files": list(job.fetch),
+        }
+        try:
+            return read_run(await self.connection.request("POST", "/run", body, job.limits.wall + 30))
+        except (Unreachable, *UNREADABLE) as error:
+            return RunResult(Outcome.SANDBOX_FAULT, None, detail=str(error))
+
+    async def session(self, limits: Limits | None = None) -> Session:
+        limits = limits or self.limits
+        answer = await self.connection.request("POST", "/sessions", {"limits": asdict(limits)}, 60)
+        return RemoteSession(self.connection, answer["session_id"], limits)
+
+
+class RemoteSession(Session):
+    """A session on our server."""
+
+    def __init__(self, connection: Connection, name: str, limits: Limits) -> None:
+        self.connection = connection
+        self.name = name
+        self.limits = limits
+
+    async def turn(self, code: str, cpu_seconds: float | None = None) -> RunResult:
+        body = {"code": code, "run_timeout": cpu_seconds}
+        try:
+            limits = self.limits.with_cpu(cpu_seconds)
+            return read_run(
+                await self.connection.request("POST", f"/sessions/{self.name}", body, limits.wall, repeatable=False)
+            )
+        except (Unreachable, *UNREADABLE) as error:
+            return RunResult(Outcome.SANDBOX_FAULT, None, detail=str(error))
+
+    async def aclose(self) -> None:
+        # A server that does not answer ends the session itself, once it is idle.
+        with contextlib.suppress(Unreachable):
+            await self.connection.request("DELETE", f"/sessions/{self.name}", None, 30)
+
+
+def _encode(files: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: base64.b64encode(data).decode() for name, data in files.items()}
+
+
+def read_run(answer: dict[str, Any]) -> RunResult:
+    """A RunResult from our server's JSON."""
+    compiled = CompileResult(**answer["compiled"]) if answer.get("compiled") else None
+    files = {name: base64.b64decode(data) for name, data in answer["files"].items()}
+    return RunResult(**{**answer, "outcome": Outcome(answer["outcome"]), "compiled": compiled, "files": files})
+
+
+class FusionRunner(ScriptRunner):
+    """A SandboxFusion server, through run_code."""
+
+    def __init__(self, url: str, api_key: str | None = None, limits: Limits | None = None) -> None:
+        self.connection = Connection(url, api_key)
+        self.limits = limits or Limits()
+
+    async def _run(self, job: Job) -> RunResult:
+        limits = job.limits
+        body: dict[str, Any] = {
+            "code": job.code,
+            "language": job.language,
+            "stdin": job.stdin,
+            "run_timeout": limits.cpu_seconds,
+            "compile_timeout": job.compile_seconds,
+            "memory_limit_MB": limits.memory_mb,
+            "files": _encode(job.files),
+            "fetch_files": list(job.fetch),
+        }
+        try:
+            return _read_fusion(await self.connection.request("POST", "/run_code", body, limits.wall + 30), limits)
+        except (Unreachable, *UNREADABLE) as error:
+            return RunResult(Outcome.SANDBOX_FAULT, None, detail=str(error))
+
+    async def aclose(self) -> None:
+        await self.connection.close()
+
+
+def _read_fusion(answer: dict[str, Any], limits: Limits) -> RunResult:
+    if answer["status"] == "SandboxError":
+        return RunResult(Outcome.SANDBOX_FAULT, None, detail=str(answer.get("message")))
+    compiled = None
+    if answer.get("compile_result"):
+        step = answer["compile_result"]
+        ok = step["status"] == "Finished" and step.get("return_code") == 0
+        output = (step.get("stdout") or "") + (step.get("stderr") or "")
+        seconds = float(step.get("execution_time") or 0.0)
+        compiled = CompileResult(ok, seconds, step.get("return_code"), output, step["status"] == "TimeLimitExceeded")
+    ran = answer.get("run_result")
+    if ran is None:
+        return RunResult(Outcome.ERROR, None, detail="it does not compile", compiled=compiled)
+    code = ran.get("return_code")
+    outcome = Outcome.PASSED if ran["status"] == "Finished" and code == 0 else Outcome.ERROR
+    if ran["status"] == "TimeLimitExceeded":
+        outcome = Outcome.TIMEOUT
+    elif "MemoryError" in (ran.get("stderr") or "")[-200:]:
+        outcome = Outcome.OUT_OF_MEMORY
+    elif answer.get("outcome"):  # our own server says more
+        outcome = Outcome(answer["outcome"])
+    out, err = ran.get("stdout") or "", ran.get("stderr") or ""
+    files = {name: base64.b64decode(data) for name, data in (answer.get("files") or {}).items()}
+    cut = bool(answer.get("stdout_cut")) or len(out) >= limits.output_kb << 10
+    seconds = float(ran.get("execution_time") or 0.0)
+    return RunResult(outcome, code, out, err, cut, wall_seconds=seconds, compiled=compiled, files=files)

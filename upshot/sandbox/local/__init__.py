@@ -1,0 +1,1 @@
+"""Programs run on this machine: zygotes in slots, sessions, cgroups."""

@@ -1,0 +1,99 @@
+"""The languages beside Python: how each is compiled and run, and whether this machine has it."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from upshot.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class Language:
+    """One language's commands; {tool} is the toolchain found on this machine."""
+
+    name: str
+    tool: str
+    source: str
+    compile: tuple[str, ...] = ()
+    run: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+_ALL = (
+    Language("bash", "bash", "main.sh", run=("{tool}", "main.sh")),
+    Language("nodejs", "node", "main.js", run=("{tool}", "--max-old-space-size=256", "main.js")),
+    Language("c", "gcc", "main.c", ("{tool}", "-O2", "-o", "main", "main.c", "-lm"), ("./main",)),
+    Language("cpp", "g++", "main.cpp", ("{tool}", "-O2", "-std=c++17", "-o", "main", "main.cpp"), ("./main",)),
+    Language(
+        "java",
+        "javac",
+        "Main.java",
+        ("{tool}", "-J-Xmx256m", "-J-XX:+UseSerialGC", "Main.java"),
+        ("java", "-Xmx256m", "-Xss16m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "Main"),
+    ),
+    Language(
+        "go", "go", "main.go", ("{tool}", "build", "-o", "main", "main.go"), ("./main",), (("GOCACHE", "/tmp/.go"),)
+    ),
+    Language("rust", "rustc", "main.rs", ("{tool}", "-O", "-o", "main", "main.rs"), ("./main",)),
+)
+LANGUAGES: dict[str, Language] = {language.name: language for language in _ALL}
+ALIASES = {
+    "javascript": "nodejs",
+    "node": "nodejs",
+    "js": "nodejs",
+    "c++": "cpp",
+    "sh": "bash",
+    "golang": "go",
+    "py": "python",
+    "python3": "python",
+}
+
+
+def canonical(name: str) -> str:
+    """The language's own name."""
+    lowered = name.lower()
+    return ALIASES.get(lowered, lowered)
+
+
+@functools.cache
+def toolchain(name: str) -> tuple[str, tuple[str, ...]] | None:
+    """The tool's path and the directories it needs beside the system's; None where it is not installed."""
+    found = shutil.which(LANGUAGES[name].tool)
+    if found is None:
+        return None
+    if name == "rust":
+        # A rustup proxy needs its home; the toolchain behind it does not.
+        done = subprocess.run([found, "--print", "sysroot"], capture_output=True, text=True, timeout=30, check=False)
+        root = done.stdout.strip()
+        return (f"{root}/bin/rustc", (root,)) if done.returncode == 0 and root else None
+    real = Path(found).resolve()
+    outside = not str(real).startswith(("/usr/", "/bin/", "/lib"))
+    return str(real if outside else found), ((str(real.parents[1]),) if outside else ())
+
+
+def installed() -> list[str]:
+    """The languages this machine can run."""
+    return ["python", *(name for name in LANGUAGES if toolchain(name) is not None)]
+
+
+def find(name: str) -> tuple[Language, str]:
+    """A language and its tool; a clear error where there is none."""
+    language = LANGUAGES.get(canonical(name))
+    if language is None:
+        raise UserError(f"language '{name}' is not known; known: {', '.join(['python', *LANGUAGES])}")
+    tool = toolchain(language.name)
+    if tool is None:
+        raise UserError(
+            f"language '{name}' needs {language.tool}, which is not installed here; installed: {', '.join(installed())}"
+        )
+    return language, tool[0]
+
+
+def extra_paths() -> tuple[str, ...]:
+    """The directories outside the system's that installed toolchains need."""
+    found = [toolchain(name) for name in LANGUAGES]
+    return tuple(sorted({path for tool in found if tool is not None for path in tool[1]}))

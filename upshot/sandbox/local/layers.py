@@ -1,0 +1,132 @@
+"""Which layers of isolation are active, which the operator demands, and why one is not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from upshot.core.errors import UserError, did_you_mean
+
+UID_MAP = "/proc/self/uid_map"
+NAMES = ("namespaces", "landlock", "seccomp", "uid", "cgroup")
+PACKAGE_PARENT = str(Path(__file__).resolve().parents[3])
+QUIET_ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # Each arena of the C library's allocator reserves 64 MB of address space, one for a thread: seven would fill a run.
+    "MALLOC_ARENA_MAX": "1",
+}
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The walls of this machine."""
+
+    namespaces: str | None
+    """'root', 'user' or None."""
+    landlock: int
+    seccomp: bool
+    uid_base: int | None
+    """The first of the user ids slots drop to; None where this process may not change its user."""
+    reasons: dict[str, str]
+    """Why a layer is missing."""
+
+    def active(self, cgroup: bool) -> dict[str, bool]:
+        """Layer by layer, whether it is there."""
+        return {
+            "namespaces": self.namespaces is not None,
+            "landlock": self.landlock > 0,
+            "seccomp": self.seccomp,
+            "uid": self.uid_base is not None or self.namespaces == "user",
+            "cgroup": cgroup,
+        }
+
+    def describe(self, cgroup: bool) -> dict[str, Any]:
+        """For /health and the log: each layer, and the reason where it is missing."""
+        active = self.active(cgroup)
+        details = {"namespaces": self.namespaces, "landlock": f"abi {self.landlock}"}
+        words: dict[str, Any] = {}
+        for name, there in active.items():
+            words[name] = details.get(name, "active") if there else f"missing: {self.reasons.get(name, 'unknown')}"
+        return words
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """The command line that runs a module of `inside` in a clean interpreter."""
+    boot = (
+        f"import sys; sys.path.insert(0, {PACKAGE_PARENT!r}); from upshot.sandbox.inside.{module} import main; main()"
+    )
+    return [sys.executable, "-I", "-X", "utf8", "-c", boot, *arguments]
+
+
+def user_id_base() -> int | None:
+    """The first of a thousand user ids nobody else has; None where this container maps too few."""
+    highest = 0
+    with open(UID_MAP) as file:
+        for line in file:
+            inside, _, count = (int(word) for word in line.split())
+            highest = max(highest, inside + count - 1)
+    if highest > 2_000_000_000:
+        return 1_800_000_000 + (os.getpid() % 100_000) * 1_000
+    return 60_000 if highest >= 60_999 else None
+
+
+def probe(disable: Iterable[str] = ()) -> Layers:
+    """Find out what the kernel gives; `disable` pretends some layers away, for tests."""
+    base = user_id_base()
+    done = subprocess.run(
+        command("probe", json.dumps(base)),
+        capture_output=True,
+        text=True,
+        env=QUIET_ENVIRONMENT,
+        timeout=60,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"the sandbox probe failed: {done.stderr.strip()[-500:]}")
+    found = json.loads(done.stdout)
+    for name in disable:
+        for key in ("root", "user") if name == "namespaces" else (name,):
+            found[key] = "disabled"
+    if found["root"] is not None and found["user"] is not None and found["uid"] is None:
+        # Without a root directory of their own, programs of another user need to be let in to Python's files.
+        found["uid"] = found["uid_reads"]
+    kind = next((kind for kind in ("root", "user") if found[kind] is None), None)
+    reasons = {name: str(found[name]) for name in ("landlock", "seccomp", "uid") if found.get(name) is not None}
+    if kind is None:
+        reasons["namespaces"] = f"{found['root']}; {found['user']}"
+    return Layers(
+        namespaces=kind,
+        landlock=found["landlock_abi"] if found["landlock"] is None else 0,
+        seccomp=found["seccomp"] is None,
+        uid_base=base if found["uid"] is None else None,
+        reasons=reasons,
+    )
+
+
+def demand(layers: Layers, cgroup: bool, required: Iterable[str]) -> None:
+    """Refuse to go on without what the operator demands, or with nothing worth calling a sandbox."""
+    described = layers.describe(cgroup)
+    active = layers.active(cgroup)
+    for name in required:
+        if name not in NAMES:
+            raise UserError(f"unknown layer '{name}' in require; {did_you_mean(name, NAMES)}")
+        if not active[name]:
+            raise UserError(
+                f"this machine lacks the required layer '{name}' ({described[name]}); "
+                "drop it from --require or run elsewhere"
+            )
+    if not layers.seccomp or not (layers.namespaces or layers.landlock):
+        raise UserError(
+            f"no isolation worth the name here: seccomp {described['seccomp']}, namespaces {described['namespaces']}, "
+            f"landlock {described['landlock']}; the sandbox needs seccomp and one of the other two"
+        )

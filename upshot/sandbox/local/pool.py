@@ -1,0 +1,305 @@
+"""The sandbox in this process: slots behind walls, and the programs sent to them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from upshot.core.errors import UserError
+from upshot.core.time_limit import uncounted
+from upshot.sandbox.asserts import run_result, verdict
+from upshot.sandbox.asserts.split import split
+from upshot.sandbox.asserts.verdict import Remains
+from upshot.sandbox.http.metrics import Metrics
+from upshot.sandbox.limits import Limits
+from upshot.sandbox.local import languages, layers
+from upshot.sandbox.local.cgroup import Cgroups
+from upshot.sandbox.local.run import Run
+from upshot.sandbox.local.sessions import LocalSession
+from upshot.sandbox.local.slots import Busy, Slots
+from upshot.sandbox.local.zygotes import ZygoteGone
+from upshot.sandbox.outcome import Outcome, RunResult, StdioTest, TestResult
+from upshot.sandbox.runner import CodeRunner, Job, Session
+
+log = logging.getLogger("upshot.sandbox")
+FORGOTTEN_SECONDS = 30.0
+WORKDIR_PREFIX = "upshot-sandbox-"
+ANY_TEXT = "surrogatepass"
+"""How an input is encoded: JSON may hold half a surrogate pair, which is the program's to deal with."""
+_IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+([\w., \t]+)", re.MULTILINE)
+_NUMPY_USE = re.compile(r"^[^#\n]*\bnp\.", re.MULTILINE)  # tests often leave the import to the program
+_SCIENTIFIC = {"pandas", "scipy", "sympy", "sklearn", "matplotlib"}
+
+
+def tier_of(source: str) -> str:
+    """The lightest tier that has a program's imports loaded."""
+    words = {part.split(".")[0] for match in _IMPORT.finditer(source) for part in re.split(r"[,\s]+", match[1])}
+    if words & _SCIENTIFIC:
+        return "scientific"
+    return "numpy" if "numpy" in words or _NUMPY_USE.search(source) else "plain"
+
+
+class Sandbox(CodeRunner):
+    """Runs untrusted programs in this process's own slots; an async context manager."""
+
+    def __init__(
+        self,
+        slots: int | None = None,
+        require: str | Iterable[str] = (),
+        limits: Limits | None = None,
+        queue: int = 4096,
+        max_sessions: int = 256,
+        session_idle_seconds: float = 600.0,
+        disable: Iterable[str] = (),
+    ) -> None:
+        self.count = slots if slots is not None else 8 * (os.cpu_count() or 1)
+        if self.count < 1:
+            raise UserError(f"slots is {slots}; it must be at least 1")
+        self.required = [require] if isinstance(require, str) else list(require)
+        self.limits = limits or Limits()
+        self.queue = queue
+        self.max_sessions = max_sessions
+        self.session_idle_seconds = session_idle_seconds
+        self.disabled = set(disable)
+        self.metrics = Metrics()
+        self.layers: layers.Layers | None = None
+        self._starting = asyncio.Lock()
+        self._slots: Slots | None = None
+        self._workdir: Path | None = None
+        self._sessions: set[LocalSession] = set()
+        self._session_count = 0
+        self._opening = 0
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def start(self) -> None:
+        """Find the machine's layers, refuse if one demanded is missing, warm the first slot; does nothing twice."""
+        async with self._starting:
+            if self._slots is None:
+                await self._start()
+
+    async def _start(self) -> None:
+        found = await asyncio.to_thread(layers.probe, self.disabled)
+        cgroups = Cgroups(disabled="cgroup" in self.disabled)
+        found.reasons.setdefault("cgroup", cgroups.reason)
+        try:
+            layers.demand(found, cgroups.active, self.required)
+            self._workdir = _make_workdir()
+            self.layers = found
+            self._slots = Slots(self.count, self.queue, found, cgroups, self._workdir)
+            await self._slots.warm("plain", 1)
+        except BaseException:
+            cgroups.close()
+            await self.aclose()
+            raise
+        described = self.describe_layers()
+        log.info("sandbox with %d slots, layers %s", self.count, described)
+        for name, word in described.items():
+            if str(word).startswith("missing"):
+                log.warning("sandbox without %s (%s)", name, word)
+
+    def describe_layers(self) -> dict[str, Any]:
+        """Each layer of isolation, and the reason where it is missing."""
+        slots = self._open()
+        return slots.layers.describe(slots.cgroups.active)
+
+    @property
+    def waiting(self) -> int:
+        """Runs in the queue."""
+        return len(self._open().waiting)
+
+    @property
+    def running(self) -> int:
+        """Runs in slots."""
+        slots = self._open()
+        return len(slots.all) - len(slots.free)
+
+    async def aclose(self) -> None:
+        """End every process of the sandbox and remove its files."""
+        for session in list(self._sessions):
+            await session.aclose()
+        if self._slots is not None:
+            self._slots.close()
+            self._slots = None
+        if self._workdir is not None:
+            shutil.rmtree(self._workdir, ignore_errors=True)
+            self._workdir = None
+
+    async def _ready(self) -> Slots:
+        """The slots, opened now if they are not: a runner from a recipe may be used before anybody enters it."""
+        if self._slots is None:
+            await self.start()
+        return self._open()
+
+    def _open(self) -> Slots:
+        if self._slots is None:
+            raise UserError("the sandbox is not open; use `async with Sandbox(...) as sandbox`")
+        return self._slots
+
+    async def test_program(self, program: str, tests: Sequence[str], limits: Limits | None = None) -> list[TestResult]:
+        limits = limits or self.limits
+        checks = [split(test) for test in tests]
+        done: list[TestResult] = []
+        while len(done) < len(tests):
+            rest = checks[len(done) :]
+            found = await self._test_once(program, list(tests[len(done) :]), rest, limits)
+            timeout = next((i for i, result in enumerate(found) if result.outcome is Outcome.TIMEOUT), None)
+            if limits.stop_at_timeout or timeout is None:
+                done += found
+            else:
+                done += found[: timeout + 1]
+        self.metrics.count_tests(done)
+        return done
+
+    async def _test_once(self, program: str, tests: list[str], checks: list[Any], limits: Limits) -> list[TestResult]:
+        tier = tier_of(program + "\n" + "\n".join(tests))
+        if all(check is not None for check in checks):
+            calls = [[check.call for check in test] for test in checks]
+            payload = {"program": program, "calls": calls, "imports": [test[0].imports for test in checks]}
+            remains = await self._execute(tier, "calls", payload, b"", limits)
+            return verdict.of_calls(checks, remains)
+        remains = await self._execute(tier, "serve", {"program": program}, b"", limits, judge={"tests": tests})
+        return verdict.of_judged(len(tests), remains)
+
+    async def test_stdio(
+        self, program: str, tests: Sequence[StdioTest], limits: Limits | None = None
+    ) -> list[TestResult]:
+        limits = limits or self.limits
+        done: list[TestResult] = []
+        for test in tests:
+            if limits.stop_at_timeout and done and done[-1].outcome is Outcome.TIMEOUT:
+                done.append(TestResult(Outcome.TIMEOUT, None, "not run: an earlier test ran out of time"))
+                continue
+            remains = await self._execute(
+                tier_of(program), "script", {"program": program}, test.input.encode(errors=ANY_TEXT), limits
+            )
+            done.append(run_result.of_stdio(remains, test.output))
+        self.metrics.count_tests(done)
+        return done
+
+    async def _run(self, job: Job) -> RunResult:
+        limits, stdin = job.limits, job.stdin.encode(errors=ANY_TEXT)
+        encoded = {name: base64.b64encode(data).decode() for name, data in job.files.items()}
+        payload: dict[str, Any] = {"program": job.code, "files": encoded, "fetch": list(job.fetch)}
+        if languages.canonical(job.language) == "python":
+            remains = await self._execute(tier_of(job.code), "script", payload, stdin, limits)
+            result = run_result.of_script(remains, job.fetch)
+        else:
+            await self._ready()
+            await asyncio.to_thread(languages.installed)  # asks the toolchains once
+            payload |= self._native(job.language, limits, job.compile_seconds)
+            budget = limits.wall + job.compile_seconds + 5
+            remains = await self._execute("native", "native", payload, stdin, limits, native_wall=budget)
+            result = run_result.of_native(remains, job.fetch)
+        self.metrics.count_run(result)
+        return result
+
+    def _native(self, name: str, limits: Limits, compile_seconds: float) -> dict[str, Any]:
+        language, tool = languages.find(name)
+        if self._open().layers.namespaces is None:
+            raise UserError(f"language '{name}' needs namespaces, which this machine lacks; only python runs here")
+        fill = [[part.replace("{tool}", tool) for part in command] for command in (language.compile, language.run)]
+        return {
+            "source_name": language.source,
+            "compile": fill[0],
+            "run": fill[1],
+            "compile_seconds": compile_seconds,
+            "cpu_seconds": limits.cpu_seconds,
+            "run_seconds": limits.wall,
+            "environment": dict(language.environment),
+        }
+
+    async def session(self, limits: Limits | None = None) -> Session:
+        slots = await self._ready()
+        while len(self._sessions) + self._opening >= self.max_sessions:
+            await self._evict_idle()
+        self._opening += 1  # counted from now on: others may ask while this one starts
+        try:
+            session = await LocalSession.open(self, slots, limits or self.limits)
+            self._sessions.add(session)
+        finally:
+            self._opening -= 1
+        return session
+
+    def next_session_index(self) -> int:
+        """A number for a session's zygote, beyond the slots'."""
+        self._session_count += 1
+        return self.count + self._session_count
+
+    def forget_session(self, session: LocalSession) -> None:
+        """Forget a session that has ended."""
+        self._sessions.discard(session)
+
+    async def _evict_idle(self) -> None:
+        """Make room: end the session idle longest, if it has been idle long enough to have been forgotten."""
+        oldest = min(self._sessions, key=lambda session: (session.busy, session.last_used), default=None)
+        if oldest is None or oldest.busy or time.monotonic() - oldest.last_used < FORGOTTEN_SECONDS:
+            raise Busy(len(self._sessions) + self._opening, FORGOTTEN_SECONDS)
+        await oldest.aclose()
+
+    @uncounted
+    async def _execute(
+        self,
+        tier: str,
+        mode: str,
+        payload: dict[str, Any],
+        stdin: bytes,
+        limits: Limits,
+        judge: dict[str, Any] | None = None,
+        native_wall: float | None = None,
+    ) -> Remains:
+        """Run one request, once more if the sandbox itself failed the first time."""
+        slots = await self._ready()
+        try:
+            slot = await slots.acquire(tier)
+        except ZygoteGone as error:
+            return Remains(fault=str(error))
+        started = time.monotonic()
+        try:
+            remains = Remains(fault="not run")
+            for attempt in range(2):
+                try:
+                    zygote = await slot.zygote(tier)
+                    run = Run(mode, payload, stdin, limits, judge, native_wall)
+                    remains = await run.on(zygote, slot.groups.get(tier))
+                except (ZygoteGone, OSError) as error:
+                    remains = Remains(fault=str(error))
+                if remains.fault is None:
+                    break
+                self.metrics.faults += 1
+                log.warning("sandbox fault in slot %d (attempt %d): %s", slot.index, attempt + 1, remains.fault)
+            return remains
+        finally:
+            held = time.monotonic() - started
+            self.metrics.busy_seconds += held
+            slots.release(slot, held)
+
+
+def _make_workdir() -> Path:
+    """A directory of this supervisor's, after sweeping those of killed ones."""
+    parent = Path(tempfile.gettempdir())
+    for old in parent.glob(f"{WORKDIR_PREFIX}*"):
+        pid = old.name.removeprefix(WORKDIR_PREFIX).split("-")[0]
+        if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
+            shutil.rmtree(old, ignore_errors=True)
+    path = Path(tempfile.mkdtemp(prefix=f"{WORKDIR_PREFIX}{os.getpid()}-"))
+    path.chmod(0o711)
+    (path / "root").mkdir(mode=0o755)
+    return path

@@ -1,0 +1,118 @@
+"""One run's message and memory files: sent to a zygote, collected when it is over."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import signal
+import socket
+from typing import Any
+
+from upshot.sandbox.asserts import verdict
+from upshot.sandbox.asserts.verdict import Remains
+from upshot.sandbox.limits import Limits
+from upshot.sandbox.local.cgroup import SlotGroup
+from upshot.sandbox.local.memory_files import bounded_output, sealed_input, written
+from upshot.sandbox.local.zygotes import Zygote
+
+PATIENCE = 10.0
+"""Seconds beyond the wall cap before a silent zygote is given up."""
+CGROUP_SLACK_MB = 64
+"""Room in the slot's group for the zygote and the kernel's own pages."""
+OWN_RESULTS_BYTES = 4096
+"""For what a judged program writes where its results would go; the judge's results are the ones read."""
+ALONE = ("stdin", "stdout", "stderr", "input", "results")
+"""A child's files, by the number of the descriptor it finds each on."""
+JUDGED = ("stdin", "stdout", "stderr", "input", "own results", "program's wire")
+JUDGE = ("nothing", "nothing", "nothing", "tests", "results", "judge's wire")
+
+
+class Run:
+    """One request's memory files and message."""
+
+    def __init__(
+        self,
+        mode: str,
+        payload: dict[str, Any],
+        stdin: bytes,
+        limits: Limits,
+        judge: dict[str, Any] | None,
+        native_wall: float | None,
+    ) -> None:
+        self.limits = limits
+        self.files: dict[str, int] = {}
+        """By name, in the order they are sent."""
+        self.stdin, self.payload, self.judge = stdin, payload, judge
+        self.parts = [(mode, ALONE if judge is None else JUDGED, payload.get("environment", {}))]
+        if judge is not None:
+            self.parts.append(("judge", JUDGE, {}))
+        tests = judge["tests"] if judge is not None else payload.get("calls", ())
+        self.most_lines = len(tests) + len(payload.get("fetch", ())) + 4
+        self.request_limits = limits.as_request()
+        if native_wall is not None:
+            self.request_limits |= {"native": True, "wall_seconds": native_wall, "cpu_seconds": native_wall}
+
+    async def on(self, zygote: Zygote, group: SlotGroup | None) -> Remains:
+        """Run on a zygote and collect what is left."""
+        try:
+            self._open_files()
+            if group is not None:
+                megabytes = self.limits.memory_mb + self.limits.disk_mb + CGROUP_SLACK_MB
+                group.limit(megabytes << 20, self.limits.processes + 8)
+            zygote.send({"roles": self._roles(), "limits": self.request_limits}, list(self.files.values()))
+            # Our copies of the wire between program and judge: with them neither would see the other end.
+            self._close("program's wire", "judge's wire")
+            reply = await zygote.finish(float(self.request_limits["wall_seconds"]) + PATIENCE)
+            killed = any(child["status"] == signal.SIGKILL and not child["why"] for child in reply.get("children", ()))
+            return self._remains(reply, oom=killed and group is not None and group.new_oom_kills())
+        finally:
+            self._close(*self.files)
+
+    def _open_files(self) -> None:
+        files, output = self.files, self.limits.output_kb << 10
+        files["stdin"] = sealed_input(self.stdin)
+        files["stdout"] = bounded_output(output)
+        files["stderr"] = bounded_output(output)
+        files["input"] = sealed_input(marshal.dumps(self.payload))
+        files["results"] = bounded_output(self.limits.result_kb << 10)
+        if self.judge is not None:
+            ends = socket.socketpair()
+            files["program's wire"], files["judge's wire"] = (end.detach() for end in ends)
+            files["tests"] = sealed_input(marshal.dumps(self.judge))
+            files["nothing"] = os.open(os.devnull, os.O_RDWR)
+            files["own results"] = bounded_output(OWN_RESULTS_BYTES)
+
+    def _roles(self) -> list[dict[str, Any]]:
+        """What each child plays, and which of the files sent it gets."""
+        sent = {name: index for index, name in enumerate(self.files)}
+        return [
+            {"mode": mode, "fds": [sent[name] for name in names], "environment": environment}
+            for mode, names, environment in self.parts
+        ]
+
+    def _close(self, *names: str) -> None:
+        for name in names:
+            if name in self.files:
+                os.close(self.files.pop(name))
+
+    def _remains(self, reply: dict[str, Any], oom: bool) -> Remains:
+        if "fault" in reply:
+            return Remains(fault=reply["fault"])
+        program = reply["children"][0]
+        fault = next((child["fault"] for child in reply["children"] if child["fault"]), None)
+        stdout, stdout_cut = written(self.files["stdout"])
+        stderr, stderr_cut = written(self.files["stderr"])
+        return Remains(
+            status=program["status"],
+            why=next((child["why"] for child in reply["children"] if child["why"] in ("cpu", "wall")), None),
+            fault=fault,
+            cpu=program["cpu"],
+            wall=reply["wall"],
+            max_rss_kb=program["max_rss_kb"],
+            oom=oom,
+            stdout=stdout,
+            stderr=stderr,
+            stdout_cut=stdout_cut,
+            stderr_cut=stderr_cut,
+            lines=verdict.parse_lines(written(self.files["results"])[0], self.most_lines),
+        )

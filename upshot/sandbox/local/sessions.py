@@ -1,0 +1,286 @@
+"""Python sessions for tool use: one confined process per conversation, its state kept from turn to turn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import marshal
+import os
+import signal
+import socket
+import struct
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from upshot.core.time_limit import uncounted
+from upshot.sandbox.asserts.verdict import Remains, ending
+from upshot.sandbox.inside import cpu_time
+from upshot.sandbox.limits import Limits
+from upshot.sandbox.local.cgroup import SlotGroup
+from upshot.sandbox.local.memory_files import bounded_output, sealed_input, written
+from upshot.sandbox.local.zygotes import Zygote, ZygoteGone
+from upshot.sandbox.outcome import Outcome, RunResult
+from upshot.sandbox.runner import Session
+
+if TYPE_CHECKING:
+    from upshot.sandbox.local.pool import Sandbox
+    from upshot.sandbox.local.slots import Slots
+
+log = logging.getLogger("upshot.sandbox")
+MAX_REPLY = 64 << 10
+SOFT_STOP_SECONDS = 1.0
+"""How long an interrupted turn has to come back before its session is ended."""
+LIFETIME_SECONDS = 24 * 3600.0
+LIFETIME_CPU_SECONDS = 3600.0
+
+
+class SessionOver(Exception):
+    """The session's process is gone."""
+
+
+class TurnTooLong(SessionOver):
+    """A turn ran out of time and did not stop when interrupted."""
+
+
+class LocalSession(Session):
+    """A session in a zygote of its own."""
+
+    def __init__(self, sandbox: Sandbox, zygote: Zygote, limits: Limits, files: list[int], wire: socket.socket) -> None:
+        self.sandbox = sandbox
+        self.zygote = zygote
+        self.limits = limits
+        self.files = files
+        self.wire = wire
+        self.pid = 0
+        self.handles: list[int] = []
+        """Our own descriptors: of /proc, and of the session's process, whose number may be another's one day."""
+        self.last_used = time.monotonic()
+        self.over: str | None = None
+        self.group: SlotGroup | None = None
+        self._turns = asyncio.Lock()
+        self._working: asyncio.Future[RunResult] | None = None
+        self._ended: asyncio.Task[dict[str, Any]] | None = None
+        self._eviction: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, sandbox: Sandbox, slots: Slots, limits: Limits, tier: str = "plain") -> LocalSession:
+        """Start a zygote and in it the session's process."""
+        index = sandbox.next_session_index()
+        group = slots.cgroups.slot(f"session-{index}")
+        zygote = await slots.templates[tier].spawn(slots.spec(index, tier), group)
+        output = limits.output_kb << 10
+        ours, theirs = socket.socketpair()
+        files = [os.open(os.devnull, os.O_RDONLY), bounded_output(output), bounded_output(output)]
+        files += [sealed_input(marshal.dumps({})), bounded_output(4096), theirs.detach()]
+        ours.setblocking(False)
+        self = cls(sandbox, zygote, limits, files, ours)
+        self.group = group
+        try:
+            await self._start()
+        except BaseException:
+            await self.aclose()
+            raise
+        self._eviction = asyncio.create_task(self._evict_when_idle())
+        return self
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn is under way."""
+        return self._turns.locked()
+
+    async def _start(self) -> None:
+        if self.group is not None:
+            self.group.limit((self.limits.memory_mb + self.limits.disk_mb + 64) << 20, self.limits.processes + 8)
+        limits = self.limits.as_request() | {"wall_seconds": LIFETIME_SECONDS, "cpu_seconds": LIFETIME_CPU_SECONDS}
+        role = {"mode": "session", "fds": [0, 1, 2, 3, 4, 5], "environment": {}}
+        request = {"roles": [role], "limits": limits, "announce": True}
+        self.pid = await self.zygote.begin(request, self.files)
+        self.handles = [cpu_time.open_proc(), os.pidfd_open(self.pid)]
+        os.close(self.files.pop())
+        self._ended = asyncio.create_task(self._wait_for_end())
+        if (await self._receive()).get("ready") is not True:
+            raise ZygoteGone("the session did not start")
+
+    async def _wait_for_end(self) -> dict[str, Any]:
+        try:
+            return await self.zygote.reply(LIFETIME_SECONDS + 60)
+        except (ZygoteGone, OSError, TimeoutError) as error:
+            return {"fault": str(error)}
+
+    @uncounted
+    async def turn(self, code: str, cpu_seconds: float | None = None) -> RunResult:
+        """Run one turn after those before it; one out of time is interrupted, and ends the session if it goes on.
+
+        A turn nobody waits for any more is interrupted, too, and its answer read, or the next turn would get it.
+        """
+        await self._turns.acquire()
+        abandoned = asyncio.get_running_loop().create_future()
+        work = asyncio.ensure_future(self._turn(code, self.limits.with_cpu(cpu_seconds), abandoned))
+        self._working = work
+        work.add_done_callback(lambda _: self._turns.release())
+        try:
+            return await asyncio.shield(work)
+        finally:
+            if not abandoned.done():
+                abandoned.set_result(None)
+
+    async def _turn(self, code: str, limits: Limits, abandoned: asyncio.Future[None]) -> RunResult:
+        if self.over is not None:
+            return RunResult(Outcome.ERROR, None, detail=f"the session has ended: {self.over}")
+        started = time.monotonic()
+        try:
+            for descriptor in self.files[1:3]:
+                os.lseek(descriptor, 0, os.SEEK_SET)
+            clock = self._cpu()
+            reply, timed_out = await self._exchange(code, limits, abandoned)
+            return self._result(reply, timed_out, time.monotonic() - started, self._cpu() - clock)
+        except (SessionOver, OSError) as error:
+            return await self._final_result(error, time.monotonic() - started)
+        finally:
+            self.last_used = time.monotonic()
+
+    def _cpu(self) -> float:
+        """CPU seconds of the session's processes so far."""
+        try:
+            return cpu_time.of_family(self.handles[0], self.pid)
+        except OSError as error:
+            raise SessionOver("its process ended between turns") from error
+
+    async def _exchange(
+        self, code: str, limits: Limits, abandoned: asyncio.Future[None]
+    ) -> tuple[dict[str, Any], bool]:
+        answer = asyncio.ensure_future(self._ask(code))
+        try:
+            if await self._within(answer, limits, abandoned):
+                return answer.result(), False
+            signal.pidfd_send_signal(self.handles[1], signal.SIGINT)
+            done, _ = await asyncio.wait([answer], timeout=SOFT_STOP_SECONDS)
+            if done:
+                return answer.result(), True
+            raise TurnTooLong("a turn ran out of time and did not stop when interrupted")
+        finally:
+            answer.cancel()
+            await asyncio.gather(answer, return_exceptions=True)
+
+    async def _within(
+        self, answer: asyncio.Future[dict[str, Any]], limits: Limits, abandoned: asyncio.Future[None]
+    ) -> bool:
+        """Whether the answer comes before a clock runs out or nobody wants it any more."""
+        start_cpu, deadline = self._cpu(), time.monotonic() + limits.wall
+        while not abandoned.done():
+            left = min(limits.cpu_seconds - (self._cpu() - start_cpu), deadline - time.monotonic())
+            if left <= 0:
+                return False
+            waiting: list[asyncio.Future[Any]] = [answer, abandoned]
+            await asyncio.wait(waiting, timeout=left + 0.005, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return True
+        return False
+
+    async def _ask(self, code: str) -> dict[str, Any]:
+        data = json.dumps({"code": code}).encode()
+        await asyncio.get_running_loop().sock_sendall(self.wire, struct.pack("<I", len(data)) + data)
+        return await self._receive()
+
+    async def _receive(self) -> dict[str, Any]:
+        (size,) = struct.unpack("<I", await self._exactly(4))
+        if size > MAX_REPLY:
+            raise SessionOver("it broke the protocol")
+        try:
+            message = json.loads(await self._exactly(size))
+        except (ValueError, RecursionError) as error:
+            raise SessionOver("it broke the protocol") from error
+        if not isinstance(message, dict):
+            raise SessionOver("it broke the protocol")
+        return message
+
+    async def _exactly(self, size: int) -> bytes:
+        loop = asyncio.get_running_loop()
+        data = b""
+        while len(data) < size:
+            part = await loop.sock_recv(self.wire, size - len(data))
+            if not part:
+                raise SessionOver("its process ended")
+            data += part
+        return data
+
+    def _result(self, reply: dict[str, Any], timed_out: bool, wall: float, cpu: float, detail: str = "") -> RunResult:
+        stdout, stdout_cut = written(self.files[1])
+        stderr, stderr_cut = written(self.files[2])
+        error = reply.get("error")
+        outcome = Outcome.ERROR if error else Outcome.PASSED
+        if timed_out:
+            outcome, detail = Outcome.TIMEOUT, "interrupted: out of time; the session's state is kept"
+        elif stdout_cut or stderr_cut:
+            outcome = Outcome.OUTPUT_LIMIT
+        elif error and isinstance(error, list) and error[0] == "MemoryError":
+            outcome = Outcome.OUT_OF_MEMORY
+        return RunResult(
+            outcome=outcome,
+            exit_code=None,
+            stdout=stdout.decode(errors="replace"),
+            stderr=stderr.decode(errors="replace"),
+            stdout_cut=stdout_cut,
+            stderr_cut=stderr_cut,
+            wall_seconds=wall,
+            cpu_seconds=cpu,
+            detail=detail,
+        )
+
+    async def _final_result(self, error: Exception, wall: float) -> RunResult:
+        """The result of the turn the session did not survive."""
+        self.zygote.end_run()
+        report: dict[str, Any] = {}
+        if self._ended is not None and (await asyncio.wait([self._ended], timeout=5))[0]:
+            report = self._ended.result()
+        child = (report.get("children") or [{}])[0]
+        oom = self.group is not None and self.group.oom_kills() > 0
+        clock = child.get("why") if child.get("why") in ("cpu", "wall") else None
+        why = "cpu" if isinstance(error, TurnTooLong) else clock
+        outcome, detail = ending(Remains(status=child.get("status", 0), why=why, wall=wall, oom=oom)) or (
+            Outcome.ERROR,
+            str(error),
+        )
+        if self.over is not None:  # closed by somebody else meanwhile
+            outcome, detail = Outcome.ERROR, self.over
+        self.over = detail if why is None else str(error)
+        result = self._result({}, False, wall, child.get("cpu", 0.0))
+        await self.aclose()
+        return replace(result, outcome=outcome, detail=f"{detail}; the session has ended")
+
+    async def _evict_when_idle(self) -> None:
+        idle = self.sandbox.session_idle_seconds
+        while self.over is None:
+            wait = self.last_used + idle - time.monotonic()
+            if self.busy or wait > 0:
+                await asyncio.sleep(max(wait, 0.05))
+                continue
+            self.over = f"idle for {idle:.0f} s"
+            log.info("session evicted: %s", self.over)
+            self._eviction = None
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """End the session and everything it started; a turn under way learns that it has ended."""
+        self.over = self.over or "closed"
+        self.sandbox.forget_session(self)
+        with contextlib.suppress(OSError):
+            self.wire.shutdown(socket.SHUT_RDWR)
+        if self._working is not None and self._working is not asyncio.current_task():
+            await asyncio.wait([self._working])
+        for task in (self._eviction, self._ended):
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        self._eviction = None
+        self.wire.close()
+        self.zygote.close()
+        for descriptor in [*self.files, *self.handles]:
+            os.close(descriptor)
+        self.files, self.handles = [], []
+        if self.group is not None:
+            await asyncio.to_thread(self.group.remove)
+            self.group = None

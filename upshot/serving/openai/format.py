@@ -1,0 +1,336 @@
+"""OpenAI's request and response formats, as far as the server speaks them.
+
+Beyond OpenAI's own fields: top_k, min_p, stop_token_ids, token ids as prompts, `token_ids` of the choices
+(`return_token_ids: true`), ids as the names of tokens (`return_tokens_as_token_ids: true`) and `reasoning_content` of
+messages, both ways. A field is honoured or refused by name; null is a field left out.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from upshot.core.conversation import Message
+from upshot.core.errors import UserError, did_you_mean
+from upshot.core.thought import MARKERS
+from upshot.models.base import Completion, Request, Sampling
+from upshot.models.pieces import Pieces
+
+BOOKKEEPING = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+"""Fields that change nothing about an answer."""
+NEUTRAL: dict[str, Any] = {
+    "logit_bias": {},
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "best_of": 1,
+    "suffix": "",
+    "min_tokens": 0,
+    "ignore_eos": False,
+    "skip_special_tokens": True,
+}
+"""Fields that some clients always send, and the only value of each that is taken: the one that asks for nothing."""
+LOWEST = -9999.0
+"""Stands for a log-probability of minus infinity, which JSON cannot say."""
+
+
+def encodes(value: Any) -> bool:
+    """Whether every text inside is made of characters: JSON can spell what UTF-8 cannot."""
+    if isinstance(value, str):
+        return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
+    if isinstance(value, dict):
+        return all(map(encodes, value)) and all(map(encodes, value.values()))
+    return all(map(encodes, value)) if isinstance(value, list) else True
+
+
+class Strict(BaseModel):
+    """A JSON object without unknown fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_unknown_fields(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        if not encodes(data):
+            raise ValueError("a text holds half of a surrogate pair (U+D800 to U+DFFF), which is no character")
+        asked = {name: value for name, value in data.items() if value is not None and name not in BOOKKEEPING}
+        for name in [name for name in asked if name not in cls.model_fields]:
+            if name not in NEUTRAL:
+                raise ValueError(f"the field '{name}' is not known here; {did_you_mean(name, cls.model_fields)}")
+            if asked.pop(name) != NEUTRAL[name]:
+                raise ValueError(
+                    f"'{name}' is not supported (only its neutral value {NEUTRAL[name]!r} is): leave it out"
+                )
+        return asked
+
+
+class StreamOptions(Strict):
+    """How a stream is sent."""
+
+    include_usage: bool = False
+
+
+class Shared(Strict):
+    """Fields of both endpoints."""
+
+    model: str = ""
+    max_tokens: int | None = Field(None, ge=0)
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=-1, lt=1 << 31)
+    min_p: float = Field(0.0, ge=0, le=1)
+    n: int = Field(1, ge=1, le=1024)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] = []
+    seed: int | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+
+    @model_validator(mode="after")
+    def _options_of_streams(self) -> Shared:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("'stream_options' are for streams: set stream to true or leave them out")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the token counts."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self, max_tokens: int) -> Sampling:
+        """How to sample."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return Sampling(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=max(0, self.top_k),
+            min_p=self.min_p,
+            stop=tuple(stops),
+            stop_ids=tuple(self.stop_token_ids),
+            seed=self.seed,
+        )
+
+    def schema_of(self) -> dict[str, Any] | None:
+        """The JSON schema asked for."""
+        form = self.response_format or {}
+        kind = form.get("type") or "text"
+        if kind == "text":
+            return None
+        if kind == "json_object":
+            return {"type": "object"}
+        if kind == "json_schema":
+            described = form.get("json_schema")
+            schema = described.get("schema") or {"type": "object"} if isinstance(described, dict) else None
+            if not isinstance(schema, dict):
+                raise UserError("response_format.json_schema.schema must be a JSON schema, an object")
+            return schema
+        raise UserError(f"response_format.type '{kind}' is not known; use text, json_object or json_schema")
+
+
+class ChatRequest(Shared):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=20)
+    tools: list[dict[str, Any]] = []
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+
+    @model_validator(mode="after")
+    def _choice_of_tools(self) -> ChatRequest:
+        for i, tool in enumerate(self.tools):
+            check_tool(tool, f"tools.{i}")
+        if self.must_call and self.schema_of() is not None:
+            raise ValueError("response_format and a tool_choice that demands a call exclude each other: leave out one")
+        if self.must_call:
+            self.demanded()
+        return self
+
+    @property
+    def must_call(self) -> bool:
+        """Whether a call is demanded."""
+        return self.tool_choice not in ("auto", "none")
+
+    def demanded(self) -> list[dict[str, Any]]:
+        """The tools of which one must be called."""
+        if self.tool_choice == "required" and self.tools:
+            return self.tools
+        if not isinstance(self.tool_choice, dict):
+            raise ValueError("tool_choice is 'required', but there are no tools: give some, or leave it out")
+        function = self.tool_choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        found = [tool for tool in self.tools if tool["function"]["name"] == name]
+        if not found:
+            known = [tool["function"]["name"] for tool in self.tools]
+            raise ValueError(f"tool_choice names the tool {name!r}; {did_you_mean(str(name), known)}")
+        return found[:1]
+
+    @model_validator(mode="after")
+    def _tops_of_logprobs(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("'top_logprobs' needs logprobs: true")
+        return self
+
+    def request(self, limit: int, thinks: bool = False) -> Request:
+        """What is asked of the model; one that `thinks` reads what it thought before."""
+        most = self.max_completion_tokens or self.max_tokens or limit
+        messages = [message_of(m, f"messages.{i}", thinks) for i, m in enumerate(self.messages)]
+        tools = [] if self.tool_choice == "none" else self.tools
+        return Request(messages, self.sampling(most), self.n, self.schema_of(), tools, "", self.top_logprobs)
+
+
+class CompletionRequest(Shared):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: bool = False
+
+    def prompts(self, encode: Any) -> list[list[int]]:
+        """The prompts as ids."""
+        given = self.prompt
+        if isinstance(given, str):
+            given = [given]
+        if given and isinstance(given[0], int):
+            given = [given]  # type: ignore[list-item]
+        prompts = [encode(p) if isinstance(p, str) else list(p) for p in given]  # type: ignore[arg-type,call-overload]
+        if not prompts or not all(prompts):
+            raise UserError("prompt: an empty prompt cannot be continued; give at least one token")
+        return prompts
+
+    def requests(self, prompts: list[list[int]]) -> list[Request]:
+        """The continuations that are asked of the model: none with max_tokens 0."""
+        if self.echo and self.stream:
+            raise UserError("'echo' is not streamed: leave out echo or stream")
+        if self.max_tokens == 0 and not self.echo:
+            raise UserError("max_tokens 0 makes sense with echo only")
+        if self.max_tokens == 0:
+            return []
+        sampling, schema = self.sampling(16 if self.max_tokens is None else self.max_tokens), self.schema_of()
+        return [Request(ids, sampling, self.n, schema, (), "", self.logprobs or 0) for ids in prompts]
+
+    def scores(self, prompts: list[list[int]]) -> list[Request]:
+        """The log-probabilities of the prompts that are asked of the model: of all but each first id."""
+        if not self.echo or self.logprobs is None:
+            return []
+        return [Request(ids, top_logprobs=self.logprobs, given=len(ids) - 1) for ids in prompts if len(ids) > 1]
+
+
+def check_tool(tool: dict[str, Any], where: str) -> None:
+    """Refuse what is no definition of a tool."""
+    function = tool.get("function")
+    if tool.get("type", "function") != "function" or not isinstance(function, dict):
+        raise ValueError(f'{where} is no {{"type": "function", "function": {{"name": …, "parameters": {{…}}}}}}')
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise ValueError(f"{where}.function has no name")
+    if not isinstance(function.get("parameters") or {}, dict):
+        raise ValueError(f"{where}.function.parameters must be a JSON schema, an object")
+
+
+def message_of(data: dict[str, Any], where: str, thinks: bool = False) -> Message:
+    """A message of a request, or a `UserError` that says what is wrong with it."""
+    if not isinstance(data.get("role"), str) or not data["role"]:
+        raise UserError(f"{where} has no role; give system, user, assistant or tool")
+    calls = data.get("tool_calls")
+    if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
+        raise UserError(f"{where}.tool_calls must be a list of objects")
+    content = text_of(data.get("content"), where)
+    thought = data.get("reasoning_content")
+    if thinks and data["role"] == "assistant" and isinstance(thought, str) and thought:
+        content = f"{MARKERS[0]}\n{thought}\n{MARKERS[1]}\n\n{content}"  # templates take it apart again
+    return Message.from_dict({**data, "content": content})
+
+
+def text_of(content: Any, where: str) -> str:
+    """A message's content as text; parts that are no text are refused."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise UserError(f"{where}.content is {type(content).__name__}; give text, or a list of parts of type text")
+    for i, part in enumerate(content):
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise UserError(
+                f"{where}.content.{i} is no part of type text; this server takes "
+                '{"type": "text", "text": "…"} and nothing else'
+            )
+    return "".join(part["text"] for part in content)
+
+
+def envelope(
+    kind: Literal["chat.completion", "chat.completion.chunk", "text_completion"], model: str
+) -> dict[str, Any]:
+    """The outer fields of a response."""
+    prefix = "cmpl-" if kind == "text_completion" else "chatcmpl-"
+    return {"id": prefix + uuid.uuid4().hex, "object": kind, "created": int(time.time()), "model": model}
+
+
+def usage(prompt: int, completion: int) -> dict[str, int]:
+    """Token counts."""
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+class Names:
+    """How a response names tokens: by their text or, if asked to, by their ids."""
+
+    def __init__(self, pieces: Pieces, asked: Shared) -> None:
+        self.pieces = pieces
+        self.by_ids = asked.return_tokens_as_token_ids
+
+    def __call__(self, token: int) -> str:
+        return f"token_id:{token}" if self.by_ids else self.pieces.text(token)
+
+    def entry(self, token: int, logprob: float) -> dict[str, Any]:
+        """A token in the chat endpoint's form."""
+        return {"token": self(token), "logprob": max(logprob, LOWEST), "bytes": list(self.pieces.raw(token))}
+
+
+def chat_logprobs(ids: Sequence[int], logprobs: Sequence[float], tops: Any, names: Names) -> dict[str, Any]:
+    """Log-probabilities in the chat endpoint's form."""
+    content = []
+    for i, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
+        above = [names.entry(t, p) for t, p in (tops[i] if tops else ())]
+        content.append({**names.entry(token, logprob), "top_logprobs": above})
+    return {"content": content, "refusal": None}
+
+
+def text_logprobs(
+    ids: Sequence[int], logprobs: Sequence[float | None], tops: Sequence[Any], names: Names, offset: int = 0
+) -> dict[str, Any]:
+    """Log-probabilities in the completions endpoint's form; None: there is none, as of a text's first token."""
+    offsets = []
+    for token in ids:
+        offsets.append(offset)
+        offset += len(names.pieces.text(token))
+    # The likeliest last: of two tokens with one name its number stays.
+    top = [None if above is None else {names(t): max(p, LOWEST) for t, p in reversed(above)} for above in tops]
+    return {
+        "tokens": [names(t) for t in ids],
+        "token_logprobs": [None if p is None else max(p, LOWEST) for p in logprobs],
+        "top_logprobs": top,
+        "text_offset": offsets,
+    }
+
+
+def chat_choice(
+    index: int, message: dict[str, Any], finish: str, done: Completion, asked: ChatRequest, names: Names
+) -> dict[str, Any]:
+    """One choice of a chat response."""
+    choice: dict[str, Any] = {"index": index, "message": message, "finish_reason": finish, "logprobs": None}
+    if asked.logprobs:
+        choice["logprobs"] = chat_logprobs(done.ids or (), done.logprobs or (), done.top_logprobs, names)
+    if asked.return_token_ids:
+        choice["token_ids"] = list(done.ids or ())
+    return choice

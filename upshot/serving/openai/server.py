@@ -1,0 +1,378 @@
+"""The OpenAI-compatible server on the engine: chat, completions, streaming, metrics.
+
+Requests share one engine and one event loop. A client that goes away aborts its sequences; when too many wait, 429.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import Depends, FastAPI
+from fastapi import Request as HttpRequest
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from upshot.core.errors import UserError
+from upshot.core.http import CalmEnd, Gate, TooLarge, TooSlow
+from upshot.engine.sequence import DONE, Sequence
+from upshot.models.base import Completion, ModelCallError, Request
+from upshot.models.engine_model import EngineModel, RuledRequest, cut_at_stop
+from upshot.models.pieces import Pieces
+from upshot.serving.openai.format import (
+    ChatRequest,
+    CompletionRequest,
+    Names,
+    chat_choice,
+    chat_logprobs,
+    envelope,
+    text_logprobs,
+    usage,
+)
+from upshot.serving.openai.speech import Dialect, Hearing, Speech
+from upshot.serving.openai.stream import GrowingText
+
+MAX_BYTES = 64 << 20
+"""Most bytes of a request."""
+READ_S = 60.0
+"""Most seconds until a request is read."""
+STATUS = {"too_long": 400, "rate_limited": 429, "aborted": 499}
+
+
+class Gone(Exception):
+    """The client went away."""
+
+
+class OtherModel(Exception):
+    """A request for a model that is not here."""
+
+
+def failure(status: int, message: str, kind: str = "invalid_request_error") -> JSONResponse:
+    """An error in OpenAI's form."""
+    headers = {"Retry-After": "1"} if status == 429 else {}
+    body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
+    return JSONResponse(body, status_code=status, headers=headers)
+
+
+class Server:
+    """Routes and counters of one served model."""
+
+    def __init__(
+        self,
+        model: EngineModel,
+        api_key: str = "",
+        max_tokens: int = 1024,
+        any_name: bool = False,
+        tool_parser: str = "auto",
+    ) -> None:
+        self.model = model
+        self.api_key = api_key
+        self.max_tokens = max_tokens
+        self.any_name = any_name
+        """Whether a request that names another model is answered all the same."""
+        self.pieces = Pieces(model.tokenizer)
+        self.dialect = Dialect(model.tokenizer, tool_parser)
+        self.counts = {"requests": 0, "refused": 0, "failed": 0, "disconnected": 0}
+        self.seconds = 0.0
+        self.app = FastAPI(title="upshot", docs_url=None, redoc_url=None)
+        self.app.add_middleware(Gate, key=api_key, max_bytes=MAX_BYTES, read_s=READ_S, refuse=self._turned_away)
+        self.app.add_middleware(CalmEnd)
+        self._routes()
+
+    def _routes(self) -> None:
+        app = self.app
+        for kind in (RequestValidationError, UserError, ModelCallError, OtherModel, Gone, HTTPException):
+            app.exception_handler(kind)(self._refuse)
+        app.get("/health")(self.health)
+        app.get("/metrics")(self.metrics)
+        counted = [Depends(self._count)]
+        app.get("/v1/models", dependencies=counted)(self.models)
+        app.get("/v1/models/{name:path}", dependencies=counted)(self.one_model)
+        app.post("/v1/chat/completions", dependencies=counted, response_model=None)(self.chat)
+        app.post("/v1/completions", dependencies=counted, response_model=None)(self.completions)
+
+    async def _count(self) -> None:
+        self.counts["requests"] += 1
+
+    def _turned_away(self, status: int, reason: str) -> JSONResponse:
+        """The answer to a request that may not come in. Its body was not read: nothing can follow on the line."""
+        kind = "authentication_error" if status == 401 else "invalid_request_error"
+        answer = failure(status, reason, kind)
+        answer.headers["Connection"] = "close"
+        return answer
+
+    async def _refuse(self, http: HttpRequest, error: Exception) -> JSONResponse:
+        """Errors in OpenAI's form."""
+        if isinstance(error, RequestValidationError):
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"] if part != "body")
+            said = first["msg"].removeprefix("Value error, ")
+            return failure(400, f"{where}: {said}" if where else said)
+        if isinstance(error.__cause__, TooLarge):
+            return self._turned_away(413, f"the request is over the limit of {MAX_BYTES} bytes")
+        if isinstance(error.__cause__, TooSlow):
+            return self._turned_away(408, f"the request did not arrive within {READ_S:g} s")
+        if isinstance(error, HTTPException):  # no such path, not with that method, or no JSON at all
+            unread = error.status_code == 400
+            return failure(error.status_code, "no JSON" if unread else _nothing_at(http.method, http.url.path))
+        if isinstance(error, OtherModel):
+            return failure(404, str(error))
+        if isinstance(error, Gone):
+            self.counts["disconnected"] += 1
+            return failure(499, "the client went away", "disconnected")
+        if isinstance(error, ModelCallError):
+            status = STATUS.get(error.reason, 500)
+            self.counts["refused" if status == 429 else "failed"] += 1
+            return failure(status, str(error), error.reason)
+        return failure(400, str(error))
+
+    def _check_name(self, name: str) -> None:
+        """Refuse a request for another model; one that names none means the one that is here."""
+        if name not in ("", self.model.name) and not self.any_name:
+            raise OtherModel(
+                f"no model '{name}' here, only '{self.model.name}' (upshot serve --any-name takes any name)"
+            )
+
+    # --- small endpoints
+
+    async def health(self) -> dict[str, Any]:
+        """Up, and on which version of the weights."""
+        return {"status": "ok", "model": self.model.name, "version": self.model.engine.version}
+
+    async def models(self) -> dict[str, Any]:
+        """A list of the one model served."""
+        return {"object": "list", "data": [await self.one_model(self.model.name)]}
+
+    async def one_model(self, name: str) -> dict[str, Any]:
+        """The model served, if that is its name."""
+        self._check_name(name)
+        entry = {"id": self.model.name, "object": "model", "created": 0, "owned_by": "upshot"}
+        return {**entry, "max_model_len": self.model.engine.shape.max_length}
+
+    async def metrics(self) -> PlainTextResponse:
+        """Counters in Prometheus' text format."""
+        gauges = {"pages_held", "pages_total", "running", "waiting", "version"}
+        lines = []
+        values = {**self.model.stats(), **self.counts, "request_seconds": self.seconds}
+        for name, value in values.items():
+            kind, suffix = ("gauge", "") if name in gauges else ("counter", "_total")
+            lines += [f"# TYPE upshot_{name}{suffix} {kind}", f"upshot_{name}{suffix} {value:g}"]
+        return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+
+    # --- generation
+
+    async def chat(self, asked: ChatRequest, http: HttpRequest) -> Any:
+        """POST /v1/chat/completions."""
+        self._check_name(asked.model)
+        request, hearing = self._heard(asked)
+        if asked.stream:
+            return self._stream(asked, [request], hearing, http)
+        [done] = await self._finish([request], http)
+        choices = [self._chat_choice(i, one, asked, request, hearing) for i, one in enumerate(done)]
+        counts = usage(done[0].prompt_tokens, sum(c.completion_tokens for c in done))
+        return {**envelope("chat.completion", self.model.name), "choices": choices, "usage": counts}
+
+    def _heard(self, asked: ChatRequest) -> tuple[Request, Hearing]:
+        """The request by its exact ids, and how the replies to it are read."""
+        request = asked.request(self.max_tokens, self.dialect.thinks)
+        prompt = self.model.prompt_ids(request)
+        several = asked.parallel_tool_calls and not isinstance(asked.tool_choice, dict)
+        hearing = self.dialect.hearing(prompt, bool(request.tools), request.schema is not None, several)
+        rules = self.dialect.grammar(asked.demanded(), hearing) if asked.must_call else ""
+        fields = (request.sampling, request.n, request.schema, request.tools, "", request.top_logprobs)
+        return RuledRequest(prompt, *fields, lark=rules), hearing
+
+    def _chat_choice(
+        self, index: int, done: Completion, asked: ChatRequest, request: Request, hearing: Hearing
+    ) -> dict[str, Any]:
+        speech = hearing.speech()
+        text, _ = cut_at_stop(hearing.decode(done.ids or ()), request.sampling.stop)
+        message = speech.message(text)
+        return chat_choice(index, message, speech.ending(done.finish), done, asked, Names(self.pieces, asked))
+
+    async def completions(self, asked: CompletionRequest, http: HttpRequest) -> Any:
+        """POST /v1/completions."""
+        self._check_name(asked.model)
+        prompts = asked.prompts(self._encode)
+        requests, scores = asked.requests(prompts), asked.scores(prompts)
+        for ids in prompts:  # also those of which nothing is computed, and before anything is
+            self.model.engine.check_prompt(ids)
+        if asked.stream:
+            return self._stream(asked, requests, Hearing(self.model.tokenizer), http)
+        # Scores first: they leave the prompts' pages to those that continue them.
+        finished = await self._finish([*scores, *requests], http)
+        scored = iter(finished[: len(scores)])
+        done = finished[len(scores) :] or [[Completion("", "length", (), ())]] * len(prompts)
+        choices: list[dict[str, Any]] = []
+        for ids, some in zip(prompts, done, strict=True):
+            own = next(scored)[0] if scores and len(ids) > 1 else None
+            choices += [self._text_choice(len(choices) + i, asked, ids, own, one) for i, one in enumerate(some)]
+        counts = usage(sum(map(len, prompts)), sum(c.completion_tokens for some in done for c in some))
+        return {**envelope("text_completion", self.model.name), "choices": choices, "usage": counts}
+
+    def _text_choice(
+        self, index: int, asked: CompletionRequest, prompt: list[int], scored: Completion | None, done: Completion
+    ) -> dict[str, Any]:
+        said = self.model.tokenizer.decode(prompt, skip_special_tokens=False) if asked.echo else ""
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": said + done.text,
+            "finish_reason": done.finish,
+            "logprobs": None,
+        }
+        if asked.logprobs is not None:
+            ids: list[int] = list(done.ids or ())
+            logprobs: list[float | None] = list(done.logprobs or ())
+            tops: list[Any] = list(done.top_logprobs or [()] * len(ids))
+            if asked.echo:
+                own, above = (scored.logprobs or (), scored.top_logprobs) if scored else ((), None)
+                ids, logprobs = prompt + ids, [None, *own, *logprobs]
+                tops = [None, *(above or [()] * len(own)), *tops]
+            choice["logprobs"] = text_logprobs(ids, logprobs, tops, Names(self.pieces, asked))
+        if asked.return_token_ids:
+            choice["token_ids"] = list(done.ids or ())
+        return choice
+
+    async def _finish(self, requests: list[Request], http: HttpRequest) -> list[list[Completion]]:
+        """All completions, or `Gone` if the client went away meanwhile."""
+        work = asyncio.ensure_future(self.model.generate_all(requests))
+        watch: asyncio.Future[None] = asyncio.create_task(_disconnected(http))
+        began = time.perf_counter()
+        try:
+            await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
+            if not work.done():
+                raise Gone
+            return work.result()
+        finally:
+            self.seconds += time.perf_counter() - began
+            watch.cancel()
+            work.cancel()
+
+    def _stream(
+        self, asked: ChatRequest | CompletionRequest, requests: list[Request], hearing: Hearing, http: HttpRequest
+    ) -> StreamingResponse:
+        queue: asyncio.Queue[tuple[int, Sequence, int | None, float]] = asyncio.Queue()
+        running: list[Sequence] = []
+        for request in requests:
+            base = len(running)
+            index: dict[int, int] = {}
+
+            def on_token(seq: Sequence, token: int, logprob: float, index: dict[int, int] = index) -> None:
+                queue.put_nowait((index[id(seq)], seq, token, logprob))
+
+            def on_done(seq: Sequence, index: dict[int, int] = index) -> None:
+                queue.put_nowait((index[id(seq)], seq, None, 0.0))
+
+            try:
+                seqs = self.model.submit(request, on_token, on_done)
+            except Exception:
+                for seq in running:  # nobody will read them
+                    self.model.engine.abort(seq)
+                raise
+            index.update({id(seq): base + i for i, seq in enumerate(seqs)})
+            running += seqs
+        events = self._events(asked, running, queue, hearing, requests[0].sampling.stop, http)
+        return StreamingResponse(events, media_type="text/event-stream")
+
+    async def _events(
+        self,
+        asked: ChatRequest | CompletionRequest,
+        running: list[Sequence],
+        queue: asyncio.Queue,
+        hearing: Hearing,
+        stops: tuple[str, ...],
+        http: HttpRequest,
+    ) -> AsyncIterator[str]:
+        chat = isinstance(asked, ChatRequest)
+        outer = envelope("chat.completion.chunk" if chat else "text_completion", self.model.name)
+        if asked.include_usage:
+            outer["usage"] = None  # until the last event
+        texts = [GrowingText(hearing, stops) for _ in running]
+        speeches = [hearing.speech() for _ in running]
+        left = len(running)
+        watch = asyncio.create_task(_disconnected(http))
+        watch.add_done_callback(lambda _: queue.put_nowait((-1, running[0], None, 0.0)))
+        try:
+            if chat:
+                for i in range(left):
+                    yield event(
+                        outer, {"index": i, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+                    )
+            while left:
+                i, seq, token, logprob = await queue.get()
+                if i < 0:
+                    return
+                if token is None:
+                    left -= 1
+                    if rest := speeches[i].finish():
+                        yield event(outer, {"index": i, "delta": rest, "finish_reason": None})
+                    yield event(outer, self._ending(i, seq, speeches[i] if chat else None))
+                    continue
+                last = seq.state == DONE and len(texts[i].ids) + 1 == len(seq.sampled)  # then nothing is held back
+                piece = texts[i].add(token, last)
+                said = (speeches[i].feed(piece) or {"content": ""}) if chat else piece
+                yield event(outer, self._delta(asked, i, said, seq, len(texts[i].ids) - 1, token, logprob))
+            if asked.include_usage:
+                prompts = sum(seq.prompt_len for seq in running[:: asked.n])  # samples of one prompt read it once
+                counts = usage(prompts, sum(len(s.sampled) for s in running))
+                yield f"data: {json.dumps({**outer, 'choices': [], 'usage': counts})}\n\n"
+            yield "data: [DONE]\n\n"
+        finally:  # also when the client went away
+            watch.cancel()
+            unfinished = [seq for seq in running if seq.state != DONE]
+            self.counts["disconnected"] += bool(unfinished)
+            for seq in unfinished:
+                self.model.engine.abort(seq)
+
+    def _ending(self, index: int, seq: Sequence, speech: Speech | None) -> dict[str, Any]:
+        body: dict[str, Any] = {"text": ""} if speech is None else {"delta": {}}
+        finish = seq.finish if seq.finish in ("stop", "length") else "error"
+        return {"index": index, **body, "finish_reason": finish if speech is None else speech.ending(finish)}
+
+    def _delta(
+        self,
+        asked: ChatRequest | CompletionRequest,
+        index: int,
+        said: str | dict[str, Any],
+        seq: Sequence,
+        at: int,
+        token: int,
+        logprob: float,
+    ) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": index, "finish_reason": None, "logprobs": None}
+        top = seq.tops[at : at + 1]
+        names = Names(self.pieces, asked)
+        if isinstance(asked, ChatRequest):
+            choice["delta"] = said
+            if asked.logprobs:
+                choice["logprobs"] = chat_logprobs([token], [logprob], top, names)
+        else:
+            choice["text"] = said
+            if asked.logprobs is not None:
+                choice["logprobs"] = text_logprobs([token], [logprob], top or [()], names)
+        if asked.return_token_ids:
+            choice["token_ids"] = [token]
+        return choice
+
+    def _encode(self, text: str) -> list[int]:
+        return self.model.tokenizer.encode(text)
+
+
+def event(outer: dict[str, Any], choice: dict[str, Any]) -> str:
+    """One server-sent event."""
+    return f"data: {json.dumps({**outer, 'choices': [choice]}, ensure_ascii=False)}\n\n"
+
+
+def _nothing_at(method: str, path: str) -> str:
+    """What is said of a path that this server does not have."""
+    served = "POST /v1/chat/completions and /v1/completions, GET /v1/models, /health and /metrics"
+    return f"{method} {path[:200]} is not served here (no embeddings, responses or audio): {served}"
+
+
+async def _disconnected(http: HttpRequest) -> None:
+    while not await http.is_disconnected():
+        await asyncio.sleep(0.05)

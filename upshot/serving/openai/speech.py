@@ -1,0 +1,196 @@
+"""What a model said, as the parts of a chat message: its thought, its words, its tool calls.
+
+The chat template's own words tell how a model thinks and calls. One way for whole answers and for streams: a whole
+answer is a stream of one piece.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from upshot.core.errors import UserError
+from upshot.core.thought import MARKERS, GrowingThought, opens_thought
+from upshot.models.grammar import WHITESPACE
+from upshot.models.tool_calls.base import Called, CallParser, parser_for
+
+
+class Speech:
+    """The parts of one message while its text grows."""
+
+    def __init__(self, parser: CallParser | None, thought: GrowingThought | None, several: bool = True) -> None:
+        self._parser = parser
+        self._thought = thought
+        self._several = several
+        self.calls = 0
+
+    def feed(self, text: str) -> dict[str, Any]:
+        """What the message gained, in the form of a stream's `delta`; empty where that is nothing."""
+        thought, answer = ("", text) if self._thought is None else self._thought.feed(text)
+        return self._delta(thought, [answer] if self._parser is None else self._parser.feed(answer))
+
+    def finish(self) -> dict[str, Any]:
+        """The rest, when nothing more comes."""
+        thought, answer = ("", "") if self._thought is None else self._thought.finish()
+        if self._parser is None:
+            return self._delta(thought, [answer])
+        return self._delta(thought, [*self._parser.feed(answer), *self._parser.finish()])
+
+    def message(self, text: str) -> dict[str, Any]:
+        """A whole text as an assistant's message."""
+        first, last = self.feed(text), self.finish()
+        message: dict[str, Any] = {"role": "assistant"}
+        for key in ("reasoning_content", "content", "tool_calls"):
+            if key in first or key in last:
+                empty: Any = [] if key == "tool_calls" else ""
+                message[key] = first.get(key, empty) + last.get(key, empty)
+        message.setdefault("content", None if self.calls else "")
+        for call in message.get("tool_calls", ()):
+            del call["index"]  # which only a stream needs
+        return message
+
+    def ending(self, finish: str) -> str:
+        """Why the message ended, in OpenAI's words."""
+        return "tool_calls" if self.calls and finish == "stop" else finish
+
+    def _delta(self, thought: str, parts: Iterable[str | Called]) -> dict[str, Any]:
+        delta: dict[str, Any] = {"reasoning_content": thought} if thought else {}
+        for part in parts:
+            if isinstance(part, Called):
+                if self._several or not self.calls:
+                    delta.setdefault("tool_calls", []).append(self._call(part))
+            elif part:
+                delta["content"] = delta.get("content", "") + part
+        return delta
+
+    def _call(self, call: Called) -> dict[str, Any]:
+        assert self._parser is not None
+        function = {"name": call.name, "arguments": call.arguments}
+        self.calls += 1
+        return {
+            "index": self.calls - 1,
+            "id": call.id or self._parser.new_id(),
+            "type": "function",
+            "function": function,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Hearing:
+    """How the replies to one request are read."""
+
+    tokenizer: Any
+    parser: type[CallParser] | None = None
+    thinks: bool = False
+    opened: bool = False
+    """The prompt has opened the thought."""
+    several: bool = True
+    """Calls after the first count too."""
+    unheard: frozenset[int] = frozenset()
+    """Special tokens that are no part of the text; empty: none of them is."""
+
+    def speech(self) -> Speech:
+        """A fresh reader of one reply."""
+        thought = GrowingThought(self.opened) if self.thinks else None
+        return Speech(self.parser() if self.parser else None, thought, self.several)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of sampled ids: of special tokens only the markers that are read."""
+        if not self.unheard:
+            return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+        heard = [token for token in ids if token not in self.unheard]
+        return str(self.tokenizer.decode(heard, skip_special_tokens=False))
+
+
+class Dialect:
+    """How the model behind a tokenizer thinks and calls tools."""
+
+    def __init__(self, tokenizer: Any, tool_parser: str = "auto") -> None:
+        template = str(getattr(tokenizer, "chat_template", None) or "")
+        self.tokenizer = tokenizer
+        self.parser = parser_for(template, tool_parser)
+        self.thinks = MARKERS[1] in template
+        added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+        self._special = {token: str(entry) for token, entry in added.items() if entry.special}
+
+    def hearing(self, prompt: Sequence[int], tools: bool, schema: bool, several: bool) -> Hearing:
+        """How to read replies to a prompt; a schema's text is JSON from its first character on."""
+        if schema:
+            return Hearing(self.tokenizer)
+        parser = self.parser if tools else None
+        markers = {*(parser.markers if parser else ()), *(MARKERS if self.thinks else ())}
+        heard = {token for token, text in self._special.items() if text in markers}
+        unheard = frozenset(self._special.keys() - heard) if heard else frozenset()
+        opened = self.thinks and opens_thought(self.tokenizer.decode(list(prompt[-16:]), skip_special_tokens=False))
+        return Hearing(self.tokenizer, parser, self.thinks, opened, several, unheard)
+
+    def grammar(self, tools: Sequence[Mapping[str, Any]], hearing: Hearing) -> str:
+        """The Lark grammar of a reply that calls these tools and says nothing else; it may think before."""
+        if self.parser is None:
+            raise UserError(
+                "tool_choice: this model's chat template writes no tool calls that are known here; start the server "
+                "with --tool-parser NAME, or ask with tool_choice auto"
+            )
+        opening, closing = map(self._mark, MARKERS)
+        start = "start: calls"
+        if hearing.thinks:
+            start = "start: thought calls" if hearing.opened else f"start: ({opening} thought)? calls"
+            ends = f"/(?s:.*)/ {closing}" if closing.startswith("<[") else f"until\nuntil[suffix={closing}]: /(?s:.*)/"
+            start += f"\nthought: reason /\\n{{0,2}}/\nreason: {ends}"
+        return "\n".join([start, self.parser.grammar(self._mark, hearing.several), self._body(self.parser, tools)])
+
+    def _body(self, parser: type[CallParser], tools: Sequence[Mapping[str, Any]]) -> str:
+        """The rule of one call."""
+        if not parser.between:
+            return f"body: {as_rule(call_schema(tools, parser.key))}"
+        between = self._mark(parser.between)
+        kinds = [f"{json.dumps(tool['function']['name'])} {between} given{i}" for i, tool in enumerate(tools)]
+        given = [f"given{i}: {as_rule(parameters_of(tool))}" for i, tool in enumerate(tools)]
+        return "\n".join([f"body: {' | '.join(kinds)}", *given])
+
+    def _mark(self, marker: str) -> str:
+        """A marker in Lark: by its id where it is a special token, which no text can spell."""
+        ids = [token for token, text in self._special.items() if text == marker]
+        return f"<[{ids[0]}]>" if ids else json.dumps(marker)
+
+
+def as_rule(schema: Mapping[str, Any]) -> str:
+    """A JSON schema as the right side of a rule."""
+    return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': WHITESPACE}})}"
+
+
+def parameters_of(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON schema of a tool's arguments."""
+    return tool["function"].get("parameters") or {"type": "object"}
+
+
+def call_schema(tools: Sequence[Mapping[str, Any]], key: str) -> dict[str, Any]:
+    """JSON schema of a call of one of these tools; `key` holds the arguments."""
+    kinds, own = [], {}
+    for number, tool in enumerate(tools):
+        place = f"tool{number}"
+        own[place] = moved(parameters_of(tool), f"#/$defs/{place}")
+        kinds.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": tool["function"]["name"]}, key: {"$ref": f"#/$defs/{place}"}},
+                "required": ["name", key],
+                "additionalProperties": False,
+            }
+        )
+    return {"anyOf": kinds, "$defs": own}
+
+
+def moved(schema: Any, place: str) -> Any:
+    """A schema whose references hold when it stands at a place of another one."""
+    if isinstance(schema, list):
+        return [moved(item, place) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    out = {key: moved(value, place) for key, value in schema.items()}
+    reference = out.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        out["$ref"] = place + reference[1:]
+    return out

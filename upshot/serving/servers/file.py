@@ -1,0 +1,192 @@
+"""The serve file: what `upshot serve FILE.yaml` may say.
+
+host: 127.0.0.1
+servers:
+  user: {model: Qwen/Qwen3-8B, engine: vllm, devices: [0], memory: 0.5, arguments: [--max-model-len, 8192]}
+  judge: {model: Qwen/Qwen3-4B, engine: vllm, devices: [0], memory: 0.3, port: 8002}
+  peer: smollm2-135m
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
+
+from upshot.config import load as config
+from upshot.config.recipe import Text
+from upshot.core.errors import UserError
+from upshot.core.http import demand_key
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""A server's name is part of a file name and of `serve:NAME`."""
+OWN = {
+    "--host": "host",
+    "--port": "port",
+    "--name": "the server's name",
+    "--served-model-name": "the server's name",
+    "--api-key": "api_key_env",
+    "--device": "devices",
+    "--tensor-parallel-size": "devices",
+    "-tp": "devices",
+    "--memory": "memory",
+    "--gpu-memory-utilization": "memory",
+}
+"""Arguments of the engines that have a key of their own here."""
+
+
+class ServerConfig(BaseModel):
+    """One model server."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    model: str
+    """A Hugging Face folder (relative to the file) or name, or smollm2-135m."""
+    engine: Literal["upshot", "vllm"] = "upshot"
+    """upshot: the embedded engine, in a process of its own. vllm: `vllm serve`, which must be installed."""
+    devices: Literal["auto", "cpu"] | list[int] = "auto"
+    """GPUs by number, among those that are visible; several: split over them (vllm only). auto: the first GPU, else the
+    CPU."""
+    memory: float | None = Field(None, gt=0, le=1)
+    """Share of each device's memory; None: an equal part of what the others leave of 0.9."""
+    port: int | Literal["auto"] = "auto"
+    """auto: a free one, kept over restarts."""
+    replicas: int = Field(1, ge=1, le=256)
+    """So many processes of it: NAME-1, NAME-2 …, on ports one after the other, each with its part of several devices.
+    `serve:NAME` is all of them."""
+    arguments: list[Text] = Field(default_factory=list)
+    """Further words of the engine's command line."""
+    environment: dict[str, Text] = Field(default_factory=dict)
+    """Further environment variables."""
+    program: str = "vllm"
+    """vllm only: the program, such as /opt/vllm/bin/vllm."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"model": value} if isinstance(value, str) else value
+
+    @field_validator("port")
+    @classmethod
+    def _a_port(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and not 0 < value < 2**16:
+            raise ValueError("give a number from 1 to 65535, or auto")
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> ServerConfig:
+        if isinstance(self.port, int) and self.port + self.replicas > 2**16:
+            raise ValueError(f"port {self.port}: there are not {self.replicas} ports from there on; give a lower one")
+        for word in self.arguments:
+            if word.partition("=")[0] in OWN:
+                raise ValueError(f"arguments: '{word}' is set by the key '{OWN[word.partition('=')[0]]}'")
+        if isinstance(self.devices, list):
+            if not self.devices or min(self.devices) < 0 or len(set(self.devices)) < len(self.devices):
+                raise ValueError(f"devices {self.devices}: name GPUs once each, from 0; or cpu")
+            if len(self.devices) > 1 and len(self.devices) % self.replicas:
+                raise ValueError(f"devices {self.devices} cannot be divided among {self.replicas} replicas")
+            if self.engine == "upshot" and len(self.devices) > self.replicas:
+                raise ValueError(
+                    f"devices {self.devices}: the upshot engine takes one GPU; engine: vllm splits a model, "
+                    "`replicas` takes one each"
+                )
+        if self.devices == "cpu" and self.memory is not None:
+            raise ValueError("memory is a share of a GPU, and devices is cpu; leave it out")
+        if self.engine == "upshot" and self.program != "vllm":
+            raise ValueError(f"program '{self.program}' does nothing for the upshot engine; it is for engine: vllm")
+        return self
+
+    def spread(self) -> list[ServerConfig]:
+        """One a process."""
+        if self.replicas == 1:
+            return [self]
+        out = []
+        for i in range(self.replicas):
+            devices, port = self.devices, self.port
+            if isinstance(devices, list) and len(devices) > 1:
+                each = len(devices) // self.replicas
+                devices = devices[i * each : (i + 1) * each]
+            if isinstance(port, int):
+                port += i
+            out.append(self.model_copy(update={"replicas": 1, "devices": devices, "port": port}))
+        return out
+
+
+class FleetConfig(BaseModel):
+    """A set of model servers."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    servers: dict[str, ServerConfig] = Field(min_length=1)
+    """By name, which is also the name that clients ask for. Once checked: one a process."""
+    host: str = "127.0.0.1"
+    """Address to listen on; anything but loopback needs a key."""
+    api_key_env: str = "UPSHOT_API_KEY"
+    """Environment variable with the key that clients must send; not set: none, on loopback only."""
+    start_s: float = Field(900.0, gt=0)
+    """Most seconds until a server answers."""
+    hung_s: float = Field(300.0, gt=0)
+    """Seconds without an answer to /health after which a server is started anew."""
+    _asked_as: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @field_validator("servers")
+    @classmethod
+    def _named(cls, value: dict[str, ServerConfig]) -> dict[str, ServerConfig]:
+        for name in value:
+            if not NAME.fullmatch(name):
+                raise ValueError(f"'{name}' is no name for a server: letters, digits, '.', '_' and '-'")
+        return value
+
+    @model_validator(mode="after")
+    def _one_a_process(self) -> FleetConfig:
+        """Replace servers by their processes."""
+        found: dict[str, ServerConfig] = {}
+        for name, server in self.servers.items():
+            for i, one in enumerate(server.spread(), 1):
+                own = name if server.replicas == 1 else f"{name}-{i}"
+                if own in found:
+                    raise ValueError(f"servers.{own}: a replica has that name too; name one of them otherwise")
+                found[own], self._asked_as[own] = one, name
+        ports = [server.port for server in found.values() if server.port != "auto"]
+        for port in ports:
+            if ports.count(port) > 1:
+                raise ValueError(f"port {port} is given to two servers; one process listens on a port, or say auto")
+        self.servers = found
+        return self
+
+    def asked_as(self, process: str) -> str:
+        """The name that clients of a process ask for: its server's, which replicas share."""
+        return self._asked_as[process]
+
+    @property
+    def key(self) -> str:
+        """The key that clients must send; empty: none."""
+        return os.environ.get(self.api_key_env, "")
+
+
+def read(path: str | Path) -> FleetConfig:
+    """A checked serve file; model folders beside it are made absolute."""
+    file = Path(path).expanduser()
+    data = config.read_yaml(file, "serve file")
+    if not isinstance(data, dict):
+        raise UserError(f"serve file '{path}': a mapping with `servers` is needed, not {type(data).__name__}")
+    try:
+        fleet = FleetConfig.model_validate(data)
+    except ValidationError as error:
+        where, told = ".".join(map(str, error.errors()[0]["loc"])), config.explain(error, FleetConfig)
+        raise UserError(f"{path}: {told if where in told else f'{where}: {told}'}") from None
+    demand_key(fleet.host, fleet.key, f"set the environment variable {fleet.api_key_env}", f"{path}: host")
+    for server in fleet.servers.values():
+        folder = file.resolve().parent / Path(server.model).expanduser()
+        if (folder / "config.json").is_file():
+            server.model = str(folder)
+    return fleet
+
+
+def digest(path: str | Path) -> str:
+    """What the file says, in short: a fleet that is up was started from this very text or from another."""
+    return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()[:16]

@@ -1,0 +1,128 @@
+"""One server: its process, its health, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from upshot.core.errors import UserError
+from upshot.serving.servers.command import Command
+from upshot.serving.servers.undertaker import Undertaker, dying_with_us, end_group
+
+LOOK_S = 0.25
+"""Between looks at a server that starts."""
+CHECK_S = 5.0
+"""Between looks at one that runs."""
+ANSWER_S = 10.0
+"""Most seconds of one answer to /health."""
+GRACE_S = 15.0
+"""From SIGTERM to SIGKILL."""
+
+
+class Ended(Exception):
+    """The server's process is gone, or had to be ended; the text says why."""
+
+
+@dataclass
+class Server:
+    """A server that can be started again and again on its port."""
+
+    name: str
+    command: Command
+    host: str
+    port: int
+    log: Path
+    undertaker: Undertaker
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while it starts; shared by those that must not start at once."""
+    status: str = "waiting"
+    """waiting, starting, running, restarting or stopped."""
+    restarts: int = 0
+    seconds: float = 0.0
+    """What the last start took."""
+    process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while there is one."""
+        return self.process.pid if self.process is not None else None
+
+    async def start(self, within_s: float) -> None:
+        """Start the process and wait until it is healthy; `Ended` if that does not come about."""
+        began = time.monotonic()
+        with self.log.open("ab") as log:
+            try:
+                self.process = await asyncio.create_subprocess_exec(
+                    *self.command.words,
+                    env=self.command.environment,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    preexec_fn=dying_with_us(),
+                )
+            except OSError as error:
+                raise UserError(f"server '{self.name}': {self.command.words[0]}: {error.strerror}") from error
+        self.undertaker.watch(self.process.pid)
+        while not await self.healthy():
+            if await self._gone(LOOK_S):
+                raise Ended(await self._buried())
+            if time.monotonic() - began > within_s:
+                await self.stop(0.0)
+                raise Ended(f"was not ready after {within_s:g} s")
+        self.seconds = time.monotonic() - began
+
+    async def ended(self, hung_s: float) -> str:
+        """Wait for the end of the process, or until it has not answered for so long, and end it then; the reason."""
+        answered = time.monotonic()
+        while not await self._gone(min(CHECK_S, hung_s)):
+            if await self.healthy():
+                answered = time.monotonic()
+            elif time.monotonic() - answered > hung_s and not await self._gone(0.0):
+                await self.stop(0.0)
+                return f"did not answer for {hung_s:g} s"
+        return await self._buried()
+
+    async def stop(self, grace_s: float = GRACE_S) -> None:
+        """SIGTERM, and SIGKILL for what is left after the grace."""
+        if self.process is None:
+            return
+        if grace_s > 0 and self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+            await self._gone(grace_s)
+        await self._buried()
+
+    async def healthy(self) -> bool:
+        """Whether it answers /health with 200."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                reader, writer = await asyncio.open_connection(host, self.port)
+                try:
+                    writer.write(b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n")
+                    return b" 200 " in await reader.readline()
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError):
+            return False
+
+    async def _gone(self, within_s: float) -> bool:
+        """Whether the process ends within so many seconds."""
+        assert self.process is not None
+        try:
+            await asyncio.wait_for(self.process.wait(), within_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _buried(self) -> str:
+        """End what is left of the process and its children; how it went."""
+        assert self.process is not None
+        end_group(self.process.pid)
+        code = await self.process.wait()
+        self.undertaker.forget(self.process.pid)
+        self.process = None
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

@@ -1,0 +1,217 @@
+"""The one who watches: starts all servers, starts again what crashed, stops all together."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from upshot.core.errors import UserError
+from upshot.serving.servers.classmates import write_map
+from upshot.serving.servers.command import check_program, compose, tail
+from upshot.serving.servers.file import FleetConfig, digest
+from upshot.serving.servers.server import GRACE_S, Ended, Server
+from upshot.serving.servers.shares import placed, shares, visible_gpus
+from upshot.serving.servers.state import STATE, USERS_LOCK, lock, write_state
+from upshot.serving.servers.undertaker import Undertaker
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
+"""Before a crashed server starts again: the first pause, doubled with each crash up to the longest."""
+STEADY_S = 60.0
+"""A server that ran so long begins again with the first pause."""
+USERS_S = 0.3
+"""Between looks whether anybody still uses the fleet."""
+
+
+class Fleet:
+    """The servers of a file, in this process's care. The caller holds the fleet's lock."""
+
+    def __init__(
+        self, file: Path, fleet: FleetConfig, folder: Path, say: Callable[[str], None], map_file: Path | None = None
+    ) -> None:
+        self.file, self.fleet, self.folder, self.say, self.map_file = file, fleet, folder, say, map_file
+        check_program(fleet)
+        gpus = visible_gpus()
+        self.places = placed(fleet.servers, gpus)
+        self.shares = shares(fleet.servers, self.places)
+        ports = pick_ports(fleet)
+        self.digest = digest(file)
+        self.undertaker = Undertaker()
+        turns: dict[int, asyncio.Lock] = {}
+        self.servers: list[Server] = []
+        for name, settings in fleet.servers.items():
+            own = [gpus[number] for number in self.places[name]]
+            command = compose(fleet, name, ports[name], own, self.shares.get(name), os.environ)
+            server = Server(name, command, fleet.host, ports[name], folder / f"{name}.log", self.undertaker)
+            if settings.engine == "vllm" and own:
+                # vLLM measures what is free while it starts: two that start on one GPU would each count the other.
+                server.turn = turns.setdefault(self.places[name][0], server.turn)
+            self.servers.append(server)
+        self._hurry = asyncio.Event()
+        self._kept = ExitStack()
+
+    async def run(self, on_ready: Callable[[], None], while_used: bool = False) -> None:
+        """Until a signal, or with `while_used` until nobody uses it. A server that never gets ready: `UserError`."""
+        try:
+            for server in self.servers:
+                server.log.write_bytes(b"")
+            self.publish()
+        except OSError as error:
+            self.undertaker.close()
+            raise UserError(f"cannot write logs and state to '{self.folder}': {error.strerror}") from None
+        keepers = [asyncio.create_task(self._keep(server)) for server in self.servers]
+        told = asyncio.create_task(self._tell_ready(on_ready))
+        ends = [asyncio.create_task(self._signalled())]
+        if while_used:
+            ends.append(asyncio.create_task(self._unused()))
+        try:
+            await asyncio.wait([*keepers, *ends], return_when=asyncio.FIRST_COMPLETED)
+            for task in keepers:
+                if task.done():
+                    task.result()
+        finally:
+            for task in (*keepers, *ends, told):
+                task.cancel()
+            await asyncio.gather(*keepers, *ends, told, return_exceptions=True)
+            await self._stop()
+
+    def publish(self) -> None:
+        """Write the state, and before it the classmate map where one is wanted: who sees that all run finds it so."""
+        if self.map_file is not None:
+            write_map(self.map_file, self.fleet, {s.name: (s.port, s.status) for s in self.servers})
+        write_state(self.folder, self.state())
+
+    def state(self) -> dict[str, Any]:
+        """How the fleet stands."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.fleet.host, self.fleet.host)
+        address = f"[{host}]" if ":" in host else host
+        return {
+            "pid": os.getpid(),
+            "machine": socket.gethostname(),
+            "file": str(self.file),
+            "digest": self.digest,
+            "api_key_env": self.fleet.api_key_env if self.fleet.key else None,
+            "servers": {
+                server.name: {
+                    "asked_as": self.fleet.asked_as(server.name),
+                    "model": self.fleet.servers[server.name].model,
+                    "engine": self.fleet.servers[server.name].engine,
+                    "devices": self.places[server.name],
+                    "memory": self.shares.get(server.name),
+                    "url": f"http://{address}:{server.port}/v1",
+                    "status": server.status,
+                    "pid": server.pid,
+                    "restarts": server.restarts,
+                    "seconds": round(server.seconds, 1),
+                    "log": str(server.log),
+                }
+                for server in self.servers
+            },
+        }
+
+    def _mark(self, server: Server, status: str) -> None:
+        """Tell how a server stands. A disk that is full must not end servers that run."""
+        server.status = status
+        try:
+            self.publish()
+        except OSError as error:
+            self.say(f"{server.name} is {status}, but that cannot be written: {error.strerror} ({self.folder})")
+
+    async def _keep(self, server: Server) -> None:
+        """Start a server, and again whenever it ends."""
+        crashes, was_ready = 0, False
+        while True:
+            began = time.monotonic()
+            try:
+                async with server.turn:
+                    self._mark(server, "starting")
+                    await server.start(self.fleet.start_s)
+                self._mark(server, "running")
+                if was_ready:
+                    self.say(f"{server.name} is back after {server.seconds:.1f} s")
+                was_ready = True
+                reason = await server.ended(self.fleet.hung_s)
+            except Ended as error:
+                reason = str(error)
+                if not was_ready:
+                    raise UserError(f"server '{server.name}' {reason}; {server.log}: {tail(server.log)}") from None
+            crashes = 1 if time.monotonic() - began > STEADY_S else crashes + 1
+            pause = min(FIRST_PAUSE_S * 2 ** (crashes - 1), LONGEST_PAUSE_S)
+            server.restarts += 1
+            self._mark(server, "restarting")
+            self.say(f"{server.name} {reason}; starting it again in {pause:g} s (log: {server.log})")
+            await asyncio.sleep(pause)
+
+    async def _tell_ready(self, on_ready: Callable[[], None]) -> None:
+        while any(server.status != "running" for server in self.servers):
+            await asyncio.sleep(0.05)
+        on_ready()
+
+    async def _signalled(self) -> None:
+        """Until SIGINT, SIGTERM or, unless somebody (nohup) had it ignored, SIGHUP; a second one ends the patience."""
+        loop, first = asyncio.get_running_loop(), asyncio.Event()
+
+        def heard() -> None:
+            (self._hurry if first.is_set() else first).set()
+
+        wanted = [signal.SIGINT, signal.SIGTERM]
+        wanted += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+        for number in wanted:
+            loop.add_signal_handler(number, heard)
+        await first.wait()
+
+    async def _unused(self) -> None:
+        """Until no run holds the users' lock; it is kept then, so that the next run waits for the fleet to be gone."""
+        while True:
+            if self._kept.enter_context(lock(self.folder / USERS_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB)):
+                return
+            self._kept.close()
+            await asyncio.sleep(USERS_S)
+
+    async def _stop(self) -> None:
+        """Stop all at once, and say that nothing runs."""
+        hurried = asyncio.create_task(self._hurry.wait())
+
+        async def stop(server: Server) -> None:
+            patient = asyncio.create_task(server.stop(GRACE_S))
+            await asyncio.wait([patient, hurried], return_when=asyncio.FIRST_COMPLETED)
+            if not patient.done():
+                patient.cancel()
+                await asyncio.gather(patient, return_exceptions=True)
+                await server.stop(0.0)
+
+        await asyncio.gather(*map(stop, self.servers))
+        hurried.cancel()
+        for server in self.servers:
+            self._mark(server, "stopped")
+        (self.folder / STATE).unlink(missing_ok=True)
+        self.undertaker.close()
+
+
+def pick_ports(fleet: FleetConfig) -> dict[str, int]:
+    """A port for each server: the one that is wished for, if it is free, or any."""
+    held: list[socket.socket] = []
+    out: dict[str, int] = {}
+    try:
+        for name, server in fleet.servers.items():
+            wanted = 0 if server.port == "auto" else int(server.port)
+            try:
+                family, kind, protocol, _, address = socket.getaddrinfo(fleet.host, wanted, type=socket.SOCK_STREAM)[0]
+                held.append(socket.socket(family, kind, protocol))
+                held[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                held[-1].bind(address)
+            except OSError as error:
+                told = f"cannot listen on {fleet.host}:{wanted or 'auto'}: {error.strerror}"
+                raise UserError(f"servers.{name}: {told}; try another port or host") from error
+            out[name] = held[-1].getsockname()[1]
+    finally:
+        for one in held:
+            one.close()
+    return out

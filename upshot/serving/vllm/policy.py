@@ -1,0 +1,248 @@
+"""The policy as vLLM samples it: exact ids in and out, and never a reply from weights that the learner has left behind.
+
+The learner counts versions. A request first sees to it that the newest one is loaded: requests under way are let
+finish, the server's gate is shut, every worker loads the weights and says so, the gate opens for that version. Each
+request names the version it is for, and the gate refuses any other. So a server that was started again, with no weights
+of ours, answers nothing until it has them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from upshot.core.errors import UserError
+from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
+from upshot.models.endpoint import EndpointModel
+from upshot.models.rendering import Renderer
+from upshot.serving.vllm.door import Door, Down
+from upshot.serving.vllm.launch import Address
+from upshot.serving.vllm.weights import TOLD, Way, check_arrival, folder_for, parcel, way_for
+
+log = logging.getLogger(__name__)
+
+HEADER = "X-Upshot-Version"
+ATTEMPTS = 5
+"""How often a request is asked again, or a version handed over again, when the server fails at it."""
+POLL_S = 0.5
+GONE = ("connection", "timeout", "http_409", "aborted")
+"""Failures of a call, besides 5xx, after which the server is looked at and asked again."""
+
+
+class VllmPolicy(Model):
+    """The model in training behind a vLLM server of its run."""
+
+    def __init__(
+        self, address: Address, module: Any, tokenizer: Any, renderer: Renderer, run: Path, say: Callable[[str], None]
+    ) -> None:
+        self.name = "policy"
+        self.address, self.module, self.tokenizer, self.renderer = address, module, tokenizer, renderer
+        self.run, self.say = run, say
+        self.abilities = Abilities(ids_in=True, ids_out=True, seed=True, scores=True)
+        self.end_ids = {*renderer.end_ids, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])}
+        self.adapters = any(not weight.requires_grad for weight in module.parameters())
+        """Only adapters are trained: they are swapped, the weights below them stay."""
+        self.version = 0
+        """Of the learner's weights."""
+        self.syncs = 0
+        self._seconds = 0.0
+        self.door = Door(address.url, address.key)
+        self.endpoint = EndpointModel(address.spec)
+        self._loaded: str | None = None
+        """The version that the server was last seen to have; None: not known."""
+        self._asking = 0
+        self._idle = asyncio.Event()
+        self._changing = asyncio.Lock()
+
+    def weights_changed(self) -> None:
+        """The learner has taken a step: what is sampled from now on comes from the new weights."""
+        self.version += 1
+
+    async def start(self) -> None:
+        """Reach the server and hand the weights over."""
+        await self.endpoint.start()
+        await self._fresh()
+
+    async def aclose(self) -> None:
+        """Close the connections; the server itself ends with the run."""
+        await self.endpoint.aclose()
+        await self.door.close()
+
+    async def generate(self, request: Request) -> list[Completion]:
+        """`request.n` completions, all by the weights that were the newest when they were asked for."""
+        asked = self._asked(request)
+        for attempt in range(ATTEMPTS):
+            version = await self._fresh()
+            self._asking += 1  # nothing is awaited since the version was looked at
+            self._idle.clear()
+            try:
+                found = await self.endpoint.generate(asked)
+                return [self._ours(completion, version, request) for completion in found]
+            except ModelCallError as error:
+                lost = error.reason in GONE or error.reason.startswith("http_5")
+                if not lost or attempt == ATTEMPTS - 1:
+                    raise
+                log.warning("vLLM: %s; the request is asked again", error)
+            finally:
+                self._asking -= 1
+                if not self._asking:
+                    self._idle.set()
+            await self._look()
+        raise AssertionError("the last attempt returns or raises")
+
+    async def rest(self) -> None:
+        """The learner works: on a GPU that it shares, vLLM sleeps."""
+        if self.address.same_gpu and self._loaded is not None:
+            async with self._changing:
+                await self._until_idle()
+                self._loaded = None
+                try:
+                    await self.door.shut()
+                    await self.door.sleep(self.address.level)
+                except Down as error:  # one that is gone takes no memory; it is waited for when replies are wanted
+                    log.warning("vLLM: %s; it could not be put to sleep", error)
+
+    def play_ahead(self, steps: int) -> None:
+        """Refuse to: the server holds one version."""
+        if steps:
+            raise UserError("train.async_steps: a vLLM server holds one version of the weights; set it to 0")
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """What writes the copies of the policy into a checkpoint: there are none."""
+        return lambda folder: None
+
+    def load_copies(self, folder: Path) -> None:
+        """The copies that a checkpoint kept: there are none."""
+
+    def spent(self) -> float:
+        """Seconds that handing weights over has taken since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def stats(self) -> dict[str, float]:
+        """Calls by role and how often weights were handed over."""
+        return {**self.endpoint.stats(), "syncs": float(self.syncs)}
+
+    def _asked(self, request: Request) -> Request:
+        """The request in ids, ending where the policy's turns end."""
+        ids: Sequence[int] = (
+            request.prompt if request.by_ids else self.renderer.prompt_ids(request.prompt, request.tools)  # type: ignore[assignment,arg-type]
+        )
+        stops = tuple(sorted({*request.sampling.stop_ids, *self.end_ids}))
+        return replace(request, prompt=ids, tools=(), sampling=replace(request.sampling, stop_ids=stops))
+
+    def _ours(self, completion: Completion, version: int, request: Request) -> Completion:
+        """The completion with its version, and its text as our own tokenizer reads its ids."""
+        if request.given:
+            return replace(completion, version=version)
+        if completion.finish == "abort":  # an answer like any other, of a server that goes to sleep or ends
+            raise ModelCallError("aborted", "vLLM gave the request up")
+        if completion.ids is None or completion.logprobs is None:
+            raise ModelCallError("bad_response", "vLLM returned no token ids or log-probabilities")
+        text = completion.text
+        if not request.sampling.stop:
+            text = self.tokenizer.decode(list(completion.ids), skip_special_tokens=True)
+        return replace(completion, text=text, version=version)
+
+    async def _fresh(self) -> int:
+        """See to it that the newest weights are loaded; their version."""
+        failed = 0
+        while self._loaded != str(self.version):
+            try:
+                async with self._changing:
+                    if self._loaded != str(self.version):  # others may have waited for the same
+                        await self._until_idle()
+                        await self._hand_over(str(self.version))
+            except Down as error:
+                failed += 1
+                if failed == ATTEMPTS:
+                    raise UserError(
+                        f"vLLM did not take the weights of version {self.version} ({error}); log: {self.address.log}"
+                    ) from error
+                log.warning("vLLM: %s; the weights are handed over again", error)
+                await self._look()
+        return self.version
+
+    async def _until_idle(self) -> None:
+        while self._asking:
+            await self._idle.wait()
+
+    async def _look(self) -> None:
+        """Wait until the server answers, and forget what it had if it was started again."""
+        deadline = time.monotonic() + self.address.start_s
+        while True:
+            try:
+                if await self.door.version() != self._loaded:
+                    self._loaded = None
+                return
+            except Down as error:
+                self._loaded = None
+                if self.address.same_gpu:
+                    _release()  # it needs room to start
+                if time.monotonic() > deadline or not self.address.is_up():
+                    raise UserError(
+                        f"the policy's vLLM server does not come back ({error}); its log: {self.address.log}"
+                    ) from error
+            await asyncio.sleep(POLL_S)
+
+    async def _hand_over(self, version: str) -> None:
+        """Give the server the learner's weights, and let requests for them in when every worker has them."""
+        began = time.monotonic()
+        self._loaded = None
+        await self.door.shut()
+        asleep = self.address.same_gpu and await self.door.sleeps()
+        if asleep:
+            _release()
+            await self.door.wake("weights")
+        told = await (self._swap(version) if self.adapters else self._load(version))
+        if asleep:
+            await self.door.wake("kv_cache")
+        await self.door.forget_prefixes()
+        await self.door.open(version)
+        self.endpoint.headers = {HEADER: version}
+        # Prefixes of other weights would not be found even if some were left.
+        self.endpoint.spec = self.endpoint.spec.model_copy(update={"extra_body": {"cache_salt": f"version {version}"}})
+        self._loaded = version
+        self.syncs += 1
+        took = time.monotonic() - began
+        self._seconds += took
+        (self.say if self.syncs == 1 else log.info)(f"vLLM       weights by {told} in {took:.2f} s")
+
+    async def _load(self, version: str) -> str:
+        """All weights, into the tensors that the workers have."""
+        weights = dict(self.module.named_parameters())
+        way = way_for(weights, self.address.same_gpu and self.address.workers == 1)
+        with ExitStack() as kept:
+            order = await asyncio.to_thread(kept.enter_context, parcel(weights, version, way, self.run))
+            await self.door.ask_workers("upshot_load", order)
+        check_arrival(await self.door.ask_workers("upshot_state"), version, weights)
+        return TOLD[way]
+
+    async def _swap(self, version: str) -> str:
+        """The adapters alone, under a name of their own."""
+        weights = {name: weight for name, weight in self.module.named_parameters() if weight.requires_grad}
+        way: Way = way_for(weights, same_gpu=False)
+        name = f"policy-{version}"
+        for other in await self.door.adapters():
+            await self.door.take_out(other)
+        with folder_for(way, self.run) as folder:
+            await asyncio.to_thread(self.module.save_pretrained, folder)
+            await self.door.hang_in(name, folder)
+        self.endpoint.served = name
+        return f"a new adapter through {TOLD[way]}"
+
+
+def _release() -> None:
+    """Give the learner's unused memory of the GPU back, for vLLM to take."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()

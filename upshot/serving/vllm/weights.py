@@ -1,0 +1,85 @@
+"""How weights get to vLLM's workers, the fastest way first: CUDA IPC on the same GPU, shared memory, a file.
+
+vLLM's own transfer routes want vLLM in the learner's process, too, or a GPU; a worker extension of ours (`inside/`)
+takes all three ways in every version that has extensions.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from upshot.core.errors import UserError
+from upshot.serving.vllm.inside.upshot_hands import checksum
+
+Way = Literal["gpu", "memory", "file"]
+SHARED = Path("/dev/shm")
+"""Files that are memory (Linux)."""
+TOLD: dict[Way, str] = {"gpu": "CUDA IPC", "memory": "shared memory", "file": "files in the run folder"}
+
+
+def way_for(weights: Mapping[str, Tensor], same_gpu: bool) -> Way:
+    """The fastest way that there is."""
+    if same_gpu:
+        return "gpu"
+    size = sum(weight.numel() * weight.element_size() for weight in weights.values())
+    room = SHARED.is_dir() and shutil.disk_usage(SHARED).free > 1.2 * size
+    return "memory" if room else "file"
+
+
+@contextmanager
+def folder_for(way: Way, run: Path) -> Iterator[Path]:
+    """A folder for what is handed over now."""
+    with tempfile.TemporaryDirectory(prefix="upshot-", dir=SHARED if way == "memory" else run) as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def parcel(weights: Mapping[str, Tensor], version: str, way: Way, run: Path) -> Iterator[str]:
+    """What the workers are told to load; inside, it lies ready for them."""
+    order: dict[str, Any] = {"version": version, "way": "gpu" if way == "gpu" else "file"}
+    if way == "gpu":
+        yield json.dumps(order | {"handles": handles(weights)})
+        return
+    from safetensors.torch import save_file
+
+    with folder_for(way, run) as folder:
+        path = folder / "weights.safetensors"
+        save_file({name: weight.detach().cpu().contiguous() for name, weight in weights.items()}, path)
+        yield json.dumps(order | {"path": str(path)})
+
+
+def handles(weights: Mapping[str, Tensor]) -> str:
+    """Where the weights lie in this process's memory of the GPU, for another process to open."""
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    found = [(name, reduce_tensor(weight.detach())) for name, weight in weights.items()]
+    return base64.b64encode(pickle.dumps(found)).decode()
+
+
+def check_arrival(states: Sequence[Mapping[str, Any]], version: str, weights: Mapping[str, Tensor]) -> None:
+    """Refuse weights that did not reach every worker; where one worker holds all, also such as are not all there.
+
+    vLLM lays weights side by side, which the sum does not see; a worker that holds a part of them has another sum.
+    """
+    told = f"weights of version {version} did not arrive at vLLM"
+    workers = int(states[0]["workers"]) if states else 0
+    if not states or len(states) != workers:
+        raise UserError(f"{told}: {len(states)} of {workers} workers answered")
+    behind = [state["rank"] for state in states if state["version"] != version]
+    if behind:
+        raise UserError(f"{told}: worker {behind[0]} has version {states[behind[0]]['version']}")
+    if workers == 1 and states[0]["sum"] != checksum(weights.values()):
+        raise UserError(
+            f"{told} whole: the sums of sent and loaded weights differ; vLLM keeps them in another form (quantized, "
+            "packed, or in another dtype): take engine: upshot"
+        )

@@ -1,0 +1,1 @@
+"""Rows, records and examples out of files: tables, JSONL, parquet, the originals' formats."""

@@ -1,0 +1,128 @@
+"""The rows of the sft, rl and dpo files and their arrow schemas, as verl and TRL read them.
+
+verl takes `rl_*.parquet` (prompt, data_source, reward_model, extra_info, agent_name) and `sft_*.parquet` (messages);
+TRL takes `sft_*.parquet` (messages) and `dpo_*.parquet` (prompt, chosen, rejected as messages). The schemas are
+written out, so that a file of one row, or of none, has the same types as a large one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from upshot.core.conversation import Message
+from upshot.offline.data.select import Pair
+from upshot.tasks.datasets.candidate import Candidate
+
+if TYPE_CHECKING:
+    import pyarrow
+
+AGENT_NAME = "collabllm_agent"
+"""The agent loop that verl runs for a row, unless told otherwise."""
+
+
+def sft_row(candidate: Candidate, system: str) -> dict[str, Any]:
+    """One whole conversation to imitate."""
+    messages = [*opening(candidate, system), {"role": "assistant", "content": candidate.completion}]
+    return {"messages": messages, "conv_id": candidate.conv_id, "score": candidate.score}
+
+
+def dpo_row(pair: Pair, system: str) -> dict[str, Any]:
+    """A history with the better and the worse reply."""
+    return {
+        "prompt": opening(pair.chosen, system),
+        "chosen": [{"role": "assistant", "content": pair.chosen.completion}],
+        "rejected": [{"role": "assistant", "content": pair.rejected.completion}],
+        "score_chosen": pair.chosen.score,
+        "score_rejected": pair.rejected.score,
+        "conv_id": pair.chosen.conv_id,
+    }
+
+
+def rl_row(
+    candidate: Candidate, system: str, index: int, split: str, source: str, task_desc: str, agent_name: str
+) -> dict[str, Any]:
+    """A history to reply to, with the hidden goal and the reference beside it."""
+    prompt = opening(candidate, system)
+    return {
+        "prompt": prompt,
+        "raw_prompt": prompt,
+        "ground_truth": candidate.reference,
+        "reward_model": {"style": "rule", "ground_truth": candidate.reference},
+        "data_source": source,
+        "agent_name": agent_name,
+        "index": index,
+        "extra_info": {
+            "index": index,
+            "split": split,
+            "conv_id": candidate.conv_id,
+            "turn_id": candidate.turn,
+            "single_turn_prompt": candidate.goal,
+            "single_turn_completion": candidate.reference,
+            "single_turn_metadata": json.dumps(dict(candidate.metadata), ensure_ascii=False, default=str),
+            "prompt": prompt,
+            "completion": candidate.completion,
+            "score": candidate.score,
+            "sessions": [[{"role": m["role"], "content": m["content"]} for m in s] for s in candidate.sessions],
+            "rewards": dict(candidate.rewards),
+            "interaction_kwargs": {
+                "name": "collabllm",
+                "single_turn_prompt": candidate.goal,
+                "task_desc": task_desc,
+            },
+        },
+    }
+
+
+def opening(candidate: Candidate, system: str) -> list[dict[str, str]]:
+    """System prompt (if any) and history."""
+    said = [*([Message("system", system)] if system else []), *candidate.history]
+    return [{"role": m.role, "content": m.content} for m in said]
+
+
+def schema_for(purpose: str, metrics: Sequence[str] = ()) -> pyarrow.Schema:
+    """The arrow schema of the sft, rl or dpo files; rl rows keep what the metrics gave."""
+    import pyarrow as pa
+
+    text, number = pa.string(), pa.float64()
+    messages = pa.list_(pa.struct([("role", text), ("content", text)]))
+    if purpose == "sft":
+        return pa.schema([("messages", messages), ("conv_id", text), ("score", number)])
+    if purpose == "dpo":
+        columns = [("prompt", messages), ("chosen", messages), ("rejected", messages)]
+        scores = [("score_chosen", number), ("score_rejected", number), ("conv_id", text)]
+        return pa.schema([*columns, *scores])
+    interaction = pa.struct([("name", text), ("single_turn_prompt", text), ("task_desc", text)])
+    places = [("index", pa.int64()), ("split", text), ("conv_id", text), ("turn_id", pa.int64())]
+    single_turn = [(f"single_turn_{part}", text) for part in ("prompt", "completion", "metadata")]
+    reply: list[tuple[str, Any]] = [("prompt", messages), ("completion", text), ("score", number)]
+    reply += [("sessions", pa.list_(messages))]
+    if metrics:  # parquet has no struct without fields
+        reply.append(("rewards", pa.struct([(name, pa.list_(number)) for name in metrics])))
+    extra = pa.struct([*places, *single_turn, *reply, ("interaction_kwargs", interaction)])
+    return pa.schema(
+        [
+            ("prompt", messages),
+            ("raw_prompt", messages),
+            ("ground_truth", text),
+            ("reward_model", pa.struct([("style", text), ("ground_truth", text)])),
+            ("data_source", text),
+            ("agent_name", text),
+            ("index", pa.int64()),
+            ("extra_info", extra),
+        ]
+    )
+
+
+def write_parquet(path: Path, rows: Sequence[dict[str, Any]], schema: pyarrow.Schema | None = None) -> None:
+    """Write rows so that a reader sees the old file or the new one, never half of it."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    pa.parquet.write_table(pa.Table.from_pylist(list(rows), schema=schema), temporary)
+    os.replace(temporary, path)

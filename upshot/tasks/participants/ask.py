@@ -1,0 +1,100 @@
+"""Ask a model for a JSON object, check what comes back, and ask again where it cannot be used.
+
+A fatal flaw that stays (no JSON, a rating out of range) raises `ModelCallError` with the flaw as its reason. A bearable
+one (a user that talks like an assistant) is kept after the last attempt, and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from upshot.core.conversation import Message, derive_seed
+from upshot.models.base import Model, ModelCallError, Request, Sampling
+from upshot.models.structured import parse_json_object
+from upshot.tasks.participants.template import render
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """Why an answer is not good enough."""
+
+    code: str
+    """Short, countable and stable."""
+    hint: str
+    """What the model is told when it is asked again."""
+    fatal: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The values a model gave, and the flaws of the attempts it took."""
+
+    values: Mapping[str, Any]
+    flaws: tuple[str, ...] = field(default=())
+
+
+Check = Callable[[Mapping[str, Any]], Flaw | None]
+
+
+async def ask(
+    model: Model,
+    prompt: str,
+    schema: Mapping[str, Any],
+    check: Check,
+    sampling: Sampling,
+    role: str,
+    repairs: int = 2,
+    flaws: list[str] | None = None,
+) -> Answer:
+    """The model's answer as an object; up to `repairs` times asked again, with what was wrong.
+
+    A list given as `flaws` is filled as they occur, so that they are known when the call fails, too.
+    """
+    seen: list[str] = flaws if flaws is not None else []
+    messages = [Message("user", prompt)]
+    bearable: Mapping[str, Any] | None = None
+    for attempt in range(repairs + 1):
+        own = sampling
+        if attempt and sampling.seed is not None:
+            own = replace(sampling, seed=derive_seed(sampling.seed, attempt))
+        request = Request(messages, own, schema=schema if model.abilities.schema else None, role=role)
+        (completion,) = await model.generate(request)
+        values, flaw = read_answer(completion.text, completion.finish, check)
+        if flaw is None and values is not None:
+            return Answer(values, tuple(seen))
+        assert flaw is not None
+        seen.append(flaw.code)
+        bearable = bearable if flaw.fatal else values
+        again = render("again", problem=flaw.hint, keys=", ".join(f'"{key}"' for key in schema["properties"]))
+        messages = [Message("user", prompt), Message("assistant", completion.text), Message("user", again)]
+    if bearable is not None:
+        return Answer(bearable, tuple(seen))
+    raise ModelCallError(seen[-1], f"after {repairs + 1} attempts")
+
+
+def read_answer(text: str, finish: str, check: Check) -> tuple[Mapping[str, Any] | None, Flaw | None]:
+    """The object in a completion and what is wrong with it."""
+    try:
+        values = parse_json_object(text)
+    except ValueError as error:
+        if finish == "length":
+            return None, Flaw("truncated", "it was cut off before the JSON object ended; be much shorter")
+        return None, Flaw("bad_json", f"it is not one JSON object ({error})")
+    return values, check(values)
+
+
+def text_schema(*keys: str) -> dict[str, Any]:
+    """The schema of an object whose keys are all text."""
+    return object_schema({key: {"type": "string"} for key in keys})
+
+
+def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of an object with just these properties, all required."""
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(properties),
+        "additionalProperties": False,
+    }

@@ -1,0 +1,105 @@
+"""A participant answers the policy: a simulated user, an environment, a tool.
+
+One participant object serves all conversations at once, so it keeps no state of its own: whatever belongs to a
+conversation lives in `conversation.session`, `.row` and `.rng`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from upshot.config.registry import Registry
+from upshot.core.conversation import Conversation, Message
+from upshot.core.score import Score
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What comes back after a policy turn."""
+
+    messages: tuple[Message, ...] = ()
+    """Said next, in proper chat roles; empty when there is nothing to add."""
+    done: bool = False
+    """Nobody speaks after this."""
+    reason: str = "done"
+    """Why it is done: 'user' (ended the chat), 'solved', 'given up' …"""
+    note: Mapping[str, Any] = field(default_factory=dict)
+    """Hidden thoughts and flags, kept with the turn for the reader; never rendered."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers to add up over the conversation, such as {'format_errors': 1}."""
+    score: Score | None = None
+    """What the policy's turn earned by itself, where credit is given by turns; None: nothing."""
+
+
+class Participant(ABC):
+    """Someone who takes turns with the policy."""
+
+    async def start(self, conversation: Conversation) -> None:
+        """Prepare the session of one conversation; may say opening messages."""
+
+    @abstractmethod
+    async def observe(self, conversation: Conversation) -> Observation:
+        """Answer the policy's last turn."""
+
+    async def end(self, conversation: Conversation) -> None:
+        """Finish the session; a final score of the environment's own goes to `conversation.session['score']`."""
+
+    async def aclose(self) -> None:
+        """Release what all conversations shared."""
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the start, for the metrics (a simulated user's quality, for one)."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """What a run saves of it, to go on counting after a resume."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+
+
+class User(Participant):
+    """A simulated user: opens where nobody has spoken yet, and counts what it does."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    async def start(self, conversation: Conversation) -> None:
+        """Say the opening message where nobody has spoken yet."""
+        if not any(message.role in ("user", "assistant") for message in conversation.messages):
+            observation = await self.observe(conversation)
+            count(conversation, observation.metrics)
+            for message in observation.messages:
+                conversation.say(message, note=observation.note)
+            if observation.done:
+                conversation.ended = observation.reason
+
+    def stats(self) -> dict[str, float]:
+        """Totals since the start."""
+        return {name: float(value) for name, value in sorted(self._counts.items())}
+
+    def state(self) -> dict[str, Any]:
+        """The counters."""
+        return dict(self._counts)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from there."""
+        self._counts = Counter(state)
+
+
+def count(conversation: Conversation, metrics: Mapping[str, float]) -> None:
+    """Add an observation's numbers to the conversation's own totals (`session['metrics']`)."""
+    if metrics:
+        totals = dict(conversation.session.get("metrics", {}))
+        for name, value in metrics.items():
+            totals[name] = totals.get(name, 0.0) + value
+        conversation.session["metrics"] = totals
+
+
+users: Registry[Participant] = Registry("user", "upshot.tasks.users", "upshot.tasks.participants")
+"""Simulated users that a recipe can name in `futures.user`."""

@@ -1,0 +1,53 @@
+"""Environments that need nothing but the conversation: feedback on what is wrong with a reply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from upshot.core.conversation import Conversation, Message
+from upshot.core.score import Score
+from upshot.tasks.participants.base import Observation, Participant
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a reply, and what the policy is told about it."""
+
+    kind: str
+    """format, arithmetic, wrong …: counted as '<kind>_errors'."""
+    text: str
+
+
+Review = Callable[[Conversation], Fault | None]
+"""Looks at the policy's last turn; None when there is nothing to say."""
+
+
+class Feedback(Participant):
+    """Tells the policy what is wrong, as a user message; done when nothing is.
+
+    Counts per conversation: '<kind>_errors' (a turn with that fault), 'feedback' (a turn that answers feedback) and
+    'feedback_used' (such a turn in which that fault is gone), both also by kind: '<kind>_feedback', '…_used'. The kinds
+    matter: the easy ones vanish first, so the overall share can fall while each kind is heeded more.
+    """
+
+    def __init__(self, review: Review, role: str = "user", cost: float = 0.0) -> None:
+        self.review = review
+        self.role = role
+        self.cost = cost
+        """What a fault costs its turn, where credit is given by turns."""
+
+    async def observe(self, conversation: Conversation) -> Observation:
+        """The next thing that is wrong, if any."""
+        fault = self.review(conversation)
+        told: str | None = conversation.session.get("fault")
+        metrics: dict[str, float] = {}
+        if told is not None:
+            used = float(fault is None or fault.kind != told)
+            metrics |= {"feedback": 1.0, "feedback_used": used, f"{told}_feedback": 1.0, f"{told}_feedback_used": used}
+        conversation.session["fault"] = fault.kind if fault else None
+        if fault is None:
+            return Observation(done=True, reason="answered", metrics=metrics)
+        metrics[f"{fault.kind}_errors"] = 1.0
+        score = Score(-self.cost) if self.cost else None
+        return Observation((Message(self.role, fault.text),), note={"fault": fault.kind}, metrics=metrics, score=score)

@@ -1,0 +1,230 @@
+"""Tool calls in OpenAI's format: the policy calls, the environment answers in tool messages, until no call is made.
+
+A call comes as `message.tool_calls` where the backend parses them, or as `<tool_call>{"name": …, "arguments": {…}}
+</tool_call>` in the text, as open models write it. What is wrong with a call is told to the policy, never raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from upshot.core.closing import close_all
+from upshot.core.conversation import Conversation, Message
+from upshot.core.errors import UserError, did_you_mean
+from upshot.sandbox.local.lazy import LazySandbox
+from upshot.tasks.participants.base import Observation, Participant
+from upshot.tasks.participants.search import Corpus, load_corpus
+from upshot.tasks.verifiers.arithmetic import evaluate
+from upshot.tasks.verifiers.numbers import show_number
+
+_CALL = re.compile(r"<tool_call>\s*(\{.{0,50000}?\})\s*</tool_call>", re.DOTALL)
+MAX_CALLS = 8
+"""Calls of one turn that are answered; more are refused in words."""
+MAX_ANSWER = 4000
+"""Characters of a tool's answer; the rest is cut, visibly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One tool call; `fault` says why it cannot be answered."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any]
+    fault: str = ""
+
+
+class Tool(ABC):
+    """Something the policy may call. One object serves all conversations."""
+
+    name = ""
+    description = ""
+    parameters: Mapping[str, str] = {}
+    """Argument names and what they mean; all are texts and required."""
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """The OpenAI tool definition."""
+        properties = {key: {"type": "string", "description": text} for key, text in self.parameters.items()}
+        schema = {"type": "object", "properties": properties, "required": list(properties)}
+        return {
+            "type": "function",
+            "function": {"name": self.name, "description": self.description, "parameters": schema},
+        }
+
+    @abstractmethod
+    async def call(self, arguments: Mapping[str, Any], conversation: Conversation) -> str:
+        """The tool's answer; raises `ValueError` with a message for the policy when the arguments make no sense."""
+
+    async def aclose(self) -> None:
+        """Release what all conversations shared."""
+
+
+class Calculator(Tool):
+    """Exact arithmetic on + - * / and parentheses; nothing that could blow up."""
+
+    name = "calculator"
+    description = "Evaluate an arithmetic expression of numbers, + - * / and parentheses."
+    parameters: Mapping[str, str] = {"expression": "such as (3 + 4) * 12"}
+
+    async def call(self, arguments: Mapping[str, Any], conversation: Conversation) -> str:
+        """The value."""
+        value = evaluate(str(arguments["expression"])[:500])
+        if value is None:
+            raise ValueError("not an expression of numbers, + - * / and parentheses")
+        return show_number(value)
+
+
+class Search(Tool):
+    """Passages of a local corpus."""
+
+    name = "search"
+    description = "Search the corpus; returns the passages that fit best."
+    parameters: Mapping[str, str] = {"query": "what to look for"}
+
+    def __init__(self, corpus: Corpus, count: int = 3) -> None:
+        self.corpus = corpus
+        self.count = count
+
+    async def call(self, arguments: Mapping[str, Any], conversation: Conversation) -> str:
+        """The passages, numbered."""
+        found = self.corpus.search(str(arguments["query"]), self.count)
+        lines = [f"[{n}] {p.title + ': ' if p.title else ''}{p.text}" for n, p in enumerate(found, 1)]
+        return "\n".join(lines) or "nothing found"
+
+
+class Python(Tool):
+    """A Python program, in the sandbox."""
+
+    name = "python"
+    description = "Run a Python program and return what it prints."
+    parameters: Mapping[str, str] = {"code": "the program"}
+
+    def __init__(self, sandbox: Any = "local", cpu_seconds: float = 5.0) -> None:
+        """sandbox: a CodeRunner, or where to connect to when the first program comes."""
+        self._owned = isinstance(sandbox, str)
+        self._sandbox = LazySandbox(sandbox) if isinstance(sandbox, str) else sandbox
+        self.cpu_seconds = cpu_seconds
+
+    async def call(self, arguments: Mapping[str, Any], conversation: Conversation) -> str:
+        """Standard output, then the end of the error output."""
+        from upshot.sandbox.limits import Limits
+
+        result = await self._sandbox.run(str(arguments["code"]), limits=Limits(cpu_seconds=self.cpu_seconds))
+        if str(result.outcome) == "sandbox_fault":
+            raise RuntimeError(f"sandbox_fault: {result.detail}")  # the episode is missing, the policy is not to blame
+        errors = f"\n[stderr] {result.stderr[-1000:]}" if result.stderr else ""
+        ending = "" if str(result.outcome) == "passed" else f"\n[{result.outcome}]"
+        return (result.stdout + errors + ending).strip() or "(no output)"
+
+    async def aclose(self) -> None:
+        """Stop the sandbox if it was started here."""
+        if self._owned:
+            await self._sandbox.aclose()
+
+
+def make_tools(names: Sequence[str], corpus: str = "", sandbox: str = "local", results: int = 3) -> list[Tool]:
+    """Tools by name: calculator, python, search."""
+    made: list[Tool] = []
+    for name in names:
+        if name == "calculator":
+            made.append(Calculator())
+        elif name == "python":
+            made.append(Python(sandbox))
+        elif name == "search":
+            if not corpus:
+                raise UserError("the tool 'search' needs the option 'corpus' (a .jsonl or text file)")
+            made.append(Search(load_corpus(corpus), results))
+        else:
+            raise UserError(f"unknown tool '{name}'; {did_you_mean(name, ['calculator', 'python', 'search'])}")
+    return made
+
+
+class ToolEnvironment(Participant):
+    """Answers the calls of a turn, all at once; done when a turn has none.
+
+    Counts 'tool_calls' and 'tool_errors'. `role` is 'tool', or 'user' for chat templates that know no tool role.
+    """
+
+    def __init__(self, tools: Sequence[Tool], role: str = "tool", seconds: float = 30.0) -> None:
+        self.tools = {tool.name: tool for tool in tools}
+        self.role = role
+        self.seconds = seconds
+
+    async def observe(self, conversation: Conversation) -> Observation:
+        """The answers to the last turn's calls."""
+        last = conversation.last("assistant")
+        calls = calls_of(last) if last is not None else []
+        if not calls:
+            return Observation(done=True, reason="answered")
+        answers = await asyncio.gather(*(self._answer(call, conversation) for call in calls[:MAX_CALLS]))
+        answers += [("too many calls in one turn", False)] * len(calls[MAX_CALLS:])
+        messages = tuple(self._message(call, text) for call, (text, _) in zip(calls, answers, strict=True))
+        errors = sum(not good for _, good in answers)
+        return Observation(messages, metrics={"tool_calls": float(len(calls)), "tool_errors": float(errors)})
+
+    def _message(self, call: Call, text: str) -> Message:
+        if self.role == "tool":
+            return Message("tool", text, tool_call_id=call.id, name=call.name or None)
+        return Message(self.role, f"[{call.name}] {text}")
+
+    async def _answer(self, call: Call, conversation: Conversation) -> tuple[str, bool]:
+        if call.fault:
+            return f"error: {call.fault}", False
+        tool = self.tools.get(call.name)
+        if tool is None:
+            return f"error: unknown tool '{call.name}'; {did_you_mean(call.name, self.tools)}", False
+        missing = [key for key in tool.parameters if key not in call.arguments]
+        if missing:
+            return f"error: '{call.name}' needs the argument '{missing[0]}'", False
+        try:
+            text = await asyncio.wait_for(tool.call(call.arguments, conversation), self.seconds)
+        except TimeoutError:
+            return f"error: no answer within {self.seconds:g} s", False
+        except ValueError as error:
+            return f"error: {error}", False
+        return (text if len(text) <= MAX_ANSWER else f"{text[:MAX_ANSWER]} … (cut)"), True
+
+    async def aclose(self) -> None:
+        """Close the tools."""
+        await close_all(self.tools.values())
+
+
+def calls_of(message: Message) -> list[Call]:
+    """The tool calls of an assistant message, parsed or in its text."""
+    if message.tool_calls:
+        return [_from_openai(call, number) for number, call in enumerate(message.tool_calls)]
+    return [_from_text(body, number) for number, body in enumerate(_CALL.findall(message.content[-200_000:]))]
+
+
+def _from_openai(call: Mapping[str, Any], number: int) -> Call:
+    function = call.get("function") or {}
+    name = str(function.get("name", ""))
+    identity = str(call.get("id") or f"call_{number}")
+    arguments, fault = _arguments(function.get("arguments"))
+    return Call(identity, name, arguments, fault)
+
+
+def _from_text(body: str, number: int) -> Call:
+    identity = f"call_{number}"
+    try:
+        data = json.loads(body)
+    except (json.JSONDecodeError, RecursionError) as error:
+        return Call(identity, "", {}, f"the call is not JSON ({error})")
+    arguments, fault = _arguments(data.get("arguments", data.get("parameters", {})))
+    return Call(identity, str(data.get("name", "")), arguments, fault)
+
+
+def _arguments(value: Any) -> tuple[Mapping[str, Any], str]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (json.JSONDecodeError, RecursionError) as error:
+            return {}, f"the arguments are not JSON ({error})"
+    return (value, "") if isinstance(value, Mapping) else ({}, "the arguments are not an object")

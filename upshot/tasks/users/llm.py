@@ -1,0 +1,203 @@
+"""A simulated user played by a language model: any model of the `models/` layer.
+
+It sees the task, the hidden goal and the history, and answers with `{current_answer, thought, response}`. Its state
+lives in `conversation.session['user']`; the object itself only counts, so it serves all conversations at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from upshot.core.conversation import Conversation, Message, derive_seed
+from upshot.core.errors import UserError, did_you_mean
+from upshot.models.base import Model, ModelCallError, Sampling
+from upshot.tasks.participants.ask import Answer, Flaw, ask, text_schema
+from upshot.tasks.participants.base import Observation, User, count, users
+from upshot.tasks.participants.template import render
+from upshot.tasks.participants.transcript import as_lines, as_text, task_of
+from upshot.tasks.users.personas import VAGUENESS, check_persona, choose_persona
+from upshot.tasks.users.quality import is_early_end, is_role_flip, pasted
+
+END_SIGNAL = "[[TERMINATE CHAT]]"
+SIGNAL_VARIABLE = "COLLABLLM_TERMINATION_SIGNAL"
+"""The environment variable that CollabLLM takes another signal from."""
+SCHEMA = text_schema("current_answer", "thought", "response")
+_NAMES = {"user": "You", "assistant": "Assistant", "tool": "Tool"}
+
+
+@users.register("llm")
+class LLMUser(User):
+    """A language model that plays the person with the hidden goal."""
+
+    def __init__(
+        self,
+        model: Any = "user",
+        models: Mapping[str, Model] | None = None,
+        task_description: str = "",
+        persona: str | list[str] = "plain",
+        vagueness: Literal["low", "medium", "high"] = "medium",
+        end_signal: str = "",
+        template: str = "user",
+        temperature: float = 1.0,
+        max_tokens: int = 512,
+        repairs: int = 2,
+        paste_share: float = 0.5,
+        seed: int = 0,
+        task: Any = None,
+    ) -> None:
+        """Make the user.
+
+        model: a `Model`, or the name of one among the recipe's `models`.
+        task_description: what conversations are for (default: the task's own words); a row's `meta['task_desc']`
+            comes first.
+        persona: a name of `personas.PERSONAS`, 'mixed', a list to draw from by row, or a description in words.
+        vagueness: how much the user tells by itself.
+        end_signal: what the user writes to leave (default: $COLLABLLM_TERMINATION_SIGNAL, else [[TERMINATE CHAT]]).
+        template: name or path (.j2) of the prompt.
+        repairs: how often an unusable or out-of-role answer is asked for again.
+        paste_share: share of copied word 6-grams (`quality.pasted`) from which a message counts as a pasted goal.
+        seed: of the draw of personas.
+        """
+        check_persona(persona)
+        self.model = _find_model(model, models or {})
+        self.task_description = task_description or str(getattr(task, "description", ""))
+        self.persona = persona
+        self.vagueness = VAGUENESS[vagueness]
+        self.end_signal = end_signal or os.environ.get(SIGNAL_VARIABLE) or END_SIGNAL
+        self.template = template
+        self.sampling = Sampling(max_tokens=max_tokens, temperature=temperature)
+        self.repairs = repairs
+        self.paste_share = paste_share
+        self.seed = seed
+        super().__init__()
+
+    async def observe(self, conversation: Conversation) -> Observation:
+        """The user's next message, or its leaving; `ModelCallError` when the model gives nothing usable."""
+        flaws: list[str] = []
+        heard: list[Heard] = []
+
+        def check(values: Mapping[str, Any]) -> Flaw | None:
+            return key_flaw(values) or self._flaw(conversation, values, heard)
+
+        seed = derive_seed(conversation.seed, "user", len(conversation.turns))
+        sampling = Sampling(self.sampling.max_tokens, self.sampling.temperature, seed=seed)
+        prompt = self.prompt(conversation)
+        try:
+            answer = await ask(self.model, prompt, SCHEMA, check, sampling, "user", self.repairs, flaws)
+        except ModelCallError as error:
+            metrics = {**attempt_metrics(flaws), "user_failed": 1.0}
+            self._counts.update(metrics)
+            count(conversation, metrics)
+            raise ModelCallError(f"user {error.reason}", str(error)) from error
+        return self._observation(conversation, answer, next(h for h in heard if h.values is answer.values))
+
+    def prompt(self, conversation: Conversation) -> str:
+        """What the model is shown of a conversation."""
+        _, persona = choose_persona(self.persona, conversation.row, self.seed)
+        return render(
+            self.template,
+            persona=persona,
+            task=task_of(conversation, self.task_description),
+            goal=as_text(conversation.row.goal),
+            vagueness=self.vagueness,
+            end_signal=self.end_signal,
+            history=as_lines(conversation.messages, _NAMES),
+        )
+
+    def stats(self) -> dict[str, float]:
+        """Totals of the quality counters since the start, and the rates that can be compared between runs."""
+        totals = super().stats()
+        turns, ends = totals.get("user_turns", 0.0), totals.get("user_ended", 0.0)
+        if turns:
+            for name in ("user_role_flip", "user_goal_pasted", "user_goal_overlap"):
+                totals[f"{name}_rate"] = totals.get(name, 0.0) / turns
+        if ends:
+            totals["user_ended_early_rate"] = totals.get("user_ended_early", 0.0) / ends
+        return totals
+
+    def _observation(self, conversation: Conversation, answer: Answer, heard: Heard) -> Observation:
+        current = as_text(answer.values["current_answer"])
+        metrics = {
+            **attempt_metrics(answer.flaws),
+            "user_turns": 1.0,
+            "user_goal_overlap": heard.overlap,
+            "user_goal_pasted": float(heard.overlap >= self.paste_share),
+            "user_role_flip": float(heard.flip),
+        }
+        if heard.ended:
+            spoke = conversation.last("assistant") is not None
+            metrics["user_ended"] = 1.0
+            metrics["user_ended_early"] = float(is_early_end(spoke, current))
+        self._counts.update(metrics)
+        name, _ = choose_persona(self.persona, conversation.row, self.seed)
+        before = conversation.session.get("user", {})
+        conversation.session["user"] = {"persona": name, "answer": current, "turns": before.get("turns", 0) + 1}
+        note: dict[str, Any] = {
+            "current_answer": current,
+            "thought": as_text(answer.values["thought"]),
+            "persona": name,
+        }
+        if answer.flaws:
+            note["flaws"] = list(answer.flaws)
+        messages = (Message("user", heard.said),) if heard.said else ()
+        return Observation(messages, done=heard.ended, reason="user", note=note, metrics=metrics)
+
+    def _flaw(self, conversation: Conversation, values: Mapping[str, Any], heard: list[Heard]) -> Flaw | None:
+        """What is wrong with an answer, the first that applies; what was measured is kept in `heard`."""
+        response = values["response"]
+        said, ended = response.replace(self.end_signal, "").strip(), self.end_signal in response
+        if not said and not ended:
+            return Flaw("empty", '"response" is empty')
+        last = conversation.last("assistant")
+        flip = is_role_flip(said, last.content if last is not None else "")
+        share = pasted(as_text(conversation.row.goal), said)
+        heard.append(Heard(values, said, ended, flip, share))
+        if flip:
+            return Flaw("role_flip", "it talks like the assistant; you are the person who wants something", False)
+        if share >= self.paste_share:
+            return Flaw("goal_pasted", "it copies the goal; say it in your own words and leave details out", False)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One usable answer of the model, measured."""
+
+    values: Mapping[str, Any]
+    said: str
+    ended: bool
+    flip: bool
+    overlap: float
+
+
+def key_flaw(values: Mapping[str, Any]) -> Flaw | None:
+    """What is wrong with the shape of an answer."""
+    missing = [key for key in SCHEMA["required"] if key not in values]
+    if missing:
+        return Flaw("missing_key", f'the key "{missing[0]}" is missing')
+    if not isinstance(values["response"], str):
+        return Flaw("not_text", '"response" must be text')
+    return None
+
+
+def attempt_metrics(flaws: Sequence[str]) -> dict[str, float]:
+    """Counters of the attempts that were not good enough."""
+    broken = sum(flaw in ("bad_json", "truncated", "missing_key", "not_text") for flaw in flaws)
+    return {
+        "user_asked_again": float(len(flaws)),
+        "user_empty": float(flaws.count("empty")),
+        "user_broken_json": float(broken),
+    }
+
+
+def _find_model(model: Any, models: Mapping[str, Model]) -> Model:
+    if isinstance(model, Model):
+        return model
+    if model not in models:
+        raise UserError(
+            f"the user 'llm' is to be played by '{model}', which is no model; {did_you_mean(model, models)}"
+        )
+    return models[model]

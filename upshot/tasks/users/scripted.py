@@ -1,0 +1,56 @@
+"""A simulated user without a model: for offline work, tests and the quickstart."""
+
+from __future__ import annotations
+
+import re
+
+from upshot.core.conversation import Conversation, Message
+from upshot.tasks.participants.base import Observation, User, users
+from upshot.tasks.participants.transcript import as_text
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+
+
+@users.register("scripted")
+class ScriptedUser(User):
+    """Says its lines one after another, then leaves.
+
+    The lines are the row's `meta['script']`, else the option `lines`, else the sentences of the goal: a user that
+    lets out one piece of what it wants in every message.
+    """
+
+    def __init__(self, lines: list[str] | None = None, leave_when_answered: bool = True) -> None:
+        """Make the user; `leave_when_answered` ends the chat once the assistant's last message holds the reference."""
+        self.lines = lines
+        self.leave_when_answered = leave_when_answered
+        super().__init__()
+
+    async def observe(self, conversation: Conversation) -> Observation:
+        """The next line, or leaving when there is none or the answer has been given."""
+        lines = script_of(conversation, self.lines)
+        state = conversation.session.get("user", {"turns": 0})
+        if state["turns"] >= len(lines) or (self.leave_when_answered and self._answered(conversation)):
+            metrics = {"user_ended": 1.0}
+            self._counts.update(metrics)
+            return Observation(done=True, reason="user", metrics=metrics)
+        conversation.session["user"] = {"turns": state["turns"] + 1}
+        metrics = {"user_turns": 1.0}
+        self._counts.update(metrics)
+        return Observation((Message("user", lines[state["turns"]]),), metrics=metrics)
+
+    @staticmethod
+    def _answered(conversation: Conversation) -> bool:
+        reference, last = as_text(conversation.row.reference).strip(), conversation.last("assistant")
+        if not reference or last is None:
+            return False
+        return re.search(rf"(?<!\w){re.escape(reference)}(?!\w)", last.content) is not None
+
+
+def script_of(conversation: Conversation, lines: list[str] | None) -> list[str]:
+    """The lines of a conversation's user."""
+    own = conversation.row.meta.get("script")
+    if own:
+        return [str(line) for line in own]
+    if lines:
+        return lines
+    return [part.strip() for part in _SENTENCE_END.split(as_text(conversation.row.goal)) if part.strip()]

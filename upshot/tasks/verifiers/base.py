@@ -1,0 +1,147 @@
+"""What a verifier is: a response and a reference go in, a score (or missing, with the reason) comes out.
+
+A verifier is found by name or by the exact data source of a row (`openai/gsm8k`). It keeps no state between items, and
+is built from its name and JSON options alone, so a worker process or a remote scorer can build the same one.
+
+- `score` is the plain verdict, synchronous. `quick` may settle the easy cases without the cost or risk of `score`.
+- `risky` says that `score` may hang or eat memory on hostile input: managers then run it in a process they can kill.
+- Verifiers that wait for a model or a sandbox are `waits = True` and implement `verify` instead.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from upshot.config.registry import Registry
+from upshot.core.conversation import Message
+from upshot.core.score import Reason, Score
+from upshot.core.thought import after_thought
+from upshot.tasks.verifiers.statistics import binary_metrics, graded_metrics
+
+Extra = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What is to be verified: plain JSON data, so that it can be checked anywhere."""
+
+    source: str
+    """Name or data source of the verifier."""
+    response: str
+    reference: Any
+    extra: Extra = field(default_factory=dict)
+    """What else the verifier may need: the question, unit tests, a rubric."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Constructor options of the verifier, such as {'mode': 'flexible'}."""
+
+
+class Verifier:
+    """Right or wrong, or how good. Constructor keyword arguments are its options."""
+
+    graded: bool = False
+    """Scores are grades in [0, 1] rather than 0 or 1."""
+    risky: bool = False
+    waits: bool = False
+    needs: tuple[str, ...] = ("reference",)
+    """What a row must have for this verifier: 'reference', 'extra.tests' …"""
+    verdict_on: str = "whether the final answer is right"
+    """What a score of 1 says yes to; a monitor is asked to predict it."""
+
+    @property
+    def rating(self) -> dict[str, Any]:
+        """The JSON schema of the number that a monitor answers with."""
+        return {"type": "number", "minimum": 0, "maximum": 1}
+
+    def warm(self) -> None:
+        """Import and build what is slow to start, before the first item is timed."""
+
+    def quick(self, response: str, reference: Any, extra: Extra) -> Score | None:
+        """The verdict where it is cheap and safe to find; None leaves it to `score`."""
+        return None
+
+    def score(self, response: str, reference: Any, extra: Extra) -> Score:
+        """The verdict."""
+        raise NotImplementedError(f"{type(self).__name__} waits for a model or sandbox: use 'await verify(…)'")
+
+    async def verify(self, response: str, reference: Any, extra: Extra) -> Score:
+        """The verdict; verifiers that wait override this."""
+        return self.score(response, reference, extra)
+
+    def metrics(self, predictions: Sequence[Score], truths: Sequence[Score]) -> dict[str, float]:
+        """How well predicted scores (a monitor's, another verifier's) agree with this verifier's own."""
+        return graded_metrics(predictions, truths) if self.graded else binary_metrics(predictions, truths)
+
+    def judge_messages(self, question: str, response: str, reference: Any) -> list[Message]:
+        """What to ask a judge model when the verdict is left to one."""
+        return [Message("user", JUDGE.format(question=question, response=response, reference=reference))]
+
+    def parse_judge(self, text: str) -> Score:
+        """The score in a judge's answer; missing when there is none."""
+        return parse_score(text, "judge", 1.0)
+
+    def monitor_messages(self, question: str, thought: str) -> list[Message]:
+        """What to ask a monitor that sees the question and the thought only, and predicts this verifier's score."""
+        scale = "a grade from 0.0 (not at all) to 1.0 (fully)" if self.graded else "1 if so, else 0"
+        what = f"{self.verdict_on}: {scale}"
+        return [Message("user", MONITOR.format(question=question, thought=thought, what=what))]
+
+    def parse_monitor(self, text: str) -> Score:
+        """The predicted score in a monitor's answer; missing when there is none."""
+        return parse_score(text, "monitor", 1.0)
+
+
+JUDGE = """\
+Judge whether a response answers a question correctly. Compare its final answer with the reference; the wording \
+does not matter.
+
+[Question]
+{question}
+
+[Reference]
+{reference}
+
+[Response]
+{response}
+
+Answer with JSON only: {{"thought": "<why>", "score": 1}} if the final answer is correct, else "score": 0."""
+
+MONITOR = """\
+Below are a question and the reasoning somebody wrote before answering. You do not see the answer. Predict from the \
+reasoning alone {what}.
+
+[Question]
+{question}
+
+[Reasoning]
+{thought}
+
+Answer with JSON only: {{"thought": "<why, briefly>", "score": <number>}}."""
+
+
+def parse_score(text: str, who: str, top: float) -> Score:
+    """The `score` (or `verdict`) of the last JSON object after the thought, divided by `top`; missing when absent."""
+    said = after_thought(text)
+    # The whole text first: a thought may hold braces of its own, which the search below would stumble over.
+    for candidate in (text, said, *reversed(re.findall(r"\{[^{}]*\}", said[-20_000:]))):
+        try:
+            data = json.loads(candidate)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(data, dict):
+            continue
+        value = data.get("score", data.get("verdict"))
+        if isinstance(value, bool | int | float):
+            if not 0 <= value <= top:
+                return Score.missing(Reason.BAD_ANSWER, f"{who}: score out of range", raw=value)
+            return Score(float(value) / top, detail={"thought": str(data.get("thought", ""))[:2000]})
+    return Score.missing(Reason.BAD_ANSWER, f"{who}: no score in the answer", text=text[:200])
+
+
+verifiers: Registry[Verifier] = Registry(
+    "verifier", "upshot.tasks.verifiers", "upshot.tasks.verifiers.math", "upshot.tasks.verifiers.ifeval"
+)
+"""Verifiers by name and by exact data source."""

@@ -1,0 +1,1 @@
+"""Conditions that a program can check: how many words, which language, what first."""

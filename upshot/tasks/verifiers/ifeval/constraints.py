@@ -1,0 +1,114 @@
+"""Instruction following: which of a row's constraints a response keeps."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from upshot.core.errors import did_you_mean
+from upshot.core.score import Reason, Score
+from upshot.tasks.verifiers.base import Extra, Verifier, verifiers
+from upshot.tasks.verifiers.ifeval import olmo  # noqa: F401 (registers its kinds)
+from upshot.tasks.verifiers.ifeval.checks import CHECKS, UnknownKind, keeps
+from upshot.tasks.verifiers.ifeval.old_constraints import SAME
+
+Constraint = tuple[str, dict[str, Any]]
+
+
+class BadRow(ValueError):
+    """A row whose constraints cannot be told."""
+
+
+def constraints_of(reference: Any, extra: Extra) -> list[Constraint]:
+    """The constraints of a row: IFEval columns, a dictionary or JSON of them, or the older `func_name` form."""
+    data = _decoded(reference)
+    if isinstance(data, Sequence) and not isinstance(data, str) and data:
+        data = [_decoded(item) for item in data]
+    if isinstance(data, list) and data and isinstance(data[0], Mapping):
+        return [constraint for item in data for constraint in constraints_of(item, {})]
+    if not isinstance(data, Mapping) or not data:
+        data = extra
+    if "func_name" in data:
+        name, renamed = SAME.get(str(data["func_name"]), (str(data["func_name"]), {}))
+        return [(name, _given({renamed.get(k, k): v for k, v in data.items() if k != "func_name"}))]
+    names = data.get("instruction_id_list") or data.get("instruction_id") or data.get("instruction_ids") or []
+    names = [names] if isinstance(names, str) else list(names)
+    arguments = _decoded(data.get("kwargs")) or [{}] * len(names)
+    arguments = [arguments] if isinstance(arguments, Mapping) else list(arguments)
+    if len(arguments) != len(names):
+        raise BadRow(f"{len(names)} constraints but {len(arguments)} kwargs")
+    return [(name, _given(_decoded(given) or {})) for name, given in zip(names, arguments, strict=True)]
+
+
+def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in arguments.items() if value is not None}
+
+
+def _decoded(value: Any) -> Any:
+    """A value that may be JSON or a Python literal in a string."""
+    if not isinstance(value, str) or len(value) > 100_000:
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        pass
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return value
+
+
+@verifiers.register(
+    "constraints", "ifeval", "google/IFEval", "allenai/IF_multi_constraints_upto5", "allenai/RLVR-IFeval"
+)
+class Constraints(Verifier):
+    """1 when every constraint is kept; with `partial`, the share of those kept, of those that can be checked."""
+
+    verdict_on = "whether the final answer keeps all constraints of the request"
+
+    def __init__(self, mode: Literal["strict", "loose"] = "strict", partial: bool = False) -> None:
+        """mode: loose also accepts the response without its first or last line, or without asterisks."""
+        self.mode = mode
+        self.partial = partial
+        self.graded = partial
+
+    def score(self, response: str, reference: Any, extra: Extra) -> Score:
+        """The verdict; missing when the row has no constraint, or one that cannot be checked decides it."""
+        try:
+            wanted = constraints_of(reference, extra)
+        except BadRow as error:
+            return Score.missing(Reason.BAD_ROW, f"constraints: {error}")
+        if not wanted:
+            return Score.missing(Reason.BAD_ROW, "constraints: none in the row")
+        response = response[:200_000]
+        variants = loose_variants(response) if self.mode == "loose" else [response]
+        kept: list[bool] = []
+        broken: list[str] = []
+        unknown: dict[str, str] = {}
+        for name, given in wanted:
+            try:
+                kept.append(any(keeps(text, name, given) for text in variants))
+            except UnknownKind as error:
+                unknown[name] = str(error)
+            except (TypeError, ValueError, AttributeError, LookupError) as error:  # wrong arguments
+                if not self.partial:
+                    raise
+                unknown[name] = f"'{name}': {error}"
+            else:
+                broken += [] if kept[-1] else [name]
+        if unknown and (not kept or (not self.partial and not broken)):  # what is known does not settle the row
+            name, why = next(iter(unknown.items()))
+            hint = did_you_mean(name, CHECKS) if name not in CHECKS else ""
+            return Score.missing(Reason.BAD_ROW, f"constraints: {why}", hint=hint)
+        value = sum(kept) / len(kept) if self.partial else float(all(kept))
+        return Score(value, detail={"broken": broken} | ({"unknown": list(unknown)} if unknown else {}))
+
+
+def loose_variants(response: str) -> list[str]:
+    """IFEval's loose readings: without the first line, the last line, both; each with and without asterisks."""
+    lines = response.split("\n")
+    texts = [response, "\n".join(lines[1:]), "\n".join(lines[:-1]), "\n".join(lines[1:-1])]
+    return texts + [re.sub(r"\*", "", text) for text in texts]

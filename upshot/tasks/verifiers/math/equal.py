@@ -1,0 +1,251 @@
+"""Whether two mathematical answers are the same, by their kinds and exact values.
+
+Each answer is read as what it is (`math_reading`); things of different kinds are different: an equation, a relation or
+a text about a number is not that number. Algebra (`algebra`) is asked only where both are of one kind and the values
+inside are beyond `expressions`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from upshot.tasks.verifiers.math.answer import MAX_ANSWER
+from upshot.tasks.verifiers.math.expressions import MALFORMED, READABLE, Reading, may_be_number, reading, same_value
+from upshot.tasks.verifiers.math.kinds import (
+    Assignments,
+    Chain,
+    Collection,
+    Equation,
+    Kind,
+    Matrix,
+    Opaque,
+    Reals,
+    Value,
+    Words,
+)
+from upshot.tasks.verifiers.math.latex import canonical, closed_up
+from upshot.tasks.verifiers.math.reading import choice_of, kind_of
+from upshot.tasks.verifiers.math.sets import as_reals
+from upshot.tasks.verifiers.math.units import unit_factor
+
+_TOWER = re.compile(
+    r"\^\s*(?:\{[^{}]{0,40}|\w)\^|\*\*\s*\(?[\w.]{1,40}\s*\*\*|\^\s*\{?\s*-?\d{4,}|\*\*\s*\(?-?\d{4,}|\d{400,}"
+    r"|\)\s*\^\s*\{?\s*(?:[3-9]\d|\d{3,})|\d{4,}\s*\)?!"
+)
+
+_WORTHS = {("percent", ""): "/100", ("degree", ""): "*\\pi/180", ("degree", "radian"): "*\\pi/180"}
+"""What a sign is worth beside a value without it: 50% is 50 and a half, 30° is 30 and π/6."""
+
+
+def costly(answer: str, truth: str) -> bool:
+    """Whether an answer is one that nobody writes and algebra would choke on."""
+    if _TOWER.search(answer) and not _TOWER.search(truth):
+        return True
+    return _depth(answer) > 12 or answer.count("=") > 10 or answer.count("+") > 60
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for character in text:
+        if character in "{([":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in "})]":
+            depth -= 1
+    return deepest
+
+
+def quick_verdict(answer: str, truth: str) -> bool | None:
+    """Equal or not where spelling, kinds and exact values settle it; None when mathematics is needed."""
+    if answer.strip() == truth.strip():
+        return bool(answer.strip())
+    if len(answer) > MAX_ANSWER or len(truth) > 10 * MAX_ANSWER or costly(answer, truth):
+        return False
+    spelled = _unmarked(answer)
+    if not spelled or spelled == _unmarked(truth):
+        return bool(spelled)
+    (chosen, alone), (choice, bare) = choice_of(answer), choice_of(truth)
+    if chosen and choice and (chosen != choice or alone or bare):  # else what stands behind the letters counts too
+        return chosen == choice
+    return same_kind(kind_of(answer), kind_of(truth))
+
+
+def _unmarked(answer: str) -> str:
+    """An answer as it is seen: without spaces and without the marks of texts."""
+    return closed_up(re.sub("[⟪⟫]", " ", canonical(answer)).strip())
+
+
+def same_kind(given: Kind, wanted: Kind) -> bool | None:
+    """Whether an answer is the wanted thing; None when mathematics is needed to tell."""
+    if isinstance(wanted, Chain):
+        return same_kind(given, wanted.items[-1])
+    if isinstance(given, Chain):
+        last = given.items[-1]
+        return all_of([same_kind(last, wanted), *(_same_step(item, last) for item in given.items[:-1])])
+    if isinstance(given, Value) and isinstance(wanted, Value):
+        return _same_named(given, wanted)
+    if isinstance(given, Words) or isinstance(wanted, Words):
+        return _spelling(given) == _spelling(wanted)
+    if isinstance(given, Equation) or isinstance(wanted, Equation):
+        return _same_equation(given, wanted)
+    if isinstance(given, Matrix) and isinstance(wanted, Matrix):
+        if [len(row) for row in given.rows] != [len(row) for row in wanted.rows]:
+            return False
+        pairs = zip(given.rows, wanted.rows, strict=True)
+        return all_of(same_kind(a, b) for row, other in pairs for a, b in zip(row, other, strict=True))
+    if isinstance(given, Assignments) or isinstance(wanted, Assignments):
+        return _same_assignments(given, wanted)
+    if isinstance(given, Opaque) and isinstance(wanted, Opaque):
+        return None if "⟪" not in given.text + wanted.text else _said(given.text) == _said(wanted.text)
+    return _same_set(given, wanted)
+
+
+def all_of(verdicts: Iterable[bool | None]) -> bool | None:
+    """False if any is, else unknown if any is, else true."""
+    found = list(verdicts)
+    return False if False in found else None if None in found else True
+
+
+def _same_step(item: Kind, last: Kind) -> bool | None:
+    """Whether a step of a chain comes to its end; a step may be arithmetic."""
+    if isinstance(item, Value) and isinstance(last, Value):
+        return same_value(item.text, last.text)
+    return same_kind(item, last)
+
+
+def _spelling(kind: Kind) -> str:
+    text = kind.text if isinstance(kind, Words | Value) and not getattr(kind, "unit", "") else "?" + repr(kind)
+    text = text.strip("()")
+    return text if len(text) == 1 else text.lower()
+
+
+def _said(text: str) -> str:
+    return re.sub(r"[⟪⟫]|(?<=[a-z])\.|(?<=[a-z.⟫]) | (?=[a-z⟪])", "", text.lower())
+
+
+def _same_named(given: Value, wanted: Value) -> bool | None:
+    if given.name and wanted.name and given.name != wanted.name and not _letters(wanted.text):
+        return False
+    if given.base or wanted.base:
+        return _same_digits(given, wanted)
+    if _refused(given.text, wanted.text):
+        return False
+    factor = unit_factor(given.unit, wanted.unit)
+    scaled = f"({given.text})*({factor})" if factor not in (None, 1) else given.text
+    verdict = False if factor is None else same_value(scaled, wanted.text)
+    for one, other in ((given, wanted), (wanted, given)):
+        if worth := _WORTHS.get((one.unit, other.unit)):
+            return verdict or same_value(f"({one.text}){worth}", other.text)
+    return verdict
+
+
+def _same_digits(given: Value, wanted: Value) -> bool | None:
+    """Digits in a base: it may be left out where the reference says it, but 17 in base 8 is not 17."""
+    if {given.base, wanted.base} <= {0, 10}:
+        return _same_worth(given.text, wanted.text)
+    if given.base not in (wanted.base, 0):
+        return False
+    return given.text.lstrip("0") == wanted.text.lstrip("0")
+
+
+def _same_worth(given: str, wanted: str) -> bool | None:
+    return False if _refused(given, wanted) else same_value(given, wanted)
+
+
+def _letters(text: str) -> bool:
+    found = reading(text)
+    return isinstance(found, Reading) and found.letters
+
+
+def _refused(given: str, wanted: str) -> bool:
+    """Whether an answer is no value of the reference's kind, however equal it may come out."""
+    if _commands(given) - READABLE - _commands(wanted) or ("!" in given and "!" not in wanted and "!!" in given):
+        return True  # something left to do: an integral, a maximum, a floor
+    first, second = reading(given), reading(wanted)
+    if first == MALFORMED:
+        return True
+    if not isinstance(first, Reading):
+        return isinstance(second, Reading) and not second.letters and not may_be_number(given)
+    if not isinstance(second, Reading):
+        return first.undone and second is None and not re.search(r"[-+*/]|\\cdot|\\times", wanted)
+    return not second.letters and (first.letters or (first.undone and not second.undone))
+
+
+def _commands(text: str) -> set[str]:
+    return set(re.findall(r"\\([a-zA-Z]+)", text))
+
+
+def _same_equation(given: Kind, wanted: Kind) -> bool | None:
+    """Equations are the same when one is the other times a number; `3x = 12` is no solution."""
+    if isinstance(wanted, Value) and not (wanted.name and _letters(wanted.text)):
+        return False
+    first, second = _difference(given), _difference(wanted)
+    if first is None or second is None:
+        return False
+    values = [(reading(first, point), reading(second, point)) for point in ("first", "second", "negative")]
+    ratios = []
+    for one, other in values:
+        if not isinstance(one, Reading) or not isinstance(other, Reading):
+            return None
+        if not one.value or not other.value:
+            return None
+        ratios.append(one.value / other.value)  # type: ignore[operator]
+    return all(abs(complex(ratio - ratios[0])) <= 1e-9 * abs(complex(ratio)) for ratio in ratios[1:])  # type: ignore[operator]
+
+
+def _difference(kind: Kind) -> str | None:
+    if isinstance(kind, Equation):
+        return f"({kind.left})-({kind.right})"
+    return f"({kind.name})-({kind.text})" if isinstance(kind, Value) and kind.name else None
+
+
+def _same_assignments(given: Kind, wanted: Kind) -> bool | None:
+    """x = 1, y = 2 is the point (1, 2)."""
+    if isinstance(given, Assignments) and isinstance(wanted, Assignments):
+        if [name for name, _ in given.items] != [name for name, _ in wanted.items]:
+            return False
+        return all_of(same_kind(a, b) for (_, a), (_, b) in zip(given.items, wanted.items, strict=True))
+    one, other = (given, wanted) if isinstance(given, Assignments) else (wanted, given)
+    if not isinstance(one, Assignments) or not isinstance(other, Collection) or other.brackets != "()":
+        return False
+    return _in_order([_unnamed(kind) for _, kind in one.items], other.items)
+
+
+def _unnamed(kind: Kind) -> Kind:
+    return Value(kind.text, kind.unit) if isinstance(kind, Value) else kind
+
+
+def _same_set(given: Kind, wanted: Kind) -> bool | None:
+    if isinstance(given, Collection) and isinstance(wanted, Collection):
+        loose = ("", "⦃⦄")
+        if given.brackets in loose and wanted.brackets in loose:
+            return _in_any_order(given.items, wanted.items)
+        verdict = _in_order(given.items, wanted.items) if given.brackets == wanted.brackets else False
+        if verdict is not None or as_reals(given) is None:
+            return verdict
+    for one, other in ((given, wanted), (wanted, given)):  # a set of one is its member
+        if isinstance(one, Value) and isinstance(other, Collection) and other.brackets == "⦃⦄":
+            return _in_any_order([given] if one is given else other.items, other.items if one is given else [wanted])
+    first, second = as_reals(given), as_reals(wanted)
+    if first is None or second is None:
+        return False
+    if isinstance(given, Reals) and isinstance(wanted, Reals) and given.variable and wanted.variable:
+        return first.same(second) if given.variable == wanted.variable else False
+    return first.same(second)
+
+
+def _in_order(items: Sequence[Kind], others: Sequence[Kind]) -> bool | None:
+    return all_of(same_kind(a, b) for a, b in zip(items, others, strict=True)) if len(items) == len(others) else False
+
+
+def _in_any_order(items: Sequence[Kind], others: Sequence[Kind]) -> bool | None:
+    left = list(others)
+    if len(items) != len(left):
+        return False
+    for item in items:
+        verdicts = [True if item == other else same_kind(_unnamed(item), _unnamed(other)) for other in left]
+        if True not in verdicts:
+            return None if None in verdicts else False
+        left.pop(verdicts.index(True))
+    return True

@@ -1,0 +1,209 @@
+"""What kind of thing a mathematical answer is: a value, a collection, a set of reals, an equation, a matrix, words.
+
+`kind_of` reads a canonical answer (see `latex`) by its outermost structure and leaves the values inside as texts.
+Text that says something about the answer, relations it does not understand and the like are `Opaque`: equal only to
+the same spelling.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+from upshot.tasks.verifiers.math.kinds import (
+    Assignments,
+    Chain,
+    Collection,
+    Equation,
+    Kind,
+    Matrix,
+    Opaque,
+    Reals,
+    Value,
+    Words,
+)
+from upshot.tasks.verifiers.math.latex import NEW_ROW, canonical, closed_up, top_level
+from upshot.tasks.verifiers.math.real_sets import ALL, EMPTY
+from upshot.tasks.verifiers.math.sets import LETTER, combined, conditions, inequality
+from upshot.tasks.verifiers.math.units import undressed
+
+_JOIN = re.compile(r"[,;]?(?:⟪(?:and|or)⟫|\\lor(?![a-z])|\\land(?![a-z]))|[,;]")
+_RELATION = re.compile(
+    r"\\(?:le|ge|ne|approx|in|equiv|sim|cong|subset|subseteq|perp|parallel|to|mapsto)(?![a-z])|[=<>]"
+)
+_SET_OPERATOR = re.compile(r"\\(?:cup|cap|setminus)(?![a-z])")
+_ENVIRONMENT = re.compile(r"\\begin\{p?matrix\}(?:\{[^{}]*\})?(.*)\\end\{p?matrix\}")
+_BASE = re.compile(r"\(?([0-9A-F]+)\)?_(?:\{(\d{1,2})\}|(\d))")
+_SUBJECT = (
+    r"(?:\\overline\{[A-Z]{2}\}|\[[A-Z]{3,5}\]|\|[A-Z]{1,3}\||[a-zA-Z](?:\^\{-1\})?"
+    r"|\\[a-zA-Z]+|\\angle ?[A-Z]{1,3}|[A-Z]{1,4})(?:_(?:\{[^{}]*\}|\w))?'*"
+)
+_NAME = re.compile(
+    rf"{_SUBJECT}|(?:{_SUBJECT}|\\(?:sin|cos|tan|log|ln)) ?\(?(?:{_SUBJECT}|-?\d+|[A-Z] ?\\(?:cup|cap) ?[A-Z])\)?"
+    r"|⟪[^⟪⟫]+⟫|[PE][(\[][^()\[\]]*[)\]]|\\frac\{d[a-z]?\}\{d[a-z]\}"
+)
+_BARE_JOIN = re.compile(r"⟪[^⟪⟫]*⟫|(?<![a-zA-Z\\])(and|or)(?![a-zA-Z])")
+_FRENCH = re.compile(r"([\]\[(])([^\[\]()]*,[^\[\]()]*)([\[\])])")
+_SAID_SETS = {
+    **dict.fromkeys(("no solution", "no solutions", "no real solution", "no real solutions", "empty set"), EMPTY),
+    **dict.fromkeys(("all real numbers", "all reals"), ALL),
+}
+
+
+@lru_cache(maxsize=8192)
+def kind_of(answer: str) -> Kind:
+    """What an answer is."""
+    text = _BARE_JOIN.sub(lambda m: f"⟪{m[1]}⟫" if m[1] else m[0], canonical(answer))
+    dressed = undressed(text)
+    if dressed is None:
+        return Opaque(closed_up(text))
+    found = _read(closed_up(dressed.body))
+    if not dressed.unit:
+        return found
+    if isinstance(found, Value) and not found.base:
+        return Value(found.text, dressed.unit, name=found.name)
+    if isinstance(found, Chain) and isinstance(found.items[-1], Value):
+        return Chain((*found.items[:-1], Value(found.items[-1].text, dressed.unit)))
+    return Opaque(closed_up(text)) if dressed.unit in ("percent", "dollar", "euro") else found
+
+
+def choice_of(answer: str) -> tuple[str, bool]:
+    """The letter of a choice in an answer, if any, and whether it is all there is: `(C)`, but not `(C) 12`."""
+    text = canonical(answer)
+    alone = re.fullmatch(r"⟪?\(?([A-J])\)?⟫?", text)
+    dressed = None if alone else undressed(text)
+    return (alone[1], True) if alone else (dressed.label if dressed else "", False)
+
+
+def _read(text: str, depth: int = 0) -> Kind:
+    if not text or depth > 8:
+        return Opaque(text)
+    if said := _words(text):
+        return said
+    pieces = top_level(text, _JOIN)
+    if len(pieces) > 1:
+        return _several(pieces[::2], pieces[1::2], depth)
+    sides = top_level(text, _RELATION)
+    if len(sides) > 1:
+        return _related(sides[::2], sides[1::2], depth)
+    parts = top_level(text, _SET_OPERATOR)
+    if len(parts) > 1:
+        return combined([_read(part, depth + 1) for part in parts[::2]], parts[1::2]) or Opaque(text)
+    return _single(text, depth)
+
+
+def _words(text: str) -> Words | Reals | None:
+    if re.fullmatch(r"(?:⟪[^⟪⟫]*⟫)+", text):
+        said = " ".join(re.findall(r"[^⟪⟫]+", text))
+    elif re.fullmatch(r"[a-zA-Z]{4,}|(?i:yes|no|odd)|\(?[A-Z]\)", text):
+        said = text
+    else:
+        return None
+    said = " ".join(re.sub(r"[^\w\s]", " ", said).split())
+    said = said if len(said) == 1 else said.lower()
+    return Reals(_SAID_SETS[said]) if said in _SAID_SETS else Words(said)
+
+
+def _single(text: str, depth: int) -> Kind:
+    if text == "\\R":
+        return Reals(ALL)
+    if text in ("\\emptyset", "⦃⦄"):
+        return Reals(EMPTY)
+    if environment := _ENVIRONMENT.fullmatch(text):
+        rows = [row for row in environment[1].split(NEW_ROW) if row.strip()]
+        return Matrix(tuple(tuple(_read(cell, depth + 1) for cell in row.split("&")) for row in rows))
+    if base := _BASE.fullmatch(text):
+        return Value(base[1], base=int(base[2] or base[3]))
+    if french := _FRENCH.fullmatch(text):
+        opening, closing = "(" if french[1] == "]" else french[1], ")" if french[3] == "[" else french[3]
+        text = f"{opening}{french[2]}{closing}"
+    if text[0] in "([⦃" and text[-1] in ")]⦄" and _encloses(text):
+        return _enclosed(text, depth) or Value(text)
+    if "\\pm" in text and text.count("\\pm") == 1 and "\\mp" not in text:
+        both = (text.replace("\\pm", "+", 1).removeprefix("+"), text.replace("\\pm", "-", 1))
+        return Collection("", tuple(_read(one.strip(), depth + 1) for one in both))
+    return Opaque(text) if "⟪" in text or text.count("|") % 2 or ":" in text else Value(text)
+
+
+def _encloses(text: str) -> bool:
+    """Whether the first bracket is closed by the last."""
+    level = 0
+    for position, character in enumerate(text):
+        level += (character in "([{⦃") - (character in ")]}⦄")
+        if level == 0:
+            return position == len(text) - 1
+    return False
+
+
+def _enclosed(text: str, depth: int) -> Kind | None:
+    """A collection or a set given by its condition; None for brackets around one value."""
+    inside = text[1:-1]
+    if text[0] == "⦃":
+        described = re.fullmatch(r"(\w)(?:\\in\\R)?[|:](.+)", inside)
+        if described:
+            found = _read(described[2], depth + 1)
+            return found if isinstance(found, Reals) else Opaque(text)
+    items = top_level(inside, re.compile("[,;]"))[::2]
+    if len(items) < 2 and text[0] != "⦃":
+        return None
+    return Collection(text[0] + text[-1], _flat(_read(item, depth + 1) for item in items))
+
+
+def _flat(kinds: Iterable[Kind]) -> tuple[Kind, ...]:
+    """Things with the items of plain lists among them (`\\pm 2`) in their place."""
+    nested = (kind.items if isinstance(kind, Collection) and not kind.brackets else (kind,) for kind in kinds)
+    return tuple(item for items in nested for item in items)
+
+
+def _several(pieces: list[str], joins: list[str], depth: int) -> Kind:
+    read = [_read(piece, depth + 1) for piece in pieces]
+    if all(isinstance(kind, Reals) and kind.variable for kind in read):
+        return conditions([kind for kind in read if isinstance(kind, Reals)], joins)
+    names = [_assigned(piece) for piece in pieces]
+    subjects = {name and re.sub("_.*", "", name) for name in names}
+    if all(names) and len(subjects) == len(names):
+        return Assignments(tuple(sorted(zip(map(str, names), read, strict=True), key=lambda item: item[0])))
+    return Collection("", _flat(read))
+
+
+def _assigned(piece: str) -> str | None:
+    name, equals, _ = piece.partition("=")
+    return name if equals and _NAME.fullmatch(name) else None
+
+
+def _related(sides: list[str], relations: list[str], depth: int) -> Kind:
+    whole = "".join(a + b for a, b in zip(sides, [*relations, ""], strict=True))
+    if not all(sides[1:]) or (not sides[0] and relations[0] != "\\approx"):
+        return Opaque(whole)
+    if set(relations) <= {"=", "\\approx"}:
+        return _equal(sides, relations, depth) or Opaque(whole)
+    if relations == ["\\in"] and re.fullmatch(rf"{LETTER.pattern}|\([a-z,]+\)", sides[0]):
+        found = _read(sides[1], depth + 1)
+        inside = Collection("⦃⦄", found.items) if isinstance(found, Collection) and found.brackets == "⦃⦄" else found
+        return Opaque(whole) if isinstance(inside, Value | Words) else inside
+    return inequality(sides, relations) or Opaque(whole)
+
+
+def _equal(sides: list[str], relations: list[str], depth: int) -> Kind | None:
+    """A value with its name, or an equation; of `a = b ≈ c` what stands before the ≈."""
+    if "\\approx" in relations:
+        at = relations.index("\\approx")
+        exact = sides[: at + 1]
+        named = len(exact) == 1 and (not exact[0] or _NAME.fullmatch(exact[0]))
+        if named:
+            exact, at = [exact[0] or "x", *sides[1:2]], at + 1
+        if not all(relation == "\\approx" for relation in relations[at:]) or len(exact) == 1:
+            return _read(exact[0], depth + 1) if len(exact) == 1 else None
+        sides = exact
+    name, *values = sides
+    tuple_name = re.fullmatch(r"\([a-zA-Z](?:,[a-zA-Z])+\)", name)
+    if not (_NAME.fullmatch(name) or tuple_name):
+        return Equation(*sides) if len(sides) == 2 else None
+    read = [_read(value, depth + 1) for value in values]
+    last = read[-1]
+    if len(read) > 1:
+        return Chain(tuple(read))
+    if not tuple_name and isinstance(last, Value) and not last.base:
+        return Value(last.text, last.unit, name=name)
+    return None if isinstance(last, Opaque) else last

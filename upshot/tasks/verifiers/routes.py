@@ -1,0 +1,64 @@
+"""Which verifier a row of a mixed set goes to: its data source where one is known by it, else the mix's own label.
+
+Dolci and OLMo mixes label rows in `dataset` (a name or a list of one), sometimes with the kind in front of the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from upshot.tasks.verifiers.base import verifiers
+
+LABELS: dict[str, str] = {
+    "gsm8k": "gsm8k",
+    "math": "math",
+    "strict_math": "math",
+    "math_hard": "math",
+    "code": "code",
+    "code_stdio": "code-stdio",
+    "code_contests": "code-contests",
+    "code_contests_modify_code": "code-contests",
+    "hendrycks_math": "math",
+    "ifeval": "constraints",
+    "ifeval_old": "constraints",
+    "instruction_following": "constraints",
+    "precise_if": "constraints",
+    "general": "general-quality",
+    "general_quality": "general-quality",
+    "general-quality_ref": "general-quality",
+    "string_matcher": "exact-match",
+    "string_f1": "exact-match",
+    "flan": "exact-match",
+}
+"""Labels of the Dolci and OLMo mixes → verifiers."""
+
+
+def route(record: Mapping[str, Any], fallback: str) -> str:
+    """The verifier's name for a record."""
+    source = record.get("data_source")
+    if isinstance(source, str) and source in verifiers:
+        return source
+    known = {_spelled(name): name for name in verifiers.names()} if isinstance(source, str) else {}
+    if isinstance(source, str) and _spelled(source) in known:
+        return known[_spelled(source)]
+    for key in ("data_source", "dataset", "verifier", "ability"):
+        label = record.get(key)
+        labels = [label] if isinstance(label, str) else list(label or [])
+        for name in labels:
+            if labelled := verifier_of_label(name):
+                return labelled
+    return fallback or (source if isinstance(source, str) else "")
+
+
+def verifier_of_label(label: Any) -> str:
+    """The verifier of a mix's label; '' where none is known."""
+    return _SPELLED.get(_spelled(str(label)), "")
+
+
+def _spelled(name: str) -> str:
+    """A name as all its spellings are: case and the kind of dash do not matter."""
+    return name.lower().replace("_", "-")
+
+
+_SPELLED = {_spelled(label): name for label, name in LABELS.items()}

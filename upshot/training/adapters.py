@@ -1,0 +1,104 @@
+"""LoRA adapters: new ones, those of an earlier training, those of a checkpoint.
+
+Where `model.path` is itself an adapter (the checkpoint of an SFT with LoRA), one rule of three holds, and the run says
+which: without `model.lora` it is merged into its base model and all weights are trained; with a `model.lora` of its
+shape it is trained on; with another shape it is merged, the result is kept in the run folder as `start/`, and new
+adapters are trained on that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from upshot.config.recipe import LoraConfig, PolicyConfig
+from upshot.core.errors import UserError
+from upshot.models.local import adapter_config, load_whole
+from upshot.run.checkpoints import fill, place
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run begins with."""
+
+    model: str
+    """The model to load; empty: a new one."""
+    adapter: str = ""
+    """The adapter to train on; empty: none, or a new one."""
+
+
+def find_start(config: PolicyConfig, run: Path, say: Callable[[str], None]) -> Start:
+    """What `model.path` means for this recipe."""
+    found = adapter_config(config.path) if config.path else None
+    if found is None:
+        return Start(config.path)
+    base = found["base_model_name_or_path"]
+    what = f"model.path '{config.path}' is an adapter of '{base}'"
+    if config.lora is None:
+        say(f"{what}: it is merged, and all weights are trained")
+        return Start(config.path)
+    if same_shape(config.lora, found) and adapter_config(base) is None:
+        say(f"{what}: it is trained on; the reference is the model with it")
+        return Start(base, config.path)
+    merged = run.resolve() / "start"
+    say(
+        f"{what} with another shape than model.lora: it is merged into '{merged}', and new adapters are trained on that"
+    )
+    if not merged.is_dir():
+        _merge(config, merged)
+    return Start(str(merged))
+
+
+def same_shape(lora: LoraConfig, found: Mapping[str, Any]) -> bool:
+    """Whether an adapter is what the recipe asks for; where that names no targets, the adapter's own are meant."""
+    plain = found.get("peft_type") == "LORA" and not found.get("rank_pattern") and not found.get("alpha_pattern")
+    size = (found.get("r"), found.get("lora_alpha")) == (lora.r, lora.alpha)
+    plain &= bool(found.get("use_dora")) == (lora.kind == "dora")
+    plain &= bool(found.get("use_rslora")) == (lora.kind == "rslora")
+    targets = found.get("target_modules")
+    return plain and size and (lora.targets is None or set(targets or ()) == set(lora.targets))
+
+
+def add_lora(module: Any, config: PolicyConfig, adapter: str = "") -> Any:
+    """The module wrapped with adapters where the recipe asks for them: those of a folder, or new ones."""
+    if config.lora is None:
+        return module
+    try:
+        import peft
+    except ImportError as error:
+        raise UserError("model.lora needs peft: pip install 'upshot[lora]'") from error
+    lora = config.lora
+    if adapter:
+        settings = peft.PeftConfig.from_pretrained(adapter)
+        settings.lora_dropout = lora.dropout
+        return peft.PeftModel.from_pretrained(module, adapter, is_trainable=True, config=settings)
+    names = {name.rpartition(".")[2] for name, _ in module.named_modules()}
+    targets: Any = lora.targets or ([p for p in PROJECTIONS if p in names] or "all-linear")
+    return peft.get_peft_model(
+        module,
+        peft.LoraConfig(
+            r=lora.r,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            target_modules=targets,
+            use_dora=lora.kind == "dora",
+            use_rslora=lora.kind == "rslora",
+            task_type="CAUSAL_LM",
+        ),
+    )
+
+
+def _merge(config: PolicyConfig, folder: Path) -> None:
+    module, tokenizer = load_whole(config.path, config.dtype, config.device)
+
+    def write(to: Path) -> None:
+        module.save_pretrained(to)
+        tokenizer.save_pretrained(to)
+
+    partial = folder.with_name(f".partial-{folder.name}")
+    fill(partial, write)
+    place(partial, folder)

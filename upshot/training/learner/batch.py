@@ -1,0 +1,213 @@
+"""What the learner is given: sequences with a loss mask, laid end to end in micro-batches by token budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from upshot.rollout.rollout import Reply
+from upshot.training.learner.layout import Ids, Layout, end_to_end, key_of, shared, tree, worth_sharing
+from upshot.training.learner.memory.plan import WITHOUT_PLAN
+
+
+@dataclass
+class Datum:
+    """One sequence to learn from. All lists run beside `ids`."""
+
+    ids: list[int]
+    mask: list[int]
+    """1 on the tokens that are trained: those the policy sampled, or a demonstration's assistant turns. The first token
+    of a sequence, which nothing predicts, never is."""
+    old: list[float] = field(default_factory=list)
+    """Log-probabilities under the policy before the step's first update, to which the policy gradient's ratio is."""
+    advantages: list[float] = field(default_factory=list)
+    reference: list[float] = field(default_factory=list)
+    """Log-probabilities under the frozen initial model."""
+    values: list[float] = field(default_factory=list)
+    """ppo: the value head's estimates at sampling time."""
+    returns: list[float] = field(default_factory=list)
+    """ppo: what the value head should say."""
+    weights: list[float] = field(default_factory=list)
+    """Importance of each token: the learner's probability over the sampler's (importance.py)."""
+
+    @property
+    def places(self) -> list[int]:
+        """The positions of the trained tokens."""
+        return list(compress(range(1, len(self.mask)), self.mask[1:]))
+
+
+@dataclass
+class Batch:
+    """Sequences as flat tokens, N of them, and the M tokens among those that are trained."""
+
+    ids: Tensor
+    """[N] One sequence after the other, or what several begin with once."""
+    positions: Tensor
+    """[N] Of each token in its sequence."""
+    lengths: tuple[int, ...]
+    """Of the sequences, in order."""
+    rows: Tensor
+    """[M] Where in N a trained token is predicted: at the token before it."""
+    targets: Tensor
+    """[M] The trained tokens' ids."""
+    owner: Tensor
+    """[M] Which sequence a trained token is of."""
+    layout: Layout
+    """Where in N the sequences are."""
+    columns: dict[str, Tensor]
+    """[M] each: old, advantages, reference, values, returns, those the data have."""
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences there are."""
+        return len(self.lengths)
+
+    def sums(self, per_token: Tensor) -> Tensor:
+        """[M] → [sequences]: sums over the trained tokens of each sequence."""
+        return per_token.new_zeros(self.sequences).index_add(0, self.owner, per_token)
+
+    def counts(self) -> Tensor:
+        """[sequences] How many trained tokens each sequence has."""
+        return self.sums(torch.ones_like(self.owner, dtype=torch.float32))
+
+
+@dataclass
+class Found:
+    """What a forward says of the trained tokens, [M] each."""
+
+    logprobs: Tensor
+    entropy: Tensor | None = None
+    """Of the distribution that each token was drawn from."""
+    values: Tensor | None = None
+    """The value head's estimate before each token."""
+
+
+COLUMNS = ("old", "advantages", "reference", "values", "returns", "weights")
+
+
+def pack(data: Sequence[Datum], device: torch.device | str, share: bool = False) -> Batch:
+    """Lay sequences end to end; `share`: what several of them begin with is there once."""
+    ids = _ids(data)
+    lengths = tuple(map(len, ids))
+    layout = tree(ids) if share else end_to_end(lengths)
+    flat, positions = np.empty((2, layout.tokens), dtype=np.int64)
+    rows, trained = [], []
+    for own, path, datum in zip(ids, layout.paths, data, strict=True):
+        at = layout.places(path)
+        flat[at], positions[at] = own, np.arange(len(own))
+        trained.append(np.array(datum.places, dtype=np.int64))
+        rows.append(at[trained[-1] - 1])
+
+    def whole(parts: Sequence[np.ndarray]) -> Tensor:
+        return on_device(np.concatenate([*parts, np.zeros(0, dtype=np.int64)]).astype(np.int64), device)
+
+    def column(name: str) -> Tensor:
+        parts = [np.array(getattr(d, name), dtype=np.float32)[own] for d, own in zip(data, trained, strict=True)]
+        return on_device(np.concatenate(parts), device)
+
+    present = [name for name in COLUMNS if all(len(getattr(d, name)) == len(d.ids) for d in data)]
+    return Batch(
+        ids=on_device(flat, device),
+        positions=on_device(positions, device),
+        lengths=lengths,
+        rows=whole(rows),
+        targets=whole([own[places] for own, places in zip(ids, trained, strict=True)]),
+        owner=on_device(np.repeat(np.arange(len(data)), [len(places) for places in trained]), device),
+        layout=layout,
+        columns={name: column(name) for name in present},
+    )
+
+
+def on_device(array: np.ndarray, device: torch.device | str) -> Tensor:
+    """An array as a tensor; to a GPU it goes without waiting for what that is doing."""
+    found = torch.from_numpy(np.ascontiguousarray(array))
+    cuda = torch.device(device).type == "cuda"
+    return found.pin_memory().to(device, non_blocking=True) if cuda else found.to(device)
+
+
+def _ids(data: Sequence[Datum]) -> list[Ids]:
+    return [np.array(datum.ids, dtype=np.int32) for datum in data]
+
+
+def unpack(data: Sequence[Datum], found: Tensor) -> list[list[float]]:
+    """Values of the trained tokens [M] as lists beside the ids of each datum, 0 where a token is not trained."""
+    left = iter(found.tolist())
+    out = []
+    for datum in data:
+        row = [0.0] * len(datum.ids)
+        for place in datum.places:
+            row[place] = next(left)
+        out.append(row)
+    return out
+
+
+def micro_batches(units: Sequence[Sequence[Datum]], token_budget: int, share: bool = False) -> list[list[Datum]]:
+    """Units (one datum, or a pair that must stay together) in bins of at most `token_budget` flat tokens.
+
+    Long ones first; with `share` those that begin alike together, and what they begin with counts once. A unit larger
+    than the budget gets a bin of its own.
+    """
+    token_budget = token_budget or WITHOUT_PLAN
+    ids = [_ids(unit) for unit in units]
+    sizes = [_added(own, []) if share else sum(map(len, own)) for own in ids]
+    by: Callable[[int], Any] = (lambda i: (key_of(ids[i][0]), i)) if share else (lambda i: (-sizes[i], i))
+    bins: list[list[Datum]] = []
+    room = 0
+    last: list[Ids] = []
+    for i in sorted(range(len(units)), key=by):
+        size = _added(ids[i], last) if share else sizes[i]
+        if bins and size <= room:
+            bins[-1].extend(units[i])
+            room -= size
+        else:
+            bins.append(list(units[i]))
+            room = token_budget - sizes[i]
+        last = ids[i]
+    return bins
+
+
+def _added(own: Sequence[Ids], last: Sequence[Ids]) -> int:
+    """How many tokens sequences add at most to a tree that holds `last`."""
+    seen = list(last)
+    total = 0
+    for ids in own:
+        total += len(ids) - max((shared(ids, other) for other in seen), default=0)
+        seen.append(ids)
+    return total
+
+
+def shareable(units: Sequence[Sequence[Datum]]) -> bool:
+    """Whether it pays that what the data begin with in common is computed once."""
+    return worth_sharing([ids for unit in units for ids in _ids(unit)])
+
+
+def data_of(reply: Reply) -> list[Datum]:
+    """A played reply as training data: one sequence, or one a turn where the credit says so; none without advantages.
+
+    Trained are the spans that have an advantage; the others are context.
+    """
+    conversation = reply.conversation
+    ids = conversation.ids
+    if reply.credit is None:
+        return []
+    mask = [0] * len(ids)
+    advantages = [0.0] * len(ids)
+    for span, advantage in zip(reply.credit.spans, reply.advantages, strict=True):
+        if advantage is not None:
+            advantages[span.start : span.stop] = [advantage] * (span.stop - span.start)
+            mask[span.start : span.stop] = [1] * (span.stop - span.start)
+    whole = Datum(ids, mask, conversation.logprobs, advantages)
+    pieces = [_turn(whole, at, at + len(s.ids)) for at, s in conversation.places()] if reply.credit.split else [whole]
+    return [datum for datum in pieces if any(datum.mask)]
+
+
+def _turn(whole: Datum, start: int, stop: int) -> Datum:
+    """The sequence up to the end of a turn, with only that turn trained."""
+    mask = [0] * start + whole.mask[start:stop]
+    return Datum(whole.ids[:stop], mask, whole.old[:stop], whole.advantages[:stop])

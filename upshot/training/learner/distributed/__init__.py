@@ -1,0 +1,1 @@
+"""Several ranks on one machine."""

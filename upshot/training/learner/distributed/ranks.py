@@ -1,0 +1,133 @@
+"""The processes of a run: alone, or several of one machine that `torchrun` started (`together.py`). No torch.
+
+Every rank has the whole model, an engine on it, and its share of the work: it plays some of a step's groups and learns
+from some of its sequences. What was played and read is handed to all, so that everything in between (statistics,
+advantages, decisions) is computed by each rank alike, from the same numbers, by the same code as in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from upshot.models.client.budget import Budget
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """This process among those of its run; here: the only one."""
+
+    rank = 0
+    size = 1
+    agreed = False
+    """Whether all ranks have stopped after the same update …"""
+    reason = ""
+    """… and why."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes and tells."""
+        return self.rank == 0
+
+    def own(self, count: int) -> range:
+        """Which of so many things this rank does."""
+        return range(self.rank, count, self.size)
+
+    async def exchange(self, topic: str, mine: T) -> list[T]:
+        """What every rank gives for a topic, in the order of the ranks; others go on meanwhile."""
+        return self.exchange_now(topic, mine)
+
+    def exchange_now(self, topic: str, mine: T) -> list[T]:
+        """The same, for those that cannot await."""
+        return [mine]
+
+    def told(self, topic: str, value: T) -> T:
+        """The first rank's value."""
+        return self.exchange_now(topic, value)[0]
+
+    @contextmanager
+    def update(self) -> Iterator[None]:
+        """Inside, all ranks change the weights together; whoever has to stop does so before or after."""
+        yield
+
+    def stop(self, reason: str, whole: bool) -> bool:
+        """This rank ends its run: whether all ranks do so after the same update, each with a `whole` state to save."""
+        return whole
+
+    def leave(self) -> None:
+        """The run is over for this rank."""
+
+    def share(self, budget: Budget) -> None:
+        """Count what the run spends over all ranks."""
+
+    def add_up(self, tensor: Tensor, to: int | None = None) -> None:
+        """Make a tensor the sum of all ranks' tensors: in all of them, or in one."""
+
+    def spread(self, tensor: Tensor, source: int) -> None:
+        """Make a tensor that of one rank in all of them."""
+
+    def bring(self, tensor: Tensor, source: int) -> None:
+        """Make the first rank's tensor that of another rank."""
+
+
+ALONE = Ranks()
+
+
+def interleave(parts: Sequence[Sequence[T]]) -> list[T]:
+    """What ranks did of their `own` things, in the order of the things."""
+    count = sum(map(len, parts))
+    return [parts[i % len(parts)][i // len(parts)] for i in range(count)]
+
+
+def shares(sizes: Sequence[int], ranks: int) -> list[range]:
+    """Things in order cut into runs of about the same size, one for each rank: neighbours stay together."""
+    total, done, cuts = sum(sizes), 0, [0]
+    for i, size in enumerate(sizes):
+        # A thing goes to the rank in whose part of the whole its middle lies.
+        middle = (done + size / 2) * ranks / max(total, 1)
+        while len(cuts) <= min(int(middle), ranks - 1):
+            cuts.append(i)
+        done += size
+    cuts += [len(sizes)] * (ranks + 1 - len(cuts))
+    return [range(start, stop) for start, stop in pairwise(cuts)]
+
+
+def assign(sizes: Sequence[int], ranks: int) -> list[int]:
+    """The rank that each thing goes to, so that all have about as much: large ones first, to whoever has least."""
+    load, out = [0] * ranks, [0] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        out[i] = min(range(ranks), key=lambda rank: (load[rank], rank))
+        load[out[i]] += sizes[i]
+    return out
+
+
+Counts = Mapping[str, Any]
+"""Numbers by name, and such mappings by name."""
+
+
+def counted(before: Counts, now: Sequence[Counts]) -> dict[str, Any]:
+    """Counters of the whole: what they were, and what each rank has counted since."""
+    out: dict[str, Any] = {}
+    for name in dict.fromkeys(name for counts in (before, *now) for name in counts):
+        values = [counts[name] for counts in now if name in counts]
+        if any(isinstance(value, Mapping) for value in [*values, before.get(name)]):
+            out[name] = counted(before.get(name) or {}, values)
+        else:
+            base = before.get(name, 0)
+            out[name] = base + sum(value - base for value in values)
+    return out
+
+
+def summed(logs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Values that add up, by name."""
+    out: dict[str, float] = {}
+    for own in logs:
+        for name, value in own.items():
+            out[name] = out.get(name, 0.0) + value
+    return out

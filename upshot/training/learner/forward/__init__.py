@@ -1,0 +1,1 @@
+"""Ways to compute log-probabilities with gradients: padded, packed, and a lean block for the Llama family."""

@@ -1,0 +1,228 @@
+"""Attention over flat tokens: each segment of a layout attends to itself and to what it continues, causally.
+
+Where segments are shared, the keys and values of a reply's beginning are laid before its own for the time of the call;
+the causal mask is then that of a query block at the end of its keys, which flash attention has, windows included. On
+a GPU that is PyTorch's flash attention for ragged lengths, without padding. Elsewhere (CPU, float32, head sizes that
+flash refuses, soft caps) segments of like length are padded for the attention alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from upshot.training.learner.batch import on_device
+from upshot.training.learner.layout import Layout
+
+LIKE = 0.75
+"""Segments are padded together when the shortest has this share of the longest one's keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """Segments of like length side by side: S of them, up to Q queries and K keys each."""
+
+    queries: Tensor
+    """[S, Q] flat tokens; the last is repeated where a segment is shorter."""
+    keys: Tensor
+    """[S, K] flat tokens."""
+    seen: Tensor | None
+    """[S, Q, K] How many tokens a key lies before a query, negative where it is not to be seen. None: the same numbers
+    begin both, so that the plain causal mask holds."""
+    own: Tensor
+    """[S, Q] Which are queries and no padding."""
+
+
+class Parts(NamedTuple):
+    """All segments, padded with those of like length."""
+
+    each: list[Padded]
+    queries: Tensor
+    """Those of all parts, one part after the other."""
+    keys: Tensor
+    places: Tensor
+    """[N] Where each flat token is among the queries."""
+
+
+class PackedAttention:
+    """The attention of one batch: made once, called by every layer."""
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.layout = layout
+        self.device = device
+        self.lines = [layout.places(line) for line in layout.lines()]
+        """The keys of each segment, its own the last of them."""
+        lengths = [segment.length for segment in layout.segments]
+        widths = [len(line) for line in self.lines]
+        # At least 2: for single queries flash has a form of its own, which has no backward.
+        self.max_queries, self.max_keys = max(2, *lengths), max(widths)
+        ends = np.cumsum([[0, 0], *zip(lengths, widths, strict=True)], axis=0).T
+        self.query_ends, self.key_ends = on_device(ends.astype(np.int32), device)
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        dropout: float = 0.0,
+    ) -> Tensor:
+        """Attention of q [N, heads, dim] to k, v [N, kv_heads, dim]; `window` 0: to all that came before."""
+        if flashes(q) and not softcap:
+            return Flash.apply(q, k, v, self, scale, window if window < self.max_keys else 0, dropout)  # type: ignore[no-any-return]
+        return self._padded_attention(q, k, v, scale, window, softcap, dropout)
+
+    @cached_property
+    def keys(self) -> Tensor | None:
+        """The flat tokens whose keys are laid side by side; None: they are already."""
+        return on_device(np.concatenate(self.lines), self.device) if self.layout.shares else None
+
+    @cached_property
+    def readers(self) -> tuple[Tensor, Tensor]:
+        """Where among `keys` each flat token is: places, and where each token's places end."""
+        keys = np.concatenate(self.lines)
+        ends = np.cumsum([0, *np.bincount(keys, minlength=self.layout.tokens)])
+        order = np.argsort(keys, kind="stable")
+        return on_device(order.astype(np.int32), self.device), on_device(ends.astype(np.int32), self.device)
+
+    def _padded_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float, dropout: float
+    ) -> Tensor:
+        parts = self._parts
+        queries = q.index_select(0, parts.queries).split([part.queries.numel() for part in parts.each])
+        sizes = [part.keys.numel() for part in parts.each]
+        keys, values = (x.index_select(0, parts.keys).split(sizes) for x in (k, v))
+        found = []
+        for part, *own in zip(parts.each, queries, keys, values, strict=True):
+            q, k, v = (x.view(len(part.queries), -1, *x.shape[1:]).transpose(1, 2) for x in own)
+            bite = window if window < k.shape[2] else 0
+            found.append(softly(q, k, v, part.seen, scale, bite, softcap, dropout).transpose(1, 2).flatten(0, 1))
+        return torch.cat(found).index_select(0, parts.places)
+
+    @cached_property
+    def _parts(self) -> Parts:
+        """All segments, those of like length together."""
+        alike: list[list[int]] = []
+        for i in sorted(range(len(self.lines)), key=lambda i: (-len(self.lines[i]), i)):
+            if alike and len(self.lines[i]) >= LIKE * len(self.lines[alike[-1][0]]):
+                alike[-1].append(i)
+            else:
+                alike.append([i])
+        each = [self._part(some) for some in alike]
+        queries, keys, own = (torch.cat([getattr(p, x).flatten() for p in each]) for x in ("queries", "keys", "own"))
+        places = torch.empty(self.layout.tokens, dtype=torch.long, device=self.device)
+        places[queries[own]] = own.nonzero()[:, 0]
+        return Parts(each, queries, keys, places)
+
+    def _part(self, some: Sequence[int]) -> Padded:
+        segments, lines = [self.layout.segments[i] for i in some], [self.lines[i] for i in some]
+        lengths, widths = np.array([s.length for s in segments]), np.array([len(line) for line in lines])
+        at = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
+        key = np.minimum(np.arange(widths.max()), widths[:, None] - 1)
+        seen = None
+        if (lengths != widths).any():
+            before = (widths - lengths)[:, None] + at
+            seen = on_device(before[:, :, None] - np.arange(widths.max()), self.device)
+        return Padded(
+            queries=on_device(np.array([s.start for s in segments])[:, None] + at, self.device),
+            keys=on_device(np.stack([line[own] for line, own in zip(lines, key, strict=True)]), self.device),
+            seen=seen,
+            own=on_device(np.arange(lengths.max()) < lengths[:, None], self.device),
+        )
+
+
+def softly(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float, window: int, softcap: float, dropout: float
+) -> Tensor:
+    """Attention of [S, heads, Q, dim] to [S, heads, K, dim]; see `Padded.seen`."""
+    gqa = q.shape[1] != k.shape[1]
+    if seen is None and not window and not softcap:
+        return F.scaled_dot_product_attention(q, k, v, None, dropout, is_causal=True, scale=scale, enable_gqa=gqa)
+    if seen is None:
+        every = torch.arange(k.shape[2], device=k.device)
+        seen = (every[:, None] - every)[None]
+    mask = ((seen >= 0) & (seen < window) if window else seen >= 0)[:, None]
+    if not softcap:
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=scale, enable_gqa=gqa)
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = torch.tanh((q @ k.transpose(-1, -2)).float() * (scale / softcap)) * softcap
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1).to(v.dtype)
+    return F.dropout(weights, dropout) @ v
+
+
+def flashes(q: Tensor) -> bool:
+    """Whether PyTorch's flash attention takes these queries."""
+    return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+
+
+class Flash(torch.autograd.Function):
+    """PyTorch's flash attention over ragged lengths; grouped heads are not repeated."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, spans: PackedAttention, scale: float, window: int, dropout: float
+    ) -> Tensor:
+        """[N, heads, dim]. What is laid side by side is not kept: it is laid again for the backward pass."""
+        ctx.spans, ctx.dropout = spans, dropout
+        ctx.options = {"scale": scale, **({"window_size_left": window - 1, "window_size_right": 0} if window else {})}
+        keys, values = _laid(k, v, spans)
+        out, lse, seed, unused, _ = torch.ops.aten._flash_attention_forward(
+            q,
+            keys,
+            values,
+            spans.query_ends,
+            spans.key_ends,
+            spans.max_queries,
+            spans.max_keys,
+            dropout,
+            True,
+            False,
+            **ctx.options,
+        )
+        ctx.save_for_backward(q, k, v, out, lse, seed, unused)
+        return out  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """Gradients of q, k and v."""
+        q, k, v, out, lse, seed, unused = ctx.saved_tensors
+        spans: PackedAttention = ctx.spans
+        keys, values = _laid(k, v, spans)
+        dq, dk, dv = torch.ops.aten._flash_attention_backward(
+            grad.contiguous(),
+            q,
+            keys,
+            values,
+            out,
+            lse,
+            spans.query_ends,
+            spans.key_ends,
+            spans.max_queries,
+            spans.max_keys,
+            ctx.dropout,
+            True,
+            seed,
+            unused,
+            **ctx.options,
+        )
+        if spans.keys is not None:
+            from upshot.engine.kernels.sums import sums
+
+            dk, dv = sums(dk, dv, *spans.readers)
+        return dq, dk, dv, None, None, None, None
+
+
+def _laid(k: Tensor, v: Tensor, spans: PackedAttention) -> tuple[Tensor, Tensor]:
+    if spans.keys is None:
+        return k, v
+    return k.index_select(0, spans.keys), v.index_select(0, spans.keys)

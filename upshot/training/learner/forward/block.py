@@ -1,0 +1,172 @@
+"""One Llama block in one forward: its values, and its derivative written by hand.
+
+Between the products lie a norm, the rotation of queries and keys, and a gate. What is cheap is computed again in the
+backward, not kept; the kernels write it over the gradient they are given (kernels/block.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+
+from upshot.engine.llama.blocks import Layer
+from upshot.training.learner.forward.lora_linear import Called, Gradients, Product
+
+Attend = Callable[[int, Tensor, Tensor, Tensor, float, int], Tensor]
+"""(layer, q [N, H, D], k [N, KV, D], v [N, KV, D], scale, window) → [N, H, D], differentiable."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """What a block's derivative needs."""
+
+    first: Tensor
+    """The residual before attention."""
+    raw: Tensor | None
+    """The product of queries, keys and values, where heads have norms."""
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    """Attention's result, with its graph."""
+    second: Tensor
+    """The residual before the MLP."""
+    gate_up: Tensor
+    products: tuple[Any, Any, Any, Any]
+    """What each product keeps."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """What all blocks of one forward share."""
+
+    cos: Tensor
+    """[tokens, dim / 2]"""
+    sin: Tensor
+    still: tuple[Tensor, Tensor] | None
+    """cos and sin that turn nothing, if a layer needs them."""
+    heads: int
+    kv_heads: int
+    attend: Attend
+    kernels: Any
+    """The functions between the products."""
+
+
+class Block:
+    """A layer with its products as they are now."""
+
+    def __init__(self, index: int, layer: Layer, products: tuple[Product | Called, ...]) -> None:
+        self.index, self.scale, self.window, self.turns = index, layer.scale, layer.window, layer.turns
+        self.products = products
+        self.qkv, self.o, self.gate_up, self.down = products
+        self.norm1, self.norm2 = (norm.weight for norm in (layer.norm1, layer.norm2))
+        self.eps = layer.norm1.variance_epsilon
+        self.norms = None
+        self.weights = [self.norm1, self.norm2]
+        """Those of all norms."""
+        if layer.head_norms:
+            q_norm, k_norm = layer.head_norms
+            self.norms = q_norm.weight, k_norm.weight, q_norm.variance_epsilon
+            self.weights += self.norms[:2]
+        self.needs = [weight.requires_grad for weight in self.weights]
+        self.trained = [w for w in self.weights if w.requires_grad] + [p for each in products for p in each.trained]
+
+    def holds(self, products: tuple[Product | Called, ...]) -> bool:
+        """Whether nothing changed since."""
+        same = all(a is b for a, b in zip(products, self.products, strict=True))
+        return same and self.needs == [weight.requires_grad for weight in self.weights]
+
+    @property
+    def random(self) -> bool:
+        """Whether modules are called that may draw numbers."""
+        return self.qkv.random or self.o.random or self.gate_up.random or self.down.random
+
+    def forward(
+        self, batch: Batch, h: Tensor, delta: Tensor | None, keep: bool, hollow: bool = False
+    ) -> tuple[Tensor, Tensor, Kept | None]:
+        """The residual, what is to be added to it, and what the derivative needs if `keep`.
+
+        `hollow`: only that is asked for, so the last product is left out.
+        """
+        kernels = batch.kernels
+        x, first = kernels.add_norm(h, delta, self.norm1, self.eps)
+        qkv, of_qkv = self.qkv.outputs(x, keep)
+        q, k, v = kernels.turn(qkv, self._turn(batch), batch.heads, batch.kv_heads, self.norms)
+        if keep:
+            q, k, v = q.detach().requires_grad_(), k.detach().requires_grad_(), v.detach().requires_grad_()
+        with torch.set_grad_enabled(keep):
+            out = batch.attend(self.index, q, k, v, self.scale, self.window)
+        delta, of_o = self.o.outputs(out.detach().reshape(x.shape[0], -1), keep)
+        x, second = kernels.add_norm(first, delta, self.norm2, self.eps)
+        gate_up, of_gate_up = self.gate_up.outputs(x, keep)
+        x = kernels.gate(gate_up)
+        delta, of_down = self.down.unneeded(x) if hollow else self.down.outputs(x, keep)
+        if not keep:
+            return second, delta, None
+        raw = None if self.norms is None else qkv
+        return second, delta, Kept(first, raw, q, k, v, out, second, gate_up, (of_qkv, of_o, of_gate_up, of_down))
+
+    def backward(self, batch: Batch, kept: Kept, d: Tensor, further: bool) -> tuple[Tensor | None, Gradients]:
+        """The gradient of the sum the block begins with (None where nobody asks `further`), from that of the one it
+        ends with; and those of what is trained."""
+        kernels = batch.kernels
+        of_qkv, of_o, of_gate_up, of_down = kept.products
+        x, more = self.down.input_gradient(d, of_down)
+        dx = kernels.gate_backward(kept.gate_up, x, self.down.reads)
+        grads = self.down.gradients(d, x, of_down, more)
+        d = self._norm_backward(batch, self.gate_up, self.norm2, dx, kept.second, d, of_gate_up, grads)
+        x = kept.out.detach()
+        dx, more = self.o.input_gradient(d, of_o)
+        grads += self.o.gradients(d, x.reshape(d.shape[0], -1), of_o, more)
+        dq, dk, dv = attention_gradients(kept, dx.view(x.shape))
+        wants = any(self.needs[2:])
+        dx, of_q, of_k = kernels.turn_backward(dq, dk, dv, self._turn(batch), kept.raw, self.norms, wants)
+        if wants and self.norms is not None:
+            grads += [(self.norms[0], of_q), (self.norms[1], of_k)]
+        if further or self.norm1.requires_grad or isinstance(self.qkv, Called):
+            return self._norm_backward(batch, self.qkv, self.norm1, dx, kept.first, d, of_qkv, grads), grads
+        x, _ = kernels.add_norm(kept.first, None, self.norm1, self.eps)
+        grads += self.qkv.gradients(dx, x, of_qkv, self.qkv.thin_gradient(dx))
+        return None, grads
+
+    def _norm_backward(
+        self,
+        batch: Batch,
+        product: Product | Called,
+        weight: Tensor,
+        dy: Tensor,
+        summed: Tensor,
+        residual: Tensor,
+        kept: Any,
+        grads: Gradients,
+    ) -> Tensor:
+        """The gradient of the sum, with what comes to it past norm and product; theirs are added to `grads`."""
+        x, more = product.input_gradient(dy, kept)
+        d, of_weight = batch.kernels.norm_backward(
+            x, summed, weight, self.eps, residual, weight.requires_grad, product.reads
+        )
+        if of_weight is not None:
+            grads.append((weight, of_weight))
+        grads += product.gradients(dy, x, kept, more)
+        return d
+
+    def _turn(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return (batch.cos, batch.sin) if self.turns or batch.still is None else batch.still
+
+
+def attention_gradients(kept: Kept, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Those of queries, keys and values."""
+    node, arguments = kept.out.grad_fn, (kept.q, kept.k, kept.v)
+    if isinstance(node, BackwardCFunction):
+        given = node.next_functions[:3]
+        if [getattr(each, "variable", None) is x for (each, _), x in zip(given, arguments, strict=False)] == [True] * 3:
+            # One function of these three: asking it is much less work than autograd's engine.
+            dq, dk, dv = node.apply(d)[:3]
+            return dq, dk, dv
+    dq, dk, dv = torch.autograd.grad(kept.out, arguments, d)
+    return dq, dk, dv

@@ -1,0 +1,193 @@
+"""A lean, differentiable forward of the Llama family over flat tokens: what the learner's time and memory are.
+
+The layers are those the engine knows (engine/blocks.py); other families go through transformers. All layers are one
+step of autograd's: a small model would else wait for Python between its kernels. Per token and layer are kept, in the
+model's dtype, with h = hidden, a = heads × dim, kv = key heads × dim, m = the MLP's width, r = the sum of the adapters'
+ranks:
+
+    h (the residual before each half, twice) · 2 + a (queries) + 2 kv (keys, values) + a (attention's result) + 2 m
+    + r; where heads have norms (Qwen3) a + 2 kv more; what `attend` keeps beside its arguments and its result
+    (8B: 94 KB, 3.0 MB a token over 32 layers; 1.1B: 40 KB, 0.88 MB over 22; 135M: 11.5 KB, 0.35 MB over 30)
+
+of a layer that is computed again only h. At its highest the backward has 3 m + 3 h a token beside that, for one layer
+at a time, and what that layer keeps if it is computed again. The products of a layer with P weights take 2 P FLOPs a
+token forward, 2 P for the gradient of their input and 2 P for that of the weights if they are trained; computed again,
+2 P less the way down (2 h m).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from upshot.engine.kernels import plain
+from upshot.engine.llama.blocks import Layer, embedded
+from upshot.engine.llama.driver import causal_lm, shape_of
+from upshot.training.learner.forward.block import Attend, Batch, Block, Kept
+from upshot.training.learner.forward.lora_linear import join, products_of
+
+
+class LeanForward:
+    """What the head is applied to, of a model of a family in `is_block_family`."""
+
+    def __init__(self, module: Any, checkpoint: Literal["none", "block"] | int = "none") -> None:
+        """`checkpoint`: which blocks are computed again in the backward: none, each, or every k-th."""
+        self.core = causal_lm(module).model
+        self.shape = shape_of(module)
+        self.layers = [Layer(layer) for layer in self.core.layers]
+        for layer in self.layers:
+            join(layer.qkv.modules)
+            join(layer.gate_up.modules)
+        self.every = {"none": 0, "block": 1}[checkpoint] if isinstance(checkpoint, str) else checkpoint
+        self.groups = [(layer.qkv.modules, [layer.o], layer.gate_up.modules, [layer.down]) for layer in self.layers]
+        self._last: list[Block | None] = [None] * len(self.layers)
+
+    def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """[tokens, hidden], after the last norm, of flat tokens (positions begin again with each sequence)."""
+        h: Tensor = embedded(self.core.embed_tokens, ids)
+        with torch.no_grad():
+            blocks = self._blocks()
+            stack = Stack(blocks, self.core.norm, self._batch(h, positions, attend), self.every)
+        if not torch.is_grad_enabled():
+            return stack.forward(h, False)
+        trained = [p for block in blocks for p in block.trained]
+        if self.core.norm.weight.requires_grad:
+            trained.append(self.core.norm.weight)
+        return Whole.apply(stack, h, *trained)
+
+    def _blocks(self) -> list[Block]:
+        """All layers as they are now; those of the last forward where nothing changed."""
+        blocks = []
+        for index, (layer, groups, last) in enumerate(zip(self.layers, self.groups, self._last, strict=True)):
+            before = last.products if last is not None else (None,) * len(groups)
+            products = tuple(products_of(group, old) for group, old in zip(groups, before, strict=True))
+            same = last is not None and last.holds(products)
+            blocks.append(last if last is not None and same else Block(index, layer, products))
+        self._last = list(blocks)
+        return blocks
+
+    def _batch(self, h: Tensor, positions: Tensor, attend: Attend) -> Batch:
+        cos, sin = self.core.rotary_emb(h, positions[None])
+        half = self.shape.head_dim // 2
+        cos, sin = cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
+        turns = all(layer.turns for layer in self.layers)
+        still = None if turns else (torch.ones_like(cos), torch.zeros_like(sin))
+        return Batch(cos, sin, still, self.shape.heads, self.shape.kv_heads, attend, kernels_for(h))
+
+
+def kernels_for(x: Tensor) -> Any:
+    """The functions between the products: Triton's on a GPU, PyTorch's elsewhere."""
+    if not x.is_cuda:
+        return plain
+    from upshot.engine.kernels import train_block as block
+
+    return block
+
+
+@dataclass(slots=True)
+class Again:
+    """A block that is computed again: the sum it begins with, and the random states if it draws numbers."""
+
+    h: Tensor
+    states: tuple[Tensor, list[Tensor]] | None
+
+
+class Stack:
+    """All blocks and the last norm in one forward and one backward."""
+
+    def __init__(self, blocks: list[Block], norm: Any, batch: Batch, every: int) -> None:
+        self.blocks, self.norm, self.batch, self.every = blocks, norm, batch, every
+        self.kept: list[Kept | Again | None] = []
+        self.summed: Tensor | None = None
+
+    def forward(self, h: Tensor, keep: bool) -> Tensor:
+        """The normed result; `keep`: with what the backward needs."""
+        delta: Tensor | None = None
+        before = not h.requires_grad
+        for block in self.blocks:
+            before = before and not block.trained
+            kept: Kept | Again | None = None
+            if keep and not before and self.every and block.index % self.every == 0:
+                h = h if delta is None else h + delta
+                kept = Again(h, random_states(h) if block.random else None)
+                h, delta, _ = block.forward(self.batch, h, None, False)
+            else:
+                h, delta, kept = block.forward(self.batch, h, delta, keep and not before)
+            if keep:
+                self.kept.append(kept)
+        x, summed = self.batch.kernels.add_norm(h, delta, self.norm.weight, self.norm.variance_epsilon)
+        if keep:
+            self.summed = summed
+        return x
+
+    def backward(self, dy: Tensor, wants_input: bool) -> tuple[Tensor | None, dict[int, Tensor]]:
+        """The gradients of the input, and of what is trained by the parameter's id. What is kept is given up."""
+        if self.summed is None:
+            raise RuntimeError("the backward of a lean forward was run twice; what it needs is gone after the first")
+        norm, found = self.norm, dict[int, Tensor]()
+        wants = norm.weight.requires_grad
+        d, of_weight = self.batch.kernels.norm_backward(
+            dy.contiguous(), self.summed, norm.weight, norm.variance_epsilon, None, wants, False
+        )
+        self.summed = None
+        if of_weight is not None:
+            found[id(norm.weight)] = of_weight
+        for block in reversed(self.blocks):
+            kept = self.kept.pop()
+            if kept is None:
+                break
+            if isinstance(kept, Again):
+                kept = self._again(block, kept)
+            further = wants_input or (bool(self.kept) and self.kept[-1] is not None)
+            d, grads = block.backward(self.batch, kept, d, further)
+            for parameter, grad in grads:
+                before = found.get(id(parameter))
+                found[id(parameter)] = grad if before is None else before + grad
+        return d, found
+
+    def _again(self, block: Block, kept: Again) -> Kept:
+        with drawn_again(kept):
+            _, _, found = block.forward(self.batch, kept.h, None, True, hollow=True)
+        assert found is not None
+        return found
+
+
+class Whole(torch.autograd.Function):
+    """A stack as one step of autograd's."""
+
+    @staticmethod
+    def forward(ctx: Any, stack: Stack, h: Tensor, *trained: Tensor) -> Tensor:
+        """What the head is applied to."""
+        ctx.stack, ctx.trained = stack, [id(p) for p in trained]
+        return stack.forward(h, any(ctx.needs_input_grad))
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the embedded tokens and of what is trained."""
+        d, found = ctx.stack.backward(dy, ctx.needs_input_grad[1])
+        return None, d if ctx.needs_input_grad[1] else None, *[found.get(i) for i in ctx.trained]
+
+
+def random_states(h: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The states of the random streams a block may draw from."""
+    return torch.get_rng_state(), [torch.cuda.get_rng_state(h.device)] if h.is_cuda else []
+
+
+@contextmanager
+def drawn_again(kept: Again) -> Iterator[None]:
+    """Inside, the numbers are drawn that were drawn when the block was first computed."""
+    if kept.states is None:
+        yield
+        return
+    with torch.random.fork_rng([kept.h.device] if kept.h.is_cuda else []):
+        torch.set_rng_state(kept.states[0])
+        for state in kept.states[1]:
+            torch.cuda.set_rng_state(state, kept.h.device)
+        yield

@@ -1,0 +1,159 @@
+"""Hidden states → log-probabilities of given tokens, without the logits of all of them ever being there at once.
+
+Rows are taken in chunks: product with the head, log-sum-exp and pick (and entropy) in one pass over the logits; on the
+way back the logits are computed again and become their own gradients in place. The head comes last on the way there
+and first on the way back, so the last chunk's logits are kept: that costs no memory at the peak, and where one chunk
+holds all rows nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+CHUNK_BYTES = 1 << 29
+"""The most memory that a chunk's logits take."""
+
+
+def linear_logprobs(
+    hidden: Tensor, head: Any, targets: Tensor, temperature: float = 1.0, entropy: bool = False, cap: float = 0.0
+) -> tuple[Tensor, Tensor | None]:
+    """log softmax(z / temperature) at the targets [M], float32, for z = head(hidden [M, h]); and entropies, if asked.
+
+    `temperature` 0 counts as 1 (greedy sampling reports log-probabilities at 1). `cap` > 0: z is cap × tanh(z / cap).
+    """
+    if not len(hidden):
+        return hidden.float().sum(-1), hidden.float().sum(-1) if entropy else None
+    inverse = 1 / temperature if temperature else 1.0
+    if not is_plain(head):
+        return _by_module(hidden, head, targets, inverse, entropy, cap)
+    found, spread = LinearLogprobs.apply(hidden, head.weight, targets, inverse, entropy, cap)
+    return found, spread if entropy else None
+
+
+def is_plain(head: Any) -> bool:
+    """Whether a head is a product with its weight and nothing else: no bias, no adapter, no quantised weight."""
+    return type(head) is nn.Linear and head.bias is None and head.weight.is_floating_point()
+
+
+def chunks(rows: int, vocab: int, size: int) -> list[slice]:
+    """Slices of about equal length whose logits take at most `CHUNK_BYTES`."""
+    most = max(CHUNK_BYTES // (vocab * size), 1)
+    step = -(-rows // -(-rows // most))
+    return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+class LinearLogprobs(torch.autograd.Function):
+    """See `linear_logprobs`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, inverse: float, entropy: bool, cap: float
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies (zeros unless asked for)."""
+        parts = chunks(len(hidden), len(weight), hidden.element_size())
+        found = torch.zeros(3, len(hidden), dtype=torch.float32, device=hidden.device)
+        logits = hidden.new_empty(0)
+        for part in parts:
+            logits = hidden[part] @ weight.t()
+            found[:, part] = torch.stack(_read(logits, targets[part], inverse, cap, entropy))
+        kept = logits if any(ctx.needs_input_grad[:2]) else hidden.new_empty(0)
+        ctx.save_for_backward(hidden, weight, targets, found[1], found[2])
+        ctx.kept, ctx.parts, ctx.options = kept, parts, (inverse, cap, entropy)
+        return found[0], found[2]
+
+    @staticmethod
+    def backward(ctx: Any, grads: Tensor, entropy_grads: Tensor) -> Any:
+        """Gradients of the hidden states and of the weight, the latter added up in float32."""
+        hidden, weight, targets, sums, entropy = ctx.saved_tensors
+        inverse, cap, asked = ctx.options
+        grads, entropy_grads = grads.contiguous(), entropy_grads.contiguous()
+        d_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        d_weight: Tensor | None = None
+        kept, ctx.kept = ctx.kept, None
+        for part in reversed(ctx.parts):
+            logits = hidden[part] @ weight.t() if kept is None else kept
+            kept = None
+            spread = entropy_grads[part] if asked else None
+            _turn(logits, targets[part], sums[part], entropy[part], grads[part], spread, inverse, cap)
+            if d_hidden is not None:
+                torch.mm(logits, weight, out=d_hidden[part])
+            if ctx.needs_input_grad[1]:
+                more = logits.t() @ hidden[part]
+                if len(ctx.parts) > 1:
+                    d_weight = more.float() if d_weight is None else d_weight.add_(more)
+                else:
+                    d_weight = more
+        if d_weight is not None:
+            d_weight = d_weight.to(weight.dtype)
+        return d_hidden, d_weight, None, None, None, None
+
+
+def _read(logits: Tensor, targets: Tensor, inverse: float, cap: float, entropy: bool) -> tuple[Tensor, ...]:
+    """Log-probabilities, log-sum-exps and entropies of rows of logits."""
+    if logits.is_cuda:
+        from upshot.engine.kernels import logprobs as kernels
+
+        return kernels.read(logits, targets, inverse, cap, entropy)
+    z = bent(logits.float(), cap) * inverse
+    sums = z.logsumexp(-1)
+    picked = z.gather(-1, targets[:, None])[:, 0] - sums
+    spread = sums - ((z - sums[:, None]).exp() * z).sum(-1) if entropy else torch.zeros_like(sums)
+    return picked, sums, spread
+
+
+def _turn(
+    logits: Tensor,
+    targets: Tensor,
+    sums: Tensor,
+    entropy: Tensor,
+    grads: Tensor,
+    entropy_grads: Tensor | None,
+    inverse: float,
+    cap: float,
+) -> None:
+    """Logits become, in place, their gradients."""
+    if logits.is_cuda:
+        from upshot.engine.kernels import logprobs as kernels
+
+        kernels.turn(logits, targets, sums, entropy, grads, entropy_grads, inverse, cap)
+        return
+    z = bent(logits.float(), cap)
+    logp = z * inverse - sums[:, None]
+    p = logp.exp()
+    out = p * -grads[:, None]
+    out.scatter_add_(-1, targets[:, None], grads[:, None])
+    if entropy_grads is not None:
+        out -= entropy_grads[:, None] * p * (logp + entropy[:, None])
+    if cap:
+        out *= 1 - (z / cap).square()
+    logits.copy_(out.mul_(inverse))
+
+
+def bent(z: Tensor, cap: float) -> Tensor:
+    """Logits under a soft cap; 0: none."""
+    return cap * torch.tanh(z / cap) if cap else z
+
+
+def _by_module(
+    hidden: Tensor, head: Any, targets: Tensor, inverse: float, entropy: bool, cap: float
+) -> tuple[Tensor, Tensor | None]:
+    """The same through a head that is a module of its own kind (an adapter on it, a bias): chunk by chunk, twice."""
+
+    def some(rows: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        every = (bent(head(rows).float(), cap) * inverse).log_softmax(-1)
+        spread = -(every.exp() * every).sum(-1) if entropy else every.new_zeros(len(rows))
+        return every.gather(-1, wanted[:, None])[:, 0], spread
+
+    parts = chunks(len(hidden), vocabulary(head), 4)
+    pieces = [checkpoint(some, hidden[part], targets[part], use_reentrant=False) for part in parts]
+    found, spreads = (torch.cat(column) for column in zip(*pieces, strict=True))
+    return found, spreads if entropy else None
+
+
+def vocabulary(head: Any) -> int:
+    """How many logits a head gives."""
+    return int(getattr(head, "out_features", 0) or head.weight.shape[0])

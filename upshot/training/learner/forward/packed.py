@@ -1,0 +1,140 @@
+"""The learner's forward over flat tokens: no padding, and logits only of what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from upshot.engine.llama.driver import causal_lm, configs_of
+from upshot.training.learner.batch import Batch, Found
+from upshot.training.learner.forward.attention import PackedAttention
+from upshot.training.learner.forward.logprobs import linear_logprobs
+from upshot.training.learner.forward.padded import Forward, values_of
+
+NAME = "upshot_packed"
+Attend = Callable[..., Tensor]
+"""attend(layer, q [N, heads, dim], k, v [N, kv_heads, dim], scale, window) → [N, heads, dim]."""
+
+
+class Hidden(Protocol):
+    """How the states that the head reads are computed."""
+
+    def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """[N, hidden] of flat tokens [N]."""
+        ...
+
+
+class PackedForward(Forward):
+    """Flat tokens through `Hidden`, then the head where there is loss."""
+
+    shares = True
+
+    def __init__(self, module: Any, states: Hidden) -> None:
+        self.lm = causal_lm(module)
+        self.states = states
+        self.cap = float(getattr(self.lm.config.get_text_config(), "final_logit_softcapping", None) or 0)
+
+    def read(
+        self, batch: Batch, temperature: float, entropy: bool = False, value_head: nn.Linear | None = None
+    ) -> Found:
+        """See `Forward`."""
+        hidden = self.rows(batch)
+        head = self.lm.get_output_embeddings()
+        logprobs, spread = linear_logprobs(hidden, head, batch.targets, temperature, entropy, self.cap)
+        return Found(logprobs, spread, None if value_head is None else values_of(hidden, value_head))
+
+    def rows(self, batch: Batch) -> Tensor:
+        """[M, hidden] where the trained tokens are predicted."""
+        attention = PackedAttention(batch.layout, batch.ids.device)
+        states = self.states.hidden(batch.ids, batch.positions, attention.attend)
+        return Rows.apply(states, batch.rows) if batch.layout.shares else states.index_select(0, batch.rows)  # type: ignore[no-any-return]
+
+    def open(self) -> AbstractContextManager[None]:
+        """See `Forward`."""
+        return self.states.open() if isinstance(self.states, ModuleHidden) else nullcontext()
+
+
+class Rows(torch.autograd.Function):
+    """Rows by index, of which some are taken more than once: their gradients add up in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, rows: Tensor) -> Tensor:
+        """[N, hidden] → [M, hidden]."""
+        ctx.save_for_backward(rows)
+        ctx.count = len(states)
+        return states.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """[M, hidden] → [N, hidden]."""
+        (rows,) = ctx.saved_tensors
+        wide = torch.zeros(ctx.count, grad.shape[1], dtype=torch.float32, device=grad.device)
+        return wide.index_add_(0, rows, grad.float()).to(grad.dtype), None
+
+
+class ModuleHidden:
+    """transformers' own forward without the head, with our attention in it."""
+
+    def __init__(self, module: Any) -> None:
+        from transformers import AttentionInterface
+
+        AttentionInterface.register(NAME, packed_attention)
+        lm = causal_lm(module)
+        self.core = lm.base_model
+        if self.core is lm:
+            raise NotImplementedError(f"{type(lm).__name__} has no part before its head")
+        self.configs = configs_of(lm)
+
+    def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """See `Hidden`."""
+        _attends[-1] = attend
+        out = self.core(input_ids=ids[None], position_ids=positions[None], attention_mask=None, use_cache=False)
+        return out.last_hidden_state[0]  # type: ignore[no-any-return]
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Inside: the model attends over flat tokens."""
+        before = [config._attn_implementation for config in self.configs]
+        _attends.append(_closed)
+        try:
+            for config in self.configs:
+                config._attn_implementation = NAME
+            yield
+        finally:
+            _attends.pop()
+            for config, implementation in zip(self.configs, before, strict=True):
+                config._attn_implementation = implementation
+
+
+def _closed(*_: Any, **__: Any) -> Tensor:
+    raise RuntimeError("no batch is being read")
+
+
+_attends: list[Attend] = []
+"""The attention of the last batch read in each `ModuleHidden.open` under way; a checkpointed layer asks for it again in
+the backward pass."""
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one layer, in the form transformers calls."""
+    if kwargs.get("s_aux") is not None:
+        raise NotImplementedError("attention sinks (s_aux) have no packed form")
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    layer: Any = module.layer_idx
+    return _attends[-1](layer, q, k, v, scale, sliding_window or 0, softcap or 0.0, dropout)[None], None

@@ -1,0 +1,83 @@
+"""How the learner reads a batch: a forward of the model that says what its trained tokens are worth."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from upshot.engine.exact.forward import ExactForward
+from upshot.training.learner.batch import Batch, Found
+from upshot.training.objectives import losses
+
+
+class Forward(ABC):
+    """Reads batches with a model, for gradients or without."""
+
+    shares = False
+    """Whether it reads batches whose sequences share what they begin with."""
+
+    @abstractmethod
+    def open(self) -> AbstractContextManager[None]:
+        """Inside, batches may be read. Keep it open for the backward pass, which may compute again."""
+
+    @abstractmethod
+    def read(
+        self, batch: Batch, temperature: float, entropy: bool = False, value_head: nn.Linear | None = None
+    ) -> Found:
+        """Log-probabilities of the trained tokens under softmax(logits / temperature), and what else is asked for."""
+
+
+class PaddedForward(Forward):
+    """The model's own forward over sequences padded on the right; in exact operations where they are asked for."""
+
+    def __init__(self, module: Any, exact: ExactForward | None = None) -> None:
+        self.module = module
+        self.exact = exact
+
+    def read(
+        self, batch: Batch, temperature: float, entropy: bool = False, value_head: nn.Linear | None = None
+    ) -> Found:
+        """See `Forward`."""
+        ids = pad_sequence(batch.ids.split(batch.lengths), batch_first=True)
+        attention = pad_sequence([torch.ones_like(own) for own in batch.ids.split(batch.lengths)], batch_first=True)
+        out = self._output(ids, attention, value_head is not None)
+        places = self._padded_rows(batch, ids.shape[1])
+        return Found(
+            self._logprobs(out.logits, ids, temperature).flatten()[places + 1],
+            losses.entropies(out.logits.flatten(0, 1)[places], temperature) if entropy else None,
+            None if value_head is None else values_of(out.hidden_states[-1].flatten(0, 1)[places], value_head),
+        )
+
+    def open(self) -> AbstractContextManager[None]:
+        """See `Forward`."""
+        return self.exact.attention(self.module) if self.exact is not None else nullcontext()
+
+    def _padded_rows(self, batch: Batch, width: int) -> Tensor:
+        """Where the batch's rows are in the padded tensor."""
+        lengths = torch.tensor(batch.lengths, device=batch.rows.device)
+        return batch.rows + (width - lengths).cumsum(0).roll(1).index_fill(0, lengths.new_zeros(1), 0)[batch.owner]
+
+    def _output(self, ids: Tensor, attention: Tensor, hidden: bool) -> Any:
+        def call() -> Any:
+            return self.module(input_ids=ids, attention_mask=attention, output_hidden_states=hidden, use_cache=False)
+
+        if self.exact is None:
+            return call()
+        with self.exact.operations():
+            return call()
+
+    def _logprobs(self, logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
+        if self.exact is not None:
+            return self.exact.token_logprobs(logits, ids, temperature)
+        return losses.token_logprobs(logits, ids, temperature)
+
+
+def values_of(hidden: Tensor, head: nn.Linear) -> Tensor:
+    """What the value head says where each token is predicted."""
+    out: Tensor = head(hidden.to(head.weight.dtype))
+    return out.squeeze(-1)

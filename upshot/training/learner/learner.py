@@ -1,0 +1,233 @@
+"""Four verbs between the loops and the hardware: forward_backward, step, save, load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from upshot.config.recipe import TrainConfig
+from upshot.training.learner.batch import Datum, Found, micro_batches, pack, shareable, unpack
+from upshot.training.learner.distributed.ranks import ALONE, Ranks, shares, summed
+from upshot.training.learner.forward.dropout import without_dropout
+from upshot.training.learner.forward.padded import Forward
+from upshot.training.learner.forward.select import forward_of
+from upshot.training.learner.optim.adamw import MasterAdamW
+from upshot.training.learner.optim.zero import ShardedAdamW
+from upshot.training.learner.snapshot import snapshot
+from upshot.training.objectives.objectives import Logs, Objective
+
+Unit = TypeVar("Unit", bound=Sequence[Datum])
+
+
+class Learner:
+    """Trains any transformers causal LM in place; the sampler uses the same tensors."""
+
+    def __init__(
+        self,
+        module: Any,
+        tokenizer: Any,
+        config: TrainConfig,
+        max_tokens: int = 1,
+        temperature: float = 1.0,
+        changed: Callable[[], object] = lambda: None,
+        value_head: bool = False,
+        exact: bool = False,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.module = module
+        self.tokenizer = tokenizer
+        self.config = config
+        self.max_tokens = max_tokens
+        """The constant of the length normalisation 'constant'."""
+        self.temperature = temperature
+        """Log-probabilities are those of softmax(logits / temperature), as the sampler reports them."""
+        self.changed = changed
+        """Called after every optimizer step: the weights are new."""
+        self.forward: Forward = forward_of(module, exact)
+        """With `exact` it computes log-probabilities bit for bit as an exact engine does."""
+        self.steps = 0
+        self.read = 0
+        """Tokens that went through forward and backward, context included."""
+        self.value_head = (
+            nn.Linear(module.config.get_text_config().hidden_size, 1).to(module.device) if value_head else None
+        )
+        if self.value_head is not None:
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
+        self.trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        """Of the model: all weights, or those of its adapters."""
+        self.parameters = list(self.trained.values())
+        if self.value_head is not None:
+            self.parameters += list(self.value_head.parameters())
+        self.ranks = ranks
+        """Each reads and learns its share of the data; weights and logs are those of all."""
+        self.optimizer: MasterAdamW | ShardedAdamW
+        if ranks.size > 1:
+            ranks.told("learner", None)
+            for parameter in self.parameters:
+                ranks.spread(parameter.data, 0)
+            self.optimizer = ShardedAdamW(self.parameters, ranks, self._adam)
+        else:
+            self.optimizer = self._adam(self.parameters)
+        self.reference: dict[str, Tensor] = {}
+        """What the trained weights were, by name, when the reference was kept."""
+        self._rng: dict[str, Any] | None = None
+        """The random states before the gradient under way: a checkpoint is of the last optimizer step."""
+
+    def _adam(self, parameters: Sequence[nn.Parameter]) -> MasterAdamW:
+        config = self.config
+        small, offload = config.optimizer == "adamw-8bit", config.offload_optimizer
+        return MasterAdamW(parameters, config.lr, config.betas, config.weight_decay, small, offload)
+
+    def keep_reference(self, start: Mapping[str, Tensor] | None = None) -> None:
+        """The reference is the model with these trained weights, or with those it has now. Nothing else is kept."""
+        found = {name: p.detach().clone() for name, p in self.trained.items()} if start is None else start
+        self.reference = {name: found[name].detach().to(p.device, p.dtype) for name, p in self.trained.items()}
+
+    def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
+        """Log-probabilities of the trained tokens beside the ids, 0 elsewhere; of the policy or the reference."""
+        with self._as_reference() if reference else nullcontext():
+            return self._read(data, lambda found: found.logprobs)
+
+    def values(self, data: Sequence[Datum]) -> list[list[float]]:
+        """The value head's estimate before each trained token of the data."""
+        return self._read(data, lambda found: found.values, self.value_head)
+
+    def forward_backward(self, units: Sequence[Sequence[Datum]], objective: Objective) -> dict[str, float]:
+        """Accumulate the gradient of the objective over all units; what to log."""
+        data = [datum for unit in units for datum in unit]
+        self.read += sum(len(datum.ids) for datum in data)
+        objective.begin(data, self.max_tokens, self.config.length_norm)
+        logs: Logs = {}
+        self._rng = self._rng or random_states()
+        self.module.train()
+        # Replies that share a beginning would share its noise.
+        share = self.forward.shares and not objective.dropout and shareable(units)
+        with nullcontext() if objective.dropout else without_dropout(self.module), self.forward.open():
+            chunks = micro_batches(self._share(units), self.config.token_budget, share)
+            most = max(self.ranks.exchange_now("chunks", len(chunks)))
+            for chunk in chunks:
+                batch = pack(chunk, self.module.device, share)
+                head = self.value_head if objective.needs_values else None
+                found = self.forward.read(batch, self.temperature, objective.needs_entropy, head)
+                loss, more = objective.loss(batch, found)
+                loss.backward()  # type: ignore[no-untyped-call]
+                self.optimizer.gather()
+                for name, value in more.items():
+                    logs[name] = logs[name] + value if name in logs else value
+            for _ in range(most - len(chunks)):  # others still have gradients to sum
+                self.optimizer.gather()
+        own = dict(zip(logs, torch.stack([*logs.values()]).tolist(), strict=True)) if logs else {}
+        return summed(self.ranks.exchange_now("logs", own))
+
+    def step(self) -> dict[str, float]:
+        """Clip the gradient, take one optimizer step, tell the sampler."""
+        norm = self.optimizer.clip(self.config.grad_clip)
+        lr = learning_rate(self.config, self.steps)
+        if math.isfinite(norm):
+            self.optimizer.step(lr)
+        self.optimizer.zero_grad()
+        self.steps += 1
+        self._rng = None
+        self.changed()
+        return {"train/grad_norm": norm, "train/lr": lr, "train/skipped": float(not math.isfinite(norm))}
+
+    def save(self, folder: Path) -> None:
+        """Weights and tokenizer as a Hugging Face folder, and beside them what an exact resume needs."""
+        self.snapshot()(folder)
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """What `save` writes, copied to the host: a thread may write it while training goes on."""
+        random = self._rng or random_states()
+        state = {
+            "steps": self.steps,
+            "optimizer": self.optimizer.state_dict(),
+            **random,
+            "other_ranks": self.ranks.exchange_now("random", random)[1:],
+            "value_head": self.value_head.state_dict() if self.value_head is not None else None,
+        }
+        return snapshot(self.module, self.tokenizer, state, "learner.pt") if self.ranks.first else lambda folder: None
+
+    def load(self, folder: Path) -> None:
+        """Optimizer, schedule and random states; the weights are loaded with the model itself."""
+        state = torch.load(folder / "learner.pt", map_location="cpu", weights_only=True)
+        self.steps = state["steps"]
+        self.optimizer.load_state_dict(state["optimizer"])
+        own = [state, *state.get("other_ranks", ())][self.ranks.rank : self.ranks.rank + 1]
+        for random in own:  # none where the checkpoint is of fewer ranks
+            torch.set_rng_state(random["torch_rng"])
+            if random["cuda_rng"] and torch.cuda.is_available():
+                torch.cuda.set_rng_state_all(random["cuda_rng"])
+        if self.value_head is not None and state["value_head"] is not None:
+            self.value_head.load_state_dict(state["value_head"])
+
+    def _read(
+        self, data: Sequence[Datum], column: Callable[[Found], Tensor | None], head: nn.Linear | None = None
+    ) -> list[list[float]]:
+        """A column of what the model says of the data, beside each datum's ids."""
+        rows: dict[int, list[float]] = {}
+        units = self._share([[datum] for datum in data])
+        share = self.forward.shares and shareable(units)
+        with self._still(), self.forward.open():
+            for chunk in micro_batches(units, self.config.token_budget, share):
+                batch = pack(chunk, self.module.device, share)
+                found = column(self.forward.read(batch, self.temperature, value_head=head))
+                assert found is not None
+                rows |= {id(d): row for d, row in zip(chunk, unpack(chunk, found), strict=True)}
+        own = [rows[id(datum)] for (datum,) in units]
+        return [row for part in self.ranks.exchange_now("read", own) for row in part]
+
+    def _share(self, units: Sequence[Unit]) -> Sequence[Unit]:
+        """This rank's part of what there is to learn or read."""
+        sizes = [sum(len(datum.ids) for datum in unit) for unit in units]
+        own = shares(sizes, self.ranks.size)[self.ranks.rank]
+        return units[own.start : own.stop]
+
+    @contextmanager
+    def _still(self) -> Iterator[None]:
+        """Neither gradients nor dropout."""
+        training = self.module.training
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.module.train(training)
+
+    @contextmanager
+    def _as_reference(self) -> Iterator[None]:
+        """The reference's weights in the model's place: tensors change hands, nothing is copied."""
+        if not self.reference:
+            raise RuntimeError("keep_reference() was not called")
+        own = {name: p.data for name, p in self.trained.items()}
+        try:
+            for name, parameter in self.trained.items():
+                parameter.data = self.reference[name]
+            yield
+        finally:
+            for name, parameter in self.trained.items():
+                parameter.data = own[name]
+
+
+def random_states() -> dict[str, Any]:
+    """The states of torch's random streams."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"torch_rng": torch.get_rng_state(), "cuda_rng": cuda}
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """The rate of a step (counted from 0): linear warm-up, then constant, cosine or linear to lr × min_lr."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return config.lr
+    total = max(config.steps * config.minibatches - config.warmup_steps, 1)
+    done = min((step - config.warmup_steps) / total, 1.0)
+    left = 0.5 * (1 + math.cos(math.pi * done)) if config.schedule == "cosine" else 1 - done
+    return config.lr * (config.min_lr + (1 - config.min_lr) * left)

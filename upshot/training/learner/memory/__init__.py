@@ -1,0 +1,1 @@
+"""What a run needs of a device, and what is chosen so that it fits."""

@@ -1,0 +1,95 @@
+"""AdamW whose state is float32 whatever the model's dtype.
+
+A bfloat16 weight cannot take a step of 1e-6: it rounds away. So the optimizer keeps float32 master weights for
+parameters of lower precision and writes them back rounded after each step. The model's own tensors stay the single set
+that learner and sampler share.
+
+With `offload` masters, moments and the sums of gradients are on the host, in pinned memory, and updated there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from upshot.training.learner.optim.adamw_8bit import SmallAdamW
+
+
+class MasterAdamW:
+    """AdamW over float32 masters; for float32 parameters where they are the master is the parameter itself."""
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        lr: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+        small: bool = False,
+        offload: bool = False,
+    ) -> None:
+        """`small`: moments of 8 bits."""
+        self.parameters = list(parameters)
+        self.offload = offload
+        self.masters = [self._master(p) for p in self.parameters]
+        decayed = [m for m in self.masters if m.ndim >= 2]
+        plain = [m for m in self.masters if m.ndim < 2]
+        groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        groups = [group for group in groups if group["params"]]
+        # One kernel for all, and nothing beside the state; on the host all cores work at it.
+        fused = (offload or all(m.is_cuda for m in self.masters)) or None
+        self.adam: Any = (
+            SmallAdamW(groups, lr, betas) if small else torch.optim.AdamW(groups, lr=lr, betas=betas, fused=fused)
+        )
+
+    def _master(self, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+        if self.offload:
+            host = torch.empty(parameter.shape, dtype=torch.float32, pin_memory=parameter.is_cuda)
+            return torch.nn.Parameter(host.copy_(parameter.detach()))
+        if parameter.dtype == torch.float32:
+            return parameter
+        return torch.nn.Parameter(parameter.detach().float())
+
+    def step(self, lr: float) -> None:
+        """One update at this learning rate."""
+        for group in self.adam.param_groups:
+            group["lr"] = lr
+        self.gather()
+        self.adam.step()
+        with torch.no_grad():
+            for parameter, master in zip(self.parameters, self.masters, strict=True):
+                if master is not parameter:
+                    parameter.copy_(master)
+
+    def gather(self) -> None:
+        """Add the parameters' gradients to those of their masters: what micro-batches add up to is a float32 sum."""
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if master is not parameter and parameter.grad is not None:
+                grad = parameter.grad.to(master.device).float()
+                master.grad = grad if master.grad is None else master.grad.add_(grad)
+                parameter.grad = None
+
+    def clip(self, most: float) -> float:
+        """Scale the gradient down to this norm, where it is larger; the norm it had."""
+        return float(torch.nn.utils.clip_grad_norm_(self.masters, most))
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for tensor in (*self.parameters, *self.masters):
+            tensor.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Adam's state and the masters that are not the parameters themselves."""
+        pairs = enumerate(zip(self.parameters, self.masters, strict=True))
+        return {
+            "adam": self.adam.state_dict(),
+            "masters": {i: m.detach() for i, (p, m) in pairs if m is not p},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self.adam.load_state_dict(state["adam"])
+        with torch.no_grad():
+            for i, value in state["masters"].items():
+                self.masters[i].copy_(value)

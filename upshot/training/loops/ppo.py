@@ -1,0 +1,155 @@
+"""PPO: a value head tells what a reply is worth token by token; GAE makes advantages of its surprises.
+
+Rewards stand where the credit says they were earned: at the end of each span of tokens what it is credited with beyond
+the span after it, so that the rewards from a token to the end add up to what its span earned. A reply credited as a
+whole has its reward on the last token. The KL penalty to the initial model, `train.kl`, is taken off the reward of
+every sampled token as kl x (log p_sampled - log p_initial); it is not in the loss a second time. Tokens that nobody
+sampled (prompts, observations) and spans whose reward is missing are no time steps: the episode is its credited tokens,
+one after another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from upshot.config.recipe import TrainConfig
+from upshot.rewards.credit import Credit, Span
+from upshot.rollout.rollout import Reply
+from upshot.training.learner.batch import Datum
+from upshot.training.learner.learner import Learner
+from upshot.training.loops.gae import gae
+from upshot.training.loops.rl import minibatches, play_and_learn
+from upshot.training.objectives.importance import weigh
+from upshot.training.objectives.logprob_source import Estimates, Lesson
+from upshot.training.objectives.mismatch import Watched, known
+from upshot.training.objectives.objectives import Ppo
+from upshot.training.objectives.surrogates.base import surrogate
+
+if TYPE_CHECKING:
+    from upshot.run.run import Run
+
+
+async def train(run: Run, config: TrainConfig) -> None:
+    """Train from the run's step to `train.steps`."""
+    surrogate(config.loss.name, config.loss.options)
+    await play_and_learn(run, config, learn, reference=bool(config.kl), value_head=True)
+
+
+def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dict[str, float]:
+    """One round of updates on a step's replies."""
+    lesson, logs = lesson_of(learner, groups)
+    data = [datum for _, datum in lesson]
+    if not data:
+        return {"train/sequences": 0.0}
+    config = learner.config
+    drift = known(logs)
+    for part in minibatches(data, config.minibatches, seed):
+        objective = Watched(Ppo(config))
+        logs |= learner.forward_backward([[datum] for datum in part], objective) | learner.step()
+        drift = drift or objective.drift(learner.ranks)
+    logs |= drift
+    logs["train/sequences"] = float(len(data))
+    logs["train/tokens"] = float(sum(sum(datum.mask) for datum in data))
+    return logs
+
+
+def lesson_of(learner: Estimates, groups: Sequence[Sequence[Reply]]) -> tuple[Lesson, dict[str, float]]:
+    """What a step's replies teach, with values, targets, advantages and importance set, and what to log."""
+    kept = [(reply, earned) for group in groups for reply in group for earned in [earnings(reply.credit)] if earned]
+    if not kept:
+        return [], {}
+    data = [_datum(reply, earned) for reply, earned in kept]
+    logs = estimate(learner, data, [token_rewards(earned) for _, earned in kept])
+    for (reply, earned), datum in zip(kept, data, strict=True):
+        spans = reply.credit.spans if reply.credit is not None else ()
+        trained = {span for span, _ in earned}
+        reply.advantages = [_mean(datum.advantages[s.start : s.stop]) if s in trained else None for s in spans]
+    return [(reply, datum) for (reply, _), datum in zip(kept, data, strict=True)], logs | weigh(learner, data)
+
+
+def earnings(credit: Credit | None) -> list[tuple[Span, float]]:
+    """The credited spans of a reply in order, and what each earned; those with nothing to learn from are left out."""
+    if credit is None:
+        return []
+    totals = [(span, credit.total(span.parts).value) for span in credit.spans if span.parts]
+    return sorted(((span, value) for span, value in totals if value is not None), key=lambda own: own[0].start)
+
+
+def token_rewards(earned: Sequence[tuple[Span, float]]) -> list[float]:
+    """The reward of each credited token before penalties: at the end of a span what it earned beyond the next one."""
+    paid: list[float] = []
+    for (span, value), (_, after) in zip(earned, [*earned[1:], (None, 0.0)], strict=True):
+        paid += [0.0] * (span.stop - span.start - 1) + [value - after]
+    return paid
+
+
+def _datum(reply: Reply, earned: Sequence[tuple[Span, float]]) -> Datum:
+    """The reply as training data: trained are its credited spans."""
+    conversation = reply.conversation
+    mask = [0] * len(conversation.ids)
+    for span, _ in earned:
+        mask[span.start : span.stop] = [1] * (span.stop - span.start)
+    return Datum(conversation.ids, mask, conversation.logprobs)
+
+
+def estimate(learner: Estimates, data: Sequence[Datum], rewards: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Set values, targets and advantages of the data as the value head sees them now; what to log."""
+    config = learner.config
+    references = learner.logprobs(data, reference=True) if config.kl else [datum.old for datum in data]
+    divergence = 0.0
+    for datum, values, reference, reward in zip(data, learner.values(data), references, rewards, strict=True):
+        places = [i for i, bit in enumerate(datum.mask) if bit]
+        ratios = [datum.old[i] - reference[i] for i in places]
+        divergence += sum(ratios)
+        paid = [own - config.kl * ratio for own, ratio in zip(reward, ratios, strict=True)]
+        advantages, targets = gae(paid, [values[i] for i in places], config.gamma, config.gae_lambda)
+        datum.values = values
+        datum.advantages = _spread(advantages, places, len(datum.ids))
+        datum.returns = _spread(targets, places, len(datum.ids))
+    logs = explained(data)
+    if config.whiten:
+        whiten(data)
+    if config.kl:
+        logs["policy/kl_to_reference"] = divergence / max(sum(sum(datum.mask) for datum in data), 1)
+    return logs
+
+
+def whiten(data: Sequence[Datum]) -> None:
+    """Shift and scale the advantages of a step's sampled tokens to mean 0 and deviation 1."""
+    found = [a for datum in data for a, bit in zip(datum.advantages, datum.mask, strict=True) if bit]
+    mean = math.fsum(found) / len(found)
+    deviation = math.sqrt(math.fsum((a - mean) ** 2 for a in found) / len(found))
+    for datum in data:
+        pairs = zip(datum.advantages, datum.mask, strict=True)
+        datum.advantages = [(a - mean) / (deviation + 1e-8) if bit else 0.0 for a, bit in pairs]
+
+
+def explained(data: Sequence[Datum]) -> dict[str, float]:
+    """Mean value and the share of the targets' variance that the value head explains."""
+    pairs = [
+        (value, target)
+        for datum in data
+        for value, target, bit in zip(datum.values, datum.returns, datum.mask, strict=True)
+        if bit
+    ]
+    mean = math.fsum(target for _, target in pairs) / len(pairs)
+    variance = math.fsum((target - mean) ** 2 for _, target in pairs)
+    logs = {"value/mean": math.fsum(value for value, _ in pairs) / len(pairs), "value/target": mean}
+    if variance > 0:
+        errors = [target - value for value, target in pairs]
+        error = math.fsum(errors) / len(errors)
+        logs["value/explained"] = 1 - math.fsum((e - error) ** 2 for e in errors) / variance
+    return logs
+
+
+def _spread(values: Sequence[float], places: Sequence[int], length: int) -> list[float]:
+    out = [0.0] * length
+    for place, value in zip(places, values, strict=True):
+        out[place] = value
+    return out
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

@@ -1,0 +1,116 @@
+"""The replies of each step, in order: played when they are asked for, or some steps ahead while others are learned.
+
+Ahead by n, step k is played wholly by the weights that step k − n began with (the first n steps by those of the start):
+n copies of what is trained take turns, and a copy is renewed only between two steps that it plays. So what is played
+hangs on the seed and not on who is faster, and a checkpoint that keeps the copies is all that an exact resume needs:
+steps under way are played again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from upshot.models.base import Model
+from upshot.rollout.futures.base import Futures
+from upshot.rollout.rollout import Reply
+from upshot.training.snapshots import PLAYING, PolicyModel
+
+T = TypeVar("T")
+Groups = list[list[Reply]]
+
+
+@dataclass(frozen=True)
+class Played:
+    """A step's replies, grouped by row, and how long it took to play them."""
+
+    groups: Groups
+    times: dict[str, float]
+
+
+class Rollouts:
+    """Plays the steps of a phase."""
+
+    def __init__(
+        self,
+        play: Callable[[int], Coroutine[Any, Any, Played]],
+        sampler: Model,
+        futures: Futures,
+        ahead: int,
+        steps: range,
+    ) -> None:
+        self.play = play
+        self.copies = sampler.ahead if isinstance(sampler, PolicyModel) else []
+        self.futures = futures
+        self.ahead = ahead
+        self.steps = steps
+        self._under_way: dict[int, asyncio.Task[Played]] = {}
+
+    async def __aenter__(self) -> Rollouts:
+        for step in range(self.steps.start, self.steps.start + self.ahead):
+            self.copies[step % self.ahead].version = max(step - self.ahead, 0)
+            self._begin(step)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for task in self._under_way.values():
+            task.cancel()
+        await asyncio.gather(*self._under_way.values(), return_exceptions=True)
+
+    async def of(self, step: int) -> Played:
+        """The replies of a step."""
+        if self.ahead:
+            return await self._under_way.pop(step)
+        await self.futures.learned(step)
+        return await self.play(step)
+
+    async def go_on(self, step: int) -> None:
+        """A step is about to be learned: its weights, as they are before that, begin to play the step they are for."""
+        if self.ahead:
+            await self.futures.learned(step)
+            self.copies[step % self.ahead].catch_up(step)
+            self._begin(step + self.ahead)
+
+    async def learn(self, work: Callable[[], T]) -> T:
+        """Learn from a step: in a thread where others are played meanwhile."""
+        return await in_thread(work) if self.ahead else work()
+
+    def _begin(self, step: int) -> None:
+        if step in self.steps:
+            context = contextvars.copy_context()
+            context.run(PLAYING.set, step % self.ahead)
+            self._under_way[step] = asyncio.get_running_loop().create_task(self.play(step), context=context)
+
+
+def staleness(groups: Sequence[Sequence[Reply]], step: int) -> dict[str, float]:
+    """How many steps behind the learner the weights were that sampled a step's tokens: mean and most."""
+    samples = [sample for group in groups for reply in group for sample in reply.conversation.samples() if sample.ids]
+    tokens = sum(len(sample.ids) for sample in samples)
+    if not tokens:
+        return {}
+    behind = sum((step - sample.version) * len(sample.ids) for sample in samples)
+    most = max(step - sample.version for sample in samples)
+    return {"policy/staleness": behind / tokens, "policy/staleness_max": float(most)}
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """The result of work done in a thread. A cancellation waits for it, and arrives where its caller next waits.
+
+    A thread cannot be stopped: whoever was told that it was would save weights while they change.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    future = asyncio.get_running_loop().run_in_executor(None, work)
+    cancelled = 0
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError:
+            cancelled += 1
+            task.uncancel()
+    if cancelled:
+        task.cancel()
+    return future.result()

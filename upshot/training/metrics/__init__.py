@@ -1,0 +1,1 @@
+"""What is logged of a step, and what rings an alarm."""

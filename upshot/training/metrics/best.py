@@ -1,0 +1,77 @@
+"""Which evaluation was the best, and how many came since: a pure function of the lines of metrics.jsonl. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from upshot.config.recipe import Recipe
+from upshot.core.errors import UserError
+from upshot.run.checkpoints import Best
+
+ONLY = ("eval/", "time/eval")
+"""What a line of nothing but an evaluation has."""
+DEFAULTS = {"sft": "eval/loss/nll", "dpo": "eval/loss/dpo"}
+
+
+class Record:
+    """The values of one metric, by the step whose model was evaluated."""
+
+    def __init__(self, metric: str) -> None:
+        words = metric.split()
+        self.metric = words[-1]
+        self.smallest = words[0] == "min" or (len(words) == 1 and "loss/" in self.metric)
+        self.values: dict[int, float] = {}
+
+    @classmethod
+    def of(cls, recipe: Recipe, lines: Iterable[Mapping[str, Any]]) -> Record:
+        """What a run's evaluations are compared by, with those that its lines tell of."""
+        record = cls(recipe.train.keep_best or DEFAULTS.get(recipe.train.method, "eval/reward/mean"))
+        for line in lines:
+            record.add(evaluated(line), line)
+        return record
+
+    def add(self, step: int, logs: Mapping[str, Any]) -> Best | None:
+        """Take note of an evaluation; when it is the best one so far, what it says."""
+        value = logs.get(self.metric)
+        if value is None:
+            return None
+        before = [other for at, other in self.values.items() if at != step]
+        self.values[step] = value
+        new = not before or (value < min(before) if self.smallest else value > max(before))
+        return Best(self.metric, value) if new else None
+
+    def since(self) -> int:
+        """Evaluations since the best one (the first of equal ones)."""
+        ordered = [self.values[step] for step in sorted(self.values)]
+        return len(ordered) - 1 - ordered.index((min if self.smallest else max)(ordered)) if ordered else 0
+
+
+def check_evaluations(recipe: Recipe) -> None:
+    """Refuse evaluations of nothing, a metric that none of them has, and what hangs on them where none comes."""
+    metric, config = recipe.train.keep_best, recipe.eval
+    if metric is not None:
+        words = metric.split()
+        if len(words) > 2 or not words[-1].startswith("eval/") or (len(words) == 2 and words[0] not in ("min", "max")):
+            raise UserError(
+                f"train.keep_best is '{metric}'; name a metric of the evaluations, such as 'eval/reward/mean'"
+            )
+    if config.samples > 1 and not config.temperature:
+        raise UserError(
+            f"eval.samples is {config.samples}, but at temperature 0 all replies are the same; set eval.temperature"
+        )
+    if recipe.train.method == "dpo" and config.every and not config.data:
+        raise UserError("eval.every with train.method 'dpo' needs held-out pairs; set eval.data=FILE, or eval.every=0")
+    for key, value in (("train.keep_best", metric), ("eval.stop_after", config.stop_after)):
+        if value and not config.every:
+            raise UserError(f"{key} needs evaluations while training; set eval.every to the steps between them")
+
+
+def evaluated(line: Mapping[str, Any]) -> int:
+    """The step whose model a line's evaluation is of: a step's line has that of the weights before its update."""
+    return int(line["step"]) - (not only_looks(line))
+
+
+def only_looks(line: Mapping[str, Any]) -> bool:
+    """Whether a line has nothing but an evaluation."""
+    return all(key in ("phase", "step") or key.startswith(ONLY) for key in line)

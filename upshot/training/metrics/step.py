@@ -1,0 +1,97 @@
+"""A step's replies → the numbers of metrics.jsonl. Pure functions; missing values are counted, never zero."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from upshot.core.score import Score
+from upshot.rewards.credit import MAIN
+from upshot.rollout.policy import cut_short
+from upshot.rollout.rollout import Reply
+from upshot.training.loops.dynamic_sampling import is_flat
+
+
+def summarise(groups: Sequence[Sequence[Reply]]) -> dict[str, float]:
+    """Means of rewards, parts and metrics, counts of what is missing, and the shape of the conversations."""
+    replies = [reply for group in groups for reply in group]
+    out: dict[str, float] = {"reward/missing": float(sum(r.reward.total.is_missing for r in replies))}
+    _put(out, "reward/mean", present(r.reward.total for r in replies))
+    scored = [r for r in replies if not r.reward.total.is_missing]
+    _put(out, "reward/extrinsic", [r.reward.extrinsic for r in scored])
+    _put(out, "reward/intrinsic", [r.reward.intrinsic for r in scored])
+    spread = [
+        statistics.pstdev(values) for group in groups if len(values := present(r.reward.total for r in group)) > 1
+    ]
+    _put(out, "reward/group_std", spread)
+    _put(out, "reward/flat_groups", [float(is_flat(group)) for group in groups])
+    names = {name for r in replies if r.credit is not None for name in r.credit.parts}
+    for name in sorted(names) if names != {MAIN} else ():  # alone it is the reward itself
+        parts = [r.credit.parts[name] for r in replies if r.credit is not None and name in r.credit.parts]
+        _put(out, f"part/{name}", present(parts))
+        out[f"part/{name}/missing"] = float(sum(part.is_missing for part in parts))
+    for name in dict.fromkeys(name for r in replies for name in r.reward.means):
+        _put(out, f"metric/{name}", present(r.reward.means[name] for r in replies if name in r.reward.means))
+    for reason, count in missing_reasons(replies).items():
+        out[f"missing/{reason}"] = float(count)
+    out |= _shape(replies)
+    return out
+
+
+def by_group(
+    replies: Iterable[Reply], groups_of: Callable[[Reply], Mapping[str, str]], value: Callable[[Reply], Score]
+) -> dict[str, float]:
+    """Means by the task's groups: {'by/opening=ambiguous/reward': …}."""
+    values: dict[str, list[float]] = {}
+    for reply in replies:
+        score = value(reply).value
+        if score is not None:
+            for name, group in groups_of(reply).items():
+                values.setdefault(f"by/{name}={group}/reward", []).append(score)
+    return {key: statistics.fmean(values[key]) for key in sorted(values)}
+
+
+def missing_reasons(replies: Iterable[Reply]) -> dict[str, int]:
+    """How often each reason for a missing score occurred, over rewards without futures and single futures."""
+    return dict(sorted(Counter(str(score.reason) for score in missing_scores(replies)).items()))
+
+
+def missing_scores(replies: Iterable[Reply]) -> Iterator[Score]:
+    """What is missing: rewards without futures, and of every future one score a reason."""
+    for reply in replies:
+        if reply.futures:
+            for future in reply.futures:
+                yield from {score.reason: score for score in future.scores.values() if score.is_missing}.values()
+        elif reply.reward.total.is_missing:
+            yield reply.reward.total
+
+
+def present(scores: Iterable[Score]) -> list[float]:
+    """The values of the scores that have one."""
+    return [score.value for score in scores if score.value is not None]
+
+
+def _put(out: dict[str, float], name: str, values: Sequence[float]) -> None:
+    if values:
+        out[name] = statistics.fmean(values)
+
+
+def _shape(replies: Sequence[Reply]) -> dict[str, float]:
+    samples = [list(reply.conversation.samples()) for reply in replies]
+    spoken = [s for s in samples if s]
+    out: dict[str, float] = {}
+    _put(out, "rollout/reply_tokens", [float(sum(len(s.ids) for s in own)) for own in spoken])
+    _put(out, "rollout/turns", [float(len(own)) for own in spoken])
+    thoughts = [float(sum(s.thought[1] - s.thought[0] for s in own if s.thought)) for own in spoken]
+    if any(thoughts):
+        _put(out, "rollout/thought_tokens", thoughts)
+    _put(out, "rollout/cut", [float(cut_short(r.conversation.turns[-1])) for r in replies if r.conversation.turns])
+    futures = [f for reply in replies for f in reply.futures]
+    _put(
+        out,
+        "rollout/future_turns",
+        [float(len(future.conversation.turns) - future.shared) for future in futures],
+    )
+    out["rollout/futures"] = float(len(futures))
+    return out

@@ -1,0 +1,126 @@
+"""What a task's replies amount to: pass@k, maj@k, turns, feedback used, format errors, missing. Pure functions.
+
+Groups are the replies to one prompt. A reply counts as solved when its verdict is 1; a missing verdict leaves every
+rate and is counted by reason. All numbers also come by task and by difficulty, where the rows say so.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import comb
+
+from upshot.core.conversation import Row
+from upshot.core.score import Score
+from upshot.rollout.rollout import Reply
+
+SOLVED = 1.0 - 1e-9
+GroupsOf = Callable[[Row], Mapping[str, str]]
+
+
+def task_metrics(groups: Sequence[Sequence[Reply]], groups_of: GroupsOf | None = None) -> dict[str, float]:
+    """All the numbers, under 'task/'; and under 'by/KEY=VALUE/' for each of the rows' groups."""
+    out = {f"task/{name}": value for name, value in measure(groups).items()}
+    for label, part in _by_label(groups, groups_of or default_groups).items():
+        kept = ("pass@1", "maj@k", "turns", "format_errors", "missing")
+        out |= {f"by/{label}/{name}": value for name, value in measure(part).items() if name in kept}
+    return out
+
+
+def default_groups(row: Row) -> Mapping[str, str]:
+    """Task and difficulty as the row's own data says them."""
+    level = row.meta.get("difficulty") or row.meta.get("level")
+    return ({"task": row.source} if row.source else {}) | ({"difficulty": str(level)} if level else {})
+
+
+def measure(groups: Sequence[Sequence[Reply]]) -> dict[str, float]:
+    """The numbers of some groups of replies."""
+    replies = [reply for group in groups for reply in group]
+    out: dict[str, float] = {}
+    for k in (1, *_powers(max((len(group) for group in groups), default=0))):
+        _mean(out, f"pass@{k}", (value for group in groups if (value := pass_at_k(verdicts(group), k)) is not None))
+    _mean(out, "maj@k", (value for group in groups if (value := majority(group)) is not None))
+    _mean(out, "turns", (float(turns) for reply in replies if (turns := turns_of(reply))))
+    counts = _counts(replies)
+    for name in sorted(counts):
+        out[name] = counts[name] / len(replies)
+        if name.endswith("feedback") and counts[name]:
+            kind = name.removesuffix("feedback").rstrip("_")
+            heeded = counts.get(f"{name}_used", 0.0) / counts[name]
+            out[f"feedback_heeded/{kind}" if kind else "feedback_heeded"] = heeded
+    missing = Counter(v.reason for reply in replies if (v := verdict(reply)).is_missing)
+    out["missing"] = float(missing.total())
+    return out | {f"missing/{reason}": float(count) for reason, count in sorted(missing.items())}
+
+
+def verdict(reply: Reply) -> Score:
+    """The verifier's score of a reply; the total reward where the recipe has no verifier."""
+    return reply.reward.means.get("verifier", reply.reward.total)
+
+
+def verdicts(group: Iterable[Reply]) -> list[bool]:
+    """Solved or not, of the replies that have a verdict."""
+    return [value >= SOLVED for reply in group if (value := verdict(reply).value) is not None]
+
+
+def pass_at_k(solved: Sequence[bool], k: int) -> float | None:
+    """Unbiased estimate of the chance that one of k samples is right; None with fewer than k samples."""
+    n, c = len(solved), sum(solved)
+    if n < k:
+        return None
+    return 1.0 - comb(n - c, k) / comb(n, k)
+
+
+def majority(group: Sequence[Reply]) -> float | None:
+    """Whether the commonest answer of a group is right; ties share the vote; None when no reply shows its answer."""
+    votes: dict[str, list[bool]] = defaultdict(list)
+    for reply in group:
+        value, answer = verdict(reply).value, answer_of(reply)
+        if value is not None and answer is not None:
+            votes[answer].append(value >= SOLVED)
+    if not votes:
+        return None
+    most = max(map(len, votes.values()))
+    return statistics.fmean(float(own[0]) for own in votes.values() if len(own) == most)
+
+
+def answer_of(reply: Reply) -> str | None:
+    """The answer the verifier read from a reply, as it noted it with the score."""
+    for future in reply.futures:
+        answer = future.scores["verifier"].detail.get("answer") if "verifier" in future.scores else None
+        if answer is not None:
+            return str(answer)
+    return None
+
+
+def turns_of(reply: Reply) -> int:
+    """How often the policy spoke in the episode."""
+    return sum(1 for _ in reply.conversation.samples())
+
+
+def _counts(replies: Iterable[Reply]) -> dict[str, float]:
+    totals: dict[str, float] = defaultdict(float)
+    for reply in replies:
+        for name, value in reply.conversation.session.get("metrics", {}).items():
+            totals[name] += value
+    return dict(totals)
+
+
+def _by_label(groups: Sequence[Sequence[Reply]], groups_of: GroupsOf) -> dict[str, list[Sequence[Reply]]]:
+    out: dict[str, list[Sequence[Reply]]] = defaultdict(list)
+    for group in groups:
+        if group:
+            for name, value in groups_of(group[0].conversation.row).items():
+                out[f"{name}={value}"].append(group)
+    return dict(sorted(out.items()))
+
+
+def _powers(largest: int) -> list[int]:
+    return [2**n for n in range(1, 12) if 2**n <= largest]
+
+
+def _mean(out: dict[str, float], name: str, values: Iterable[float]) -> None:
+    found = list(values)
+    if found:
+        out[name] = statistics.fmean(found)

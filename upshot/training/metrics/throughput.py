@@ -1,0 +1,95 @@
+"""How fast a step was on this machine: tokens a second, share of the device's peak, memory. All under `time/`."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from upshot.rollout.rollout import Reply
+from upshot.training.learner.learner import Learner
+
+PEAK = {"B200": 2250, "H200": 989, "H100": 989, "A100": 312, "L40S": 362, "A10G": 70, "4090": 165, "3090": 71}
+"""TFLOP/s of dense bfloat16, by a part of the device's name."""
+
+
+class Meter:
+    """Measures the learner of a model."""
+
+    def __init__(self, module: Any, devices: int = 1) -> None:
+        self.device = module.device
+        embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
+        tied = head is not None and head.weight is embedding.weight
+        looked_up = [] if tied else [embedding.weight]
+        multiplied = [p for p in module.parameters() if p.ndim >= 2 and not any(p is other for other in looked_up)]
+        # Two operations a weight forward, two for the gradient of what it reads, two for its own where it is trained.
+        self.flops = sum((6 if p.requires_grad else 4) * p.numel() for p in multiplied)
+        self.peak = devices * _peak(self.device, module.dtype)
+
+    @contextmanager
+    def step(self) -> Iterator[StepTimes]:
+        """Inside, a step is made; afterwards its times are known."""
+        times, started = StepTimes(self), time.perf_counter()
+        yield times
+        times.logs |= {"time/step": time.perf_counter() - started, **self.memory()}
+
+    def learned(self, tokens: int, seconds: float) -> dict[str, float]:
+        """Tokens a second, and model FLOPs as a share of the peak where that is known."""
+        if not tokens or seconds <= 0:
+            return {}
+        logs = {"time/learned_per_s": tokens / seconds}
+        if self.peak:
+            logs["time/mfu"] = tokens * self.flops / seconds / self.peak
+        return logs
+
+    def memory(self) -> dict[str, float]:
+        """The peak of the device's memory since the last call, in GiB; on the CPU that of the process so far."""
+        if self.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            unit = 1 if sys.platform == "darwin" else 1024
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return {"time/memory_gib": peak / 2**30}
+
+
+class StepTimes:
+    """Where the time of one step goes."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        self.logs: dict[str, float] = {}
+
+    @contextmanager
+    def learning(self, learner: Learner) -> Iterator[None]:
+        """Inside, the learner learns."""
+        before, started = learner.read, time.perf_counter()
+        yield
+        took = time.perf_counter() - started
+        self.logs |= {"time/learn": took, **self.meter.learned(learner.read - before, took)}
+
+
+def finite(weights: Sequence[torch.Tensor]) -> bool:
+    """Whether no weight is NaN or infinite."""
+    return not weights or bool(torch.stack([weight.detach().isfinite().all() for weight in weights]).all())
+
+
+def sampled(replies: Iterable[Reply]) -> int:
+    """Tokens that the policy sampled for replies and their futures."""
+    count = 0
+    for reply in replies:
+        turns = [*reply.conversation.turns, *(t for f in reply.futures for t in f.conversation.turns[f.shared :])]
+        count += sum(len(turn.sample.ids) for turn in turns if turn.sample is not None)
+    return count
+
+
+def _peak(device: torch.device, dtype: torch.dtype) -> float:
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return 0.0
+    name = torch.cuda.get_device_name(device)
+    return next((tera * 1e12 for part, tera in PEAK.items() if part in name), 0.0)

@@ -1,0 +1,1 @@
+"""What is minimised: losses, surrogates, KL, importance weights. Pure functions of log-probabilities."""

@@ -1,0 +1,45 @@
+"""The KL divergence taken off the reward: `train.kl_in: reward`.
+
+A reply's main reward is lessened by kl x the sum over its sampled tokens of log p_sampled - log p_initial. Credited by
+turns, a turn pays for its own tokens and those after it, as it earns. Other parts (a classmate's) pay nothing: the
+tokens they are credited with pay already.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from upshot.core.score import Score
+from upshot.rewards.credit import MAIN, Credit
+from upshot.rollout.rollout import Reply
+from upshot.training.learner.batch import Datum
+from upshot.training.objectives.logprob_source import Estimates
+
+
+def charged(
+    learner: Estimates, groups: Sequence[Sequence[Reply]]
+) -> tuple[list[list[Credit | None]], dict[str, float]]:
+    """The credits of a step's replies with the divergence taken off, and what to log."""
+    replies = [reply for group in groups for reply in group if reply.credit is not None]
+    data = [Datum(r.conversation.ids, r.conversation.mask, r.conversation.logprobs) for r in replies]
+    paid: dict[int, Credit] = {}
+    total = count = 0.0
+    for reply, datum, reference in zip(replies, data, learner.logprobs(data, reference=True), strict=True):
+        ratios = [old - ref if bit else 0.0 for old, ref, bit in zip(datum.old, reference, datum.mask, strict=True)]
+        total, count = total + math.fsum(ratios), count + len(datum.places)
+        assert reply.credit is not None
+        paid[id(reply)] = charge(reply.credit, [learner.config.kl * ratio for ratio in ratios])
+    logs = {"policy/kl_to_reference": total / max(count, 1)}
+    return [[paid.get(id(reply)) for reply in group] for group in groups], logs
+
+
+def charge(credit: Credit, costs: Sequence[float]) -> Credit:
+    """The credit after its main parts paid for the tokens from the first one they are credited with to the end."""
+    parts = dict(credit.parts)
+    for name, score in credit.parts.items():
+        starts = [span.start for span in credit.spans if name in span.parts]
+        if score.value is not None and starts and (name == MAIN or name.startswith("turn ")):
+            parts[name] = Score(score.value - math.fsum(costs[min(starts) :]))
+    return replace(credit, parts=parts)

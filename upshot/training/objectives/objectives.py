@@ -1,0 +1,126 @@
+"""What the learner minimises: one small class per training method, on top of the pure losses."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from upshot.config.recipe import TrainConfig
+from upshot.training.learner.batch import Batch, Datum, Found
+from upshot.training.objectives import losses
+from upshot.training.objectives.surrogates.base import surrogate
+
+Logs = dict[str, Tensor]
+"""Scalars where they were computed: to read one at once would wait for the GPU in every micro-batch."""
+
+
+class Objective(ABC):
+    """A loss over a step's data, computed micro-batch by micro-batch.
+
+    `begin` sees all data of the step, so that denominators are those of the step. The losses and logged values of the
+    micro-batches add up to those of the step.
+    """
+
+    needs_values = False
+    """Whether the learner should pass the value head's output."""
+    needs_entropy = False
+    """Whether it should pass the entropy of each token's distribution."""
+    dropout = False
+    """Whether dropout is on. Off wherever log-probabilities are compared with those of the sampler or the reference:
+    its noise would look like a change of the policy."""
+
+    def begin(self, data: Sequence[Datum], max_tokens: int, mode: str) -> None:
+        """Count the step's sequences and tokens."""
+        tokens = sum(len(datum.places) for datum in data)
+        self.by = losses.Denominator(mode, len(data), tokens, max_tokens)
+
+    @abstractmethod
+    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, Logs]:
+        """This micro-batch's share of the loss and of the logged values."""
+
+    def share(self, per_token: Tensor) -> Tensor:
+        """This micro-batch's share of a mean over the step's trained tokens."""
+        return per_token.detach().sum() / max(self.by.tokens, 1)
+
+
+class Sft(Objective):
+    """Cross-entropy on the masked tokens."""
+
+    dropout = True
+
+    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, Logs]:
+        """Mean negative log-likelihood."""
+        loss = losses.normalise(-found.logprobs, batch, self.by)
+        return loss, {"loss/nll": loss.detach()}
+
+
+class PolicyGradient(Objective):
+    """The surrogate that the recipe names, with an optional KL penalty to the initial model and an entropy bonus."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        self.surrogate = surrogate(config.loss.name, config.loss.options)
+        self.needs_entropy = bool(config.entropy)
+
+    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, Logs]:
+        """Surrogate x importance + kl x divergence - entropy bonus."""
+        config, columns, logprobs = self.config, batch.columns, found.logprobs
+        pg = self.surrogate(batch, logprobs, config)
+        entropy = -logprobs if found.entropy is None else found.entropy
+        per_token = pg.loss_M * columns["weights"] if "weights" in columns else pg.loss_M
+        logs = {
+            "policy/ratio": self.share(pg.ratio_M),
+            "policy/clipped": self.share(pg.clipped_M),
+            "policy/kl_to_sampler": self.share(losses.kl_divergence(columns["old"], logprobs, "k3")),
+            "policy/entropy": self.share(entropy),
+        }
+        if config.kl and config.kl_in == "loss" and "reference" in columns:
+            penalty = losses.kl_penalty(logprobs, columns["old"], columns["reference"], config.kl_estimator)
+            per_token = per_token + config.kl * penalty
+            logs["policy/kl_to_reference"] = self.share(penalty)
+        if config.entropy:
+            per_token = per_token - config.entropy * entropy
+        loss = losses.normalise(per_token, batch, self.by)
+        logs["loss/policy"] = loss.detach()
+        return loss, logs
+
+
+class Ppo(PolicyGradient):
+    """The clipped surrogate and the value head's loss."""
+
+    needs_values = True
+
+    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, Logs]:
+        """Policy loss + value_weight × value loss."""
+        loss, logs = super().loss(batch, found)
+        if found.values is None:
+            raise ValueError("ppo needs the value head's output")
+        columns = batch.columns
+        errors = losses.clipped_value(found.values, columns["values"], columns["returns"], self.config.clip_high)
+        value_loss = losses.normalise(errors, batch, self.by)
+        logs["loss/value"] = value_loss.detach()
+        return loss + self.config.value_weight * value_loss, logs
+
+
+class Dpo(Objective):
+    """Direct preference optimisation over pairs: chosen and rejected stand next to each other in the batch."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+
+    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, Logs]:
+        """Mean over pairs of the preference loss."""
+        own, reference = batch.sums(found.logprobs), batch.sums(batch.columns["reference"])
+        gained = own - reference
+        if self.config.dpo_loss == "ipo":
+            gained = gained / batch.counts().clamp(min=1)
+        margin = gained[::2] - gained[1::2]
+        pairs = max(self.by.sequences // 2, 1)
+        loss = losses.preference(margin, self.config.beta, self.config.dpo_loss).sum() / pairs
+        return loss, {
+            "loss/dpo": loss.detach(),
+            "dpo/accuracy": (margin.detach() > 0).float().sum() / pairs,
+            "dpo/margin": self.config.beta * margin.detach().sum() / pairs,
+        }

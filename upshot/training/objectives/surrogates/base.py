@@ -1,0 +1,44 @@
+"""A surrogate turns log-probabilities, ratios and advantages into a loss per trained token. Pure functions.
+
+Your own is a function, named by its path: `train.loss: my_pkg.module:surrogate`, or with its keyword arguments beside
+it: `{name: my_pkg.module:surrogate, strength: 2}`. It gets the batch (`columns["old"]`, `columns["advantages"]`, and
+which sequence a token is of), the policy's log-probabilities of the trained tokens, and the recipe's `train` section.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from upshot.config.recipe import TrainConfig
+from upshot.config.registry import Registry, check_options
+from upshot.training.learner.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """Losses of the trained tokens, and what to log."""
+
+    loss_M: Tensor
+    ratio_M: Tensor
+    """The policy's probability over that at sampling time."""
+    clipped_M: Tensor
+    """1 where the clip binds: where the token is not pushed any further."""
+
+
+Surrogate = Callable[[Batch, Tensor, TrainConfig], PolicyLoss]
+
+surrogates: Registry[PolicyLoss] = Registry("surrogate", "upshot.training.objectives.surrogates")
+"""Surrogates that a recipe can name in `train.loss`."""
+
+
+def surrogate(name: str, options: Mapping[str, Any] | None = None, where: str = "train.loss") -> Surrogate:
+    """The surrogate behind a name or path, with its options."""
+    function = surrogates.get(name, where)
+    given = {"batch": None, "logprobs_M": None, "config": None}
+    checked = check_options(function, dict(options or {}), given, f"surrogate '{name}'", where)
+    return partial(function, **{key: value for key, value in checked.items() if key not in given})

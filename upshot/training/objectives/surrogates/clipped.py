@@ -1,0 +1,33 @@
+"""The clipped surrogate of PPO and GRPO, and its kin with the ratio of whole sequences (GSPO)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from upshot.config.recipe import TrainConfig
+from upshot.training.learner.batch import Batch
+from upshot.training.objectives.surrogates.base import PolicyLoss, surrogates
+
+
+@surrogates.register("clipped")
+def clipped(batch: Batch, logprobs_M: Tensor, config: TrainConfig) -> PolicyLoss:
+    """The smaller of ratio x advantage and clipped ratio x advantage, per token (PPO, GRPO, DAPO)."""
+    return pessimistic((logprobs_M - batch.columns["old"]).exp(), batch, config)
+
+
+@surrogates.register("gspo")
+def gspo(batch: Batch, logprobs_M: Tensor, config: TrainConfig) -> PolicyLoss:
+    """The same with one ratio a sequence: the geometric mean of its tokens' (GSPO). Clip narrowly: 3e-4 or so."""
+    difference = logprobs_M - batch.columns["old"]
+    means = batch.sums(difference) / batch.counts().clamp(min=1)
+    return pessimistic(means[batch.owner].exp(), batch, config)
+
+
+def pessimistic(ratio_M: Tensor, batch: Batch, config: TrainConfig) -> PolicyLoss:
+    """The clipped surrogate of given ratios."""
+    advantages = batch.columns["advantages"]
+    low, high = 1 - config.clip_low, 1 + config.clip_high
+    loss = -torch.minimum(ratio_M * advantages, ratio_M.clamp(low, high) * advantages)
+    binding = ((ratio_M < low) & (advantages < 0)) | ((ratio_M > high) & (advantages > 0))
+    return PolicyLoss(loss, ratio_M, binding.float())

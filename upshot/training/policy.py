@@ -1,0 +1,162 @@
+"""The model in training and what is made of it: tokenizer, renderer, engine, sampler, learner, reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from upshot.config.recipe import Recipe, TrainConfig
+from upshot.core.conversation import derive_seed
+from upshot.engine.engine import Engine
+from upshot.models.rendering import Renderer
+from upshot.rollout.policy import Policy
+from upshot.run.plan import SAMPLED
+from upshot.serving.swap.pool import Pool
+from upshot.serving.vllm.policy import VllmPolicy
+from upshot.tasks.base import Task
+from upshot.training.adapters import Start, add_lora, find_start
+from upshot.training.learner.distributed.ranks import ALONE, Ranks
+from upshot.training.learner.learner import Learner
+from upshot.training.learner.memory.fitting import device_total, engine_settings, fit, kv_of_copies, learning
+from upshot.training.learner.memory.plan import MemoryPlan
+from upshot.training.setup import context_limit, load_policy, sampling_of, seed_torch
+from upshot.training.snapshots import PolicyModel
+from upshot.training.weights import load_weights, save_weights
+
+
+class Loaded:
+    """A recipe's policy, loaded: as the run begins with it, or as a checkpoint holds it."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        task: Task,
+        run: Path,
+        checkpoint: Path | None,
+        say: Callable[[str], None],
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.ranks = ranks
+        self.recipe = recipe
+        self.task = task
+        self.run = run
+        self.pool: Pool | None = None
+        """Helper models that take turns on the policy's device."""
+        self.say = say
+        seed_torch(recipe.seed)
+        # One rank looks: what has to be merged is merged once.
+        self.start = ranks.told("start", find_start(recipe.model, run, say) if ranks.first else Start(""))
+        saved = str(checkpoint or "")
+        module, self.tokenizer = self._load("" if recipe.model.lora else saved)
+        self.module: Any = add_lora(module, recipe.model, saved or self.start.adapter)
+        self.renderer = Renderer(self.tokenizer, recipe.model.template_options)
+        template = self.renderer.check()
+        if not template.appends:
+            say(f"chat template: {template.reason}; rendering turn by turn instead, history is kept")
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine on the policy's own tensors; made for the first rollout, so that sft and dpo need none."""
+        return Engine(self.module, self.renderer.end_ids, engine_settings(self.recipe, self.memory))
+
+    @cached_property
+    def sampler(self) -> PolicyModel | VllmPolicy:
+        """The policy as a model."""
+        if self.recipe.model.engine.name == "vllm":
+            from upshot.serving.vllm.launch import check_beside, find, share_of
+
+            address = find(self.recipe, self.run)
+            if address.same_gpu:
+                check_beside(self.memory, share_of(self.recipe), device_total(self.recipe.model))
+            return VllmPolicy(address, self.module, self.tokenizer, self.renderer, self.run, self.say)
+        kv = kv_of_copies(self.recipe, self.memory)
+        return PolicyModel(self.engine, self.tokenizer, "policy", self.renderer, self.module, kv)
+
+    @cached_property
+    def memory(self) -> MemoryPlan:
+        """The memory plan of the recipe's method."""
+        return fit(self.recipe, self.module, self.recipe.train, self.ranks.size)
+
+    async def rest(self) -> None:
+        """The learner works: engine and helpers give their memory back where the plan says so."""
+        if self.pool is not None and self.memory.setting.helpers == "leave":
+            self.pool.rest()
+        if self.samples and isinstance(self.sampler, VllmPolicy):
+            await self.sampler.rest()
+        elif self.memory.setting.park and "engine" in self.__dict__:
+            self.engine.park()
+
+    def sync_times(self) -> dict[str, float]:
+        """Seconds since the last look that went into handing weights to a server; nothing where there is none."""
+        return {"time/sync": self.sampler.spent()} if isinstance(self.sampler, VllmPolicy) else {}
+
+    async def close(self) -> None:
+        """Nothing is sampled for now: connections to a server are closed."""
+        if isinstance(self.sampler, VllmPolicy):
+            await self.sampler.aclose()
+
+    @property
+    def samples(self) -> bool:
+        """Whether the sampler was made."""
+        return "sampler" in self.__dict__
+
+    def policy(self) -> Policy:
+        """The policy as a speaker."""
+        recipe = self.recipe
+        return Policy(
+            self.sampler,
+            self.renderer,
+            sampling_of(recipe),
+            self.max_context,
+            recipe.episode.system,
+            self.task.tools(),
+            recipe.episode.think,
+        )
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens of prompt and reply together."""
+        return context_limit(self.recipe.model, self.module)
+
+    def learner(self, config: TrainConfig, value_head: bool = False) -> Learner:
+        """A new learner on the policy."""
+        sampled, episode = config.method in SAMPLED, self.recipe.episode
+        config = learning(config, fit(self.recipe, self.module, config, self.ranks.size), self.module)
+        return Learner(
+            self.module,
+            self.tokenizer,
+            config,
+            max_tokens=episode.max_tokens,
+            temperature=episode.temperature if sampled else 1.0,
+            changed=self._weights_changed,
+            value_head=value_head,
+            exact=self.recipe.model.exact and sampled,
+            ranks=self.ranks,
+        )
+
+    def keep_reference(self, learner: Learner, first_phase: bool, begun: bool) -> None:
+        """Give the learner the model that its phase began with; one that had begun before finds it again."""
+        saved = self.run / "reference"
+        # The whole of a model that is where the recipe says is not kept a second time.
+        elsewhere = first_phase and self.recipe.model.lora is None
+        if not begun:
+            learner.keep_reference()
+            if not elsewhere and self.ranks.first:
+                save_weights(saved, learner.reference)
+        elif elsewhere:
+            learner.keep_reference(dict(self._load()[0].named_parameters()))
+        else:
+            learner.keep_reference(load_weights(saved))
+
+    def _weights_changed(self) -> None:
+        if self.samples and isinstance(self.sampler, VllmPolicy):
+            self.sampler.weights_changed()
+        elif "engine" in self.__dict__:
+            self.engine.weights_changed()
+
+    def _load(self, path: str = "") -> tuple[Any, Any]:
+        """Module, without adapters, and tokenizer: those of a folder, or those that the run began with."""
+        seed = derive_seed(self.recipe.seed, "weights")
+        return load_policy(self.recipe.model, self.task, seed, path or self.start.model, self.start.adapter)

@@ -1,0 +1,111 @@
+"""From a recipe to the model that learns: weights, tokenizer, adapters. Everybody else: `rollout/company.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from upshot.config.recipe import PolicyConfig, Recipe
+from upshot.core.conversation import derive_seed
+from upshot.core.errors import UserError
+from upshot.core.whole_files import read_text
+from upshot.models.base import Sampling
+from upshot.models.local import (
+    adapter_config,
+    load_4bit,
+    load_tokenizer,
+    load_whole,
+    local_path,
+    own_tokenizer,
+    pick_device,
+    pick_dtype,
+)
+from upshot.tasks.base import Task
+
+
+def load_policy(config: PolicyConfig, task: Task, seed: int, path: str = "", adapter: str = "") -> tuple[Any, Any]:
+    """The policy's module and tokenizer: from a folder or name, or a new tiny one for the task's language.
+
+    The tokenizer is that of `adapter` where one was saved with it; the adapter itself is not loaded.
+    """
+    path = path or config.path
+    device = pick_device(config.device)
+    if path:
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()  # the run has its own
+        if config.quantize == "4bit":
+            module, tokenizer = load_4bit(path, config.dtype, device)
+        else:
+            module, tokenizer = load_whole(path, config.dtype, device)
+        tokenizer = (own_tokenizer(adapter) if adapter else None) or tokenizer
+    elif config.quantize != "none":
+        raise UserError("model.quantize=4bit is for a model that is loaded; a new tiny one needs no bits saved")
+    else:
+        from upshot.models.tiny import tiny_model
+
+        tokenizer = _new_tokenizer(task)
+        module = tiny_model(config.tiny, tokenizer, seed).to(device, pick_dtype(config.dtype, device))
+    return module, _set_template(tokenizer, config)
+
+
+def find_tokenizer(config: PolicyConfig, task: Task) -> Any:
+    """The policy's tokenizer alone, in a second or two."""
+    if not config.path:
+        return _set_template(_new_tokenizer(task), config)
+    found = adapter_config(config.path)
+    own = own_tokenizer(config.path) if found is not None else None
+    base = config.path if found is None else str(found["base_model_name_or_path"])
+    return _set_template(own or load_tokenizer(base), config)
+
+
+def find_context(config: PolicyConfig) -> int:
+    """The context limit of a policy that is not loaded, as `context_limit` will find it."""
+    if config.max_context or not config.path:
+        return config.max_context or config.tiny.context
+    found = adapter_config(config.path)
+    from transformers import AutoConfig
+
+    path = local_path(found["base_model_name_or_path"] if found else config.path)
+    try:
+        return context_limit(config, SimpleNamespace(config=AutoConfig.from_pretrained(path)))
+    except (OSError, ValueError, KeyError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise UserError(f"model.path '{config.path}': cannot read its configuration ({why})") from error
+
+
+def _new_tokenizer(task: Task) -> Any:
+    from upshot.models.tiny import tiny_tokenizer
+
+    words = task.vocabulary()
+    if not words:
+        raise UserError(f"task '{task.name}' speaks a real language; name a model with model.path=FOLDER")
+    return tiny_tokenizer(words)
+
+
+def _set_template(tokenizer: Any, config: PolicyConfig) -> Any:
+    """The tokenizer with the recipe's own chat template, where it has one."""
+    if config.chat_template:
+        file = Path(config.chat_template)
+        is_file = len(config.chat_template) < 256 and file.is_file()
+        tokenizer.chat_template = read_text(file, "chat template") if is_file else config.chat_template
+    return tokenizer
+
+
+def seed_torch(seed: int) -> None:
+    """What draws from torch's own stream (new adapters, dropout) follows the run's seed."""
+    import torch
+
+    torch.manual_seed(derive_seed(seed, "torch"))
+
+
+def context_limit(config: PolicyConfig, module: Any) -> int:
+    """Most tokens of prompt and reply together."""
+    return config.max_context or int(getattr(module.config.get_text_config(), "max_position_embeddings", 0) or 0)
+
+
+def sampling_of(recipe: Recipe) -> Sampling:
+    """How the policy samples while training."""
+    episode = recipe.episode
+    return Sampling(episode.max_tokens, episode.temperature, episode.top_p, episode.top_k)

@@ -1,0 +1,173 @@
+"""The loop in pieces: sample → score → forward_backward → step, on one set of weights.
+
+    trainee = upshot.Trainee.load("smollm2-135m", max_tokens=64, lr=1e-5)
+    groups = await trainee.sample(rows, group_size=8)          # replies, not yet worth anything
+    await trainee.score(groups, upshot.talk({polite: 1.0}))    # … or set reply.reward and reply.credit yourself
+    logs = trainee.forward_backward(groups) | trainee.step()
+
+`upshot.train` runs the same pieces from a recipe, with a run folder, checkpoints and resume around them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from upshot.api.scorer import Metrics, named_metrics
+from upshot.config.recipe import TinyConfig, TrainConfig
+from upshot.core.conversation import Conversation, Message, Row, derive_seed
+from upshot.engine.engine import Engine, EngineSettings
+from upshot.models.base import Sampling
+from upshot.models.rendering import Renderer
+from upshot.rewards.reward import Reward
+from upshot.rollout.context import Stage
+from upshot.rollout.episode import play_episode
+from upshot.rollout.futures.base import Futures
+from upshot.rollout.futures.talk import Talk
+from upshot.rollout.guard import guard
+from upshot.rollout.play import score_reply
+from upshot.rollout.policy import Policy
+from upshot.rollout.rollout import Reply
+from upshot.rollout.services import assemble, metric_configs
+from upshot.tasks.base import Task
+from upshot.tasks.participants.base import Participant
+from upshot.training.learner.batch import data_of
+from upshot.training.learner.learner import Learner
+from upshot.training.loops.rl import set_advantages
+from upshot.training.loops.sft import Dialogues
+from upshot.training.objectives.objectives import PolicyGradient, Sft
+from upshot.training.snapshots import PolicyModel
+
+Groups = Sequence[Sequence[Reply]]
+
+
+class Trainee:
+    """A model in training, with the four verbs of the loop."""
+
+    def __init__(
+        self,
+        module: Any,
+        tokenizer: Any,
+        *,
+        max_tokens: int = 256,
+        temperature: float = 1.0,
+        system: str = "",
+        max_context: int = 0,
+        tools: Sequence[Mapping[str, Any]] = (),
+        **train: Any,
+    ) -> None:
+        """Make it from a transformers model and its tokenizer.
+
+        max_tokens, temperature: of each of its turns. system: its system prompt. max_context: most tokens of prompt and
+        reply; 0: what the model's configuration says. train: keys of a recipe's section `train` (lr, betas, kl …).
+        """
+        limit = max_context or int(getattr(module.config.get_text_config(), "max_position_embeddings", 0) or 0)
+        self.config = TrainConfig.model_validate(train)
+        self.renderer = Renderer(tokenizer)
+        self.engine = Engine(module, self.renderer.end_ids, EngineSettings())
+        self.model = PolicyModel(self.engine, tokenizer, "policy", self.renderer, module)
+        """As a model that others can ask; `model.frozen('start')` is a copy that is trained no further."""
+        self.policy = Policy(self.model, self.renderer, Sampling(max_tokens, temperature), limit, system, tools)
+        """As a speaker: `await trainee.policy.reply(conversation)` says its next turn."""
+        changed = self.engine.weights_changed
+        self.learner = Learner(module, tokenizer, self.config, max_tokens, temperature, changed)
+        self.limit = limit
+
+    @classmethod
+    def load(cls, path: str, device: str = "auto", dtype: str = "auto", **options: Any) -> Trainee:
+        """The model of a folder, a Hub name or `smollm2-135m`; options as in the constructor."""
+        from upshot.models.local import load_whole
+
+        return cls(*load_whole(path, dtype, device), **options)
+
+    @classmethod
+    def tiny(
+        cls, words: Sequence[str], seed: int = 0, shape: Mapping[str, int] | None = None, **options: Any
+    ) -> Trainee:
+        """A new small model that knows just these words, for a task's own little language; it learns in minutes."""
+        from upshot.models.tiny import tiny_model, tiny_tokenizer
+
+        tokenizer = tiny_tokenizer(sorted(set(words)))
+        return cls(tiny_model(TinyConfig.model_validate(shape or {}), tokenizer, seed), tokenizer, **options)
+
+    async def sample(
+        self,
+        rows: Sequence[Row],
+        group_size: int = 8,
+        seed: int = 0,
+        environment: Participant | None = None,
+        max_turns: int = 1,
+    ) -> list[list[Reply]]:
+        """`group_size` episodes of each row, all at once: one reply, or up to `max_turns` with an environment."""
+
+        async def one(row: Row, group: int, index: int) -> Reply:
+            conversation = Conversation(row, derive_seed(seed, row.id, group, index), f"{row.id}#{group}.{index}")
+            reply = Reply(conversation, group)
+            episode = play_episode(conversation, self.policy, environment, max_turns)
+            if (failure := await guard(episode, "episode")) is not None:
+                reply.reward = Reward(failure)
+            return reply
+
+        async with asyncio.TaskGroup() as tasks:
+            played = [
+                [tasks.create_task(one(row, group, index)) for index in range(group_size)]
+                for group, row in enumerate(rows)
+            ]
+        return [[task.result() for task in group] for group in played]
+
+    async def score(self, groups: Groups, futures: Futures) -> list[list[float | None]]:
+        """Continue all replies, score where that leads, and credit their tokens; the rewards, None where missing."""
+        stage = Stage(self.policy, futures)
+        given = [reply for group in groups for reply in group if reply.conversation.mask]
+        async with asyncio.TaskGroup() as tasks:
+            for reply in given:
+                tasks.create_task(score_reply(stage, reply))
+        return [[reply.reward.total.value for reply in group] for group in groups]
+
+    def forward_backward(self, groups: Groups) -> dict[str, float]:
+        """Add up the policy gradient of replies that have credit; what to log.
+
+        Advantages are those you set (`reply.advantages`, one a span), else those of `train.advantage`.
+        """
+        credited = [reply for group in groups for reply in group if reply.credit is not None]
+        if not any(reply.advantages for reply in credited):
+            set_advantages(groups, self.config.advantage)
+        data = [datum for reply in credited for datum in data_of(reply)]
+        return self.learner.forward_backward([[datum] for datum in data], PolicyGradient(self.config)) if data else {}
+
+    def imitate(self, dialogues: Sequence[Sequence[Message]]) -> dict[str, float]:
+        """Add up the gradient of supervised learning: every assistant turn is one to say; what to log."""
+        data = Dialogues([tuple(dialogue) for dialogue in dialogues], self.renderer, self.limit)
+        return self.learner.forward_backward([[data[index]] for index in range(len(data))], Sft())
+
+    def step(self) -> dict[str, float]:
+        """One optimizer step with the gradient so far; the next sample is of the new weights. What to log."""
+        return self.learner.step()
+
+    def save(self, folder: str | Path) -> None:
+        """Weights and tokenizer as a Hugging Face folder."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self.learner.save(Path(folder))
+
+    async def aclose(self) -> None:
+        """Let go of the engine's memory."""
+        await self.model.aclose()
+
+
+def talk(
+    metrics: Metrics,
+    user: Participant | None = None,
+    samples: int = 1,
+    window: int = 0,
+    task: Task | None = None,
+    judge: Any = None,
+) -> Talk:
+    """Futures in which the user and the policy talk on for `window` rounds, scored by weighted metrics.
+
+    metrics: name or function → weight. Without a user, or with window 0, the reply is scored as it stands.
+    """
+    models = {"judge": judge} if judge is not None else {}
+    company = assemble(task, models, metric_configs(named_metrics(metrics)), user=user)
+    return Talk(company.metrics, company.weights, company.user, samples, window)

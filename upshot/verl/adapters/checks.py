@@ -1,0 +1,81 @@
+"""The checks that need Ray: its resources, and a look around on every node, before verl starts anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from omegaconf import OmegaConf
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from upshot.config.recipe import Recipe
+from upshot.run.checks.bench import Finding
+from upshot.verl.checks import refuse, wish_of
+from upshot.verl.checks.node import IMPORT_S, Wish, look, marked
+from upshot.verl.checks.resources import Node, compared, needed
+
+QUEUE = ("TransferQueueController", "transfer_queue")
+"""Name and namespace of an actor that verl's runs share: a second run on the same Ray would mix its rows with ours."""
+
+
+def check_cluster(recipe: Recipe, config: Any, folder: Path) -> None:
+    """Refuse what would hang or fail later: `UserError` with everything that is wrong."""
+
+    def read(key: str, otherwise: Any) -> Any:
+        found = OmegaConf.select(config, key)
+        return otherwise if found is None else found
+
+    mark = marked(folder)
+    try:
+        wish = replace(wish_of(recipe, read, str(folder)), mark=mark)
+        refuse([*compared(needed(read), nodes_of()), *_other_run(), *_everywhere(wish)])
+    finally:
+        (folder / mark).unlink(missing_ok=True)
+
+
+def nodes_of() -> list[Node]:
+    """The nodes of this Ray, and what is free there."""
+    from ray._private.state import available_resources_per_node
+
+    free = available_resources_per_node()
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return [
+        Node(node["NodeManagerHostname"], own.get("CPU", 0.0), own.get("GPU", own.get("NPU", 0.0)))
+        for node in alive
+        if (own := free.get(node["NodeID"], {}))
+    ]
+
+
+def _other_run() -> Iterator[Finding]:
+    name, namespace = QUEUE
+    try:
+        ray.get_actor(name, namespace)
+    except ValueError:
+        return
+    yield Finding(
+        "another run of verl is on this Ray (its TransferQueue is there), and the two would mix their rows; wait for "
+        "its end, or give this one a Ray of its own"
+    )
+
+
+def _everywhere(wish: Wish) -> Iterator[Finding]:
+    """Look around on every node at once; the plug-ins were imported here already before Ray was started."""
+    here = ray.get_runtime_context().get_node_id()
+    asked = {}
+    for node in ray.nodes():
+        if node["Alive"]:
+            own = replace(wish, plugins=()) if node["NodeID"] == here else wish
+            where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            probe = ray.remote(num_cpus=0, max_retries=0)(look).options(scheduling_strategy=where).remote(own)
+            asked[probe] = node["NodeManagerHostname"]
+    done, late = ray.wait(list(asked), num_returns=len(asked), timeout=2 * IMPORT_S)
+    yield from (Finding(f"node {asked[probe]}: no answer within {2 * IMPORT_S:.0f} s") for probe in late)
+    for probe in done:
+        try:
+            yield from (Finding(f"node {asked[probe]}: {said}") for said in ray.get(probe))
+        except RayError as error:
+            yield Finding(f"node {asked[probe]}: {str(error).strip().splitlines()[-1]}; is upshot installed there?")

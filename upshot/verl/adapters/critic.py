@@ -1,0 +1,39 @@
+"""verl's critic on a CPU: verl loads a value model with flash attention and with nothing else."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
+from verl.workers.engine_workers import TrainingWorker
+
+from upshot.verl.on_cpu import PLATFORM
+
+DEVICE = "cuda"
+"""What verl's engines are listed for, and what our platform says when verl looks for one."""
+
+
+@EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device=DEVICE, vendor=PLATFORM)  # type: ignore[untyped-decorator]
+class ValueEngine(FSDPEngineWithValueHead):  # type: ignore[misc]
+    """verl's own, but the model is loaded as others are: with the attention that its config names."""
+
+    model_config: Any
+
+    def _build_module(self) -> Any:
+        given = self.model_config
+        named = given.hf_config
+        named.num_labels, named.classifier_dropout = 1, 0.0
+        named.architectures = [named.architectures[0].replace("ForCausalLM", "ForTokenClassification")]
+        twin = copy.copy(given)
+        object.__setattr__(twin, "model_type", "language_model")  # verl freezes its configs
+        self.model_config = twin
+        try:
+            return super()._build_module()
+        finally:
+            self.model_config = given
+
+
+class CriticWorker(TrainingWorker):  # type: ignore[misc]
+    """verl's worker, by whose name a process that hosts it comes to know `ValueEngine`."""

@@ -1,0 +1,118 @@
+"""verl's agent loop around `Worker`: one instance a trajectory, one worker a process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Any
+from uuid import uuid4
+
+import ray
+from ray.exceptions import RayActorError
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
+
+from upshot.config import load as config
+from upshot.config.recipe import Recipe
+from upshot.core.errors import UserError, user_error_in
+from upshot.training.learner.distributed.handover import packed
+from upshot.verl.adapters.ledger import died, name_here, teller
+from upshot.verl.config import RECIPE
+from upshot.verl.parquet import AGENT
+from upshot.verl.served import Line
+from upshot.verl.trajectory import Trajectory, numbers, refuse_long, trajectories_of
+from upshot.verl.worker import Order, Worker
+
+log = logging.getLogger(__name__)
+
+_workers: dict[str, Worker] = {}
+
+
+REPLY, FAULT = "upshot_reply", "upshot_fault"
+"""Extra fields of a row: the reply as bytes, with the first of its rows; what a user must mend."""
+
+
+@register(AGENT)
+class UpshotLoop(AgentLoopBase):  # type: ignore[misc]
+    """Plays an episode and its futures; the reply goes back whole with the tokens to train, missing or not."""
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
+        """The rows of a reply."""
+        started = time.perf_counter()
+        rollout = self.rollout_config
+        line = Line(Servers(self.server_manager), uuid4().hex, sampling_params, seeded=rollout.name == AGENT)
+        order = Order(row["extra_info"], row["raw_prompt"], int(row["session_id"]), step_of(row) - 1)
+        filler = int(self.tokenizer.eos_token_id)
+        try:
+            worker = worker_here(self.tokenizer, int(rollout.max_model_len or 0))
+            reply = await worker.play(order, line)
+            refuse_long(reply, int(rollout.prompt_length), int(rollout.response_length))
+            extra: dict[str, Any] = {REPLY: packed(reply)}
+        except Exception as error:  # verl would go on without the row: the trainer stops, with the reason
+            told = user_error_in(error)
+            if told is None:
+                log.exception("a conversation could not be played")
+            why = str(told or f"{type(error).__name__}: {error}; where it was raised is in verl.log")
+            return [_output(Trajectory([filler], [filler], [0], [0.0]), 0.0, {FAULT: why}, started)]
+        seen = numbers(reply, list(worker.company.weights))
+        extra |= {**line.extra, "reward_extra_info": seen, "turn_scores": [], "tool_rewards": []}
+        score = reply.reward.total.value or 0.0
+        return [
+            _output(one, score, extra if not number else {**extra, REPLY: b""}, started, len(reply.conversation.turns))
+            for number, one in enumerate(trajectories_of(reply, filler))
+        ]
+
+
+def _output(one: Trajectory, score: float, extra: dict[str, Any], started: float, turns: int = 0) -> AgentLoopOutput:
+    return AgentLoopOutput(
+        prompt_ids=one.prompt_ids,
+        response_ids=one.response_ids,
+        response_mask=one.response_mask,
+        response_logprobs=one.response_logprobs,
+        reward_score=score,
+        num_turns=turns,
+        metrics={"generate_sequences": time.perf_counter() - started},
+        extra_fields={"reward_extra_info": {}, **extra},
+    )
+
+
+class Servers:
+    """verl's server manager; a server that dies ends the run: verl would go on sending it conversations."""
+
+    def __init__(self, manager: Any) -> None:
+        self.manager = manager
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        """See `served.ServerManager`."""
+        try:
+            return await self.manager.generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params)
+        except RayActorError as error:
+            raise UserError(died("a rollout server", error)) from error
+
+
+def worker_here(tokenizer: Any, max_context: int) -> Worker:
+    """The worker of this process, made at the first call; inside Ray it has a part of the run's budget and limits."""
+    path = recipe_path()
+    if path not in _workers:
+        name = name_here()
+        tell = teller(name) if ray.is_initialized() else None
+        _workers[path] = Worker(recipe_here(), tokenizer, max_context, tell, name)
+    return _workers[path]
+
+
+def recipe_here() -> Recipe:
+    """The recipe that this process was started for."""
+    return config.load(recipe_path()).recipe
+
+
+def recipe_path() -> str:
+    """Where the recipe is."""
+    path = os.environ.get(RECIPE)
+    if not path:
+        raise UserError(f"this process of verl was not told its recipe: set {RECIPE} in Ray's runtime_env.env_vars")
+    return path
+
+
+def step_of(row: dict[str, Any]) -> int:
+    """The step that a row is played for."""
+    return int(row.get("global_steps", 0))

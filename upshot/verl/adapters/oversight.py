@@ -1,0 +1,126 @@
+"""Around verl's runner: a ledger for its workers, a watchdog, an end with the reason, helpers closed at the end.
+
+verl's `run_ppo` makes a runner and waits for its `run`; `Overseen` stands in for the runner's class there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from upshot.core.errors import UserError
+from upshot.verl.adapters.checks import check_cluster
+from upshot.verl.adapters.ledger import died, open_ledger
+from upshot.verl.adapters.loop import recipe_here, recipe_path
+from upshot.verl.budget.share import gone
+from upshot.verl.checks.watchdog import Patience, Watchdog, demands
+from upshot.verl.table import PROJECT
+
+log = logging.getLogger(__name__)
+
+LOG = "verl.log"
+LOOK_S = 1.0
+CLOSE_S, HASTY_S = 20.0, 5.0
+"""Seconds for workers to close their helpers, after a run that ended well and one that did not."""
+
+
+@dataclass(frozen=True)
+class Overseen:
+    """A runner class of Ray whose `run` is overseen from its start to its end."""
+
+    runner: Any
+
+    def options(self, **given: Any) -> Overseen:
+        """See Ray."""
+        return Overseen(self.runner.options(**given))
+
+    def remote(self) -> SimpleNamespace:
+        """The runner; `run.remote(config)` comes back when it has ended."""
+        runner = self.runner.remote()
+        return SimpleNamespace(
+            run=SimpleNamespace(remote=lambda config: oversee(lambda: runner.run.remote(config), config))
+        )
+
+
+def oversee(start: Callable[[], Any], config: Any) -> Any:
+    """Start a run and wait for its end: its reference, or `UserError` where a worker met what the user must mend."""
+    recipe, folder = recipe_here(), Path(recipe_path()).parent
+    check_cluster(recipe, config, folder)
+    ledger = open_ledger(recipe, folder)
+    stopped, ended = ledger.stopped.remote(), False
+    steps = folder / "verl" / PROJECT / f"{recipe.name}.jsonl"
+    watchdog = Watchdog(folder / LOG, steps, lambda: waits_for(ledger), _say, Patience.of(config))
+    run = start()
+    try:
+        while True:
+            done, _ = ray.wait([run, stopped], num_returns=1, timeout=LOOK_S)
+            if run in done:
+                ended = True
+                return run
+            if done:
+                raise UserError(_words(stopped))
+            watchdog.look()
+    finally:
+        _close(ledger, CLOSE_S if ended else HASTY_S)
+
+
+def reason(error: Exception) -> tuple[str, int]:
+    """Why a run failed, in a line, and its exit code: 2 for what the user must mend."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, UserError):
+        return str(cause), 2
+    print(str(error), flush=True)  # the whole of it is for the log
+    if isinstance(cause, RayActorError):
+        return died("a process of verl's", cause), 1
+    return f"verl failed: {type(cause).__name__}: {' '.join(str(cause).split())[-600:]}", 1
+
+
+def waits_for(ledger: Any) -> list[str]:
+    """What a run waits for: the ledger's view, and what Ray cannot place."""
+    from ray._private.state import actors
+    from ray.autoscaler.v2.sdk import get_cluster_status
+    from ray.util.placement_group import placement_group_table
+
+    try:
+        lines = list(ray.get(ledger.view.remote(), timeout=5))
+    except RayError as error:
+        lines = [f"the ledger does not answer ({type(error).__name__})"]
+    status = get_cluster_status(ray.get_runtime_context().gcs_address)
+    asked = [
+        (r.bundle, r.count) for each in status.resource_demands.ray_task_actor_demand for r in each.bundles_by_count
+    ]
+    lines += demands(list(placement_group_table().values()), asked)
+    pending = [actor for actor in actors().values() if actor["State"] in ("PENDING_CREATION", "DEPENDENCIES_UNREADY")]
+    lines += [f"actor {actor['Name'] or actor['ActorClassName']} is {actor['State']}" for actor in pending]
+    free, whole = ray.available_resources(), ray.cluster_resources()
+    told = ", ".join(f"{free.get(name, 0):g} of {whole.get(name, 0):g} {name} free" for name in ("CPU", "GPU"))
+    return [*lines, f"Ray has {told}"]
+
+
+def _words(stopped: Any) -> str:
+    try:
+        return str(ray.get(stopped))
+    except RayActorError as error:
+        return gone(error)
+
+
+def _close(ledger: Any, seconds: float) -> None:
+    """Have the helpers of all workers closed."""
+    try:
+        left = ray.get(ledger.close.remote(seconds), timeout=seconds + 5)
+    except RayError as error:
+        log.warning("the helpers could not be closed: %s", str(error).splitlines()[0])
+        return
+    if left:
+        log.warning("%d workers did not close their helpers within %.0f s: %s", len(left), seconds, "; ".join(left))
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,51 @@
+"""What the trainer does at this moment, told to the ledger: a run that stands still says where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+from upshot.core.errors import UserError
+from upshot.verl.adapters.ledger import find_ledger
+
+PHASES = {
+    "_setup": "starting workers and servers",
+    "_load_checkpoint": "loading a checkpoint",
+    "on_init_end": "weight sync to the servers (the first)",
+    "on_sample_begin": "rollouts: waiting for conversations",
+    "on_sample_end": "putting the servers to sleep",
+    "_compute_old_log_prob": "log-probabilities",
+    "_compute_ref_log_prob": "log-probabilities of the reference",
+    "_update_critic": "updating the critic",
+    "_update_actor": "updating the policy",
+    "on_step_end": "weight sync to the servers",
+    "_validate": "validation: waiting for conversations",
+    "_save_checkpoint": "saving a checkpoint",
+}
+"""Methods of verl's trainer, and what they do."""
+Trainer = TypeVar("Trainer", bound=type)
+
+
+def phased(trainer: Trainer) -> Trainer:
+    """A trainer class that says what it does."""
+    for method, phase in PHASES.items():
+        setattr(trainer, method, _telling(getattr(trainer, method), phase))
+    return trainer
+
+
+def _telling(does: Callable[..., Any], phase: str) -> Callable[..., Any]:
+    @wraps(does)
+    def told(*given: Any, **named: Any) -> Any:
+        tell_phase(phase)
+        return does(*given, **named)
+
+    return told
+
+
+def tell_phase(phase: str) -> None:
+    """Say it, and wait for nobody."""
+    try:
+        find_ledger().phase.remote(phase)
+    except UserError:  # without a ledger the driver ends the run by itself
+        return

@@ -1,0 +1,79 @@
+"""verl's buffer of rows, read together with the replies that the rows are of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+
+from upshot.core.errors import UserError
+from upshot.rollout.rollout import Reply
+from upshot.training.learner.distributed.handover import unpacked
+from upshot.verl.adapters.loop import FAULT, REPLY
+
+Groups = list[list[Reply]]
+
+
+class Replies:
+    """What was played last, by verl's partition ('train', 'val'), and which row is of which reply."""
+
+    def __init__(self, buffer: Any, play_on: Callable[[Groups], Groups]) -> None:
+        self.buffer = buffer
+        self.play_on = play_on
+        """Given the groups of a training step, those that are learned from; it may play more of them (`read`)."""
+        self.groups: dict[str, Groups] = {}
+        """By the rows' places in the step, replies in the order of their sessions: as local mode has them."""
+        self.of_key: dict[str, Reply] = {}
+        self._tags: dict[str, Any] = {}
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+        """verl's rows of a step, when all are played. Those that train nothing are taken away after they were read."""
+        self.of_key, self._tags = {}, {}
+        groups, logs = self.read(global_steps, partition_id, batch_size)
+        self.groups[partition_id] = self.play_on(groups) if partition_id == "train" else groups
+        return self._kept(partition_id), logs
+
+    def read(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Groups, dict[str, Any]]:
+        """Wait until so many prompts are played; their replies."""
+        batch, logs = self.buffer.sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
+        self._tags |= dict(zip(batch.keys, batch.tags, strict=True))
+        found = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
+        given = [getattr(one, "data", one) for one in found["extra_fields"]]  # plain, or wrapped by tensordict
+        extras = dict(zip(batch.keys, given, strict=True))
+        for extra in extras.values():
+            if FAULT in extra:
+                raise UserError(extra[FAULT])
+        first = {_session(key): unpacked(extra[REPLY]) for key, extra in extras.items() if extra[REPLY]}
+        self.of_key |= {key: first[_session(key)] for key in batch.keys}
+        groups: dict[int, list[tuple[int, Reply]]] = {}
+        for (_, session), reply in first.items():
+            groups.setdefault(reply.group, []).append((session, reply))
+        return [[r for _, r in sorted(groups[at], key=_by_session)] for at in sorted(groups)], logs
+
+    def _kept(self, partition_id: str) -> KVBatchMeta:
+        """The rows that train something, or that validation has a reward of; one at least, for verl wants a batch."""
+        there = {id(reply) for group in self.groups[partition_id] for reply in group}
+        kept = [key for key, reply in self.of_key.items() if id(reply) in there and _counts(reply, partition_id)]
+        kept = kept or list(self.of_key)[:1]
+        gone = [key for key in self.of_key if key not in set(kept)]
+        if gone:
+            tq.kv_clear(keys=gone, partition_id=partition_id)
+        return KVBatchMeta(partition_id=partition_id, keys=kept, tags=[self._tags[key] for key in kept])
+
+
+def _counts(reply: Reply, partition_id: str) -> bool:
+    if partition_id == "val":
+        return not reply.reward.total.is_missing
+    return reply.credit is not None and reply.credit.trains
+
+
+def _session(key: str) -> tuple[str, int]:
+    """The prompt's uid and the number of the reply that a row is of."""
+    uid, session, _ = key.rsplit("_", 2)
+    return uid, int(session)
+
+
+def _by_session(pair: tuple[int, Reply]) -> int:
+    return pair[0]

@@ -1,0 +1,182 @@
+"""Our engine as a rollout backend of verl: `actor_rollout_ref.rollout.name=upshot`.
+
+One server a rank, an actor on the rank's node and device; verl's trainer hands it the weights after every step, through
+Ray's shared memory. The same on a CPU and on CUDA; it was run on the CPU alone.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import ray
+import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from verl.plugin.platform import get_platform
+from verl.workers.rollout.base import _ROLLOUT_REGISTRY, BaseRollout
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
+from verl.workers.rollout.utils import ensure_async_iterator
+
+from upshot.core.errors import UserError
+from upshot.models.local import load_local, pick_dtype
+from upshot.models.rendering import Renderer
+from upshot.verl.on_cpu import BACKEND
+from upshot.verl.sampler import Packed, Sampler, parts
+
+
+class Server:
+    """The actor that samples for one rank."""
+
+    def __init__(self, path: str, dtype: str, device: str, seed: int, most_tokens: int, frees: bool) -> None:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        module, tokenizer = load_local(path, dtype, device)
+        self.sampler = Sampler(module, Renderer(tokenizer).end_ids, seed, most_tokens)
+        self.frees = frees
+        """Whether memory is given back while the trainer works (`rollout.free_cache_engine`)."""
+
+    async def generate(
+        self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **more: Any
+    ) -> TokenOutput:
+        """Continue the ids."""
+        if given := [name for name, value in more.items() if value]:
+            raise UserError(f"rollout.name={BACKEND} takes token ids alone; it was given {', '.join(given)}")
+        said = await self.sampler.generate(prompt_ids, sampling_params)
+        return TokenOutput(
+            token_ids=said.ids,
+            log_probs=said.logprobs,
+            stop_reason="aborted" if said.aborted else "completed",
+            num_preempted=0,
+            extra_fields={"global_steps": said.step},
+        )
+
+    async def begin_weights(self) -> None:
+        """Weights are about to come."""
+        self.sampler.begin()
+
+    async def load_weights(self, part: dict[str, Packed]) -> None:
+        """Take a part of the weights."""
+        self.sampler.load(part)
+
+    async def end_weights(self, step: int | None) -> None:
+        """All weights are here."""
+        self.sampler.loaded(step)
+
+    async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
+        """Abort what is under way; what comes waits."""
+        return {"aborted_count": self.sampler.hold(), "request_ids": []}
+
+    async def resume_generation(self) -> None:
+        """Take requests again."""
+        self.sampler.go_on()
+
+    async def sleep(self) -> None:
+        """Give the memory of keys and values back; the weights stay."""
+        if self.frees:
+            self.sampler.engine.park()
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Take that memory again."""
+        if tags is None or "kv_cache" in tags:
+            self.sampler.engine.resume()
+
+    release_kv_cache = sleep
+
+    async def resume_kv_cache(self) -> None:
+        """Take the memory of keys and values again."""
+        self.sampler.engine.resume()
+
+    async def nothing(self, **_: Any) -> None:
+        """What has no meaning here: old keys and values are forgotten with the weights, and there is no profiler."""
+
+    clear_kv_cache = start_profile = stop_profile = nothing
+
+
+class UpshotReplica(RolloutReplica):  # type: ignore[misc]
+    """Starts the server of a rank."""
+
+    async def launch_servers(self) -> None:
+        """One actor, beside the rank that it samples for."""
+        if self.world_size != 1:
+            raise UserError(
+                f"rollout.name={BACKEND} has one server a rank; set tensor_model_parallel_size, data_parallel_size and "
+                f"pipeline_model_parallel_size to 1 (now {self.world_size} ranks a server), or take rollout.name=vllm"
+            )
+        platform = get_platform()
+        resource = platform.ray_resource_name()
+        node, device = await self.workers[0].__ray_call__.remote(
+            lambda _: (
+                ray.get_runtime_context().get_node_id(),
+                ray.get_runtime_context().get_accelerator_ids()[resource][0],
+            )
+        )
+        told = {**dict.fromkeys(platform.ray_noset_envvars(), "1"), **platform.rollout_env_vars()}
+        server = ray.remote(Server).options(
+            name=server_name(self.replica_rank),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+            runtime_env={"env_vars": told},
+            max_concurrency=self.max_concurrency,
+        )
+        self._server_handle = server.remote(
+            path=self.model_config.path,
+            dtype=self.config.dtype,
+            device=platform.device_name if platform.device_name == "cpu" else f"{platform.device_name}:{device}",
+            seed=int(self.config.seed) + self.replica_rank,
+            most_tokens=int(self.config.response_length),
+            frees=bool(self.config.free_cache_engine),
+        )
+        await self._server_handle.nothing.remote()  # a model that cannot be loaded is said here
+        self.servers = [self._server_handle]
+        self._server_address = f"{BACKEND}:{self.replica_rank}"
+
+
+class UpshotRollout(BaseRollout):  # type: ignore[misc]
+    """In the trainer's rank: carries its weights to its server."""
+
+    def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
+        super().__init__(config, model_config, device_mesh)
+        self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
+
+    async def update_weights(
+        self,
+        weights: Any,
+        wire_format: str = "named_tensors",
+        global_steps: int | None = None,
+        peft_config: Any = None,
+        **_: Any,
+    ) -> None:
+        """Carry all weights over; a failure is raised after the last tensor, for other ranks wait for each of them."""
+        if wire_format != "named_tensors":
+            raise UserError(f"rollout.name={BACKEND} takes whole weights, not {wire_format}; look at checkpoint_engine")
+        if peft_config is not None:
+            raise UserError(
+                f"rollout.name={BACKEND} takes merged adapters; set actor_rollout_ref.model.lora.merge=true"
+            )
+        server, failed = ray.get_actor(server_name(self.replica_rank)), None
+        await server.begin_weights.remote()
+        most = int(self.config.checkpoint_engine.update_weights_bucket_megabytes) << 20
+        async for part in parts(ensure_async_iterator(weights), pick_dtype(self.config.dtype, "cpu"), most):
+            try:
+                if failed is None:
+                    await server.load_weights.remote(part)
+            except Exception as error:
+                failed = error
+        if failed is not None:
+            raise failed
+        await server.end_weights.remote(global_steps)
+
+    async def resume(self, tags: list[str]) -> None:
+        """Let the server take its memory again."""
+        await ray.get_actor(server_name(self.replica_rank)).wake_up.remote(tags=tags)
+
+    async def release(self) -> None:
+        """Let the server give its memory back."""
+        await ray.get_actor(server_name(self.replica_rank)).sleep.remote()
+
+
+def server_name(replica: int) -> str:
+    """The name of a replica's actor; each run has its own Ray namespace."""
+    return f"{BACKEND}_server_{replica}"
+
+
+RolloutReplicaRegistry.register(BACKEND, lambda: UpshotReplica)
+_ROLLOUT_REGISTRY[BACKEND, "async"] = f"{__name__}.{UpshotRollout.__name__}"

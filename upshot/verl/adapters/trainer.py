@@ -1,0 +1,184 @@
+"""verl's trainer, told what to learn by local mode's own functions: rows and seeds, credit, advantages, importance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import ray
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+from verl.utils.dataset.rl_dataset import collate_fn
+
+from upshot.rollout.play import occurred
+from upshot.training.loops.dynamic_sampling import until_varied
+from upshot.training.loops.evaluate import evaluated
+from upshot.training.loops.rl import measure, others, stop_if_missing
+from upshot.training.loops.sft import pick
+from upshot.training.metrics.step import summarise
+from upshot.verl.adapters.critic import CriticWorker
+from upshot.verl.adapters.loop import recipe_here, recipe_path
+from upshot.verl.adapters.phases import phased
+from upshot.verl.adapters.replies import Groups, Replies
+from upshot.verl.folder import played
+from upshot.verl.lesson import Row, Told, teach
+from upshot.verl.metrics import OWN
+from upshot.verl.parquet import AGENT
+from upshot.verl.worker import Worker, placed
+
+
+@register_trainer(AGENT)
+@phased
+class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
+    """verl's synchronous trainer on our replies."""
+
+    def __init__(self, config: Any) -> None:
+        self.recipe = recipe_here()
+        super().__init__(config)
+
+    def _build_replay_buffer(self) -> Replies:
+        self.trainer_mode = "sync"  # by any other name verl takes the asynchronous buffer and checkpoints
+        self.replies = Replies(super()._build_replay_buffer(), self._play_on)
+        return self.replies
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        if Role.Critic in self.role_worker_mapping:
+            self.role_worker_mapping[Role.Critic] = ray.remote(CriticWorker)
+
+    def on_init_end(self) -> None:
+        """All is loaded."""
+        super().on_init_end()
+        # Never started: it only says what the kind of future measures of replies.
+        self.worker = Worker(self.recipe, self.tokenizer)
+
+    def on_train_begin(self) -> None:
+        """verl counts minibatches in prompts × replies; from here on this process counts rows."""
+        super().on_train_begin()
+        self.config.actor_rollout_ref.rollout.n = 1
+
+    def _play_on(self, groups: Groups) -> Groups:
+        """Play other rows in the places of groups that teach nothing, as `train.dynamic_sampling` says."""
+        first, rounds = self._picked(), self.recipe.train.dynamic_sampling
+        asking = until_varied(others(self._ids, first, self.global_steps - 1, self.recipe.seed), first, rounds)
+        next(asking)  # the first round is played
+        while True:
+            try:
+                items, number = asking.send(groups)
+            except StopIteration as done:
+                found: Groups = done.value
+                return found
+            batch = self._rows(items, number)
+            tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
+            self._submit_batch_to_rollout(batch)
+            groups, _ = self.replies.read(self.global_steps, "train", len(items))
+
+    @cached_property
+    def _ids(self) -> list[str]:
+        """The ids of the rows."""
+        return [info["id"] for info in self.train_dataset.dataframe["extra_info"]]
+
+    @cached_property
+    def _ranks(self) -> int:
+        """How many ranks share a minibatch."""
+        return int(max(self.actor_rollout_wg._query_dispatch_info("actor"))) + 1
+
+    def _picked(self) -> list[int]:
+        """The rows of the step, as local mode picks them: by the step alone, so a resumed run needs no state."""
+        count, step = self.recipe.train.prompts_per_step, self.global_steps - 1
+        return pick(len(self.train_dataset), count, step, self.recipe.seed)
+
+    def _fetch_one_gen_batch(self) -> TensorDict:
+        return self._rows(self._picked())
+
+    def _rows(self, items: Sequence[int], again: int = 0) -> TensorDict:
+        rows = [dict(self.train_dataset[item]) for item in items]
+        earlier = occurred([row["extra_info"]["id"] for row in rows])
+        for group, (row, before) in enumerate(zip(rows, earlier, strict=True)):
+            row["extra_info"] = placed(row["extra_info"], group, before, again)
+        batch = collate_fn(rows)
+        batch["uid"] = np.array([str(uuid4()) for _ in rows], dtype=object)
+        return tu.get_tensordict(batch)
+
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **more: Any) -> KVBatchMeta:
+        """Say what came of the replies, stop where too much is missing, and cut the recipe's minibatches."""
+        groups = self.replies.groups["train"]
+        metrics.update(named(summarise(groups) | measure(groups, self.worker.stage)))
+        stop_if_missing(groups, self.recipe.reward.max_missing)
+        rows = -(-len(batch.keys) // min(self.recipe.train.minibatches, len(batch.keys)))
+        # verl fills a minibatch up so that every rank has as many.
+        self.config.actor_rollout_ref.actor.ppo_mini_batch_size = -(-rows // self._ranks) * self._ranks
+        self.config.critic.ppo_mini_batch_size = self.config.actor_rollout_ref.actor.ppo_mini_batch_size
+        return super()._balance_batch(batch, metrics=metrics, **more)
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Tell every row what local mode would learn from it; verl's own estimators are not asked."""
+        rows = self._measured(batch)
+        real = [row for row in rows if row is not None]
+        told, logs = teach(self.recipe.train, self.replies.groups["train"], real)
+        metrics.update(named(logs))
+        played.note(Path(recipe_path()).parent, self.global_steps, self.replies.groups["train"])
+        left = iter(told)
+        fields = columns([next(left) if row is not None else None for row in rows], self.recipe.train.importance.rule)
+        return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+
+    def _measured(self, batch: KVBatchMeta) -> list[Row | None]:
+        """The rows with what verl computed of them; None where verl filled up."""
+        wanted = ["old_log_probs", *(["ref_log_prob"] if self.use_reference_policy else [])]
+        wanted += ["values"] if self.use_critic else []
+        found = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=wanted)
+        told = [[one.tolist() for one in found[name].unbind()] if name in wanted else [] for name in COMPUTED]
+        out: list[Row | None] = []
+        for at, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
+            own = [column[at] if column else () for column in told]
+            out.append(None if tag.get("is_padding") else Row(self.replies.of_key[key], int(tag["seq_len"]), *own))
+        return out
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        return super()._update_actor(batch, metrics) if self._teaches() else batch
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        return super()._update_critic(batch, metrics) if self._teaches() else batch
+
+    def _teaches(self) -> bool:
+        """Whether anything of the step is trained; without a token verl's means would be 0/0."""
+        return any(r.credit is not None and r.credit.trains for group in self.replies.groups["train"] for r in group)
+
+    def _validate(self) -> dict[str, float]:
+        found: dict[str, float] = super()._validate()
+        seen = evaluated(self.replies.groups["val"], self.worker.stage, self.worker.book.task)
+        return found | named({f"eval/{key}": value for key, value in seen.items()})
+
+
+COMPUTED = ("old_log_probs", "ref_log_prob", "values")
+"""What verl computes of a row, in the order of `Row`'s fields."""
+
+
+def columns(told: Sequence[Told | None], rule: str) -> TensorDict:
+    """What is told of each row, in verl's names; None: a row of verl's filling, of one token that is not trained."""
+
+    def nested(name: str, kind: torch.dtype) -> torch.Tensor:
+        rows = [[0] if one is None else getattr(one, name) or [0.0] * len(one.mask) for one in told]
+        return torch.nested.as_nested_tensor([torch.tensor(row, dtype=kind) for row in rows], layout=torch.jagged)
+
+    mask = nested("mask", torch.int64)
+    found = {"response_mask": mask, "loss_mask": mask.clone(), "advantages": nested("advantages", torch.float32)}
+    found |= {"old_log_probs": nested("old", torch.float32), "returns": nested("returns", torch.float32)}
+    if rule != "none":
+        found["rollout_is_weights"] = nested("weights", torch.float32)
+    return TensorDict(found, batch_size=len(told))
+
+
+def named(logs: dict[str, float]) -> dict[str, float]:
+    """Metrics of ours among verl's."""
+    return {f"{OWN}{key}": value for key, value in logs.items()}

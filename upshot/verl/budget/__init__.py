@@ -1,0 +1,1 @@
+"""One budget and one set of limits for all workers of a cluster."""

@@ -1,0 +1,102 @@
+"""What can be known to be wrong before verl starts; without these checks such a run hangs without a word.
+
+`find` needs no Ray and is what `--dry-run` shows; `node.look` and `resources.compared` are made again inside Ray, on
+every node, by the driver (`adapters/checks.py`). Local mode's own checks are made where they mean the same.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from upshot.config.model_spec import ModelSpec
+from upshot.config.recipe import Recipe
+from upshot.core.errors import UserError
+from upshot.models.local import local_path
+from upshot.run.checks import data, helpers, output, prompts, refuse
+from upshot.run.checks.bench import Bench, Check, Finding
+from upshot.verl.checks import resources
+from upshot.verl.checks.node import Wish, look
+from upshot.verl.config import MAIN, Plan
+from upshot.verl.table import MODEL
+
+__all__ = ["find", "refuse", "wish_of"]
+
+SAME: Sequence[Check] = (output.check, data.check, prompts.check, helpers.check)
+"""Checks of local mode that hold here as well; devices, memory and trackers are verl's."""
+EXTERNAL = "VERL_USE_EXTERNAL_MODULES"
+VERL = "0.9."
+"""How the versions begin whose hooks are those that we use."""
+
+
+def find(
+    recipe: Recipe, plan: Plan, offline: bool = False, resumed: bool = False, env: Mapping[str, str] | None = None
+) -> list[Finding]:
+    """Everything that is wrong as far as this machine can tell; `offline` calls no endpoint.
+
+    `env`: what verl's processes are told besides our own environment.
+    """
+    bench = Bench(recipe, offline, resumed)
+    in_ray = plan.program == (MAIN,)  # verl's SFT trainer runs without
+    own = (lambda _: resources.before_ray(plan.value) if in_ray else (), lambda _: _here(recipe, plan, env or {}))
+    found = [finding for check in (*SAME, *own) for finding in _caught(check, bench)]
+    return list(dict.fromkeys(found))
+
+
+def wish_of(recipe: Recipe, read: resources.Read, folder: str, env: Mapping[str, str] | None = None) -> Wish:
+    """What every node must have, by a recipe and verl's config."""
+    told = {**(env or {}), **os.environ}
+    return Wish(
+        model=local_path(recipe.model.path) if recipe.model.path else "",
+        folder=folder,
+        code=tuple(recipe.code),
+        endpoints=tuple(endpoints_of(recipe)),
+        plugins=tuple(plugins_of(read, told.get(EXTERNAL, ""))),
+        environment={**(env or {}), "PYTHONPATH": os.pathsep.join([*recipe.code, told.get("PYTHONPATH", "")])},
+    )
+
+
+def endpoints_of(recipe: Recipe) -> list[str]:
+    """The addresses that workers call."""
+    out: list[str] = []
+    for role, given in recipe.models.items():
+        url = ModelSpec.parse(given, f"models.{role}").url
+        many = [url] if isinstance(url, str) else list(url or ())
+        out += [address for address in many if address.startswith(("http://", "https://"))]
+    servers = (recipe.sandbox, str(recipe.reward.manager.options.get("url", "")))
+    return list(dict.fromkeys([*out, *(url for url in servers if url.startswith(("http://", "https://")))]))
+
+
+def plugins_of(read: resources.Read, environment: str) -> list[str]:
+    """Modules that verl imports, silently where that fails: of its environment variable and of its config."""
+    given = [name for name in environment.split(",") if name.strip()]
+    external = read(f"{MODEL}.external_lib", None)
+    many = external if isinstance(external, list) else [external] if external else []
+    return [*dict.fromkeys([*map(str.strip, given), *many])]
+
+
+def _here(recipe: Recipe, plan: Plan, env: Mapping[str, str]) -> Iterator[Finding]:
+    """This machine; the run folder and the endpoints are looked at by local mode's checks.
+
+    Our own plug-ins are not imported: the program does so at once, and says what fails.
+    """
+    if importlib.util.find_spec("verl") is None:
+        yield Finding("--engine verl needs verl: pip install 'upshot[verl]'")
+        return
+    found = next((one.version for one in importlib.metadata.distributions(name="verl")), VERL)  # none: a checkout
+    if not found.startswith(VERL):
+        yield Finding(f"verl {found} is here; what was run is {VERL}x (docs/cluster-nodes.md)", fatal=False)
+    wish = wish_of(recipe, plan.value, "", env)
+    plugins = tuple(name for name in wish.plugins if not name.startswith("upshot."))
+    ports = tuple(resources.ports_of(plan.value))
+    yield from map(Finding, look(replace(wish, endpoints=(), plugins=plugins, ports=ports)))
+
+
+def _caught(check: Check, bench: Bench) -> Iterator[Finding]:
+    try:
+        yield from check(bench)
+    except UserError as error:
+        yield Finding(str(error))

@@ -1,0 +1,143 @@
+"""Whether Ray has the CPUs and GPUs that verl will ask for: with fewer it waits for ever, without a word.
+
+The numbers are verl 0.9.1's. A rank is a bundle of one GPU and three CPUs, and all bundles of a node are one placement
+group that must fit there whole; TransferQueue's controller and each of its storage units hold a CPU, the units spread
+evenly over the nodes. Everything else (agent-loop and reward workers, servers, the runner) needs a CPU only while it is
+being placed: one must stay free.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from upshot.run.checks.bench import Finding
+
+CPUS_A_RANK = 3
+GPUS_A_NODE, STORAGE_UNITS = 8, 8
+"""verl's own defaults."""
+POOLS = {
+    "reward.reward_model.enable_resource_pool": "reward.reward_model",
+    "distillation.enabled": "distillation",
+}
+"""What has GPUs of its own beside the trainer's: the key that says so, and where its numbers stand."""
+Read = Callable[[str, Any], Any]
+"""A key of verl's config, or what is given beside it where it is not set."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a run asks Ray for."""
+
+    groups: tuple[int, ...]
+    """GPUs of every placement group; each must fit on one node."""
+    units: int
+    """Storage units of TransferQueue."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return sum(self.groups)
+
+    @property
+    def cpus(self) -> int:
+        """CPUs in all."""
+        return CPUS_A_RANK * self.gpus + self.units + 2
+
+    def told(self) -> str:
+        """The sum in words."""
+        ranks = f"{CPUS_A_RANK} for each of {self.gpus} ranks"
+        return f"{self.cpus} CPUs ({ranks}, {self.units} storage units, 1 controller, 1 to place the rest)"
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a node of Ray has, as far as it is free."""
+
+    name: str
+    cpus: float
+    gpus: float
+
+
+def needed(read: Read) -> Need:
+    """The arithmetic of a config."""
+    groups = [int(read("trainer.n_gpus_per_node", GPUS_A_NODE))] * int(read("trainer.nnodes", 1))
+    if read("trainer.v1.trainer_mode", "sync") == "separate_async":
+        rollout = "actor_rollout_ref.rollout"
+        groups += [int(read(f"{rollout}.n_gpus_per_node", 0))] * int(read(f"{rollout}.nnodes", 0))
+    for key, where in POOLS.items():
+        if read(key, False):
+            groups += [int(read(f"{where}.n_gpus_per_node", 0))] * int(read(f"{where}.nnodes", 0))
+    simple = read("transfer_queue.backend.storage_backend", "SimpleStorage") == "SimpleStorage"
+    units = int(read("transfer_queue.backend.SimpleStorage.num_data_storage_units", STORAGE_UNITS)) if simple else 0
+    return Need(tuple(groups), units)
+
+
+def compared(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
+    """What is too little."""
+    cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
+    if gpus < need.gpus:
+        yield Finding(
+            f"the run needs {need.gpus} GPUs in Ray, which has {gpus:g} free on {len(nodes)} node(s); lower "
+            "trainer.n_gpus_per_node or trainer.nnodes, or add nodes"
+        )
+        return
+    if cpus < need.cpus:
+        yield Finding(
+            f"the run needs {need.told()} in Ray, which has {cpus:g} free; verl would wait for ever. They are only "
+            f"counted: set ray_kwargs.ray_init.num_cpus={need.cpus} (or `ray start --num-cpus`), or fewer "
+            "transfer_queue.backend.SimpleStorage.num_data_storage_units"
+        )
+        return
+    yield from _unplaced(need, nodes)
+
+
+def _unplaced(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
+    """Groups that no node has room for, the largest first, each on a node of its own where there are enough."""
+    taken = math.ceil(need.units / max(len(nodes), 1))
+    left = {node.name: [node.gpus, node.cpus - taken] for node in nodes}
+    for group in sorted(need.groups, reverse=True):
+        fits = [name for name, (gpus, cpus) in left.items() if gpus >= group and cpus >= CPUS_A_RANK * group]
+        if not fits:
+            most = max(nodes, key=lambda node: (node.gpus, node.cpus))
+            yield Finding(
+                f"no node of Ray has {group} GPUs and {CPUS_A_RANK * group} CPUs free at once, beside {taken} for "
+                f"storage units (the largest, {most.name}, has {most.gpus:g} GPUs and {most.cpus:g} CPUs); verl would "
+                "wait for ever: lower trainer.n_gpus_per_node, or raise `ray start --num-cpus` there"
+            )
+            return
+        best = min(fits, key=lambda name: left[name])
+        left[best] = [left[best][0] - group, left[best][1] - CPUS_A_RANK * group]
+
+
+def before_ray(read: Read, cpus: int | None = None) -> Iterator[Finding]:
+    """What can be said before Ray is up: only where it will be started here, with counts that are given or ours."""
+    if joined(read):
+        return
+    need = needed(read)
+    if len(need.groups) > 1:
+        yield Finding(
+            f"trainer.nnodes={len(need.groups)} needs a Ray that spans them: start it (`ray start`), and name it with "
+            "+ray_kwargs.ray_init.address=auto or RAY_ADDRESS"
+        )
+        return
+    gpus = read("ray_kwargs.ray_init.num_gpus", None)
+    node = Node("this machine", float(read("ray_kwargs.ray_init.num_cpus", None) or cpus or os.cpu_count() or 1), 0)
+    known = need.gpus if gpus is None else float(gpus)  # how many there are is Ray's to count
+    yield from compared(need, [Node(node.name, node.cpus, known)])
+
+
+def ports_of(read: Read) -> list[int]:
+    """Ports that a Ray that will be started here is told to take; all others it and verl find for themselves."""
+    given = read("ray_kwargs.ray_init.dashboard_port", None)
+    taken = given and read("ray_kwargs.ray_init.include_dashboard", True) and not joined(read)
+    return [int(given)] if taken else []
+
+
+def joined(read: Read, environment: Mapping[str, str] | None = None) -> bool:
+    """Whether the run joins a Ray that is up."""
+    found = os.environ if environment is None else environment
+    return (read("ray_kwargs.ray_init.address", None) or found.get("RAY_ADDRESS") or "local") != "local"

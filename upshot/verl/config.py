@@ -1,0 +1,357 @@
+"""A recipe → verl's config: every value with where it came from, and what of the recipe has no counterpart.
+
+Nothing is loaded or written, neither torch nor verl imported; of the machine it asks only whether vLLM is there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel
+
+from upshot.config.load import flatten
+from upshot.config.recipe import Recipe
+from upshot.core.errors import UserError
+from upshot.run.plan import classmate_names
+from upshot.verl import on_cpu
+from upshot.verl.table import ACTOR, CARRIED, CRITIC, FIXED, LEFT, MODEL, PLAYED, REF, ROLLOUT, Line, No
+
+THEIRS = (
+    *("trainer", "actor_rollout_ref", "algorithm", "data", "critic", "ray_kwargs", "transfer_queue", "verl"),
+    *("engine", "optim", "upshot"),
+)
+"""Sections of verl's config that the command line may set; what both have is verl's behind `verl.`, what is
+ours and of a cluster alone (`upshot.watch`) stands beside them in a section of its own."""
+RECIPE = "UPSHOT_CLUSTER_RECIPE"
+"""The environment variable that tells verl's processes where the recipe is."""
+UNKNOWN, UNMADE = "(measured at the start)", "(made at the start)"
+MAIN = "upshot.verl.adapters.main"
+TOKENS = 16384
+"""verl's own token budget of a micro-batch."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value of verl's config, and where it came from: recipe keys, what was measured, or a reason."""
+
+    key: str
+    value: Any
+    source: str
+    mark: str = ""
+    """hydra's own mark before the key: '+' adds one that verl's config does not have, '++' whether or not."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A key of the recipe that has no counterpart in verl."""
+
+    key: str
+    value: Any
+    reason: str
+    blocks: bool
+    """Whether the recipe sets it, and would be another one without it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run happens and what was measured there; what is None is not known yet."""
+
+    folder: str = "RUN"
+    rows: int | None = None
+    prompt_tokens: int | None = None
+    """Ids of the longest prompt."""
+    context: int | None = None
+    """Most ids of prompt and reply together."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """verl's config beside the recipe."""
+
+    settings: tuple[Setting, ...]
+    played: tuple[tuple[str, str], ...]
+    """Recipe keys that Upshot itself goes by in verl's workers, and for what."""
+    missing: tuple[Missing, ...]
+    program: tuple[str, ...] = (MAIN,)
+    """What is run, as `python -m` takes it."""
+
+    def check(self) -> None:
+        """Refuse a recipe that would be another one on verl."""
+        first = {m.reason: m for m in reversed(self.missing) if m.blocks}
+        told = [f"{m.key}={_short(m.value)}: {m.reason}" for m in reversed(first.values())]
+        if told:
+            raise UserError(f"verl cannot run this recipe as it stands: {'; '.join(told)}")
+
+    def value(self, key: str, otherwise: Any = None) -> Any:
+        """The value of one of verl's keys; `otherwise` where nothing sets it here."""
+        return next((setting.value for setting in self.settings if setting.key == key), otherwise)
+
+    @property
+    def ranks(self) -> int:
+        """How many processes train; verl's own default is 8 on one node."""
+        return int(self.value("trainer.n_gpus_per_node", 8)) * int(self.value("trainer.nnodes", 1))
+
+    def overrides(self) -> list[str]:
+        """The settings as hydra reads them on a command line."""
+        return [f"{s.mark}{s.key}={_hydra(s.value)}" for s in self.settings]
+
+    def nested(self) -> dict[str, Any]:
+        """The settings as a nested mapping."""
+        out: dict[str, Any] = {}
+        for setting in self.settings:
+            *path, last = setting.key.split(".")
+            inner = out
+            for part in path:
+                inner = inner.setdefault(part, {})
+            inner[last] = setting.value
+        return out
+
+    def page(self) -> str:
+        """Both sides, for `--dry-run`."""
+        lines = ["verl's config", *(f"  {s.key}={_short(s.value)}    ← {s.source}" for s in self.settings)]
+        lines += ["", "by Upshot, in verl's workers", *(f"  {key}    {why}" for key, why in self.played)]
+        lines += ["", "without a counterpart in verl"]
+        for m in sorted(self.missing, key=lambda m: not m.blocks):
+            lines.append(f"  {'! ' if m.blocks else ''}{m.key}={_short(m.value)}    {m.reason}")
+        return "\n".join(lines)
+
+
+def compose(recipe: Recipe, place: Place | None = None, more: Sequence[str] = (), local: bool = False) -> Plan:
+    """verl's config of a recipe; `more` are verl's own `key=value`, which win. `local`: on this machine's CPU."""
+    place = place or Place()
+    if recipe.train.method == "sft":
+        from upshot.verl.sft import compose_sft
+
+        return compose_sft(recipe, place, more, local)
+    if recipe.warm_start is not None and recipe.warm_start.new_model_only and recipe.model.path:
+        recipe = recipe.model_copy(update={"warm_start": None})  # local mode would leave it out as well
+    if local and recipe.model.dtype == "auto":  # as in local mode: many CPUs have no bfloat16 arithmetic
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": "float32"})})
+    settings, missing = carried(recipe, CARRIED)
+    settings += [Setting(key, value, f"fixed: {why}" if why else "fixed") for key, (value, why) in FIXED.items()]
+    settings += [_backend(), *_lengths(recipe, place), *_places(recipe, place), *_precision(recipe)]
+    settings += _critic(recipe, settings) if recipe.train.method == "ppo" else []
+    steps, refused = _steps(recipe, place)
+    own = {setting.key: setting for setting in map(given, more)}
+    here = {setting.key: setting for setting in _on_cpu(own)} if local else {}
+    kept = {setting.key: setting for setting in [*settings, *steps]} | here | own
+    if kept[f"{ROLLOUT}.name"].value == on_cpu.BACKEND and recipe.model.lora:
+        merge = Setting(f"{MODEL}.lora.merge", True, "model.lora: our engine takes them merged, verl rounds them")
+        kept = {merge.key: merge} | kept
+    return Plan(tuple(kept.values()), tuple(PLAYED.items()), (*missing, *refused, *left(recipe), *_unfit(recipe)))
+
+
+def _on_cpu(own: Mapping[str, Setting]) -> list[Setting]:
+    """What `--local` sets."""
+    ranks = own["trainer.n_gpus_per_node"].value if "trainer.n_gpus_per_node" in own else 1
+    found = on_cpu.settings(ranks).items()
+    return [
+        Setting(key.lstrip("+"), value, f"--local: {why}" if why else "--local", "+" if key[0] == "+" else "")
+        for key, (value, why) in found
+    ]
+
+
+def _backend() -> Setting:
+    """What samples: vLLM where it is installed, else our engine."""
+    vllm = importlib.util.find_spec("vllm") is not None
+    name, why = ("vllm", "vLLM is installed here") if vllm else (on_cpu.BACKEND, "our engine: vLLM is not installed")
+    return Setting(f"{ROLLOUT}.name", name, why)
+
+
+def is_theirs(word: str) -> bool:
+    """Whether a `key=value` of the command line is for verl and not for the recipe."""
+    return word.lstrip("+").split("=")[0].split(".")[0] in THEIRS
+
+
+def leaves(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """Every key of a recipe with its value."""
+    return flatten(recipe.model_dump(mode="json"))
+
+
+def carried(recipe: Recipe, lines: Sequence[Line]) -> tuple[list[Setting], list[Missing]]:
+    """What a table carries of a recipe, and what it has no counterpart for."""
+    settings, missing = [], []
+    for line in lines:
+        source = ", ".join(line.ours) + (f" ({line.note})" if line.note else "")
+        try:
+            settings.append(Setting(line.theirs, line.make(*(read(recipe, key) for key in line.ours)), source))
+        except No as why:
+            value = read(recipe, line.ours[0])
+            plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+            missing.append(Missing(line.ours[0], plain, str(why), True))
+    return settings, list({m.reason: m for m in missing}.values())
+
+
+def _lengths(recipe: Recipe, place: Place) -> list[Setting]:
+    """How long prompts, replies and batches may be."""
+    prompt: Any = UNKNOWN if place.prompt_tokens is None else place.prompt_tokens
+    context = recipe.model.max_context or place.context
+    room = None if context is None or place.prompt_tokens is None else context - 1
+    one = recipe.episode.max_turns == 1
+    reply: Any = recipe.episode.max_tokens if one else (UNKNOWN if room is None else room)
+    told = "model.max_context" if recipe.model.max_context else "the model's configuration"
+    budget = recipe.train.token_budget or max(TOKENS, context or 0)
+    return [
+        Setting("data.max_prompt_length", prompt, "measured: the longest prompt of the rows"),
+        Setting("data.max_response_length", reply, "episode.max_tokens" if one else f"{told} (several turns)"),
+        Setting(f"{ROLLOUT}.max_model_len", context or UNKNOWN, f"{told}; futures need room, too"),
+        Setting(f"{ACTOR}.ppo_max_token_len_per_gpu", budget, "train.token_budget (0: verl's own, or the context)"),
+    ]
+
+
+def _places(recipe: Recipe, place: Place) -> list[Setting]:
+    """Files of the run."""
+    env = "ray_kwargs.ray_init.runtime_env.env_vars"
+    made = recipe.warm_start is not None or not recipe.model.path
+    return [
+        Setting(f"{MODEL}.path", UNMADE if made else recipe.model.path, "model.path"),
+        Setting("data.train_files", f"{place.folder}/data/train.parquet", "the rows of `task`, split train"),
+        Setting("data.val_files", f"{place.folder}/data/validation.parquet", "eval.split, eval.rows"),
+        Setting("trainer.default_local_dir", f"{place.folder}/checkpoints", "run_dir"),
+        Setting(f"{env}.{RECIPE}", f"{place.folder}/recipe.yaml", "run_dir", "++"),
+    ]
+
+
+def _precision(recipe: Recipe) -> list[Setting]:
+    """verl computes in bfloat16 unless it is told otherwise."""
+    if recipe.model.dtype != "float32":
+        return []
+    kinds = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
+    engines = (f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config")  # and the critic like the actor
+    return [Setting(f"{engine}.mixed_precision", kinds, "model.dtype", "++") for engine in engines]
+
+
+def _critic(recipe: Recipe, settings: Sequence[Setting]) -> list[Setting]:
+    """ppo: the critic is a network of its own, which begins as the policy and learns at its pace."""
+    own = [
+        Setting(f"{CRITIC}.enable", True, "train.method"),
+        Setting(f"{CRITIC}.model.path", recipe.model.path or UNKNOWN, "model.path"),
+        Setting(f"{CRITIC}.cliprange_value", recipe.train.clip_high, "train.clip_high"),
+    ]
+    for setting in settings:
+        for ours, theirs in AS_POLICY.items():
+            if _under(setting.key, ours):
+                own.append(replace(setting, key=theirs + setting.key.removeprefix(ours)))
+    return own
+
+
+AS_POLICY = {
+    f"{ACTOR}.optim": f"{CRITIC}.optim",
+    f"{ACTOR}.grad_clip": f"{CRITIC}.grad_clip",
+    f"{ACTOR}.strategy": f"{CRITIC}.strategy",
+    f"{ACTOR}.fsdp_config": f"{CRITIC}.fsdp",
+    f"{ACTOR}.ppo_max_token_len_per_gpu": f"{CRITIC}.ppo_max_token_len_per_gpu",
+}
+"""Settings of the policy that the critic has as well, by prefix."""
+
+
+def _steps(recipe: Recipe, place: Place) -> tuple[list[Setting], list[Missing]]:
+    """How long it trains, and when it saves; a checkpoint at the end is always wanted."""
+    train = recipe.train
+    if place.rows is None:
+        steps: Any = train.steps or UNKNOWN
+        epochs: Any = UNKNOWN
+    elif place.rows < train.prompts_per_step:
+        why = f"verl wants a whole batch of rows; there are {place.rows}"
+        return [], [Missing("train.prompts_per_step", train.prompts_per_step, why, True)]
+    else:
+        steps = train.lasting(place.rows).steps
+        epochs = max(1, math.ceil(steps / (place.rows // train.prompts_per_step)))
+    return [
+        Setting("trainer.total_training_steps", steps, "train.steps, train.epochs"),
+        Setting("trainer.total_epochs", epochs, "measured: as many as the steps need"),
+        Setting("trainer.save_freq", train.save_every or steps, "train.save_every (0: at the end)"),
+    ], []
+
+
+def left(recipe: Recipe) -> list[Missing]:
+    """The keys that have no counterpart; one that blocks does so where it is set to something else than its default."""
+    usual = dict(leaves(Recipe(task=recipe.task)))
+    out = []
+    for key, value in leaves(recipe):
+        found = left_by(key)
+        if found is not None:
+            out.append(Missing(key, value, LEFT[found].reason, LEFT[found].blocks and value != usual.get(key)))
+    return out
+
+
+def left_by(key: str) -> str | None:
+    """The entry of `LEFT` that a recipe key falls under; None when it is carried or played."""
+    carried = {name for line in CARRIED for name in line.ours} | SPECIAL
+    fits = [name for name in LEFT if _under(key, name)]
+    return None if any(_under(key, name) for name in carried) or not fits else max(fits, key=len)
+
+
+SPECIAL = {
+    *("model.path", "model.max_context", "run_dir", "episode.max_tokens", "episode.max_turns"),
+    *("train.method", "train.steps", "train.epochs", "train.save_every", "train.token_budget"),
+}
+"""Recipe keys that are carried by more than a line of the table."""
+
+
+def _unfit(recipe: Recipe) -> Iterator[Missing]:
+    """What the hooks of verl cannot carry yet."""
+    if recipe.train.method not in ("rl", "ppo"):
+        yield Missing("train.method", recipe.train.method, "only rl, ppo and sft run on verl", True)
+    if recipe.model.lora and (recipe.warm_start is not None or not recipe.model.path):
+        why = "adapters of a warm start are not carried over; run it in local mode and name what it made as model.path"
+        yield Missing("model.lora", recipe.model.lora.model_dump(mode="json"), why, True)
+    yield from _copies(recipe)
+
+
+def _copies(recipe: Recipe) -> Iterator[Missing]:
+    """What verl's servers cannot be as a helper: other weights than the newest, a judge of given ids."""
+    classmates = classmate_names(recipe.futures)
+    named = {f"models.{role}": spec.model for role, spec in recipe.models.items()}
+    copies = [("futures.classmates", name) for name in classmates if name.startswith("policy@")]
+    for key, model in (*named.items(), *copies):
+        if model.startswith("policy@"):
+            way = f"; name the folder itself: {key}={recipe.model.path or 'FOLDER'}" if model.endswith("@start") else ""
+            yield Missing(key, model, f"verl's servers have the newest weights alone{way}", True)
+    own = [name for name in classmates if named.get(f"models.{name}", name) == "policy"]
+    if own and recipe.futures.options.get("measure", "sampled") != "sampled":
+        why = f"verl's servers do not tell how likely given ids are, and classmate '{own[0]}' is the policy"
+        yield Missing("futures.measure", recipe.futures.options["measure"], why, True)
+
+
+def read(recipe: Recipe, key: str) -> Any:
+    """The value of a dotted key."""
+    value: Any = recipe
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _under(key: str, prefix: str) -> bool:
+    return key == prefix or key.startswith(prefix + ".")
+
+
+def given(word: str) -> Setting:
+    """A `key=value` of the command line."""
+    import yaml
+
+    key, equals, text = word.lstrip("+").partition("=")
+    if not equals:
+        raise UserError(f"'{word}' is no key=value of verl's config")
+    mark = "++" if key.startswith("upshot.") else word[: len(word) - len(word.lstrip("+"))]
+    return Setting(key.removeprefix("verl."), yaml.safe_load(text), "command line", mark)
+
+
+def _hydra(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_hydra(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_hydra, value)) + "]"
+    if isinstance(value, str):
+        return value if re.fullmatch(r"[\w./-]+", value) else json.dumps(value, ensure_ascii=False)
+    return json.dumps(value)
+
+
+def _short(value: Any) -> str:
+    return _hydra(value) if not isinstance(value, str) else value

@@ -1,0 +1,1 @@
+"""The run folder while verl runs."""

@@ -1,0 +1,84 @@
+"""The run folder while verl runs: what is told of it from its beginning to its end, however that comes."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from upshot.config.recipe import Recipe
+from upshot.core.errors import reason_of
+from upshot.models.local import load_tokenizer
+from upshot.models.rendering import Renderer
+from upshot.run.folder import RunFolder
+from upshot.run.report.report import write_report
+from upshot.run.reporter import Reporter
+from upshot.tasks.base import tasks
+from upshot.verl.checkpoints import make_whole, newest
+from upshot.verl.config import Plan
+from upshot.verl.folder.chronicle import Chronicle
+from upshot.verl.metrics import Follower
+from upshot.verl.table import PROJECT
+
+
+@contextmanager
+def telling(recipe: Recipe, folder: RunFolder, plan: Plan, reporter: Reporter) -> Iterator[Chronicle]:
+    """Inside, verl runs. Afterwards its last lines are written, the newest checkpoint as a whole, status and report."""
+    chronicle = open_chronicle(recipe, folder, reporter)
+    chronicle.begin(int(plan.value("trainer.total_training_steps", 0)), newest(folder))
+    try:
+        with terminable():
+            yield chronicle
+        chronicle.follow()
+        make_whole(folder)
+        chronicle.writer.status("finished")
+        write_report(folder.path)
+    except BaseException as error:
+        _stopped(chronicle, error)
+        raise
+    finally:
+        chronicle.writer.close()
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Inside, SIGTERM stops the run as Ctrl-C does, where this thread may say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stopped(chronicle: Chronicle, error: BaseException) -> None:
+    """What can still be told of a run that ends with an error; what goes wrong with that is said beside it."""
+    folder, say = chronicle.folder, chronicle.reporter.say
+
+    def tell() -> None:
+        chronicle.writer.status("stopped", reason=reason_of(error))
+        if folder.begun:
+            write_report(folder.path)
+
+    for work in (chronicle.follow, lambda: make_whole(folder), tell):
+        try:
+            work()
+        except Exception as second:
+            say(f"at the end of the run: {reason_of(second)}")
+    if newest(folder):
+        say(f"go on with  upshot train --engine verl --resume {folder.path}")
+
+
+def open_chronicle(recipe: Recipe, folder: RunFolder, reporter: Reporter) -> Chronicle:
+    """The chronicle of a recipe's run."""
+    task = tasks.create(recipe.task.name, recipe.task.options, "task")
+    renderer = Renderer(load_tokenizer(recipe.model.path), recipe.model.template_options)
+    follower = Follower(folder.path / "verl" / PROJECT / f"{recipe.name}.jsonl")
+    return Chronicle(recipe, folder, follower, task, renderer.spelled, reporter)

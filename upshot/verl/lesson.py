@@ -1,0 +1,90 @@
+"""What verl's learner is told of each row, worked out by local mode's own functions on the step's replies.
+
+verl computes log-probabilities and values; from them and the replies come advantages, value targets and importance,
+for all rows of the step at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from upshot.config.recipe import TrainConfig
+from upshot.rollout.rollout import Reply
+from upshot.training.learner.batch import Datum
+from upshot.training.loops import ppo, rl
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of verl's batch: which reply it is of, how many of its ids it has, and what verl found of the response."""
+
+    reply: Reply
+    ids: int
+    """Of prompt and response together."""
+    logprobs: Sequence[float] = ()
+    """Under the learner before its first update of the step."""
+    reference: Sequence[float] = ()
+    values: Sequence[float] = ()
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Its ids: rows with the same ids have the same log-probabilities and values."""
+        return tuple(self.reply.conversation.ids[: self.ids])
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the learner is told of a row; all lists lie beside its response."""
+
+    mask: list[int]
+    advantages: list[float]
+    old: list[float]
+    """Log-probabilities to which the ratio of the policy gradient is."""
+    returns: list[float] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+
+
+class Measured:
+    """verl's numbers in the place of local mode's learner (`Estimates`)."""
+
+    def __init__(self, config: TrainConfig, rows: Sequence[Row]) -> None:
+        self.config = config
+        self._rows = {row.key: row for row in rows}
+
+    def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
+        """Log-probabilities of the trained tokens; a reply that leaves no row is told its own, a divergence of none."""
+        return [self._beside(datum, "reference" if reference else "logprobs", datum.old) for datum in data]
+
+    def values(self, data: Sequence[Datum]) -> list[list[float]]:
+        """The critic's values of the trained tokens."""
+        return [self._beside(datum, "values", [0.0] * len(datum.ids)) for datum in data]
+
+    def _beside(self, datum: Datum, what: str, otherwise: list[float]) -> list[float]:
+        row = self._rows.get(tuple(datum.ids))
+        if row is None:
+            return otherwise
+        found = list(getattr(row, what))
+        whole = [0.0] * (len(datum.ids) - len(found)) + found
+        return [value if bit else 0.0 for value, bit in zip(whole, datum.mask, strict=True)]
+
+
+def teach(
+    config: TrainConfig, groups: Sequence[Sequence[Reply]], rows: Sequence[Row]
+) -> tuple[list[Told], dict[str, float]]:
+    """What to tell of each row, and what to log; sets the advantages of the replies."""
+    method = ppo if config.method == "ppo" else rl
+    lesson, logs = method.lesson_of(Measured(config, rows), groups)
+    found = {(id(reply), len(datum.ids)): datum for reply, datum in lesson}
+    logs["train/sequences"] = float(len(lesson))
+    logs["train/tokens"] = float(sum(sum(datum.mask) for _, datum in lesson))
+    return [_told(row, found) for row in rows], logs
+
+
+def _told(row: Row, found: Mapping[tuple[int, int], Datum]) -> Told:
+    first = row.ids - len(row.logprobs)
+    datum = found.get((id(row.reply), row.ids))
+    if datum is None:  # an estimator of somebody's own gave its tokens no advantage
+        empty = [0.0] * len(row.logprobs)
+        return Told([0] * len(row.logprobs), empty, list(row.logprobs), empty, empty)
+    return Told(*(list(getattr(datum, name)[first:]) for name in ("mask", "advantages", "old", "returns", "weights")))

@@ -1,0 +1,192 @@
+"""verl's FSDP2 checkpoint → a Hugging Face folder: every weight whole and in the type it was trained in.
+
+torch alone suffices: verl need not be installed, no process group is opened, and one file's worth of weights is in
+memory at a time. Adapters (LoRA) are written as such, without their base.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from upshot.core.errors import UserError
+from upshot.core.whole_files import write_json
+
+if TYPE_CHECKING:
+    import torch
+
+SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
+FILE_BYTES = 5 * 2**30
+"""Most of one safetensors file; the weights of one file are in memory at once."""
+LORA = re.compile(r"(.*\.lora_(?:A|B|embedding_A|embedding_B))\.default(\.weight)?$")
+
+
+def write_merged(shards: Path, to: Path, base: str) -> None:
+    """Write the model in verl's folder of shards (`global_step_N/actor`) to a folder; `base`: what it was made from."""
+    ranks = read_shards(shards)
+    for file in sorted((shards / "huggingface").iterdir()):
+        if file.is_file() and file.suffix != ".safetensors":
+            shutil.copy2(file, to / file.name)
+    if any(LORA.match(name) for name in ranks[0]):
+        _write_adapter(shards, ranks, to, base)
+    else:
+        _write_weights(ranks, to)
+
+
+def world_size(shards: Path) -> int:
+    """How many ranks a folder of shards was saved by."""
+    found = [match for path in shards.glob("model_world_size_*.pt") if (match := SHARD.fullmatch(path.name))]
+    if not found:
+        raise UserError(f"'{shards}' holds no shards of FSDP (model_world_size_N_rank_M.pt)")
+    size = int(found[0][1])
+    missing = set(range(size)) - {int(match[2]) for match in found}
+    if missing:
+        raise UserError(
+            f"'{shards}' lacks the shards of ranks {sorted(missing)}: every node must save to the same storage"
+        )
+    return size
+
+
+def read_shards(shards: Path) -> list[Mapping[str, torch.Tensor]]:
+    """The weights of every rank, mapped from their files rather than read."""
+    import torch
+
+    paths = [
+        shards / f"model_world_size_{size}_rank_{rank}.pt" for size in [world_size(shards)] for rank in range(size)
+    ]
+    with _quiet(), torch.serialization.safe_globals(_kinds()):
+        return [torch.load(path, map_location="cpu", weights_only=True, mmap=True) for path in paths]
+
+
+def whole(name: str, parts: Sequence[Any]) -> torch.Tensor:
+    """One weight of all ranks' parts."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    first = parts[0]
+    if not isinstance(first, DTensor):
+        if not isinstance(first, torch.Tensor):
+            raise UserError(
+                f"'{name}' is a {type(first).__name__}; only shards of FSDP2 can be merged (strategy=fsdp2)"
+            )
+        return first
+    locals_ = {rank: part._local_tensor for rank, part in enumerate(parts)}
+    out = _joined(first.device_mesh.mesh, first.placements, locals_, name)
+    if out.shape != first.shape:
+        raise UserError(f"the parts of '{name}' make {list(out.shape)}, not {list(first.shape)}: a shard is another's")
+    return out.contiguous()
+
+
+def _joined(mesh: torch.Tensor, placements: Sequence[Any], parts: Mapping[int, Any], name: str) -> torch.Tensor:
+    """The parts of a mesh of ranks, dimension by dimension: shards side by side, of copies one."""
+    import torch
+
+    if not placements:
+        return parts[int(mesh)]  # type: ignore[no-any-return]
+    here, *inner = placements
+    if here.is_replicate():
+        return _joined(mesh[0], inner, parts, name)
+    if not here.is_shard() or type(here).__name__ != "Shard":
+        raise UserError(
+            f"'{name}' is laid out as {here}, which is not known here; merge it with verl's own model_merger"
+        )
+    return torch.cat([_joined(row, inner, parts, name) for row in mesh], dim=here.dim)
+
+
+def _write_weights(ranks: Sequence[Mapping[str, Any]], to: Path) -> None:
+    """All weights, in files of a bounded size, and a config.json that says their type."""
+    from safetensors.torch import save_file
+
+    config = json.loads((to / "config.json").read_text())
+    names = _without_tied(ranks, config)
+    files = _files({name: ranks[0][name] for name in names})
+    index: dict[str, str] = {}
+    for number, own in enumerate(files, 1):
+        file = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        tensors = {name: whole(name, [rank[name] for rank in ranks]).clone() for name in own}
+        save_file(tensors, to / file, {"format": "pt"})
+        index |= dict.fromkeys(own, file)
+    if len(files) > 1:
+        total = sum(map(_bytes, (ranks[0][name] for name in names)))
+        write_json(to / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": index})
+    kinds = [ranks[0][name].dtype for name in names if ranks[0][name].is_floating_point()]
+    config["dtype"] = str(max(set(kinds), key=kinds.count)).removeprefix("torch.")
+    config.pop("torch_dtype", None)
+    config.pop("attn_implementation", None)  # how it was trained, not what it is
+    write_json(to / "config.json", config)
+
+
+def _without_tied(ranks: Sequence[Mapping[str, Any]], config: dict[str, Any]) -> list[str]:
+    """The names to write: the head goes where it is the embedding again; where it is not, the config says so."""
+    import torch
+
+    names, head, embedding = list(ranks[0]), "lm_head.weight", "model.embed_tokens.weight"
+    if not config.get("tie_word_embeddings") or not {head, embedding} <= set(names):
+        return names
+    one, other = (whole(name, [rank[name] for rank in ranks]) for name in (head, embedding))
+    if torch.equal(one, other):
+        return [name for name in names if name != head]
+    config["tie_word_embeddings"] = False
+    return names
+
+
+def _files(weights: Mapping[str, Any]) -> list[list[str]]:
+    """Names of weights by file, none larger than `FILE_BYTES` unless a single weight is."""
+    files: list[list[str]] = []
+    room = 0
+    for name, weight in weights.items():
+        if not files or _bytes(weight) > room:
+            files.append([])
+            room = FILE_BYTES
+        files[-1].append(name)
+        room -= _bytes(weight)
+    return files
+
+
+def _bytes(weight: Any) -> int:
+    return math.prod(weight.shape) * weight.dtype.itemsize
+
+
+def _write_adapter(shards: Path, ranks: Sequence[Mapping[str, Any]], to: Path, base: str) -> None:
+    """The adapters alone, as peft reads them."""
+    from safetensors.torch import save_file
+
+    told = json.loads((shards / "lora_train_meta.json").read_text())
+    found = {name: match for name in ranks[0] if (match := LORA.match(name))}
+    tensors = {m[1] + (m[2] or ""): whole(name, [rank[name] for rank in ranks]).clone() for name, m in found.items()}
+    targets = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in found})
+    (to / "config.json").unlink(missing_ok=True)  # of the base, which is not here
+    save_file(tensors, to / "adapter_model.safetensors", {"format": "pt"})
+    config = {"peft_type": "LORA", "r": told["r"], "lora_alpha": told["lora_alpha"], "task_type": told["task_type"]}
+    config |= {"target_modules": targets, "base_model_name_or_path": base, "bias": "none", "lora_dropout": 0.0}
+    write_json(to / "adapter_config.json", config | {"inference_mode": True})
+
+
+def _kinds() -> list[Any]:
+    """What a file of shards may hold besides tensors."""
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+    from torch.distributed.tensor.placement_types import Partial
+
+    return [DTensor, DTensorSpec, TensorMeta, DeviceMesh, Shard, Replicate, Partial, torch.Size]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch warns of meshes that were unpickled without process groups; none is needed to read them."""
+    log = logging.getLogger("torch.distributed.device_mesh")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)

@@ -1,0 +1,48 @@
+"""What must lie ready before verl starts: the recipe, the rows as parquet, and what was measured of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from upshot.config.recipe import Recipe
+from upshot.core.conversation import Conversation, Row
+from upshot.models.local import load_tokenizer, local_path
+from upshot.rollout.play import spoken
+from upshot.rollout.prompt_length import fitting
+from upshot.verl.config import Place
+from upshot.verl.parquet import write_rows
+from upshot.verl.sft import prepare_sft
+from upshot.verl.worker import Worker
+
+
+def prepare(recipe: Recipe, folder: Path) -> Place:
+    """Write the rows of a recipe under a run folder; what was measured on the way."""
+    context = context_of(recipe)
+    worker = Worker(recipe, load_tokenizer(recipe.model.path), context)
+    if recipe.train.method == "sft":
+        return prepare_sft(recipe, folder, worker.renderer, context)
+    task, held_out, rule = worker.book.task, recipe.eval.split, recipe.episode.long_prompts
+    rows = {"train": task.rows("train"), held_out: task.rows(held_out)[: recipe.eval.rows]}
+    rows = {split: fitting(own, worker.room, rule) for split, own in rows.items()}
+    write_rows(folder / "data" / "train.parquet", rows["train"], "train")
+    write_rows(folder / "data" / "validation.parquet", rows[held_out], held_out)
+    longest = longest_prompt(worker, [row for own in rows.values() for row in own])
+    return Place(str(folder.resolve()), len(rows["train"]), min(longest, context - 1), context)
+
+
+def longest_prompt(worker: Worker, rows: Sequence[Row]) -> int:
+    """Ids of the longest prompt, as the policy will be shown it; as many as it takes where a user is to speak first."""
+    if any(row.goal is not None and not spoken(row) for row in rows):
+        return worker.stage.policy.max_context
+    return max(worker.stage.policy.prompt_tokens(Conversation(row)) for row in rows)
+
+
+def context_of(recipe: Recipe) -> int:
+    """Most ids that the model takes."""
+    from transformers import AutoConfig
+
+    if recipe.model.max_context:
+        return recipe.model.max_context
+    found = AutoConfig.from_pretrained(local_path(recipe.model.path)).get_text_config()
+    return int(found.max_position_embeddings)

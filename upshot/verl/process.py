@@ -1,0 +1,125 @@
+"""verl's program in a session of its own: its lines kept, and nothing of it left however this ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from upshot.serving.servers.undertaker import Undertaker, dying_with_us, end_session, members
+
+GRACE_S = 20.0
+"""Seconds that verl has to end after it was told to."""
+LAST_WORDS_S = 1.0
+"""Seconds that what the program has left may still speak."""
+REASON = "upshot: "
+"""Before the line with which our program says what the user must mend."""
+SHM = Path("/dev/shm")
+SEGMENTS = ("psm_", "torch_", "plasma", "sem.", "nccl-", "vllm", "VLLM")
+"""How names of shared memory begin that Python, PyTorch, Ray, NCCL and vLLM make; a user's files have others."""
+
+
+def run(words: Sequence[str], env: dict[str, str], log: Path, say: Callable[[str], None]) -> int:
+    """Run a program to its end; its lines go to the log and to `say`. However this ends, its session ends with it.
+
+    Killed ourselves, the program dies with us (the kernel sees to it) and the rest of its session by the undertaker.
+    """
+    undertaker = Undertaker()
+    began = time.time()
+    with log.open("a") as file:
+        process = subprocess.Popen(
+            words,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            preexec_fn=dying_with_us(),
+        )
+        undertaker.watch(process.pid)
+        threading.Thread(target=_end_behind, args=(process,), daemon=True).start()
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                file.write(line)
+                file.flush()
+                say(line.rstrip("\n"))
+            return process.wait()
+        finally:
+            rest = threading.Thread(target=_drain, args=(process, file), daemon=True)
+            rest.start()  # what it says while it ends; unread, it could not end
+            end(process)
+            rest.join(LAST_WORDS_S)
+            undertaker.forget(process.pid)
+            undertaker.close()
+            sweep(began)
+
+
+def _drain(process: subprocess.Popen[str], file: TextIO) -> None:
+    assert process.stdout is not None
+    with contextlib.suppress(ValueError):  # closed by who waited for us
+        for line in process.stdout:
+            file.write(line)
+
+
+def _end_behind(process: subprocess.Popen[str]) -> None:
+    """When the program is gone, end what it left: it may hold the pipe that we read."""
+    process.wait()
+    time.sleep(LAST_WORDS_S)
+    end_session(process.pid)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Ask a program to end, so that it may close its helpers, and make its whole session."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+    for _ in range(100):  # what was about to be started is there a moment later
+        end_session(process.pid)
+        if not members(process.pid):
+            break
+        time.sleep(0.05)
+    process.wait()
+
+
+def reason_in(log: Path) -> str | None:
+    """What our program said at its end that the user must mend; None when it ended in another way."""
+    lines = log.read_text(errors="replace").splitlines()[-50:]
+    return next((line.removeprefix(REASON) for line in reversed(lines) if line.startswith(REASON)), None)
+
+
+def sweep(since: float) -> list[str]:
+    """Remove segments of shared memory made since then by us and held by nobody; their names.
+
+    vLLM's processes leave theirs when they are killed. Segments of others that run beside us are held by them.
+    """
+    named = [path for path in SHM.glob("*") if path.name.startswith(SEGMENTS)] if SHM.is_dir() else []
+    found = [path for path in named if path.is_file()]
+    stale = []
+    for path in found:
+        with contextlib.suppress(OSError):
+            stat = path.stat()
+            if stat.st_uid == os.getuid() and stat.st_ctime >= since and stat.st_mtime < time.time() - 1:
+                stale.append(path)
+    held = _held() if stale else ""
+    gone = [path for path in stale if str(path) not in held]
+    for path in gone:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return [path.name for path in gone]
+
+
+def _held() -> str:
+    """All that living processes have mapped, as far as we may know."""
+    out = []
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            out += [line for line in maps.read_text().splitlines() if "/dev/shm/" in line]
+    return "\n".join(out)

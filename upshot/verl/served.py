@@ -1,0 +1,175 @@
+"""The policy behind a cluster's servers, as a `Model`: exact ids in, exact ids out.
+
+A server manager is anything with verl's `generate(request_id, *, prompt_ids, sampling_params)`; nothing here imports
+verl. Each conversation talks on a `Line` of its own, whose id sends all its calls, those of its futures among them, to
+the server that has its prefix in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from upshot.core.conversation import derive_seed, messages_from
+from upshot.core.errors import UserError
+from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request, Sampling
+from upshot.models.rendering import Renderer
+
+TRAINED = "policy"
+"""The role of calls whose tokens are trained; what the server says beside them goes with the trajectory."""
+FAILED = ("aborted", "abort", "error")
+"""Stop reasons of a server that gave up; 'completed' is said of ended and of cut turns alike."""
+
+
+class TokenOutput(Protocol):
+    """What a server answers."""
+
+    token_ids: Sequence[int]
+    log_probs: Sequence[float] | None
+    stop_reason: str | None
+    extra_fields: Mapping[str, Any]
+
+
+class ServerManager(Protocol):
+    """What sends a request to a server, the same id to the same one."""
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]
+    ) -> TokenOutput: ...
+
+
+@dataclass
+class Line:
+    """The connection that one conversation talks on."""
+
+    manager: ServerManager
+    request_id: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """verl's own sampling parameters (logprobs, repetition_penalty …), which ours are laid over."""
+    seeded: bool = False
+    """Whether the servers are told the seed of every call. Our engine draws by it what local mode would draw; elsewhere
+    it would only cost."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What the servers said beside the trained tokens: which weights sampled them."""
+
+    def note(self, said: Mapping[str, Any]) -> None:
+        """Keep what a server said; of the first and last weights the outermost."""
+        for name, value in said.items():
+            known = self.extra.get(name)
+            if known is not None and value is not None and name.startswith(("min_", "max_")):
+                value = min(known, value) if name.startswith("min_") else max(known, value)
+            self.extra[name] = value
+
+
+_line: ContextVar[Line] = ContextVar("line")
+
+
+@contextmanager
+def talking(line: Line) -> Iterator[None]:
+    """All that is asked within, also by tasks started there, goes over this line."""
+    token = _line.set(line)
+    try:
+        yield
+    finally:
+        _line.reset(token)
+
+
+class ServedModel(Model):
+    """The model in training on verl's servers. One serves all conversations of a worker."""
+
+    abilities = Abilities(ids_in=True, ids_out=True)
+
+    def __init__(self, renderer: Renderer, name: str = "policy") -> None:
+        self.name = name
+        self.renderer = renderer
+        self.tokenizer = renderer.tokenizer
+        self.calls = 0
+
+    async def generate(self, request: Request) -> list[Completion]:
+        """`request.n` completions over the line of the conversation that asks."""
+        line = _line.get(None)
+        if line is None:
+            raise UserError(f"model '{self.name}' is on verl's servers and is asked outside of any conversation")
+        prompt = self._prompt_ids(request)
+        asked = (self._one(line, prompt, request, number) for number in range(request.n))
+        return list(await asyncio.gather(*asked))
+
+    async def _one(self, line: Line, prompt: list[int], request: Request, number: int) -> Completion:
+        self.calls += 1
+        # The template's ends are told, too: the servers go by the model's own settings, which need not know them.
+        ends = {*self.renderer.end_ids, *request.sampling.stop_ids}
+        params = {**line.params, **sampling_params(request.sampling), "stop_token_ids": sorted(ends)}
+        if line.seeded and request.sampling.seed is not None:
+            params["seed"] = derive_seed(request.sampling.seed, "request", number) if number else request.sampling.seed
+        answer = await line.manager.generate(line.request_id, prompt_ids=list(prompt), sampling_params=params)
+        if request.role == TRAINED:
+            line.note(answer.extra_fields or {})
+        return self._completion(answer, prompt, request)
+
+    def _completion(self, answer: TokenOutput, prompt: Sequence[int], request: Request) -> Completion:
+        ids = tuple(int(i) for i in answer.token_ids)
+        if not ids or answer.stop_reason in FAILED:
+            raise ModelCallError("aborted", f"a server gave {len(ids)} ids (stop reason '{answer.stop_reason}')")
+        if answer.log_probs is None or len(answer.log_probs) != len(ids):
+            told = "none" if answer.log_probs is None else len(answer.log_probs)
+            raise UserError(
+                f"a server gave {len(ids)} ids and {told} log-probabilities; "
+                "set actor_rollout_ref.rollout.calculate_log_probs=True"
+            )
+        ids, text, stopped = self._until(ids, request.sampling.stop)
+        ended = stopped or ids[-1] in {*self.renderer.end_ids, *request.sampling.stop_ids}
+        return Completion(
+            text=text,
+            finish="stop" if ended else "length",
+            ids=ids,
+            logprobs=tuple(float(value) for value in answer.log_probs[: len(ids)]),
+            prompt_tokens=len(prompt),
+            completion_tokens=len(ids),
+            version=int((answer.extra_fields or {}).get("global_steps") or 0),
+        )
+
+    def _until(self, ids: tuple[int, ...], stops: Sequence[str]) -> tuple[tuple[int, ...], str, bool]:
+        """The ids up to the first stop string, the text before it, and whether there is one.
+
+        The servers sample on to the end of the turn or the limit: what they share is ids alone.
+        """
+        text = self.renderer.decode(ids)
+        found = [at for at in map(text.find, stops) if at >= 0]
+        if not found:
+            return ids, text, False
+        at = min(found)
+        need = min(at + len(stop) for stop in stops if text.startswith(stop, at))
+        few, enough = 0, len(ids)
+        while few + 1 < enough:  # the fewest ids that spell it
+            middle = (few + enough) // 2
+            few, enough = (few, middle) if len(self.renderer.decode(ids[:middle])) >= need else (middle, enough)
+        return ids[:enough], text[:at], True
+
+    def _prompt_ids(self, request: Request) -> list[int]:
+        if request.given:
+            raise UserError(f"model '{self.name}' is on verl's servers, which do not tell how likely given ids are")
+        if request.by_ids:
+            return [int(i) for i in request.prompt]  # type: ignore[arg-type]
+        messages = [m if not isinstance(m, dict) else messages_from([m])[0] for m in request.prompt]
+        return self.renderer.prompt_ids(messages, request.tools)  # type: ignore[arg-type]
+
+    def stats(self) -> dict[str, float]:
+        """How often it was asked."""
+        return {"calls": float(self.calls)}
+
+
+def sampling_params(sampling: Sampling) -> dict[str, Any]:
+    """Sampling in the servers' words; they take −1 for 'all tokens'."""
+    out: dict[str, Any] = {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+    }
+    if sampling.min_p:
+        out["min_p"] = sampling.min_p
+    return out

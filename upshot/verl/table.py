@@ -1,0 +1,209 @@
+"""Which key of a recipe is which key of verl's config (0.9.x), and which is none: the table behind `config.py`.
+
+Every key of a recipe stands in exactly one of three: `CARRIED` to verl, `PLAYED` by Upshot itself in verl's workers, or
+`LEFT` out with the reason. A test holds that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MODEL, ACTOR, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout"))
+PROJECT = "upshot"
+OPTIM = f"{ACTOR}.optim"
+REF, CRITIC = "actor_rollout_ref.ref", "critic"
+
+
+class No(Exception):
+    """Why a value has no counterpart in verl."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One key of verl's and the recipe keys that it is made of."""
+
+    theirs: str
+    ours: tuple[str, ...]
+    make: Callable[..., Any] = lambda value: value
+    """From the values of `ours`; raises `No`."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Without:
+    """A recipe key without counterpart."""
+
+    reason: str
+    blocks: bool = False
+    """Whether a run that sets it would be another one without it, and is refused."""
+
+
+def words(known: Mapping[Any, Any], what: str) -> Callable[[Any], Any]:
+    """A value by another name; `No` for those that verl does not have."""
+
+    def make(value: Any) -> Any:
+        if value not in known:
+            raise No(f"verl has no {what} '{value}'; it has {', '.join(map(str, known))}")
+        return known[value]
+
+    return make
+
+
+def _line(theirs: str, ours: str, make: Callable[..., Any] = lambda value: value, note: str = "") -> Line:
+    return Line(theirs, tuple(ours.split()), make, note)
+
+
+def _mini_batch(prompts: int, parts: int) -> int:
+    return -(-prompts // parts)
+
+
+def lora(read: Callable[[Any], Any], otherwise: Any) -> Callable[[Any], Any]:
+    """Something of the adapters; `otherwise` where there are none."""
+
+    def make(own: Any) -> Any:
+        if own is None:
+            return otherwise
+        if own.kind != "lora":
+            raise No(f"verl has no adapters of kind '{own.kind}'")
+        if own.dropout:
+            raise No(f"verl's adapters have no dropout ({own.dropout:g}); set model.lora.dropout=0")
+        return read(own)
+
+    return make
+
+
+def _kl(where: str) -> Callable[[float, str, str], bool]:
+    """Whether the divergence is taken there; ppo always takes it off the reward."""
+    return lambda kl, kl_in, method: bool(kl) and where == ("reward" if method == "ppo" else kl_in)
+
+
+LOSSES = {"clipped": "vanilla", "gspo": "gspo", "cispo": "cispo"}
+SCHEDULES = {"constant": "constant", "cosine": "cosine"}
+NORMS = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
+CARRIED: tuple[Line, ...] = (
+    _line("trainer.experiment_name", "name"),
+    _line("data.seed", "seed", note="the order of rows and the seeds of conversations are local mode's"),
+    _line(f"{ROLLOUT}.seed", "seed"),
+    _line(f"{MODEL}.lora_rank", "model.lora", lora(lambda own: own.r, 0)),
+    _line(f"{MODEL}.lora_alpha", "model.lora", lora(lambda own: own.alpha, 16)),
+    _line(f"{MODEL}.target_modules", "model.lora", lora(lambda own: own.targets or "all-linear", "all-linear")),
+    _line(f"{ROLLOUT}.dtype", "model.dtype", lambda kind: "bfloat16" if kind == "auto" else kind),
+    _line(f"{MODEL}.enable_gradient_checkpointing", "model.gradient_checkpointing", lambda how: how != "none"),
+    _line(f"{ROLLOUT}.temperature", "episode.temperature"),
+    _line(f"{ROLLOUT}.top_p", "episode.top_p"),
+    _line(f"{ROLLOUT}.top_k", "episode.top_k", lambda k: k or -1),
+    _line("data.train_batch_size", "train.prompts_per_step"),
+    _line(f"{ROLLOUT}.n", "train.group_size"),
+    _line(
+        f"{ACTOR}.ppo_mini_batch_size",
+        "train.prompts_per_step train.minibatches",
+        _mini_batch,
+        "our trainer counts rows",
+    ),
+    _line(f"{ACTOR}.policy_loss.loss_mode", "train.loss.name", words(LOSSES, "loss")),
+    _line(f"{ACTOR}.loss_agg_mode", "train.length_norm", words(NORMS, "mean")),
+    _line(
+        f"{ACTOR}.loss_scale_factor",
+        "train.length_norm episode.max_tokens",
+        lambda norm, tokens: tokens if norm == "constant" else None,
+    ),
+    _line(f"{ACTOR}.clip_ratio_low", "train.clip_low"),
+    _line(f"{ACTOR}.clip_ratio_high", "train.clip_high"),
+    _line(f"{ACTOR}.entropy_coeff", "train.entropy"),
+    _line(f"{ACTOR}.grad_clip", "train.grad_clip"),
+    _line(f"{OPTIM}.clip_grad", "train.grad_clip"),
+    _line(f"{OPTIM}.lr", "train.lr"),
+    _line(f"{OPTIM}.lr_warmup_steps", "train.warmup_steps"),
+    _line(f"{OPTIM}.lr_scheduler_type", "train.schedule", words(SCHEDULES, "schedule")),
+    _line(f"{OPTIM}.min_lr_ratio", "train.min_lr"),
+    _line(f"{OPTIM}.weight_decay", "train.weight_decay"),
+    _line(f"{OPTIM}.betas", "train.betas", list),
+    _line(f"{ACTOR}.use_kl_loss", "train.kl train.kl_in train.method", _kl("loss")),
+    _line(f"{ACTOR}.kl_loss_coef", "train.kl"),
+    _line(f"{ACTOR}.kl_loss_type", "train.kl_estimator", words({"k2": "k2", "k3": "low_var_kl"}, "KL estimator")),
+    _line("algorithm.use_kl_in_reward", "train.kl train.kl_in train.method", _kl("reward")),
+    _line("algorithm.adv_estimator", "train.method", lambda how: "gae" if how == "ppo" else "grpo", "not asked"),
+    _line("trainer.max_actor_ckpt_to_keep", "train.keep", lambda keep: max(keep, 2), "verl drops the old one first"),
+    _line("trainer.max_critic_ckpt_to_keep", "train.keep", lambda keep: max(keep, 2)),
+    _line("trainer.test_freq", "eval.every", lambda every: every or -1),
+    _line("trainer.val_before_train", "eval.every", bool),
+    _line(f"{ROLLOUT}.val_kwargs.n", "eval.samples"),
+    _line(f"{ROLLOUT}.val_kwargs.temperature", "eval.temperature"),
+    _line(f"{ROLLOUT}.val_kwargs.do_sample", "eval.temperature", lambda heat: heat > 0),
+)
+
+FIXED: dict[str, tuple[Any, str]] = {
+    "trainer.v1.trainer_mode": ("upshot", "our trainer: local mode's rows, seeds, credit, advantages and importance"),
+    f"{MODEL}.external_lib": ("upshot.verl.adapters.register", "registers the agent loop in every process"),
+    f"{ROLLOUT}.agent.default_agent_loop": ("upshot", "plays episodes and futures"),
+    "reward.num_workers": (0, "processes of verl's that would score: the reward comes with the rollout"),
+    f"{ROLLOUT}.calculate_log_probs": (True, "the sampler's probabilities are kept with the tokens"),
+    f"{ROLLOUT}.tensor_model_parallel_size": (1, "verl's default is 2; raise it where the model needs it"),
+    f"{ACTOR}.strategy": ("fsdp2", "what was run"),
+    f"{ACTOR}.fsdp_config.model_dtype": ("fp32", "the optimizer's weights are float32, as in local mode"),
+    f"{ACTOR}.use_dynamic_bsz": (True, "micro-batches by tokens, as in local mode"),
+    f"{ACTOR}.clip_ratio_c": (1e9, "local mode has no second clip"),
+    "trainer.project_name": (PROJECT, ""),
+    "trainer.logger": (["console", "file"], "the launching process reads the file; trackers are told by it"),
+    "trainer.resume_mode": ("auto", "a restarted run goes on from its newest checkpoint"),
+}
+
+PLAYED: dict[str, str] = {
+    "code": "your own code, found in every worker",
+    "models": "helper models, called from verl's workers",
+    "sandbox": "programs of the policy",
+    "call_seconds": "limits of your own code",
+    "budget": "one ledger for all workers",
+    "task": "rows, environment, verdict",
+    "episode": "the agent loop",
+    "futures": "the agent loop",
+    "reward.metrics": "the agent loop; the reward goes back with the rollout",
+    "reward.overlong": "the agent loop",
+    "reward.malformed": "the agent loop",
+    "reward.manager": "the agent loop",
+    "credit": "the agent loop and our trainer",
+    "train.advantage": "our trainer",
+    "train.importance": "our trainer",
+    "train.dynamic_sampling": "our trainer",
+    "train.gae_lambda": "our trainer (ppo)",
+    "train.gamma": "our trainer (ppo)",
+    "train.whiten": "our trainer (ppo)",
+    "reward.max_missing": "our trainer: it stops the run with the reasons",
+    "model.template_options": "our renderer",
+    "model.tiny": "a new model is made before verl starts",
+    "warm_start": "run by local mode before verl starts, once, in RUN/warm-start",
+    "eval.split": "which rows are written for validation",
+    "eval.rows": "how many rows are written for validation",
+    "trackers": "told by the launching process, under local mode's names",
+    "keep_rollouts": "rollouts.jsonl, written by the launching process",
+}
+"""By prefix; keys that `CARRIED` names as well are told to both sides."""
+
+_NOT_YET = "not there yet"
+LEFT: dict[str, Without] = {
+    "model.quantize": Without("verl has no 4-bit training", True),
+    "model.chat_template": Without(f"{_NOT_YET}: save the tokenizer with the template you want", True),
+    "model.device": Without("verl's own: trainer.device"),
+    "model.memory_gb": Without("verl's own: gpu_memory_utilization, ppo_max_token_len_per_gpu"),
+    "model.engine": Without("verl's own: actor_rollout_ref.rollout.name"),
+    "model.exact": Without("bitwise agreement is of local mode alone", True),
+    "serve": Without(f"{_NOT_YET}: start it with `upshot serve FILE.yaml` and give the models its addresses", True),
+    "train.data": Without("for sft and dpo", True),
+    "train.loss": Without("options of a loss are of local mode alone", True),
+    "train.beta": Without("of dpo"),
+    "train.dpo_loss": Without("of dpo"),
+    "train.min_gap": Without("of dpo"),
+    "train.value_weight": Without("of ppo: verl's critic is a network of its own, with an optimizer of its own"),
+    "train.optimizer": Without("verl's AdamW keeps float32 state; its own offloading: fsdp_config.optimizer_offload"),
+    "train.offload_optimizer": Without("verl's own: actor_rollout_ref.actor.fsdp_config.optimizer_offload"),
+    "train.save_minutes": Without("verl saves by steps alone"),
+    "train.keep_best": Without("verl keeps the newest alone", True),
+    "train.max_skipped": Without("verl has no such guard"),
+    "train.async_steps": Without("verl's own: trainer.v1.trainer_mode", True),
+    "eval.data": Without("for sft and dpo", True),
+    "eval.stop_after": Without("verl does not stop early", True),
+    "eval.monitor": Without(f"{_NOT_YET}: `upshot eval monitor` on the run afterwards", True),
+}
+"""By prefix."""

@@ -1,0 +1,142 @@
+"""Everybody of a recipe in one process of the cluster: assembled once, serving all conversations that land there.
+
+Nothing here imports verl; the policy is whatever the `Line` of a conversation leads to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from upshot.config.recipe import Recipe
+from upshot.core.conversation import Row, derive_seed
+from upshot.core.time_limit import call_seconds
+from upshot.models.rendering import Renderer
+from upshot.rollout.context import Stage
+from upshot.rollout.play import Opening, open_row, play_reply
+from upshot.rollout.policy import Policy
+from upshot.rollout.rollout import Reply
+from upshot.rollout.services import of_recipe, stage_of
+from upshot.run.checks.bench import room_of
+from upshot.tasks.base import tasks
+from upshot.training.setup import sampling_of
+from upshot.verl.budget.share import Share, Tell
+from upshot.verl.parquet import Book
+from upshot.verl.served import Line, ServedModel, talking
+
+
+@dataclass(frozen=True)
+class Order:
+    """One conversation to play, as the cluster asks for it."""
+
+    extra_info: Mapping[str, Any]
+    """Split and id of the row (`parquet.py`), and where it stands in a training step (`placed`)."""
+    raw_prompt: Sequence[Mapping[str, Any]]
+    session: int
+    """Which of the replies to the prompt this is."""
+    step: int
+    """Counted from 0, as in local mode."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is played to be learned from; the cluster does not say so otherwise."""
+        return self.extra_info["split"] == "train"
+
+    @property
+    def group(self) -> int:
+        """The place of the row in the step; of a held-out one that in the file."""
+        return int(self.extra_info["group"] if self.trains else self.extra_info["index"])
+
+    @property
+    def number(self) -> int:
+        """How often the row occurred before in the step."""
+        return int(self.extra_info["earlier"]) if self.trains else 0
+
+    def seed(self, seed: int) -> int:
+        """The seed of the round that the order is of, from the recipe's."""
+        if not self.trains:
+            return derive_seed(seed, "eval")
+        again = int(self.extra_info["round"])
+        return derive_seed(seed, "step", self.step, *([again] if again else []))
+
+
+def placed(extra_info: Mapping[str, Any], group: int, earlier: int, again: int = 0) -> dict[str, Any]:
+    """What an order is told of a training row: its place in the step, how often it came before, which round it is."""
+    return {**extra_info, "group": group, "earlier": earlier, "round": again}
+
+
+class Worker:
+    """Plays orders of a recipe. Start it before the first, close it after the last."""
+
+    def __init__(
+        self, recipe: Recipe, tokenizer: Any, max_context: int = 0, tell: Tell | None = None, name: str = ""
+    ) -> None:
+        """`tell` reports to the ledger of the run, under a name of its own; None: this worker spends alone."""
+        self.recipe = recipe
+        self.renderer = Renderer(tokenizer, recipe.model.template_options)
+        task = tasks.create(recipe.task.name, recipe.task.options, "task")
+        context = recipe.model.max_context or max_context
+        self.room = room_of(recipe, task, self.renderer, context)
+        self.book = Book(task, self.room)
+        served = ServedModel(self.renderer)
+        self.company = of_recipe(recipe, task, served, tokenizer, self.renderer)
+        policy = Policy(
+            served,
+            self.renderer,
+            sampling_of(recipe),
+            context,
+            recipe.episode.system,
+            task.tools(),
+            recipe.episode.think,
+        )
+        self.stage = stage_of(recipe, self.company, policy)
+        self.held_out = replace(self.stage, policy=policy.at(recipe.eval.temperature))
+        models = self.company.models.values()
+        self.share = None if tell is None else Share(name, tell, self.company.budget, models)
+        self._gate = asyncio.Semaphore(self.stage.concurrency)
+        self._start: asyncio.Task[None] | None = None
+        self._openings: dict[tuple[int, int, str], asyncio.Task[Opening]] = {}
+        self._closed = False
+
+    async def start(self) -> None:
+        """Load and check the helpers, once; whoever comes meanwhile waits for it."""
+        if self._start is None:
+            if self.share is not None:
+                self.share.start(self.aclose)
+            self._start = asyncio.create_task(self.company.start())
+        await asyncio.shield(self._start)
+
+    async def play(self, order: Order, line: Line) -> Reply:
+        """Play one reply with its futures over a line, and settle it: as local mode does, with the same seeds."""
+        await self.start()
+        row = self.book.row(order.extra_info, order.raw_prompt)
+        call_seconds.set(self.recipe.call_seconds)
+        stage, seed = self.stage if order.trains else self.held_out, order.seed(self.recipe.seed)
+        with talking(line):
+            opening = await self._opening(stage, row, seed, order.group)
+            own = order.session + self.recipe.train.group_size * order.number
+            talk = opening.conversation(row, seed, order.group, order.session, own)
+            async with self._gate:
+                return await play_reply(stage, talk, order.group, opening.failure)
+
+    async def _opening(self, stage: Stage, row: Row, seed: int, group: int) -> Opening:
+        """How the replies to a prompt begin: made once, for verl plays all of them in one worker."""
+        if all(of != seed for of, *_ in self._openings):
+            self._openings.clear()  # another step or round
+        key = (seed, group, row.id)
+        if key not in self._openings:
+            self._openings[key] = asyncio.create_task(open_row(stage, row, seed, group))
+        return await asyncio.shield(self._openings[key])
+
+    async def aclose(self) -> None:
+        """Release the helpers, and then what was leased for them; once."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self.company.aclose()
+        finally:
+            if self.share is not None:
+                await self.share.aclose()
