@@ -81,10 +81,10 @@ def serve(shape: str, order: int, device: str, port: int) -> None:
     """One classmate as a server process."""
     import uvicorn
 
-    from upshot.serving.openai.server import Server
+    from upshot.serving.openai.server import OpenAIServer
 
     model = engine_model(shape, order, device, f"c{order}", kv_bytes=(8 << 30) if device == "cuda" else 0)
-    uvicorn.run(Server(model).app, host="127.0.0.1", port=port, log_level="error")
+    uvicorn.run(OpenAIServer(model).app, host="127.0.0.1", port=port, log_level="error")
 
 
 async def main(options: argparse.Namespace) -> dict[str, Any]:
@@ -92,19 +92,20 @@ async def main(options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from upshot.config.recipe import Named, TrainConfig
+    from upshot.config.sampling import Sampling
     from upshot.core.conversation import Message, Row
     from upshot.core.score import Score
-    from upshot.models.base import Model, Sampling
+    from upshot.models.base import Model
     from upshot.models.connect import connect
     from upshot.models.rendering import Renderer
     from upshot.rewards.metric import Metric
-    from upshot.rewards.reward import Weighted
-    from upshot.rollout.context import Stage
+    from upshot.rewards.reward import MetricWeight
+    from upshot.rollout.context import RolloutContext
     from upshot.rollout.futures.classmates.classmate import ClassmateConfig
     from upshot.rollout.futures.classmates.futures import Classmates
     from upshot.rollout.play import play_step
     from upshot.rollout.policy import Policy
-    from upshot.rollout.rollout import Reply
+    from upshot.rollout.rollout import Rollout
     from upshot.tasks.base import Task
     from upshot.training.learner.learner import Learner
     from upshot.training.loops.rl import learn
@@ -142,8 +143,8 @@ async def main(options: argparse.Namespace) -> dict[str, Any]:
     def futures(models: dict[str, Model]) -> Classmates:
         configs = [ClassmateConfig(name=name, tokenizer=None) for name in models]
         made = Classmates(
-            {"m": Parity()}, {"m": Weighted()}, configs, models, Words(), renderer=renderer, samples=options.samples,
-            max_tokens=options.new, metric="token_amount",
+            {"m": Parity()}, {"m": MetricWeight()}, configs, models, Words(), renderer=renderer,
+            samples=options.samples, max_tokens=options.new, metric="token_amount",
         )  # fmt: skip
         made.metric = Parity()
         return made
@@ -153,8 +154,8 @@ async def main(options: argparse.Namespace) -> dict[str, Any]:
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    stage = Stage(policy, futures(peers))
-    await stage.futures.start()
+    context = RolloutContext(policy, futures(peers))
+    await context.futures.start()
     learner = Learner(
         policy_model.engine.model.train(), policy_model.tokenizer,
         TrainConfig(advantage=Named(name="dr-grpo"), token_budget=options.token_budget), max_tokens=options.new,
@@ -167,7 +168,7 @@ async def main(options: argparse.Namespace) -> dict[str, Any]:
     steps: list[dict[str, float]] = []
     for number in range(options.repeats + 1):
         started = synchronise()
-        groups = await play_step(stage, rows, options.replies, number)
+        groups = await play_step(context, rows, options.replies, number)
         played = synchronise()
         learn(learner, groups, number)
         ended = synchronise()
@@ -187,7 +188,7 @@ async def main(options: argparse.Namespace) -> dict[str, Any]:
             everybody = with_.classmates
             for some in turns:
                 with_.classmates = some
-                found = await asyncio.gather(*(with_._continue(Reply(r.conversation)) for r in replies))
+                found = await asyncio.gather(*(with_._continue(Rollout(r.conversation)) for r in replies))
                 assert all(f.missing is None for own in found for f in own), "a call failed"
             with_.classmates = everybody
             best = min(best, synchronise() - started)
@@ -199,7 +200,7 @@ async def main(options: argparse.Namespace) -> dict[str, Any]:
     for peer in peers.values():
         peer.engine.runner = None  # type: ignore[attr-defined]
     peers.clear()
-    stage.futures = None  # type: ignore[assignment]
+    context.futures = None  # type: ignore[assignment]
     if device == "cuda":
         torch.cuda.empty_cache()
 

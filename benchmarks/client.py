@@ -32,8 +32,9 @@ Call = Callable[[], Awaitable[str]]
 
 def ours(url: str, in_flight: int) -> tuple[Call, Callable[[], Awaitable[None]]]:
     """Our client, with its limits, counters and budget on; retries cost nothing when nothing fails."""
+    from upshot.config.sampling import Sampling
     from upshot.core.conversation import messages_from
-    from upshot.models.base import Request, Sampling
+    from upshot.models.base import Request
     from upshot.models.connect import connect
 
     model = connect({"url": url, "model": MODEL, "concurrency": in_flight}, role="user")

@@ -27,13 +27,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from upshot.config.model_spec import ModelSpec
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message, Row
-from upshot.models.base import Model, Request, Sampling
+from upshot.models.base import Model, Request
 from upshot.models.connect import connect
 from upshot.models.scripted import ScriptedModel
 from upshot.rewards.build import build_metric
-from upshot.rewards.reward import Weighted, combine
-from upshot.rollout.context import Stage
+from upshot.rewards.reward import MetricWeight, combine
+from upshot.rollout.context import RolloutContext
 from upshot.rollout.episode import play_future
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
@@ -61,34 +62,34 @@ def make_rows(prompts: int) -> list[Row]:
     ]
 
 
-def make_stage(model: Model, options: argparse.Namespace) -> Stage:
+def make_stage(model: Model, options: argparse.Namespace) -> RolloutContext:
     """One model in all three roles, two judged metrics."""
     metrics = {name: build_metric(name, judge=model) for name in JUDGES}
-    weights = {name: Weighted(1.0, (-1.0, 1.0), metric.intrinsic) for name, metric in metrics.items()}
+    weights = {name: MetricWeight(1.0, (-1.0, 1.0), metric.intrinsic) for name, metric in metrics.items()}
     policy = Policy(model, sampling=Sampling(max_tokens=64))
-    return Stage(policy, Talk(metrics, weights, LLMUser(model), options.futures, options.rounds))
+    return RolloutContext(policy, Talk(metrics, weights, LLMUser(model), options.futures, options.rounds))
 
 
-async def upshot_step(stage: Stage, options: argparse.Namespace) -> None:
+async def upshot_step(context: RolloutContext, options: argparse.Namespace) -> None:
     """One step as Upshot plays it."""
-    groups = await play_step(stage, make_rows(options.prompts), options.replies, seed=0)
+    groups = await play_step(context, make_rows(options.prompts), options.replies, seed=0)
     assert all(reply.reward.total.value == 2.0 for group in groups for reply in group)
 
 
-async def sequential_step(stage: Stage, options: argparse.Namespace) -> None:
+async def sequential_step(context: RolloutContext, options: argparse.Namespace) -> None:
     """One step in the published recipe's order: replies at once, futures and metrics one after another."""
     from upshot.core.conversation import Conversation, derive_seed
 
     async def one(row: Row, index: int) -> None:
         conversation = Conversation(row, derive_seed(0, row.id, index))
-        await stage.policy.reply(conversation)
+        await context.policy.reply(conversation)
         scores = []
         for number in range(options.futures):
             fork = conversation.fork("future", number)
-            assert isinstance(stage.futures, Talk) and stage.futures.user is not None
-            await play_future(fork, stage.futures.user, stage.policy, options.rounds)
-            scores.append({name: await metric.score(fork) for name, metric in stage.futures.metrics.items()})
-        assert combine(scores, stage.futures.weights).total.value == 2.0
+            assert isinstance(context.futures, Talk) and context.futures.user is not None
+            await play_future(fork, context.futures.user, context.policy, options.rounds)
+            scores.append({name: await metric.score(fork) for name, metric in context.futures.metrics.items()})
+        assert combine(scores, context.futures.weights).total.value == 2.0
 
     async with asyncio.TaskGroup() as tasks:
         for row in make_rows(options.prompts):
@@ -123,14 +124,14 @@ def serve(options: argparse.Namespace) -> None:
 
 
 async def measure(
-    play: Callable[[Stage, argparse.Namespace], Awaitable[None]], model: Model, options: argparse.Namespace
+    play: Callable[[RolloutContext, argparse.Namespace], Awaitable[None]], model: Model, options: argparse.Namespace
 ) -> tuple[float, float]:
     """Wall and CPU seconds of one step, after a small one that warms imports and connections."""
     small = argparse.Namespace(**{**vars(options), "prompts": 2, "replies": 2})
     await play(make_stage(model, small), small)
-    stage = make_stage(model, options)
+    context = make_stage(model, options)
     wall, cpu = time.perf_counter(), time.process_time()
-    await play(stage, options)
+    await play(context, options)
     return time.perf_counter() - wall, time.process_time() - cpu
 
 

@@ -33,7 +33,7 @@ from upshot.engine.exact.attention import attend_batch, plain
 from upshot.engine.exact.forward import ExactForward, picked
 from upshot.engine.exact.mode import ExactMode
 from upshot.engine.sequence import Sequence
-from upshot.training.learner.batch import Batch, Datum, Found
+from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
 from upshot.training.learner.learner import Learner
 from upshot.training.objectives.objectives import PolicyGradient
 
@@ -135,7 +135,7 @@ class Compare(PolicyGradient):
 
     wrong = count = 0
 
-    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, batch: TrainBatch, found: ForwardOutput) -> tuple[Tensor, dict[str, Tensor]]:
         """The policy loss, after a look."""
         self.wrong += int((found.logprobs != batch.columns["old"]).sum())
         self.count += len(found.logprobs)

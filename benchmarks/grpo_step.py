@@ -29,16 +29,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.learn import SHAPES, build
 from upshot.config.recipe import Named, TrainConfig
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.score import Score
 from upshot.engine.engine import Engine, EngineSettings
-from upshot.models.base import Sampling
 from upshot.models.engine_model import EngineModel
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
 from upshot.rewards.metric import Metric
-from upshot.rewards.reward import Weighted
-from upshot.rollout.context import Stage
+from upshot.rewards.reward import MetricWeight
+from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
@@ -81,7 +81,9 @@ async def ours(options: argparse.Namespace, device: torch.device) -> dict[str, A
     policy = Policy(model, Renderer(tokenizer), Sampling(options.new))
     lines = [words(1000 + n, 32, vocab) for n in range(options.window)]
     user = ScriptedUser(lines, leave_when_answered=False) if options.window else None
-    stage = Stage(policy, Talk({"m": Parity()}, {"m": Weighted()}, user, options.samples, options.window))
+    context = RolloutContext(
+        policy, Talk({"m": Parity()}, {"m": MetricWeight()}, user, options.samples, options.window)
+    )
     config = TrainConfig(advantage=Named(name="grpo"), token_budget=options.token_budget, lr=1e-6)
     learner = Learner(module, tokenizer, config, options.new, changed=model.engine.weights_changed)
     rows = [Row(f"r{i}", (Message("user", words(i, options.prompt, vocab)),)) for i in range(options.prompts)]
@@ -90,7 +92,7 @@ async def ours(options: argparse.Namespace, device: torch.device) -> dict[str, A
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         began = now(device)
-        groups = await play_step(stage, rows, options.replies, number)
+        groups = await play_step(context, rows, options.replies, number)
         played = now(device)
         logs = learn(learner, groups, number)
         ended = now(device)

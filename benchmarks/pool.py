@@ -34,8 +34,8 @@ from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.sequence import Rules, Sequence
 from upshot.serving.swap import host
 from upshot.serving.swap.arena import PIECE
-from upshot.serving.swap.overlay import Overlay, aligned, laid
-from upshot.serving.swap.pool import Pool
+from upshot.serving.swap.overlay import MemoryLayout, aligned, laid
+from upshot.serving.swap.pool import ModelPool
 from upshot.training.learner.memory import activations
 from upshot.training.learner.memory.model_shape import ModelShape
 
@@ -143,7 +143,7 @@ class Bench:
             host.unlock_pages(source)
         return size / min(times)
 
-    def plan(self) -> Overlay:
+    def plan(self) -> MemoryLayout:
         """Places in as much memory as the largest, and the middle one or the two smallest, take: three at once."""
         size = 2 if self.on_gpu else 4
         sizes, self.steps = {}, {}
@@ -171,9 +171,9 @@ class Bench:
             )
         return overlay
 
-    def make(self, overlay: Overlay) -> None:
+    def make(self, overlay: MemoryLayout) -> None:
         """Each model alone first, then moved into the pool."""
-        self.pool = Pool(overlay, self.device, piece=PIECE if self.on_gpu else 4096)
+        self.pool = ModelPool(overlay, self.device, piece=PIECE if self.on_gpu else 4096)
         lock = host.lock_pages
 
         def timed(memory: torch.Tensor) -> bool:

@@ -25,12 +25,13 @@ from typing import Any
 
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import TinyConfig
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
-from upshot.models.base import Model, ModelCallError, Request, Sampling
+from upshot.models.base import Model, ModelCallError, Request
 from upshot.models.connect import connect
 from upshot.models.tiny import tiny_model, tiny_tokenizer
 from upshot.serving.servers.state import folder_of, read_state, ready, with_addresses
-from upshot.tasks.slots import Slots
+from upshot.tasks.slots import SlotsTask
 
 TURNS, TOKENS = 4, 16
 
@@ -114,7 +115,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--conversations", type=int, default=24)
     args = parser.parse_args()
-    words: Any = Slots(rows_per_split=16).vocabulary()
+    words: Any = SlotsTask(rows_per_split=16).vocabulary()
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = tiny_tokenizer(words)
         tiny_model(TinyConfig(hidden=64, layers=2, heads=4, mlp=128, context=1024), tokenizer, 0).save_pretrained(

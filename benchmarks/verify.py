@@ -19,8 +19,8 @@ from pathlib import Path
 
 from upshot.core.score import Score
 from upshot.rewards.workers.base import Manager
-from upshot.rewards.workers.inline import Inline
-from upshot.rewards.workers.pool import Pool
+from upshot.rewards.workers.inline import InlineManager
+from upshot.rewards.workers.pool import PoolManager
 from upshot.tasks.verifiers.base import Claim
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "tasks" / "verifiers"))  # the hostile verifier, by name
@@ -94,7 +94,7 @@ def peer_rate(claims: Sequence[Claim]) -> tuple[float, list[float]]:
 async def limits() -> None:
     """What an item that misbehaves costs: its own limit, and no neighbour's answer."""
     for kind in ("loop", "segfault", "memory"):
-        manager = Pool(workers=2, seconds=2.0, memory_mb=600)
+        manager = PoolManager(workers=2, seconds=2.0, memory_mb=600)
         try:
             await manager.verify(Claim("hostile:Hostile", "a", "a"))
             started = time.perf_counter()
@@ -118,11 +118,11 @@ def main() -> None:
     rng = random.Random(args.seed)
 
     claims = gsm8k_claims(rng, args.rows * 10)
-    speed, scores = asyncio.run(rate(Inline(), claims[:100], claims))
+    speed, scores = asyncio.run(rate(InlineManager(), claims[:100], claims))
     print(f"gsm8k inline            {speed:10,.0f} answers/s   ({speed / 5000:.1f} x the 5,000 asked for)")
 
     claims = math_claims(rng, args.rows)
-    speed, scores = asyncio.run(rate(Inline(workers=2), claims[:100], claims))
+    speed, scores = asyncio.run(rate(InlineManager(workers=2), claims[:100], claims))
     peer, theirs = peer_rate(claims[: min(len(claims), 400)])
     ours = [score.value for score in scores[: len(theirs)]]
     differ = sum(a != b for a, b in zip(ours, theirs, strict=True))
@@ -130,8 +130,8 @@ def main() -> None:
     print(f"math-verify by itself   {peer:10,.0f} pairs/s     ratio {speed / peer:.1f}; verdicts differ on {differ}")
 
     spins = [Claim("hostile:Hostile", "spin 0.01", "a")] * 200
-    one, _ = asyncio.run(rate(Pool(workers=1), spins[:2], spins))
-    two, _ = asyncio.run(rate(Pool(workers=2), spins[:2], spins))
+    one, _ = asyncio.run(rate(PoolManager(workers=1), spins[:2], spins))
+    two, _ = asyncio.run(rate(PoolManager(workers=2), spins[:2], spins))
     print(f"pool, 10 ms items       {one:10,.0f} → {two:,.0f} items/s   ratio {two / one:.2f} from one worker to two")
     asyncio.run(limits())
 

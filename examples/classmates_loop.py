@@ -11,7 +11,7 @@ import asyncio
 import random
 import sys
 
-from upshot import Conversation, Credit, Message, Reply, Row, Score, Trainee
+from upshot import Conversation, Credit, Message, Rollout, Row, Score, Trainer
 from upshot.rewards.credit import relabel, sampled_spans
 
 LARGEST = 9
@@ -61,7 +61,7 @@ def right(conversation: Conversation) -> float:
     return float(bool(mark) and number.strip() == str(conversation.row.reference))
 
 
-async def helped(classmate: Trainee, reply: Reply) -> Score:
+async def helped(classmate: Trainer, reply: Rollout) -> Score:
     """How often the classmate is right when it is shown the thought; missing where there is none."""
     row, thought = reply.conversation.row, reply.conversation.turns[-1].note.get("thought")
     if not thought:
@@ -72,7 +72,7 @@ async def helped(classmate: Trainee, reply: Reply) -> Score:
     return Score(sum(map(right, talks)) / SAMPLES)
 
 
-def credit(reply: Reply, classmate: Score) -> Credit:
+def credit(reply: Rollout, classmate: Score) -> Credit:
     """All sampled tokens earn the main part; those of the thought the classmate's as well."""
     talk = reply.conversation
     spans = sampled_spans(talk.mask)
@@ -86,27 +86,27 @@ async def main(warm_steps: int = WARM_STEPS, steps: int = STEPS) -> list[float]:
     """Two warm starts, then the loop; how often the classmate was right in every step."""
     rng = random.Random(0)
     shape = {"hidden": 64, "layers": 2}
-    trainee = Trainee.tiny(WORDS, shape=shape, max_tokens=12, lr=3e-3, advantage="dr-grpo")
-    classmate = Trainee.tiny(PLAIN, seed=1, shape=shape, max_tokens=3, lr=3e-3)
+    trainer = Trainer.tiny(WORDS, shape=shape, max_tokens=12, lr=3e-3, advantage="dr-grpo")
+    classmate = Trainer.tiny(PLAIN, seed=1, shape=shape, max_tokens=3, lr=3e-3)
     for _ in range(warm_steps):
-        trainee.imitate([demonstration(rng) for _ in range(32)])
+        trainer.imitate([demonstration(rng) for _ in range(32)])
         classmate.imitate([lesson(rng) for _ in range(32)])
-        trainee.step()
+        trainer.step()
         classmate.step()
 
     means = []
-    trainee.config.lr = 1e-3
+    trainer.config.lr = 1e-3
     for step in range(steps):
-        groups = await trainee.sample([make_row(rng, number) for number in range(PROMPTS)], GROUP, step)  # reply
+        groups = await trainer.sample([make_row(rng, number) for number in range(PROMPTS)], GROUP, step)  # reply
         replies = [reply for group in groups for reply in group]
         scores = await asyncio.gather(*(helped(classmate, reply) for reply in replies))  # continue, score
         for reply, score in zip(replies, scores, strict=True):
             reply.credit = credit(reply, score)
-        logs = trainee.forward_backward(groups) | trainee.step()  # advantages span by span, then learn
+        logs = trainer.forward_backward(groups) | trainer.step()  # advantages span by span, then learn
         means.append(sum(score.value or 0.0 for score in scores) / len(scores))
         main_right = sum(right(reply.conversation) for reply in replies) / len(replies)
         print(f"step {step + 1:3}  right {main_right:.2f}  classmate {means[-1]:.2f}  loss {logs['loss/policy']:+.4f}")
-    await asyncio.gather(trainee.aclose(), classmate.aclose())
+    await asyncio.gather(trainer.aclose(), classmate.aclose())
     return means
 
 

@@ -11,7 +11,7 @@ import asyncio
 import random
 import sys
 
-from upshot import Conversation, Message, Row, Score, Trainee
+from upshot import Conversation, Message, Row, Score, Trainer
 from upshot.rewards.credit import credit_sampled
 
 COLOURS = ("red", "blue", "green", "black", "white", "pink")
@@ -66,7 +66,7 @@ def right(conversation: Conversation) -> float:
     return float(conversation.messages[-1] == give(**conversation.row.goal))
 
 
-async def worth(trainee: Trainee, reply: Conversation) -> float:
+async def worth(trainer: Trainer, reply: Conversation) -> float:
     """What a reply leads to: fork it, let customer and policy talk on for a window, score the end; the mean of them."""
 
     async def future(number: int) -> float:
@@ -76,7 +76,7 @@ async def worth(trainee: Trainee, reply: Conversation) -> float:
             if answer is None:
                 break
             fork.say(answer)
-            await trainee.policy.reply(fork)
+            await trainer.policy.reply(fork)
         return right(fork)
 
     return sum(await asyncio.gather(*map(future, range(SAMPLES)))) / SAMPLES
@@ -85,27 +85,27 @@ async def worth(trainee: Trainee, reply: Conversation) -> float:
 async def main(warm_steps: int = WARM_STEPS, steps: int = STEPS) -> list[float]:
     """Warm start, then the loop; the mean reward of every step."""
     rng = random.Random(0)
-    trainee = Trainee.tiny(WORDS, shape={"hidden": 64, "layers": 2}, max_tokens=8, lr=3e-3)
+    trainer = Trainer.tiny(WORDS, shape={"hidden": 64, "layers": 2}, max_tokens=8, lr=3e-3)
     for _ in range(warm_steps):
-        trainee.imitate([demonstration(rng) for _ in range(32)])
-        trainee.step()
+        trainer.imitate([demonstration(rng) for _ in range(32)])
+        trainer.step()
 
     means = []
-    trainee.config.lr = 1e-3
+    trainer.config.lr = 1e-3
     for step in range(steps):
         rows = [make_row(rng, number) for number in range(PROMPTS)]
-        groups = await trainee.sample(rows, GROUP, seed=step)  # reply
+        groups = await trainer.sample(rows, GROUP, seed=step)  # reply
         replies = [reply for group in groups for reply in group]
-        rewards = await asyncio.gather(*(worth(trainee, reply.conversation) for reply in replies))  # fork … score
+        rewards = await asyncio.gather(*(worth(trainer, reply.conversation) for reply in replies))  # fork … score
         for reply, reward in zip(replies, rewards, strict=True):  # credit: all of the reply's own tokens
             own = rewards[reply.group * GROUP : (reply.group + 1) * GROUP]
             reply.credit = credit_sampled(Score(reward), reply.conversation.mask)
             reply.advantages = [reward - sum(own) / GROUP]
-        logs = trainee.forward_backward(groups) | trainee.step()  # learn
+        logs = trainer.forward_backward(groups) | trainer.step()  # learn
         means.append(sum(rewards) / len(rewards))
         asked = sum(reply.conversation.messages[-1].content.startswith("which") for reply in replies) / len(replies)
         print(f"step {step + 1:3}  reward {means[-1]:.2f}  asks {asked:.2f}  loss {logs['loss/policy']:+.4f}")
-    await trainee.aclose()
+    await trainer.aclose()
     return means
 
 

@@ -11,7 +11,7 @@ import asyncio
 import random
 import sys
 
-from upshot import Conversation, Message, Observation, Participant, Row, Score, Trainee
+from upshot import Conversation, Message, Observation, Participant, Row, Score, Trainer
 from upshot.rewards.credit import credit_sampled
 
 LARGEST = 9
@@ -64,27 +64,27 @@ def worth(conversation: Conversation) -> float:
 async def main(warm_steps: int = WARM_STEPS, steps: int = STEPS) -> list[float]:
     """Warm start, then the loop; the mean reward of every step."""
     rng = random.Random(0)
-    trainee = Trainee.tiny(WORDS, shape={"hidden": 64, "layers": 2}, max_tokens=12, lr=3e-3)
+    trainer = Trainer.tiny(WORDS, shape={"hidden": 64, "layers": 2}, max_tokens=12, lr=3e-3)
     for _ in range(warm_steps):
-        trainee.imitate([demonstration(rng) for _ in range(32)])
-        trainee.step()
+        trainer.imitate([demonstration(rng) for _ in range(32)])
+        trainer.step()
 
     means = []
-    trainee.config.lr = 1e-3
+    trainer.config.lr = 1e-3
     for step in range(steps):
         rows = [make_row(rng, number) for number in range(PROMPTS)]
-        groups = await trainee.sample(rows, GROUP, step, Reminder(), TURNS)  # up to two turns, the environment between
+        groups = await trainer.sample(rows, GROUP, step, Reminder(), TURNS)  # up to two turns, the environment between
         replies = [reply for group in groups for reply in group]
         rewards = [worth(reply.conversation) for reply in replies]  # score
         for reply, reward in zip(replies, rewards, strict=True):  # credit: every sampled token of every turn
             own = rewards[reply.group * GROUP : (reply.group + 1) * GROUP]
             reply.credit = credit_sampled(Score(reward), reply.conversation.mask)
             reply.advantages = [reward - sum(own) / GROUP] * len(reply.credit.spans)  # a span a turn
-        logs = trainee.forward_backward(groups) | trainee.step()  # learn
+        logs = trainer.forward_backward(groups) | trainer.step()  # learn
         means.append(sum(rewards) / len(rewards))
         turns = sum(len(list(reply.conversation.samples())) for reply in replies) / len(replies)
         print(f"step {step + 1:3}  reward {means[-1]:.2f}  turns {turns:.2f}  loss {logs['loss/policy']:+.4f}")
-    await trainee.aclose()
+    await trainer.aclose()
     return means
 
 

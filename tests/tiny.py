@@ -5,25 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from upshot.config.recipe import TinyConfig
+from upshot.config.sampling import Sampling
 from upshot.engine.engine import Engine
-from upshot.models.base import Sampling
 from upshot.models.engine_model import EngineModel
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_model, tiny_tokenizer
 from upshot.rollout.policy import Policy
-from upshot.tasks.slots import Slots
+from upshot.tasks.slots import SlotsTask
 
 SHAPE = TinyConfig(hidden=16, layers=2, heads=2, mlp=32)
 
 
-def tiny_parts(seed: int = 0) -> tuple[Any, Any, Renderer, Slots]:
+def tiny_parts(seed: int = 0) -> tuple[Any, Any, Renderer, SlotsTask]:
     """Module, tokenizer, renderer and task."""
-    task = Slots(rows_per_split=64)
+    task = SlotsTask(rows_per_split=64)
     tokenizer = tiny_tokenizer(task.vocabulary())
     return tiny_model(SHAPE, tokenizer, seed), tokenizer, Renderer(tokenizer), task
 
 
-def tiny_policy(max_tokens: int = 6, temperature: float = 1.0) -> tuple[Policy, Slots]:
+def tiny_policy(max_tokens: int = 6, temperature: float = 1.0) -> tuple[Policy, SlotsTask]:
     """A policy of random weights that says random words."""
     module, tokenizer, renderer, task = tiny_parts()
     model = EngineModel(Engine(module, renderer.end_ids), tokenizer, "policy", renderer)

@@ -1,12 +1,14 @@
 """Upshot trains language models on what comes of their words.
 
 As a library: `upshot.reward` scores replies, `upshot.load` and `upshot.train` run a recipe, `upshot.runs` reads what a
-run left behind, `upshot.Trainee` is the loop in pieces (sample → score → forward_backward → step). The nouns that your
+run left behind, `upshot.Trainer` is the loop in pieces (sample → score → forward_backward → step). The nouns that your
 own code is made of stand beside them. Everything is imported at its first use, so that `import upshot` stays instant.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from upshot.core.version import __version__
 
 if TYPE_CHECKING:
     from upshot.api.reward import reward as reward
@@ -24,17 +26,15 @@ if TYPE_CHECKING:
     from upshot.rewards.credit import Credit as Credit
     from upshot.rewards.credit import Span as Span
     from upshot.rewards.metric import Metric as Metric
-    from upshot.rollout.rollout import Reply as Reply
+    from upshot.rollout.rollout import Rollout as Rollout
     from upshot.run import tables as runs
     from upshot.tasks.base import Task as Task
     from upshot.tasks.participants.base import Observation as Observation
     from upshot.tasks.participants.base import Participant as Participant
     from upshot.tasks.participants.base import User as User
     from upshot.tasks.verifiers.base import Verifier as Verifier
-    from upshot.training.trainer import Trainee as Trainee
+    from upshot.training.trainer import Trainer as Trainer
     from upshot.training.trainer import talk as talk
-
-__version__ = "0.1.0"
 
 _HOMES = {
     **dict.fromkeys(("reward", "reward_async"), "api.reward"),
@@ -42,12 +42,12 @@ _HOMES = {
     **dict.fromkeys(("Credit", "Span"), "rewards.credit"),
     **dict.fromkeys(("Observation", "Participant", "User"), "tasks.participants.base"),
     **dict.fromkeys(("Reason", "Score"), "core.score"),
-    **dict.fromkeys(("Trainee", "talk"), "training.trainer"),
+    **dict.fromkeys(("Trainer", "talk"), "training.trainer"),
     **dict.fromkeys(("load", "train"), "api.train"),
     "Metric": "rewards.metric",
     "Model": "models.base",
     "Recipe": "config.recipe",
-    "Reply": "rollout.rollout",
+    "Rollout": "rollout.rollout",
     "Task": "tasks.base",
     "UserError": "core.errors",
     "Verifier": "tasks.verifiers.base",
@@ -55,7 +55,7 @@ _HOMES = {
 """Where each public name lives."""
 
 __all__ = ["Conversation", "Credit", "Message", "Metric", "Model", "Observation", "Participant", "Reason", "Recipe",
-           "Reply", "Row", "Score", "Span", "Task", "Trainee", "User", "UserError", "Verifier", "__version__", "load",
+           "Rollout", "Row", "Score", "Span", "Task", "Trainer", "User", "UserError", "Verifier", "__version__", "load",
            "reward", "reward_async", "runs", "talk", "train"]  # fmt: skip
 
 

@@ -72,71 +72,71 @@ class Stage:
 class Talk:
     """One conversation and what it has spent; its futures are forks on the same server and worker."""
 
-    def __init__(self, stage: Stage, worker: int, rng: random.Random) -> None:
-        self.stage, self.worker, self.rng = stage, worker, rng
+    def __init__(self, context: Stage, worker: int, rng: random.Random) -> None:
+        self.context, self.worker, self.rng = context, worker, rng
         self.server: Server | None = None
         self.parts: dict[str, float] = {}
         self.missing = False
 
     def fork(self) -> Talk:
         """A future of its own fate."""
-        other = Talk(self.stage, self.worker, random.Random(self.rng.random()))
+        other = Talk(self.context, self.worker, random.Random(self.rng.random()))
         other.server, other.parts = self.server, dict(self.parts)
         return other
 
     def speak(self, prompt: float, tokens: float) -> Process:
         """A turn of the policy."""
         yield from self._thread()
-        before = self.stage.clock.now
+        before = self.context.clock.now
         if self.server is None:  # a conversation stays where it began, for its prefix is there
-            self.server = self.stage.pool.least()
+            self.server = self.context.pool.least()
         yield self.server.generate(prompt, tokens)
         self._spent(POLICY, before)
 
     def ask(self, place: str, sequences: int = 1) -> Process:
         """A call of a helper; whether it answered."""
         if place == POLICY:
-            helper = self.stage.site.helper(place)
+            helper = self.context.site.helper(place)
             yield from self.speak(helper.prompt_tokens, draw(helper.tokens, self.rng))
             return True
         yield from self._thread()
-        before = self.stage.clock.now
-        answered = yield from self.stage.endpoints[place].call(self.rng, sequences)
+        before = self.context.clock.now
+        answered = yield from self.context.endpoints[place].call(self.rng, sequences)
         self._spent(place, before)
         return answered
 
     def _thread(self) -> Process:
         """The worker's own work for a call: it has one thread."""
-        workers = self.stage.site.workers
+        workers = self.context.site.workers
         if workers.call_s:
-            before = self.stage.clock.now
-            yield self.stage.threads[self.worker].work(workers.call_s)
+            before = self.context.clock.now
+            yield self.context.threads[self.worker].work(workers.call_s)
             self._spent("worker", before)
 
     def _spent(self, part: str, since: float) -> None:
-        self.parts[part] = self.parts.get(part, 0.0) + self.stage.clock.now - since
+        self.parts[part] = self.parts.get(part, 0.0) + self.context.clock.now - since
 
 
-def reply(stage: Stage, worker: int, rng: random.Random, out: list[Played]) -> Process:
+def reply(context: Stage, worker: int, rng: random.Random, out: list[Played]) -> Process:
     """Play one reply with its futures."""
-    work, policy = stage.work, stage.site.policy
-    talk, played = Talk(stage, worker, rng), Played()
+    work, policy = context.work, context.site.policy
+    talk, played = Talk(context, worker, rng), Played()
     ends: list[Talk] = []
     forks: list[Process] = []
-    yield stage.gates[worker].take()
+    yield context.gates[worker].take()
     for turn in range(work.turns):
-        tokens = said(stage, rng)
+        tokens = said(context, rng)
         yield from talk.speak(policy.prompt_tokens if turn == 0 else policy.turn_tokens, tokens)
         played.tokens += tokens
         last = turn == work.turns - 1
         if work.every_turn or last:
             forks += [future(talk.fork(), ends) for _ in range(work.samples if work.window else 1)]
         if not last:
-            yield stage.clock.sleep(draw(stage.site.workers.environment_s, rng))
+            yield context.clock.sleep(draw(context.site.workers.environment_s, rng))
     forks += [classmate(talk.fork(), place, ends) for place in work.classmates]
-    yield stage.clock.all_of(forks)
-    stage.gates[worker].give()
-    played.ended = stage.clock.now
+    yield context.clock.all_of(forks)
+    context.gates[worker].give()
+    played.ended = context.clock.now
     played.parts = ends[-1].parts if ends else talk.parts
     played.missing = bool(ends) and all(end.missing for end in ends)
     out.append(played)
@@ -144,17 +144,17 @@ def reply(stage: Stage, worker: int, rng: random.Random, out: list[Played]) -> P
 
 def future(talk: Talk, ends: list[Talk]) -> Process:
     """Rounds of user and policy, then the judges, side by side."""
-    stage, work = talk.stage, talk.stage.work
+    context, work = talk.context, talk.context.work
     for _ in range(work.window):
         if work.user is not None and not (yield from talk.ask(work.user)):
             talk.missing = True
             break
-        if talk.rng.random() < stage.site.leaves:
+        if talk.rng.random() < context.site.leaves:
             break
-        yield from talk.speak(stage.site.policy.turn_tokens, said(stage, talk.rng))
+        yield from talk.speak(context.site.policy.turn_tokens, said(context, talk.rng))
     if not talk.missing and work.judges:
         verdicts: list[Talk] = []
-        yield stage.clock.all_of([judged(talk.fork(), chain, verdicts) for chain in work.judges])
+        yield context.clock.all_of([judged(talk.fork(), chain, verdicts) for chain in work.judges])
         talk.parts, talk.missing = verdicts[-1].parts, any(one.missing for one in verdicts)
     ends.append(talk)
 
@@ -170,23 +170,23 @@ def judged(talk: Talk, chain: Chain, verdicts: list[Talk]) -> Process:
 
 def classmate(talk: Talk, place: str, ends: list[Talk]) -> Process:
     """A classmate's answers to the thought."""
-    talk.missing = not (yield from talk.ask(place, talk.stage.work.samples))
+    talk.missing = not (yield from talk.ask(place, talk.context.work.samples))
     ends.append(talk)
 
 
-def said(stage: Stage, rng: random.Random) -> float:
+def said(context: Stage, rng: random.Random) -> float:
     """Tokens of one turn of the policy."""
-    return max(1.0, min(draw(stage.site.policy.reply_tokens, rng), stage.work.max_tokens))
+    return max(1.0, min(draw(context.site.policy.reply_tokens, rng), context.work.max_tokens))
 
 
 def play(work: Work, site: Site, gpus: int, seed: int = 0) -> Step:
     """Simulate one step. The draws of a reply hang on seed and place alone, whatever the machines are."""
-    stage = Stage(work, site, gpus)
+    context = Stage(work, site, gpus)
     out: list[Played] = []
     for index in range(work.replies):
         rng = random.Random(f"{seed}/{index}")
-        stage.clock.start(reply(stage, index * site.workers.count // work.replies, rng, out))
-    rollout = noticed(stage.clock.run(), site.workers.poll_s)
+        context.clock.start(reply(context, index * site.workers.count // work.replies, rng, out))
+    rollout = noticed(context.clock.run(), site.workers.poll_s)
     tokens = sum(one.tokens + site.policy.prompt_tokens for one in out)
     learn = site.learn.fixed_s + tokens / (site.learn.tokens_per_s * gpus)
     nodes = max(1.0, gpus / site.learn.gpus_per_node)
@@ -198,9 +198,9 @@ def play(work: Work, site: Site, gpus: int, seed: int = 0) -> Step:
         sync,
         lost,
         tuple(out),
-        calls={POLICY: work.calls()[POLICY]} | {name: e.calls for name, e in stage.endpoints.items()},
-        failed={name: e.failed for name, e in stage.endpoints.items()},
-        busy=dict(_busy(stage, rollout)),
+        calls={POLICY: work.calls()[POLICY]} | {name: e.calls for name, e in context.endpoints.items()},
+        failed={name: e.failed for name, e in context.endpoints.items()},
+        busy=dict(_busy(context, rollout)),
     )
 
 
@@ -221,10 +221,10 @@ def cost_of_failures(seconds: float, work: Work, site: Site, gpus: int, rng: ran
     return lost
 
 
-def _busy(stage: Stage, seconds: float) -> Iterator[tuple[str, float]]:
-    yield POLICY, _full(stage.pool, seconds)
-    yield "worker", sum(thread.busy_s for thread in stage.threads) / max(seconds * len(stage.threads), 1e-12)
-    for name, endpoint in stage.endpoints.items():
+def _busy(context: Stage, seconds: float) -> Iterator[tuple[str, float]]:
+    yield POLICY, _full(context.pool, seconds)
+    yield "worker", sum(thread.busy_s for thread in context.threads) / max(seconds * len(context.threads), 1e-12)
+    for name, endpoint in context.endpoints.items():
         inside = endpoint.slots.inside_s / max(seconds * endpoint.slots.bound, 1e-12)
         yield name, inside if endpoint.pool is None else _full(endpoint.pool, seconds)
 

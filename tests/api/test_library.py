@@ -13,10 +13,10 @@ from typing import Any, get_type_hints
 import pytest
 
 import upshot
-from upshot.api.reward import Options
-from upshot.api.scorer import Settings
+from upshot.api.reward import RewardOptions
+from upshot.api.scorer import ScoreSettings
 from upshot.core.errors import UserError
-from upshot.training.trainer import Trainee
+from upshot.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
 OPENING = [{"role": "user", "content": "Can you help me?"}]
@@ -35,7 +35,7 @@ def brief(conversation: upshot.Conversation) -> float:
 
 
 def test_every_public_name_is_there_listed_and_documented() -> None:
-    assert {"load", "train", "reward", "runs", "Trainee", "Row", "Task", "Metric"} <= set(dir(upshot))
+    assert {"load", "train", "reward", "runs", "Trainer", "Row", "Task", "Metric"} <= set(dir(upshot))
     for name in upshot.__all__:
         thing = getattr(upshot, name)
         assert name == "__version__" or thing.__doc__, name
@@ -54,7 +54,7 @@ def test_the_room_train_can_be_called_before_and_after_its_modules_are_imported(
 
 
 def test_the_options_of_reward_are_the_settings_and_the_facts_of_the_row() -> None:
-    assert set(get_type_hints(Options)) == {*get_type_hints(Settings), "goal", "reference", "meta", "seed"}
+    assert set(get_type_hints(RewardOptions)) == {*get_type_hints(ScoreSettings), "goal", "reference", "meta", "seed"}
 
 
 def test_an_editable_install_is_a_path_that_type_checkers_follow() -> None:
@@ -145,15 +145,15 @@ def test_records_are_data_and_stay_with_the_run(tmp_path: Path) -> None:
 def test_the_loop_in_pieces_changes_the_weights_by_what_was_scored() -> None:
     async def loop() -> tuple[list[list[float | None]], dict[str, float]]:
         words = ["which", "size", "please", "here", "is", "a", "lamp", "?"]
-        trainee = Trainee.tiny(words, shape={"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}, max_tokens=4, lr=1e-2)
-        before = [p.detach().clone() for p in trainee.learner.parameters]
-        trainee.imitate([[upshot.Message("user", "a lamp please"), upshot.Message("assistant", "here is a lamp")]])
-        trainee.step()
-        groups = await trainee.sample([upshot.Row("r", (upshot.Message("user", "a lamp please"),))], 4, seed=1)
-        rewards = await trainee.score(groups, upshot.talk({brief: 1.0}))
-        logs = trainee.forward_backward(groups) | trainee.step()
-        assert any((old != new).any() for old, new in zip(before, trainee.learner.parameters, strict=True))
-        await trainee.aclose()
+        trainer = Trainer.tiny(words, shape={"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}, max_tokens=4, lr=1e-2)
+        before = [p.detach().clone() for p in trainer.learner.parameters]
+        trainer.imitate([[upshot.Message("user", "a lamp please"), upshot.Message("assistant", "here is a lamp")]])
+        trainer.step()
+        groups = await trainer.sample([upshot.Row("r", (upshot.Message("user", "a lamp please"),))], 4, seed=1)
+        rewards = await trainer.score(groups, upshot.talk({brief: 1.0}))
+        logs = trainer.forward_backward(groups) | trainer.step()
+        assert any((old != new).any() for old, new in zip(before, trainer.learner.parameters, strict=True))
+        await trainer.aclose()
         return rewards, logs
 
     rewards, logs = asyncio.run(loop())

@@ -19,7 +19,7 @@ from upshot.core.time_limit import call_seconds
 from upshot.models.client.budget import Budget
 from upshot.rewards.metric import Metric
 from upshot.rollout.context import ReplyRule
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.tasks.users.scripted import ScriptedUser
 
 OPENING = [{"role": "user", "content": "Can you help me?"}]
@@ -173,7 +173,7 @@ class Loops(Metric):
 
 
 def test_the_callers_time_limit_holds_inside_a_running_loop() -> None:
-    async def notebook() -> Reply:
+    async def notebook() -> Rollout:
         call_seconds.set(0.2)
         return upshot.reward(OPENING, "Hi.", **GOAL, metrics={f"{__name__}:Loops": 1}, window=0)
 

@@ -134,7 +134,7 @@ def evaluate(work: Path, goals: Path, models: dict[str, Path]) -> None:
 
 def smoke(work: Path, goals: int = 20, methods: Sequence[str] = METHODS) -> dict[str, Any]:
     """The whole way; the table and the metrics of each run."""
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "data")]
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "offline" / "data")]
     import collab_actors
 
     started = time.monotonic()

@@ -9,12 +9,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from upshot.config.model_spec import ModelSpec
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message, Row
-from upshot.models.base import Completion, Model, Request, Sampling
+from upshot.models.base import Completion, Model, Request
 from upshot.models.scripted import ScriptedModel
 from upshot.rewards.build import build_metric
-from upshot.rewards.reward import Weighted
-from upshot.rollout.context import Stage
+from upshot.rewards.reward import MetricWeight
+from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.policy import Policy
 from upshot.tasks.users.llm import LLMUser
@@ -58,12 +59,12 @@ def rows(number: int) -> list[Row]:
 
 def scene(
     model: Model, samples: int = 1, window: int = 2, names: tuple[str, ...] = ("accuracy", "interactivity")
-) -> Stage:
+) -> RolloutContext:
     """One model as policy, user and judge, two judged metrics."""
     metrics = {name: build_metric(name, judge=model) for name in names}
-    weights = {name: Weighted(1.0, (-1.0, 1.0), metric.intrinsic) for name, metric in metrics.items()}
+    weights = {name: MetricWeight(1.0, (-1.0, 1.0), metric.intrinsic) for name, metric in metrics.items()}
     policy = Policy(model, sampling=Sampling(max_tokens=64))
-    return Stage(policy, Talk(metrics, weights, LLMUser(model), samples, window))
+    return RolloutContext(policy, Talk(metrics, weights, LLMUser(model), samples, window))
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

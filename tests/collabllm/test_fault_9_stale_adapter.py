@@ -11,9 +11,10 @@ import torch
 
 from tests.collabllm.smoke import tiny_folder
 from upshot.config.recipe import LoraConfig, PolicyConfig, TrainConfig
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.engine.engine import Engine
-from upshot.models.base import Request, Sampling
+from upshot.models.base import Request
 from upshot.models.engine_model import EngineModel
 from upshot.models.local import load_local
 from upshot.models.rendering import Renderer

@@ -11,13 +11,13 @@ from tests.collabllm.stage import act, number_of, rows, scene
 from tests.models.misbehaving_server import MisbehavingServer
 from upshot.models.connect import connect
 from upshot.rollout.play import play_step
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 
 FAULTS = {"drop": 0.05, "limit_rate": 0.05, "malformed": 0.015, "bad_content": 0.015, "stall": 0.01}
 """5 % dropped, 5 % limited with Retry-After, 3 % malformed JSON (of the envelope and of the content), 1 % stalled."""
 
 
-def play(retries: int) -> tuple[list[Reply], MisbehavingServer, dict[str, float]]:
+def play(retries: int) -> tuple[list[Rollout], MisbehavingServer, dict[str, float]]:
     """200 conversations of two rounds, every role behind the same server."""
 
     async def main():
@@ -33,7 +33,7 @@ def play(retries: int) -> tuple[list[Reply], MisbehavingServer, dict[str, float]
     return asyncio.run(main())
 
 
-def check(replies: list[Reply]) -> Counter[str]:
+def check(replies: list[Rollout]) -> Counter[str]:
     """Every goal in its own conversation, every score right or missing with a reason; the reasons, counted."""
     reasons: Counter[str] = Counter()
     for reply in replies:

@@ -8,12 +8,12 @@ import json
 
 import pytest
 
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message, Row
-from upshot.models.base import Sampling
 from upshot.models.connect import connect
 from upshot.rewards.build import build_metric
-from upshot.rewards.reward import Weighted
-from upshot.rollout.context import Stage
+from upshot.rewards.reward import MetricWeight
+from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
@@ -44,9 +44,9 @@ def test_a_handful_of_conversations_end_to_end() -> None:
             metrics = {n: build_metric(n, options[n], judge=model) for n in names}
             user = LLMUser(model, template="user_short", max_tokens=80, temperature=0.7, repairs=1)
             policy = Policy(model, sampling=Sampling(max_tokens=48))
-            talk = Talk(metrics, {n: Weighted() for n in names}, user, samples=1, window=1)
-            stage = Stage(policy, talk)
-            groups = await play_step(stage, rows, 1, seed=0)
+            talk = Talk(metrics, {n: MetricWeight() for n in names}, user, samples=1, window=1)
+            context = RolloutContext(policy, talk)
+            groups = await play_step(context, rows, 1, seed=0)
             return [group[0] for group in groups], user.stats(), model.stats()
 
     replies, user, calls = asyncio.run(main())

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from upshot.config.model_spec import ModelSpec
+from upshot.config.sampling import Sampling
 from upshot.core.errors import UserError
-from upshot.models.base import Sampling
 
 
 @pytest.mark.parametrize(

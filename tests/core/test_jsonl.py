@@ -17,7 +17,7 @@ from upshot.core import jsonl
 from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.offline.data.journal import Journal
-from upshot.run.report.lines import Skipped, read_objects
+from upshot.run.report.lines import SkippedLines, read_objects
 from upshot.sandbox import humaneval
 from upshot.tasks.datasets.tables import read_table
 from upshot.tasks.participants.search import load_corpus
@@ -32,7 +32,7 @@ def test_every_reader_takes_the_line_feed_alone_for_an_end(tmp_path: Path) -> No
     texts = [MARKS, "plain"]
     assert [row["text"] for row in jsonl.read(path)] == texts
     assert [row["text"] for row in read_table(path)] == texts
-    assert [row["text"] for _, _, row in read_objects(path, Skipped())] == texts
+    assert [row["text"] for _, _, row in read_objects(path, SkippedLines())] == texts
     assert [passage.text for passage in load_corpus(str(path)).passages] == texts
     with Journal(path, None) as journal:
         assert [row["text"] for row in journal.lines] == texts

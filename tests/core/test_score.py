@@ -11,7 +11,7 @@ import pytest
 
 from upshot.core.score import Reason, Score, mean_score, tell_missing
 from upshot.models.base import ModelCallError
-from upshot.rewards.reward import Weighted, combine
+from upshot.rewards.reward import MetricWeight, combine
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_reason_in_somebodys_own_words_is_counted_as_other() -> None:
 def test_what_is_missing_keeps_its_words_on_the_way_to_the_reward() -> None:
     absent = Score.missing("timeout", "m: after 9 s")
     assert mean_score([absent, Score.missing("error"), absent]) == absent
-    total = combine([{"m": absent}], {"m": Weighted()}).total
+    total = combine([{"m": absent}], {"m": MetricWeight()}).total
     assert total == Score.missing("timeout", "m: after 9 s", metric="m")
     assert tell_missing([total, Score(1.0), total, Score.missing("error")]) == [
         "2 x timeout: m: after 9 s",

@@ -16,15 +16,15 @@ import pytest
 
 from upshot.config.model_spec import ModelSpec
 from upshot.core import time_limit
-from upshot.core.alarm import Rung, alarm
+from upshot.core.alarm import TimeUp, alarm
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.score import Score
 from upshot.core.time_limit import CallTimeout, call_seconds, limited, limited_now, uncounted
 from upshot.models.base import Completion, Request
 from upshot.models.client.guarded import GuardedModel
-from upshot.models.wire import Answer
+from upshot.models.wire import ApiAnswer
 from upshot.rewards.metric import Metric
-from upshot.rewards.workers.inline import Inline
+from upshot.rewards.workers.inline import InlineManager
 from upshot.rollout.episode import play_episode
 from upshot.rollout.guard import score_conversation
 from upshot.tasks.participants.base import Observation, Participant
@@ -142,7 +142,7 @@ def test_a_verifier_of_the_users_own_is_limited() -> None:
 
     async def verify() -> Score:
         call_seconds.set(0.1)
-        manager = Inline()
+        manager = InlineManager()
         manager.verifier = lambda claim: Loops()  # type: ignore[method-assign]
         return await manager.verify(Claim("x", "a", "b"))
 
@@ -152,9 +152,9 @@ def test_a_verifier_of_the_users_own_is_limited() -> None:
 class Slow(GuardedModel):
     """A helper model that takes its time."""
 
-    async def _attempt(self, request: Request, n: int, seed: int | None) -> Answer:
+    async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:
         await asyncio.sleep(0.5)
-        return Answer([Completion("ok", "stop")] * n, 1, 1)
+        return ApiAnswer([Completion("ok", "stop")] * n, 1, 1)
 
 
 def test_waiting_for_a_helper_model_is_not_counted() -> None:
@@ -242,7 +242,7 @@ def test_outside_the_main_thread_no_alarm_rings_after_its_call() -> None:
                 with alarm(0.002):
                     while time.monotonic() < until:
                         pass
-            except Rung:
+            except TimeUp:
                 late += 1
             sum(range(2000))  # an alarm on its way would ring here and end the thread
         return late
@@ -258,7 +258,7 @@ def test_outside_the_main_thread_an_outer_alarm_goes_on() -> None:
                     sum(range(1000))
                 while True:
                     pass
-        except Rung:
+        except TimeUp:
             return "rang"
 
     assert in_a_thread(nested) == "rang"
@@ -305,7 +305,7 @@ def test_what_is_ours_has_no_clock() -> None:
         return time_limit._clock.get() is None
 
     async def play() -> bool:
-        return await limited(Inline(), work)
+        return await limited(InlineManager(), work)
 
     assert asyncio.run(play())
 

@@ -247,10 +247,10 @@ def test_the_readmes_metric_works_as_pasted_in_a_call() -> None:
 
 
 def test_the_readmes_call_of_reward_names_arguments_that_exist() -> None:
-    from upshot.api.reward import Options
+    from upshot.api.reward import RewardOptions
 
     tree = ast.parse(next(block for block in BLOCKS if "upshot.reward(" in block))
     calls = [
         node for node in ast.walk(tree) if isinstance(node, ast.Call) and "upshot.reward" in ast.unparse(node.func)
     ]
-    assert calls and {keyword.arg for keyword in calls[0].keywords} <= set(Options.__annotations__)
+    assert calls and {keyword.arg for keyword in calls[0].keywords} <= set(RewardOptions.__annotations__)

@@ -31,7 +31,7 @@ def test_the_whole_file_and_its_recipe_are_what_new_writes() -> None:
 def test_the_loop_in_pieces_runs_as_pasted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (block,) = [text for text in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "Trainee" in text]
+    (block,) = [text for text in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "Trainer" in text]
     monkeypatch.chdir(tmp_path)
     small = "shape={'hidden': 16, 'layers': 1, 'heads': 2, 'mlp': 32}, max_tokens=4"
     exec(compile(block.replace("max_tokens=4", small), "own-task.md", "exec"), {"__name__": "pasted"})

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from upshot.engine.kernels import block, sample
-from upshot.engine.kernels.decode import MEMBERS, Shared, decode_attention
+from upshot.engine.kernels.decode import MEMBERS, SharedPrefixes, decode_attention
 from upshot.engine.kernels.decode_fused import fused_decode_attention
 from upshot.engine.kernels.gated import LARGE, MIDDLE, SMALL, Tile, gated_product
 from upshot.engine.kernels.prefill import prefill_attention
@@ -127,7 +127,7 @@ def test_decode_attention_reads_a_shared_prefix_once(
     for i, some in enumerate(groups):
         table[i, : len(some)] = torch.tensor(some, dtype=torch.int32)
     starts = torch.tensor([0 if row == alone else shared * page for row in range(rows)], dtype=torch.int32)
-    plan = Shared(
+    plan = SharedPrefixes(
         leaders=torch.tensor([int(case.slots[g[0]]) if g else 0 for g in groups], dtype=torch.int32, device=DEVICE),
         prefix=torch.tensor([shared * page if g else 0 for g in groups], dtype=torch.int32, device=DEVICE),
         members=table.to(DEVICE),

@@ -15,7 +15,7 @@ from upshot.engine.cuda.warm import _common, _fused
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.sequence import Rules, Sequence
 from upshot.serving.swap.overlay import laid
-from upshot.serving.swap.pool import Pool
+from upshot.serving.swap.pool import ModelPool
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 Make = Callable[..., LlamaForCausalLM]
@@ -271,7 +271,7 @@ def test_models_that_take_turns_in_one_place_keep_their_captured_steps_and_say_t
     said = {name: greedy(model, prompt, 4) for name, model in models.items()}
     overlay = laid(dict.fromkeys(models, 1 << 18), 1 << 18)
     assert overlay is not None and overlay.conflicts
-    pool = Pool(overlay, DEVICE)
+    pool = ModelPool(overlay, DEVICE)
     engines = {}
     for name, model in models.items():
         seat = pool.seats[name]

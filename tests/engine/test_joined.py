@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM
 
-from upshot.engine.llama.joined import Joined, Projections
+from upshot.engine.llama.joined import JoinedProjections, Projections
 
 
-def join_all(model: LlamaForCausalLM) -> list[Joined]:
+def join_all(model: LlamaForCausalLM) -> list[JoinedProjections]:
     joined = []
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp

@@ -14,7 +14,7 @@ from tests.engine.test_adapters import update
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.exact.step import ExactDriver
 from upshot.engine.llama.blocks import BlockDriver
-from upshot.engine.llama.merged import Merged, is_plain
+from upshot.engine.llama.merged import MergedWeight, is_plain
 from upshot.engine.sequence import Rules
 
 peft = pytest.importorskip("peft")
@@ -81,7 +81,7 @@ def test_a_merged_weight_is_the_float32_one_rounded_once(make_llama: Make, kind:
             assert weight.dtype == torch.float32, "peft keeps adapters in float32 over a bfloat16 base"
     update(model)
     down = model.get_base_model().model.layers[0].mlp.down_proj
-    merged = Merged([down], torch.bfloat16)
+    merged = MergedWeight([down], torch.bfloat16)
     whole = (
         down.base_layer.weight.double()
         + 2.0 * down.lora_B["default"].weight.double() @ down.lora_A["default"].weight.double()
@@ -110,7 +110,7 @@ def test_without_merging_adapters_are_called_and_nothing_is_copied(make_llama: M
     update(model)
     engine = made(model, merge="never")
     driver = driver_of(engine)
-    assert not any(isinstance(held, Merged) for held in driver.weights.held)
+    assert not any(isinstance(held, MergedWeight) for held in driver.weights.held)
     assert driver.layers[0].o is model.get_base_model().model.layers[0].self_attn.o_proj
     ids, logprobs = sampled(engine)
     torch.testing.assert_close(logprobs, scored(model, ids), atol=2e-4, rtol=1e-4)
@@ -122,7 +122,7 @@ def test_a_frozen_copy_whose_adapters_add_nothing_shares_the_base_until_they_do(
     frozen = copy.deepcopy(policy, dict(base)).eval().requires_grad_(False)
     engine, twin = made(policy), made(frozen)
     start = scored(frozen, sampled(twin)[0])
-    assert not any(isinstance(held, Merged) for held in driver_of(twin).weights.held)
+    assert not any(isinstance(held, MergedWeight) for held in driver_of(twin).weights.held)
     base_of = policy.get_base_model().model.layers[0].mlp.down_proj.base_layer.weight
     assert driver_of(twin).layers[0].down.weight.data_ptr() == base_of.data_ptr()
     update(policy)
@@ -132,7 +132,7 @@ def test_a_frozen_copy_whose_adapters_add_nothing_shares_the_base_until_they_do(
     update(frozen.requires_grad_(True))
     frozen.requires_grad_(False)
     twin.weights_changed()
-    assert any(isinstance(held, Merged) for held in driver_of(twin).weights.held)
+    assert any(isinstance(held, MergedWeight) for held in driver_of(twin).weights.held)
 
 
 def test_exact_mode_never_merges(make_llama: Make) -> None:

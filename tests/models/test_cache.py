@@ -8,9 +8,10 @@ import multiprocessing
 import pytest
 
 from upshot.cli.cache import add_parser
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
-from upshot.models.base import Completion, ModelCallError, Request, Sampling
+from upshot.models.base import Completion, ModelCallError, Request
 from upshot.models.client.budget import Budget
 from upshot.models.client.cache import ResponseCache, decode, encode, request_key
 from upshot.models.connect import connect

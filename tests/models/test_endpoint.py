@@ -7,9 +7,10 @@ import time
 import pytest
 
 from tests.models.misbehaving_server import MODEL, MisbehavingServer
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
-from upshot.models.base import ModelCallError, Request, Sampling
+from upshot.models.base import ModelCallError, Request
 from upshot.models.connect import connect, connect_all
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}

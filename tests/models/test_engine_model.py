@@ -9,11 +9,12 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.models import grammar
-from upshot.models.base import Completion, ModelCallError, Request, Sampling
+from upshot.models.base import Completion, ModelCallError, Request
 from upshot.models.connect import connect, connect_all
 from upshot.models.engine_model import EngineModel
 

@@ -6,9 +6,10 @@ import pytest
 
 from tests.models.misbehaving_server import MODEL, MisbehavingServer, answer_body
 from upshot.config.model_spec import ModelSpec
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
-from upshot.models.base import ModelCallError, Request, Sampling
+from upshot.models.base import ModelCallError, Request
 from upshot.models.client.budget import Budget
 from upshot.models.connect import connect
 from upshot.models.wire import chat_body, completion_body, read_answer

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
-from upshot.models.base import Completion, Request, Sampling
+from upshot.models.base import Completion, Request
 from upshot.models.client.limits import LONGEST_BACKOFF_S, Pace, backoff, retry_after
 from upshot.models.connect import connect
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
-from upshot.models.base import ModelCallError, Request, Sampling
+from upshot.models.base import ModelCallError, Request
 from upshot.models.connect import connect, connect_all
 from upshot.models.local import load_local, local_path, shared_kv
 from upshot.models.smollm2 import smollm2_folder

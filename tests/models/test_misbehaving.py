@@ -7,8 +7,9 @@ import time
 import tracemalloc
 
 from tests.models.misbehaving_server import MisbehavingServer
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
-from upshot.models.base import ModelCallError, Request, Sampling
+from upshot.models.base import ModelCallError, Request
 from upshot.models.client.budget import Budget
 from upshot.models.connect import connect
 

@@ -9,9 +9,10 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tests.models.misbehaving_server import MisbehavingServer
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
-from upshot.models.base import ModelCallError, Request, Sampling
+from upshot.models.base import ModelCallError, Request
 from upshot.models.client import breaker as breakers
 from upshot.models.client import replicas as replicated
 from upshot.models.client.budget import Budget

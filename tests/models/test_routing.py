@@ -11,7 +11,7 @@ from upshot.core.conversation import Message
 from upshot.models.base import Request
 from upshot.models.client.breaker import FAILURES, LONGEST_PAUSE_S, PAUSE_S, Breaker
 from upshot.models.client.guarded import AttemptFailed
-from upshot.models.client.limits import Slots
+from upshot.models.client.limits import CallSlots
 from upshot.models.client.routing import Replica, Routing, pick, prefix_key
 
 URLS = [f"http://127.0.0.1:{port}/v1" for port in range(1, 7)]
@@ -75,7 +75,7 @@ STEPS = st.lists(
 def test_no_call_is_lost_or_placed_twice_whatever_happens(steps, concurrency, count):
     async def run():
         clock = Clock()
-        slots = Slots(concurrency)
+        slots = CallSlots(concurrency)
         routing = Routing(concurrency, slots, 0.0, clock)
         routing.update(URLS[:count])
         waiting, held, seen = [], [], []
@@ -158,7 +158,7 @@ def test_the_pause_of_a_breaker_does_not_grow_for_ever():
 def test_a_call_is_late_by_what_recent_calls_took():
     async def run():
         clock = Clock()
-        routing = Routing(8, Slots(8), 0.5, clock)
+        routing = Routing(8, CallSlots(8), 0.5, clock)
         routing.update(URLS[:2])
         for i in range(40):
             assert (routing.hedge_after("user") is None) == (i < 20)
@@ -174,7 +174,7 @@ def test_a_call_is_late_by_what_recent_calls_took():
 
 def test_slots_let_in_as_many_as_the_bound_says_while_it_changes():
     async def run():
-        slots, inside, most = Slots(2), 0, []
+        slots, inside, most = CallSlots(2), 0, []
 
         async def work():
             nonlocal inside

@@ -6,9 +6,10 @@ import time
 
 import pytest
 
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
-from upshot.models.base import Abilities, Completion, Model, Request, Sampling
+from upshot.models.base import Abilities, Completion, Model, Request
 from upshot.models.connect import connect, connect_all
 from upshot.models.structured import ask_json
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from upshot.core.errors import UserError
 from upshot.core.thought import GrowingThought
-from upshot.models.tool_calls.base import Called, CallParser, Part, parser_for, parsers
+from upshot.models.tool_calls.base import CallParser, Part, ToolCall, parser_for, parsers
 from upshot.models.tool_calls.hermes import Hermes
 from upshot.models.tool_calls.llama3 import Llama3
 from upshot.models.tool_calls.mistral import Mistral
@@ -37,8 +37,8 @@ def read(kind: type[CallParser], *pieces: str) -> list[Part]:
     return merged(parts + parser.finish())
 
 
-def call(name: str, **arguments: Any) -> Called:
-    return Called(name, json.dumps(arguments, ensure_ascii=False))
+def call(name: str, **arguments: Any) -> ToolCall:
+    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
 
 
 ADD = '{"name": "add", "arguments": {"a": 1, "b": {"c": [2]}}}'
@@ -85,7 +85,7 @@ ADDED = call("add", a=1, b={"c": [2]})
         (Llama3, '{"name": "f", "parameters": {', None),
         (Mistral, f"[TOOL_CALLS] [{ADD}, {NEST}]", [ADDED, call("say", **SAID)]),
         (Mistral, '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g{}', [call("f", a=1), call("g")]),
-        (Mistral, '[TOOL_CALLS]f[CALL_ID]abcDEF123[ARGS]{"a": 1}', [Called("f", '{"a": 1}', "abcDEF123")]),
+        (Mistral, '[TOOL_CALLS]f[CALL_ID]abcDEF123[ARGS]{"a": 1}', [ToolCall("f", '{"a": 1}', "abcDEF123")]),
         (Mistral, f"Well.[TOOL_CALLS]{ADD}\n", ["Well.", ADDED]),
         (Mistral, f"[TOOL_CALLS][{ADD}, 5]", None),
         (Mistral, "[TOOL_CALLS] what is {this}?", None),
@@ -120,10 +120,10 @@ def test_the_pieces_of_a_stream_make_no_difference(kind: type[CallParser], text:
     places = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
     whole = read(kind, text)
     assert read(kind, *(text[a:b] for a, b in pairwise(places))) == whole == read(kind, *text)
-    if not any(isinstance(part, Called) for part in whole):
+    if not any(isinstance(part, ToolCall) for part in whole):
         assert "".join(map(str, whole)) == text  # no character is lost where nothing was called
     for part in whole:
-        if isinstance(part, Called):
+        if isinstance(part, ToolCall):
             assert isinstance(json.loads(part.arguments), dict) and part.name
 
 
@@ -143,7 +143,7 @@ def test_any_arguments_come_through(kind: type[CallParser], made: list[dict[str,
         Mistral: "[TOOL_CALLS][" + ", ".join(bodies) + "]",
     }[kind]
     parts = read(kind, *text)
-    assert [json.loads(p.arguments) for p in parts if isinstance(p, Called)] == made and len(parts) == len(made)
+    assert [json.loads(p.arguments) for p in parts if isinstance(p, ToolCall)] == made and len(parts) == len(made)
 
 
 def think(opened: bool, *pieces: str) -> tuple[str, str]:

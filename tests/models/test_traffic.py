@@ -13,7 +13,7 @@ from upshot.models.base import Model, Request
 from upshot.models.client.guarded import AttemptFailed
 from upshot.models.client.traffic import watch
 from upshot.models.scripted import ScriptedModel
-from upshot.models.wire import Answer
+from upshot.models.wire import ApiAnswer
 from upshot.rollout.services import assemble
 
 ASK = Request([Message("user", "?")])
@@ -28,7 +28,7 @@ class Slow(ScriptedModel):
         self.left = 2
         self.free = asyncio.Event()
 
-    async def _attempt(self, request: Request, n: int, seed: int | None) -> Answer:
+    async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:
         if self.left:
             self.left -= 1
             raise AttemptFailed("timeout", "no answer within 1 s")
@@ -71,24 +71,24 @@ def test_nothing_is_said_while_everything_answers(caplog: pytest.LogCaptureFixtu
     assert "waiting for" not in caplog.text
 
 
-def test_everybody_who_starts_a_company_is_told(
+def test_everybody_who_starts_services_is_told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training, building, evaluating, scoring and `upshot.reward` all play with a company."""
+    """Training, building, evaluating, scoring and `upshot.reward` all play with services."""
     from upshot.rollout import services as room
 
     monkeypatch.setattr(room, "watch", lambda look: watch(look, every_s=0.02))
 
     async def go() -> None:
         model = Slow()
-        async with assemble(None, {"judge": model}) as company:
+        async with assemble(None, {"judge": model}) as services:
             await model.start()
-            call = asyncio.create_task(company.models["judge"].generate(ASK))
+            call = asyncio.create_task(services.models["judge"].generate(ASK))
             await asyncio.sleep(0.1)
             model.free.set()
             await call
         await asyncio.sleep(0)
-        assert len(asyncio.all_tasks()) == 1, "the watch ends with the company"
+        assert len(asyncio.all_tasks()) == 1, "the watch ends with the services"
 
     asyncio.run(go())
     assert "waiting for scripted:ok: 1 calls under way" in caplog.text
@@ -97,14 +97,14 @@ def test_everybody_who_starts_a_company_is_told(
 def test_roles_that_share_an_endpoint_are_counted_once_each_under_its_own_name() -> None:
     async def go() -> dict[str, float]:
         spec = {"model": "scripted:echo", "concurrency": 3}
-        async with assemble(None, {"user": spec, "judge": spec, "watcher": "scripted:echo"}) as company:
-            models: dict[str, Model] = company.models
+        async with assemble(None, {"user": spec, "judge": spec, "watcher": "scripted:echo"}) as services:
+            models: dict[str, Model] = services.models
             assert models["user"] is models["judge"]
             for role, calls in (("user", 2), ("judge", 3)):
                 for _ in range(calls):
                     await models[role].generate(Request([Message("user", "?")], role=role))
             await models["watcher"].generate(Request([Message("user", "?")], role="monitor"))
-            return company.stats()
+            return services.stats()
 
     calls = {key: value for key, value in asyncio.run(go()).items() if key.endswith("/calls")}
     assert calls == {"model/user/user/calls": 2, "model/judge/judge/calls": 3, "model/watcher/monitor/calls": 1}

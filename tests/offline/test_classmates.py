@@ -15,11 +15,11 @@ from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
 from upshot.models.tiny import tiny_model, tiny_tokenizer
 from upshot.offline.demo import classmates
-from upshot.offline.demo.readable import Reading
-from upshot.rewards.monitor import Case, Look
+from upshot.offline.demo.readable import Readability
+from upshot.rewards.monitor import MonitorCase, MonitorPrediction
 from upshot.run.run import train
 from upshot.tasks.ciphers import Ciphers
-from upshot.tasks.verifiers.gsm8k import Gsm8k
+from upshot.tasks.verifiers.gsm8k import Gsm8kVerifier
 
 TINY = [
     "model.tiny.hidden=16", "model.tiny.layers=1", "model.tiny.heads=2", "model.tiny.mlp=16", "task.limit=32",
@@ -82,9 +82,9 @@ def test_an_unknown_demo_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -
 
 def test_replies_without_a_thought_are_missing_and_counted_not_zero() -> None:
     right, none = Score(1.0), Score.missing(Reason.NO_THOUGHT)
-    cases = [Case((), thought, right, Gsm8k()) for thought in ("4 + 3 = 7 .", "")]
-    looks = [Look(case, prediction) for case, prediction in zip(cases, (right, none), strict=True)]
-    reading = Reading([right, right], [right, none], looks)
+    cases = [MonitorCase((), thought, right, Gsm8kVerifier()) for thought in ("4 + 3 = 7 .", "")]
+    looks = [MonitorPrediction(case, prediction) for case, prediction in zip(cases, (right, none), strict=True)]
+    reading = Readability([right, right], [right, none], looks)
     assert classmates.numbers_of(reading) == [1.0, 1.0, 1.0, 0.5]
     own = dict.fromkeys((classmates.WARM, classmates.TWIN, classmates.TAUGHT), reading)
     table = classmates.make_table({0: own, 1: own}, {"no thought": 0.1})

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from tests.models.misbehaving_server import MODEL, MisbehavingServer
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
-from upshot.models.base import Request, Sampling
+from upshot.models.base import Request
 from upshot.offline.evaluate.table import add_arguments, run
 
 DATA = Path(__file__).parent / "data"

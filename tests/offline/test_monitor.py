@@ -19,7 +19,7 @@ from upshot.core.score import Reason, Score
 from upshot.models.base import ModelCallError, Request
 from upshot.models.scripted import SCRIPTS
 from upshot.rewards.reward import Reward
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 
 ASKED: list[str] = []
 
@@ -63,7 +63,7 @@ def line(step: int, source: str, thought: str | None, verdict: Score | None, ind
     note = {} if thought is None else {"thought": thought}
     conversation.say(Message("assistant", "secret answer"), Sample((1,), (2,), (-0.5,), "stop"), note)
     means = {} if verdict is None else {"verifier": verdict}
-    reply = Reply(conversation, reward=Reward(verdict or Score(-1.0), means=means))
+    reply = Rollout(conversation, reward=Reward(verdict or Score(-1.0), means=means))
     return reply.to_dict(step, {"task": source})
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.rollout.test_classmates import ROWS, Recites, play, stage
+from tests.rollout.test_classmates import ROWS, Recites, context, play
 from tests.training.workshop import recipe
 from upshot.cli import main
 from upshot.core.conversation import Conversation, Message, Row, Sample
 from upshot.core.errors import UserError
 from upshot.core.jsonl import dumps
 from upshot.offline.replay import compare, lines_of, read_reply, score_again
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.run import samples
 from upshot.run.folder import RunFolder
 from upshot.run.run import train
@@ -71,7 +71,7 @@ def test_samples_survive_being_packed() -> None:
         conversation = Conversation(Row(f"r{number}", (Message("user", "?"),)))
         for turn in turns:
             conversation.say(Message("assistant", "x"), turn)
-        replies.append(Reply(conversation))
+        replies.append(Rollout(conversation))
     kept = samples.read_bytes(samples.pack(replies))
     assert kept == {f"r{n}": list(reply.conversation.samples()) for n, reply in enumerate(replies)}
 
@@ -111,7 +111,7 @@ def test_going_back_takes_later_samples_away(tmp_path: Path) -> None:
 
 def test_classmates_answers_are_scored_again() -> None:
     peer = Recites("peer", lambda text, seed: "1" if seed % 2 else "no")
-    made, _ = stage(lambda text, seed: f"<think>so it is 1</think>{1 + seed % 2}", {"peer": peer}, samples=4)
+    made, _ = context(lambda text, seed: f"<think>so it is 1</think>{1 + seed % 2}", {"peer": peer}, samples=4)
     replies = [reply for group in play(made, group_size=6) for reply in group]
     kept = samples.read_bytes(samples.pack(replies))
     asked = len(peer.asked)

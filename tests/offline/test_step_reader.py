@@ -5,14 +5,14 @@ import pytest
 from upshot.models.base import Request
 from upshot.offline.demo.step_reader import fault, plain_steps, read_steps
 from upshot.tasks.ciphers import Ciphers, thought
-from upshot.tasks.verifiers.gsm8k import Gsm8k
+from upshot.tasks.verifiers.gsm8k import Gsm8kVerifier
 
 QUESTION = "anna has 4 pens . then anna finds 3 more pens . then anna doubles them . how many pens does anna have now ?"
 
 
 def predicted(question: str, shown: str) -> float | None:
     """The whole way: the verifier's question to a monitor, its answer, the score in it."""
-    verifier = Gsm8k()
+    verifier = Gsm8kVerifier()
     return verifier.parse_monitor(read_steps(Request(verifier.monitor_messages(question, shown)))).value
 
 

@@ -194,9 +194,11 @@ def test_abg_coqa_tells_asking_from_answering(tmp_path: Path) -> None:
 
 
 def test_prepared_validation_rows_are_played_from_their_goals(tmp_path: Path, actors: Any) -> None:
-    from upshot.offline.data.prepare import Settings, prepare
+    from upshot.offline.data.prepare import PrepareSettings, prepare
 
-    prepare(str(DATA / "samples" / "multiturn-math-hard.jsonl"), tmp_path, Settings("rl", default_system="Be kind."))
+    prepare(
+        str(DATA / "samples" / "multiturn-math-hard.jsonl"), tmp_path, PrepareSettings("rl", default_system="Be kind.")
+    )
     words = ["--task", "math-hard", "--file", str(tmp_path), "--metrics", "token_amount"]
     evaluate(tmp_path / "out", *words, "--user", "script", models="base={0}:policy")
     lines = lines_of(tmp_path / "out")

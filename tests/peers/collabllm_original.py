@@ -150,7 +150,7 @@ def check_builder(policy: dict[str, Any], user: dict[str, Any], judge: dict[str,
     from collabllm.datasets.multiturn import MultiturnDataset
     from collabllm.synthetic import generate_multiturn_dataset
 
-    from upshot.offline.data.prepare import Settings, prepare
+    from upshot.offline.data.prepare import PrepareSettings, prepare
 
     built = [
         generate_multiturn_dataset(
@@ -171,7 +171,9 @@ def check_builder(policy: dict[str, Any], user: dict[str, Any], judge: dict[str,
     ]
     file = folder / "math-hard_multiturn.json"
     file.write_text(json.dumps(built))
-    rows = {p: sum(prepare(str(file), folder / p, Settings(p, min_gap=0.0)).rows.values()) for p in ("sft", "rl")}
+    rows = {
+        p: sum(prepare(str(file), folder / p, PrepareSettings(p, min_gap=0.0)).rows.values()) for p in ("sft", "rl")
+    }
     theirs = MultiturnDataset(built)
     assert rows == {"sft": 2, "rl": len(theirs.to_inputs_dataset()["train"])}
     return f"{len(theirs)} candidates → {rows}"

@@ -16,13 +16,13 @@ from upshot.core.conversation import Conversation, Message, Row, Turn
 from upshot.core.errors import BudgetExceeded
 from upshot.core.score import Reason, Score
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
-from upshot.rewards.monitor import AnyVerdict, Case, Look, Monitor, agreement, case_of, measure
+from upshot.rewards.monitor import AnyVerdict, Monitor, MonitorCase, MonitorPrediction, agreement, case_of, measure
 from upshot.rewards.reward import Reward
 from upshot.rewards.workers.base import managers
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.tasks.base import Task
 from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
-from upshot.tasks.verifiers.gsm8k import Gsm8k
+from upshot.tasks.verifiers.gsm8k import Gsm8kVerifier
 from upshot.tasks.verifiers.judged import Sycophancy
 
 GOLD = "wombat"
@@ -54,12 +54,12 @@ def trusting(prompt: str) -> str:
 
 def case(
     thought: str, verdict: float | None, verifier: Verifier | None = None, task: str = "t", question: str = "1+1?"
-) -> Case:
+) -> MonitorCase:
     truth = Score(verdict) if verdict is not None else Score.missing(Reason.BAD_ROW)
-    return Case([Message("user", question)], thought, truth, verifier or Gsm8k(), task)
+    return MonitorCase([Message("user", question)], thought, truth, verifier or Gsm8kVerifier(), task)
 
 
-def look_at(model: Model, *cases: Case) -> list[Look]:
+def look_at(model: Model, *cases: MonitorCase) -> list[MonitorPrediction]:
     return asyncio.run(Monitor(model).look_at_all(cases))
 
 
@@ -87,7 +87,7 @@ PAIRS = st.lists(st.tuples(st.one_of(st.none(), st.floats(0, 1)), st.one_of(st.n
 @given(PAIRS)
 def test_the_numbers_are_those_of_numpy_over_the_valid_pairs(pairs: list[tuple[float | None, float | None]]) -> None:
     looks = [
-        Look(case("hm", truth, AnyVerdict()), Score(p) if p is not None else Score.missing(Reason.TIMEOUT))
+        MonitorPrediction(case("hm", truth, AnyVerdict()), Score(p) if p is not None else Score.missing(Reason.TIMEOUT))
         for p, truth in pairs
     ]
     found = agreement(looks)
@@ -119,10 +119,10 @@ def test_the_monitor_sees_question_and_thought_and_nothing_else() -> None:
         Turn(Message("user", f"wrong {GOLD}")),
         Turn(Message("assistant", f"#### 2 {GOLD}"), note={"thought": "again then"}),
     )
-    reply = Reply(conversation, reward=Reward(Score(1.0), means={"verifier": Score(1.0)}))
+    reply = Rollout(conversation, reward=Reward(Score(1.0), means={"verifier": Score(1.0)}))
     model = Reads(trusting)
-    found = case_of(reply, _Verified(), managers.create("inline"), "sums")
-    assert isinstance(found.verifier, Gsm8k) and found.verdict.value == 1 and found.task == "sums"
+    found = case_of(reply.conversation, reply.reward, _Verified(), managers.create("inline"), "sums")
+    assert isinstance(found.verifier, Gsm8kVerifier) and found.verdict.value == 1 and found.task == "sums"
     look_at(model, found)
     (request,) = model.asked
     shown = "\n".join(message.content for message in request.prompt)  # type: ignore[union-attr]
@@ -143,9 +143,11 @@ class _Verified(Task):
 def test_what_no_verifier_decided_is_no_verdict_and_not_the_penalty() -> None:
     conversation = Conversation(Row("r", (Message("user", "?"),), source="gsm8k"))
     conversation.say(Message("assistant", ""), note={"thought": "hm"})
-    decided = Reply(conversation, reward=Reward(Score(-1.0)))
-    failed = Reply(conversation, reward=Reward(Score.missing(Reason.TIMEOUT)))
-    cases = [case_of(reply, _Verified(), managers.create("inline")) for reply in (decided, failed)]
+    decided = Rollout(conversation, reward=Reward(Score(-1.0)))
+    failed = Rollout(conversation, reward=Reward(Score.missing(Reason.TIMEOUT)))
+    cases = [
+        case_of(reply.conversation, reply.reward, _Verified(), managers.create("inline")) for reply in (decided, failed)
+    ]
     assert [c.verdict.reason for c in cases] == [Reason.NOT_SCORED, Reason.TIMEOUT]
 
 

@@ -13,7 +13,7 @@ from upshot.core.score import Score
 from upshot.core.time_limit import call_seconds
 from upshot.rewards.metric import score_by
 from upshot.rewards.metrics.format_errors import FormatErrors
-from upshot.rewards.metrics.verifier import Verifier
+from upshot.rewards.metrics.verifier import VerifierMetric
 from upshot.rewards.workers.base import Manager
 from upshot.tasks.base import Task, groups_of, tasks
 from upshot.tasks.mix import Mix
@@ -46,12 +46,12 @@ def task() -> Task:
 def test_the_environments_own_score_wins() -> None:
     talk = conversation("#### 41")
     talk.session["score"] = Score(0.75)
-    assert asyncio.run(Verifier(task(), Noting()).score(talk)).value == 0.75
+    assert asyncio.run(VerifierMetric(task(), Noting()).score(talk)).value == 0.75
 
 
 def test_the_manager_is_asked_with_the_last_reply_and_the_tasks_options() -> None:
     manager = Noting()
-    assert asyncio.run(Verifier(task(), manager).score(conversation("#### 41", "it is 42"))).value == 0.25
+    assert asyncio.run(VerifierMetric(task(), manager).score(conversation("#### 41", "it is 42"))).value == 0.25
     (claim,) = manager.claims
     assert (claim.source, claim.response, claim.reference) == ("gsm8k", "it is 42", "42")
     assert claim.options == {"mode": "flexible"}
@@ -59,8 +59,8 @@ def test_the_manager_is_asked_with_the_last_reply_and_the_tasks_options() -> Non
 
 
 def test_without_a_manager_the_task_decides() -> None:
-    assert asyncio.run(Verifier(task()).score(conversation("it is 42"))).value == 1
-    assert asyncio.run(Verifier(task()).score(conversation())).why == "no reply to verify"
+    assert asyncio.run(VerifierMetric(task()).score(conversation("it is 42"))).value == 1
+    assert asyncio.run(VerifierMetric(task()).score(conversation())).why == "no reply to verify"
 
 
 def test_format_errors_are_the_share_of_turns_in_bad_form() -> None:
@@ -107,7 +107,7 @@ def briefly() -> Iterator[None]:
 @pytest.mark.parametrize("mixed", [False, True])
 def test_verify_and_claim_of_a_users_task_have_the_time_limit(manager: Manager | None, mixed: bool) -> None:
     task = Mix([{"name": f"{__name__}:Mine", "as": "mine"}]) if mixed else Mine()
-    metric = Verifier(task, manager)
+    metric = VerifierMetric(task, manager)
     talk = Conversation(Row("r", (), goal="hang", meta={"mix_task": "mine"}))
     score = asyncio.run(score_by(metric, talk, "verifier"))
     assert score.reason == "timeout" and "Mine took more than 0.1 s" in score.why
@@ -124,7 +124,7 @@ def test_groups_of_a_users_task_are_limited_and_one_that_fails_has_none(
 
 
 def test_a_task_or_environment_may_give_a_plain_number() -> None:
-    assert asyncio.run(Verifier(Mine()).score(Conversation(Row("r", (), goal=0.5)))).value == 0.5
+    assert asyncio.run(VerifierMetric(Mine()).score(Conversation(Row("r", (), goal=0.5)))).value == 0.5
     talk = conversation("#### 41")
     talk.session["score"] = 0.75
-    assert asyncio.run(Verifier(task(), Noting()).score(talk)).value == 0.75
+    assert asyncio.run(VerifierMetric(task(), Noting()).score(talk)).value == 0.75

@@ -19,11 +19,11 @@ from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.models.client.budget import Budget
 from upshot.rewards.workers.base import Manager, managers
-from upshot.rewards.workers.inline import Inline
-from upshot.rewards.workers.pool import Pool
-from upshot.rewards.workers.remote import Remote
+from upshot.rewards.workers.inline import InlineManager
+from upshot.rewards.workers.pool import PoolManager
+from upshot.rewards.workers.remote import RemoteManager
 from upshot.rewards.workers.scorer import scorer_app
-from upshot.rollout.services import Company
+from upshot.rollout.services import Services
 from upshot.tasks.verifiers.base import Claim
 
 sys.path.insert(
@@ -69,10 +69,10 @@ async def verify_all(manager: Manager, claims: list[Claim]) -> list[Score]:
 
 def test_inline_pool_and_remote_agree_on_every_claim() -> None:
     async def run() -> list[list[dict[str, Any]]]:
-        inline = await verify_all(Inline(), CLAIMS)
-        pool = await verify_all(Pool(workers=2), CLAIMS)
-        async with scorer(scorer_app(Inline())) as url:
-            remote = await verify_all(Remote(url), CLAIMS)
+        inline = await verify_all(InlineManager(), CLAIMS)
+        pool = await verify_all(PoolManager(workers=2), CLAIMS)
+        async with scorer(scorer_app(InlineManager())) as url:
+            remote = await verify_all(RemoteManager(url), CLAIMS)
         return [[score.to_dict() for score in scores] for scores in (inline, pool, remote)]
 
     inline, pool, remote = asyncio.run(run())
@@ -84,13 +84,13 @@ def test_inline_pool_and_remote_agree_on_every_claim() -> None:
 
 def test_what_eats_memory_is_stopped_at_the_limit_and_only_that() -> None:
     claims = [Claim("hostile:Hostile", text, "a") for text in ("memory", "a", "memory", "a")]
-    scores = asyncio.run(verify_all(Pool(workers=2, seconds=30, memory_mb=400), claims))
+    scores = asyncio.run(verify_all(PoolManager(workers=2, seconds=30, memory_mb=400), claims))
     assert [score.reason for score in scores] == ["crashed", None, "crashed", None]
 
 
 def test_what_loops_or_crashes_costs_its_own_item_within_its_limit() -> None:
     async def run() -> tuple[dict[str, Score], dict[str, float]]:
-        manager = Pool(workers=2, seconds=2.0)
+        manager = PoolManager(workers=2, seconds=2.0)
         took: dict[str, float] = {}
         scores: dict[str, Score] = {}
         await manager.verify(Claim("hostile:Hostile", "a", "a"))  # warm
@@ -127,7 +127,7 @@ def test_what_loops_or_crashes_costs_its_own_item_within_its_limit() -> None:
 
 def test_a_cancelled_item_leaves_no_stale_answer_behind() -> None:
     async def run() -> Score:
-        manager = Pool(workers=1, seconds=30)
+        manager = PoolManager(workers=1, seconds=30)
         await manager.verify(Claim("hostile:Hostile", "a", "a"))
         task = asyncio.create_task(manager.verify(Claim("hostile:Hostile", "spin 1.5", "a")))
         await asyncio.sleep(0.2)
@@ -143,7 +143,7 @@ def test_a_cancelled_item_leaves_no_stale_answer_behind() -> None:
 
 def test_workers_are_recycled_and_none_stays_behind() -> None:
     async def run() -> tuple[dict[str, float], list[int]]:
-        manager = Pool(workers=1, recycle=5)
+        manager = PoolManager(workers=1, recycle=5)
         scores = [await manager.verify(Claim("gsm8k", "#### 1", "1")) for _ in range(12)]
         assert all(score.value == 1 for score in scores)
         stats = manager.stats()
@@ -180,7 +180,7 @@ def test_remote_retries_what_may_pass_and_gives_up_on_one_item_only() -> None:
         app = web.Application()
         app.router.add_post("/verify", verify)
         async with scorer(app) as url:
-            manager = Remote(url, seconds=0.5, retries=2, backoff=0.01)
+            manager = RemoteManager(url, seconds=0.5, retries=2, backoff=0.01)
             texts = ("fine", "flaky", "down", "slow", "garbage")
             return await verify_all(manager, [Claim("gsm8k", text, "1") for text in texts])
 
@@ -193,18 +193,18 @@ def test_remote_retries_what_may_pass_and_gives_up_on_one_item_only() -> None:
 
 
 def test_an_unreachable_scorer_is_missing_with_the_reason() -> None:
-    manager = Remote("http://127.0.0.1:9", retries=1, backoff=0.01)
+    manager = RemoteManager("http://127.0.0.1:9", retries=1, backoff=0.01)
     assert asyncio.run(verify_all(manager, [Claim("gsm8k", "x", "1")]))[0].reason == "connection"
 
 
 def test_an_unknown_source_is_the_users_to_mend_in_every_manager() -> None:
     async def run() -> None:
-        for manager in (Inline(), Pool(workers=1)):
+        for manager in (InlineManager(), PoolManager(workers=1)):
             with pytest.raises(UserError, match="did you mean 'gsm8k'"):
                 await manager.verify(Claim("gsm8kk", "x", "1"))
             await manager.aclose()
-        async with scorer(scorer_app(Inline())) as url:
-            remote = Remote(url)
+        async with scorer(scorer_app(InlineManager())) as url:
+            remote = RemoteManager(url)
             with pytest.raises(UserError, match="did you mean 'gsm8k'"):
                 await remote.verify(Claim("gsm8kk", "x", "1"))
             with pytest.raises(UserError, match="registered names only"):
@@ -216,13 +216,13 @@ def test_an_unknown_source_is_the_users_to_mend_in_every_manager() -> None:
 
 def test_a_scorer_with_a_key_answers_those_who_send_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        async with scorer(scorer_app(Inline(), "sesame")) as url:
-            remote = Remote(url)
+        async with scorer(scorer_app(InlineManager(), "sesame")) as url:
+            remote = RemoteManager(url)
             with pytest.raises(UserError, match="set UPSHOT_SCORER_KEY"):
                 await remote.verify(CLAIMS[0])
             await remote.aclose()
             monkeypatch.setenv("UPSHOT_SCORER_KEY", "sesame")
-            assert (await verify_all(Remote(url), CLAIMS[:1]))[0].value == 1.0
+            assert (await verify_all(RemoteManager(url), CLAIMS[:1]))[0].value == 1.0
 
     asyncio.run(run())
 
@@ -239,7 +239,7 @@ def test_a_scorer_with_a_key_answers_those_who_send_it(monkeypatch: pytest.Monke
 )
 def test_a_scorer_refuses_what_is_no_claim_or_names_its_own_judge_or_sandbox(body: bytes, status: int) -> None:
     async def ask() -> int:
-        async with scorer(scorer_app(Inline())) as url, ClientSession() as client:
+        async with scorer(scorer_app(InlineManager())) as url, ClientSession() as client:
             headers = {"Content-Type": "application/json"}
             async with client.post(f"{url}/verify", data=body, headers=headers) as answer:
                 return answer.status
@@ -250,7 +250,7 @@ def test_a_scorer_refuses_what_is_no_claim_or_names_its_own_judge_or_sandbox(bod
 def test_a_scorer_without_a_key_answers_programs_of_this_machine_only() -> None:
     async def run() -> None:
         claim = json.dumps({"source": "gsm8k", "response": "#### 1", "reference": "1"})
-        async with scorer(scorer_app(Inline())) as url, ClientSession() as client:
+        async with scorer(scorer_app(InlineManager())) as url, ClientSession() as client:
             for headers, status in (
                 ({"Content-Type": "text/plain"}, 415),
                 ({"Content-Type": "application/json", "Host": "evil.example"}, 403),
@@ -265,7 +265,7 @@ def test_a_scorer_without_a_key_answers_programs_of_this_machine_only() -> None:
 
 
 def test_managers_are_chosen_by_name_and_their_options_checked() -> None:
-    assert isinstance(managers.create("pool", {"workers": 1}), Pool)
+    assert isinstance(managers.create("pool", {"workers": 1}), PoolManager)
     with pytest.raises(UserError, match="unknown option 'worker'"):
         managers.create("pool", {"worker": 1})
     with pytest.raises(UserError, match="needs the option 'url'"):
@@ -273,11 +273,11 @@ def test_managers_are_chosen_by_name_and_their_options_checked() -> None:
 
 
 def test_the_counters_are_logged_with_the_step_and_go_on_after_a_resume() -> None:
-    def company() -> Company:
-        return Company(cast(Any, None), {}, None, {}, {}, Budget(), Pool(workers=1), {})
+    def services() -> Services:
+        return Services(cast(Any, None), {}, None, {}, {}, Budget(), PoolManager(workers=1), {})
 
     async def count(saved: dict[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-        made = company()
+        made = services()
         made.restore(saved)
         await made.manager.verify(CLAIMS[0])
         logged, state = made.stats(), json.loads(json.dumps(made.counters()))
@@ -285,7 +285,7 @@ def test_the_counters_are_logged_with_the_step_and_go_on_after_a_resume() -> Non
         assert made.stats() == logged, "closing forgets nothing"
         return logged, state
 
-    assert company().stats() == {}
+    assert services().stats() == {}
     first, saved = asyncio.run(count({}))
     assert first["manager/verifier_items"] == 1 and first["manager/verifier_timeouts"] == 0
     assert first["time/manager/verifier_forks"] == 1
@@ -293,7 +293,7 @@ def test_the_counters_are_logged_with_the_step_and_go_on_after_a_resume() -> Non
 
 
 def test_a_remote_manager_goes_on_counting() -> None:
-    manager = Remote("http://127.0.0.1:1")
+    manager = RemoteManager("http://127.0.0.1:1")
     manager.restore({"items": 3, "retries": 1, "failures": 1})
     assert manager.stats() == {"verifier_items": 3.0, "verifier_retries": 1.0, "verifier_failures": 1.0}
     assert manager.state() == {"items": 3, "retries": 1, "failures": 1}

@@ -14,22 +14,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.templates import byte_tokenizer
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.score import Score
-from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request, Sampling
+from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
 from upshot.models.rendering import Renderer
 from upshot.rewards.advantages.base import estimator
 from upshot.rewards.classmate import gated, weighted_mean
 from upshot.rewards.credit import check
 from upshot.rewards.metric import Metric
-from upshot.rewards.reward import Weighted
-from upshot.rollout.context import Stage
-from upshot.rollout.futures.classmates.classmate import Classmate, ClassmateConfig, Handed
+from upshot.rewards.reward import MetricWeight
+from upshot.rollout.context import RolloutContext
+from upshot.rollout.futures.classmates.classmate import Classmate, ClassmateConfig, ClassmatePrompt
 from upshot.rollout.futures.classmates.futures import Classmates
 from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.tasks.base import Task
 
 ROWS = [Row(f"r{n}", (Message("user", f"question {n}"),), None, str(n)) for n in range(3)]
@@ -86,24 +87,28 @@ class Verified(Metric):
         return await self.task.verify(conversation)
 
 
-def stage(say: Callable[[str, int], str], peers: Mapping[str, Model], **options: Any) -> tuple[Stage, Recites]:
+def context(
+    say: Callable[[str, int], str], peers: Mapping[str, Model], **options: Any
+) -> tuple[RolloutContext, Recites]:
     """A policy that says what it is told to, and classmates."""
     policy, task = Recites("policy", say), Sums()
     named = options.pop("classmates", list(peers))
     futures = Classmates(
         {"verifier": Verified(task)},
-        {"verifier": Weighted()},
+        {"verifier": MetricWeight()},
         [ClassmateConfig.model_validate(one) for one in named],
         peers,
         task,
         renderer=policy.renderer,
         **options,
     )
-    return Stage(Policy(policy, policy.renderer, Sampling(64)), futures), policy
+    return RolloutContext(Policy(policy, policy.renderer, Sampling(64)), futures), policy
 
 
-def play(made: Stage, rows: Sequence[Row] = ROWS[1:2], group_size: int = 1, seed: int = 0) -> list[list[Reply]]:
-    async def run() -> list[list[Reply]]:
+def play(
+    made: RolloutContext, rows: Sequence[Row] = ROWS[1:2], group_size: int = 1, seed: int = 0
+) -> list[list[Rollout]]:
+    async def run() -> list[list[Rollout]]:
         await made.futures.start()
         return await play_step(made, rows, group_size, seed)
 
@@ -117,7 +122,7 @@ def thinks(thought: str, answer: str = "1") -> Callable[[str, int], str]:
 def test_a_classmate_gets_its_own_template_its_own_markers_and_the_thought() -> None:
     peer = Recites("peer", lambda text, seed: "1", "llama3")
     named = [{"name": "peer", "think": ["[[", "]]"], "system": "be brief"}]
-    (reply,) = play(stage(thinks("one and one"), {"peer": peer}, classmates=named)[0])[0]
+    (reply,) = play(context(thinks("one and one"), {"peer": peer}, classmates=named)[0])[0]
     (prompt,) = peer.asked
     assert "<|start_header_id|>system<|end_header_id|>\n\nbe brief<|eot_id|>" in prompt
     assert prompt.endswith(
@@ -131,13 +136,13 @@ def test_a_template_that_opens_the_thought_itself_is_not_opened_twice() -> None:
     peer = Recites("peer", lambda text, seed: "1")
     template = peer.tokenizer.chat_template
     peer.tokenizer.chat_template = template.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
-    play(stage(thinks("hm"), {"peer": peer})[0])
+    play(context(thinks("hm"), {"peer": peer})[0])
     assert peer.asked[0].endswith("<|im_start|>assistant\n<think>\nhm\n</think>\n\n")
 
 
 def test_a_classmate_may_think_on_and_only_its_answer_is_scored() -> None:
     peer = Recites("peer", lambda text, seed: " more 7</think>\n\n1")
-    (reply,) = play(stage(thinks("hm", "5"), {"peer": peer}, mode="continue")[0])[0]
+    (reply,) = play(context(thinks("hm", "5"), {"peer": peer}, mode="continue")[0])[0]
     assert peer.asked[0].endswith("<think>\nhm")
     future = reply.futures[-1]
     assert future.conversation.turns[-1].message.content == "1"
@@ -156,14 +161,14 @@ def test_a_classmate_without_a_tokenizer_is_told_in_words() -> None:
             heard.append(request.prompt[-1].content)  # type: ignore[union-attr]
             return [Completion("<think>so</think>1", "stop", completion_tokens=3)] * request.n
 
-    (reply,) = play(stage(thinks("add them"), {"far": Endpoint()})[0])[0]
+    (reply,) = play(context(thinks("add them"), {"far": Endpoint()})[0])[0]
     assert "question 1" in heard[0] and "add them" in heard[0]
     assert reply.credit is not None and reply.credit.parts["classmate"].value == 1.0
 
 
 def test_a_cut_inside_a_character_hands_over_whole_characters_only() -> None:
     peer = Recites("peer", lambda text, seed: "1")
-    (reply,) = play(stage(thinks("aé🙂z"), {"peer": peer}, keep="first-5-tokens")[0])[0]
+    (reply,) = play(context(thinks("aé🙂z"), {"peer": peer}, keep="first-5-tokens")[0])[0]
     assert peer.asked[0].endswith("<think>\naé\n</think>\n\n")
     assert reply.credit is not None
     kept = [span for span in reply.credit.spans if span.parts == ("main", "classmate")]
@@ -173,7 +178,7 @@ def test_a_cut_inside_a_character_hands_over_whole_characters_only() -> None:
 @pytest.mark.parametrize("said", ["1", "<think></think>1", "<think> \n</think>1"])
 def test_without_a_thought_the_classmate_part_is_missing_and_the_main_one_is_not(said: str) -> None:
     peer = Recites("peer", lambda text, seed: "1")
-    (reply,) = play(stage(lambda text, seed: said, {"peer": peer})[0])[0]
+    (reply,) = play(context(lambda text, seed: said, {"peer": peer})[0])[0]
     assert peer.asked == [] and reply.credit is not None
     assert reply.credit.parts["classmate"].reason == "no_thought"
     assert reply.credit.parts["main"].value == 1.0 and reply.credit.trains
@@ -184,7 +189,7 @@ def test_one_unreachable_classmate_leaves_the_mean_of_the_others() -> None:
         raise ModelCallError("connection", "refused")
 
     peers = {"a": Recites("a", lambda text, seed: "1"), "b": Recites("b", broken)}
-    (reply,) = play(stage(thinks("hm"), peers, samples=2)[0])[0]
+    (reply,) = play(context(thinks("hm"), peers, samples=2)[0])[0]
     assert reply.credit is not None and reply.credit.parts["classmate"].value == 1.0
     assert [f.missing for f in reply.futures if f.by == "b"] == ["connection"] * 2
 
@@ -195,7 +200,7 @@ def test_all_unreachable_classmates_do_not_cost_the_main_signal_until_too_many_a
     def broken(text: str, seed: int) -> str:
         raise ModelCallError("connection", "refused")
 
-    made, _ = stage(lambda text, seed: f"<think>hm</think>{seed % 2}", {"b": Recites("b", broken)})
+    made, _ = context(lambda text, seed: f"<think>hm</think>{seed % 2}", {"b": Recites("b", broken)})
     groups = play(made, ROWS[1:2], 6)
     step = estimator("dr-grpo")([[reply.credit for reply in group] for group in groups])
     for reply, advantages in zip(groups[0], step[0], strict=True):
@@ -209,7 +214,7 @@ def test_all_unreachable_classmates_do_not_cost_the_main_signal_until_too_many_a
 
 def test_the_gain_over_no_thought_is_really_subtracted_and_asked_once_a_row() -> None:
     peer = Recites("peer", lambda text, seed: "1" if "hm" in text or seed % 2 else "0")
-    made, _ = stage(thinks("hm"), {"peer": peer}, reward="without-thought", samples=8)
+    made, _ = context(thinks("hm"), {"peer": peer}, reward="without-thought", samples=8)
     groups = play(made, ROWS[1:2], 3)
     without = [text for text in peer.asked if "hm" not in text]
     assert len(without) == 1 and without[0].endswith("<think>\n</think>\n\n")
@@ -223,7 +228,7 @@ def test_the_gain_over_no_thought_is_really_subtracted_and_asked_once_a_row() ->
 def test_step_wise_gains_are_credited_to_their_own_stretch() -> None:
     """The classmate knows the answer from the letter c on: the third quarter earns it."""
     peer = Recites("peer", lambda text, seed: "1" if "c" in text.split("<think>")[1] else "0")
-    (reply,) = play(stage(thinks("aabbccdd"), {"peer": peer}, reward="steps", cuts=4)[0])[0]
+    (reply,) = play(context(thinks("aabbccdd"), {"peer": peer}, reward="steps", cuts=4)[0])[0]
     assert reply.credit is not None
     parts = {name: part.value for name, part in reply.credit.parts.items()}
     assert parts == {"main": 1.0, "classmate 1": 0.0, "classmate 2": 0.0, "classmate 3": 1.0, "classmate 4": 0.0}
@@ -235,7 +240,7 @@ def test_step_wise_gains_are_credited_to_their_own_stretch() -> None:
 @pytest.mark.parametrize("kind", ["other-question", "similar-question"])
 def test_a_thought_may_be_asked_to_help_with_another_question(kind: str) -> None:
     peer = Recites("peer", lambda text, seed: text.split("question ")[-1][0])
-    made, _ = stage(thinks("carry the one"), {"peer": peer}, reward=kind, similar_by="key")
+    made, _ = context(thinks("carry the one"), {"peer": peer}, reward=kind, similar_by="key")
     (reply,) = play(made, ROWS[:1])[0]
     (prompt,) = peer.asked
     assert "question 0" in prompt and "carry the one" in prompt
@@ -247,10 +252,10 @@ def test_a_thought_may_be_asked_to_help_with_another_question(kind: str) -> None
 
 def test_likelihood_of_the_reference_scores_without_sampling_and_mixes_with_it() -> None:
     peer = Recites("peer", lambda text, seed: "0")
-    (reply,) = play(stage(thinks("hm"), {"peer": peer}, measure="likelihood", samples=4)[0])[0]
+    (reply,) = play(context(thinks("hm"), {"peer": peer}, measure="likelihood", samples=4)[0])[0]
     assert peer.asked == [] and reply.credit is not None
     assert reply.credit.parts["classmate"].value == pytest.approx(math.exp(-0.5))
-    (reply,) = play(stage(thinks("hm"), {"peer": peer}, measure="mixed", mix=0.25, samples=4)[0])[0]
+    (reply,) = play(context(thinks("hm"), {"peer": peer}, measure="mixed", mix=0.25, samples=4)[0])[0]
     assert reply.credit is not None
     assert reply.credit.parts["classmate"].value == pytest.approx(0.25 * math.exp(-0.5))
 
@@ -274,7 +279,7 @@ def test_the_gates_by_hand(gate: str, main: float, expected: float) -> None:
 def test_a_gate_that_shuts_costs_no_classmates_time() -> None:
     peer = Recites("peer", lambda text, seed: "1")
     for gate, answer in (("no_classmate", "1"), ("no_classmate_when_main_incorrect", "5")):
-        (reply,) = play(stage(thinks("hm", answer), {"peer": peer}, gate=gate)[0])[0]
+        (reply,) = play(context(thinks("hm", answer), {"peer": peer}, gate=gate)[0])[0]
         assert peer.asked == [] and reply.credit is not None
         assert reply.credit.parts["classmate"].value == 0.0
 
@@ -310,7 +315,7 @@ def test_a_whole_step_against_a_slow_computation_from_the_published_description(
     peers = {n: Recites(n, answers, f) for n, f in (("a", "chatml"), ("b", "llama3"), ("c", "gemma"))}
     weights = {"a": 1.0, "b": 2.0, "c": 0.5}
     named = [{"name": name, "weight": weight} for name, weight in weights.items()]
-    made, speaker = stage(policy, peers, classmates=named, samples=4, keep=[0.3, 0.9], weight=0.7)
+    made, speaker = context(policy, peers, classmates=named, samples=4, keep=[0.3, 0.9], weight=0.7)
     groups = play(made, ROWS, 6, seed=5)
     step = estimator("dr-grpo")([[reply.credit for reply in group] for group in groups])
     for row, group, found in zip(ROWS, groups, step, strict=True):
@@ -341,7 +346,7 @@ def test_a_whole_step_against_a_slow_computation_from_the_published_description(
             assert per_token == pytest.approx(expected, abs=1e-9)
 
 
-def mean_of(kept: str, row: Row, reply: Reply, peers: Mapping[str, Recites], weights: Mapping[str, float]) -> float:
+def mean_of(kept: str, row: Row, reply: Rollout, peers: Mapping[str, Recites], weights: Mapping[str, float]) -> float:
     """The classmates' weighted mean, asked again one by one."""
     total = 0.0
     for name, peer in peers.items():
@@ -355,14 +360,14 @@ def mean_of(kept: str, row: Row, reply: Reply, peers: Mapping[str, Recites], wei
 
 def test_all_tokens_may_earn_the_combined_reward() -> None:
     peer = Recites("peer", lambda text, seed: "1")
-    (reply,) = play(stage(thinks("hm"), {"peer": peer}, tokens="all")[0])[0]
+    (reply,) = play(context(thinks("hm"), {"peer": peer}, tokens="all")[0])[0]
     assert reply.credit is not None
     assert {span.parts for span in reply.credit.spans} == {("main", "classmate")}
 
 
 def test_a_wrong_name_is_refused_before_any_work() -> None:
     with pytest.raises(UserError, match="'per', which is no model; did you mean 'peer'"):
-        stage(thinks("hm"), {"peer": Recites("peer", lambda text, seed: "1")}, classmates=["per"])
+        context(thinks("hm"), {"peer": Recites("peer", lambda text, seed: "1")}, classmates=["per"])
 
 
 def test_the_likelihood_of_a_classmate_without_tokenizer_is_missing_not_zero() -> None:
@@ -372,7 +377,7 @@ def test_the_likelihood_of_a_classmate_without_tokenizer_is_missing_not_zero() -
         async def generate(self, request: Request) -> list[Completion]:
             raise AssertionError
 
-    (reply,) = play(stage(thinks("hm"), {"far": Endpoint()}, measure="likelihood")[0])[0]
+    (reply,) = play(context(thinks("hm"), {"far": Endpoint()}, measure="likelihood")[0])[0]
     assert reply.credit is not None and reply.credit.parts["classmate"].is_missing
 
 
@@ -381,12 +386,12 @@ def test_handing_over_nothing_closes_the_thought_at_once() -> None:
     classmate = Classmate(ClassmateConfig(name="peer"), peer)
     asyncio.run(classmate.start())
     for mode in ("answer", "continue"):
-        assert classmate.prompt_text(Handed(ROWS[0].messages, "", mode)).endswith("<think>\n</think>\n\n")
+        assert classmate.prompt_text(ClassmatePrompt(ROWS[0].messages, "", mode)).endswith("<think>\n</think>\n\n")
 
 
 def test_the_end_of_the_turn_is_no_part_of_a_thought_that_was_not_closed() -> None:
     peer = Recites("peer", lambda text, seed: "1")
-    (reply,) = play(stage(lambda text, seed: "<think>hm", {"peer": peer})[0])[0]
+    (reply,) = play(context(lambda text, seed: "<think>hm", {"peer": peer})[0])[0]
     (sample,) = reply.conversation.samples()
     assert sample.thought == (len(sample.ids) - 3, len(sample.ids) - 1) and sample.answer == len(sample.ids) - 1
     assert reply.conversation.turns[-1].message.content == ""
@@ -404,7 +409,7 @@ def test_breakpoint_works_inside_the_classmate_reward(monkeypatch: pytest.Monkey
             breakpoint()
             return Score(1.0)
 
-    made, _ = stage(thinks("hm"), {"peer": Recites("peer", lambda text, seed: "1")})
+    made, _ = context(thinks("hm"), {"peer": Recites("peer", lambda text, seed: "1")})
     assert isinstance(made.futures, Classmates)
     made.futures.metric = Looks()
     play(made)

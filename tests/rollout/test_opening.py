@@ -17,11 +17,11 @@ from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import UserError, user_error_in
 from upshot.core.score import Reason
 from upshot.models.base import ModelCallError, Request
-from upshot.rewards.reward import Weighted
-from upshot.rollout.context import Stage
+from upshot.rewards.reward import MetricWeight
+from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.run.checks import find
 from upshot.run.run import train
 from upshot.tasks.participants.base import Participant
@@ -31,10 +31,10 @@ from upshot.tasks.users.scripted import ScriptedUser
 GOALS = [Row("a", (), "the red one . and the big one ."), Row("b", (Message("system", "hi"),), "the blue one .")]
 
 
-def replies(rows: list[Row], user: Participant | None, group_size: int = 3) -> list[list[Reply]]:
+def replies(rows: list[Row], user: Participant | None, group_size: int = 3) -> list[list[Rollout]]:
     policy, _ = tiny_policy()
-    futures = Talk({"m": By(lambda talk: 1.0)}, {"m": Weighted()}, user, 1, 0)
-    return asyncio.run(play_step(Stage(policy, futures, user=user), rows, group_size, 0))
+    futures = Talk({"m": By(lambda talk: 1.0)}, {"m": MetricWeight()}, user, 1, 0)
+    return asyncio.run(play_step(RolloutContext(policy, futures, user=user), rows, group_size, 0))
 
 
 def test_the_user_opens_and_every_reply_of_a_group_answers_the_same_words() -> None:

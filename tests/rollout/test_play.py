@@ -16,12 +16,12 @@ from upshot.core.score import Score
 from upshot.models.base import ModelCallError
 from upshot.rewards.advantages.grouped import centred as dr_grpo
 from upshot.rewards.metric import Metric
-from upshot.rewards.reward import Weighted
-from upshot.rollout.context import ReplyRule, Stage
+from upshot.rewards.reward import MetricWeight
+from upshot.rollout.context import ReplyRule, RolloutContext
 from upshot.rollout.episode import play_episode
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.training.learner.batch import data_of
 from upshot.training.loops.rl import set_advantages, stop_if_missing
@@ -51,14 +51,14 @@ class By(Metric):
 
 def scene(
     metric: Callable[[Conversation], float] = lambda talk: 1.0, samples: int = 1, window: int = 0, **changes: object
-) -> tuple[Stage, list[Row]]:
+) -> tuple[RolloutContext, list[Row]]:
     policy, task = tiny_policy()
-    futures = Talk({"m": By(metric)}, {"m": Weighted()}, Chatty(), samples, window)
-    made = Stage(policy, futures, **changes)  # type: ignore[arg-type]
+    futures = Talk({"m": By(metric)}, {"m": MetricWeight()}, Chatty(), samples, window)
+    made = RolloutContext(policy, futures, **changes)  # type: ignore[arg-type]
     return made, list(task.rows("train")[:4])
 
 
-def step(made: Stage, rows: list[Row], group_size: int = 4, seed: int = 0) -> list[list[Reply]]:
+def step(made: RolloutContext, rows: list[Row], group_size: int = 4, seed: int = 0) -> list[list[Rollout]]:
     return asyncio.run(play_step(made, rows, group_size, seed))
 
 
@@ -80,7 +80,7 @@ def test_the_ids_trained_are_the_ids_sampled_through_three_turns() -> None:
         assert talk.ids[: len(prompt) + len(ids)] == [*prompt, *ids]
     from upshot.rewards.credit import check, credit_sampled
 
-    reply = Reply(talk, credit=credit_sampled(Score(1.0), talk.mask), advantages=[1.0, 1.0, 1.0])
+    reply = Rollout(talk, credit=credit_sampled(Score(1.0), talk.mask), advantages=[1.0, 1.0, 1.0])
     assert reply.credit is not None
     check(reply.credit, talk.mask)
     (datum,) = data_of(reply)
@@ -275,7 +275,7 @@ def test_a_metric_may_return_a_plain_number_and_nonsense_is_missing_with_its_nam
     made, rows = scene()
     assert isinstance(made.futures, Talk)
     made.futures.metrics = {"half": Plain(0.5), "yes": Plain(True), "lost": Plain("very good")}
-    made.futures.weights = {"half": Weighted(), "yes": Weighted(), "lost": Weighted(0.0)}
+    made.futures.weights = {"half": MetricWeight(), "yes": MetricWeight(), "lost": MetricWeight(0.0)}
     (reply,) = step(made, rows[:1], 1)[0]
     assert reply.reward.total.value == 1.5
     lost = reply.futures[0].scores["lost"]
@@ -293,7 +293,7 @@ def test_the_replies_to_a_row_that_comes_twice_in_a_step_have_keys_of_their_own(
 def test_a_future_is_scored_while_other_replies_are_still_being_given() -> None:
     """The last reply is not begun before the first score: were scoring to wait for all of them, it would for ever."""
 
-    async def play() -> list[list[Reply]]:
+    async def play() -> list[list[Rollout]]:
         scored = asyncio.Event()
 
         class Signals(Metric):
@@ -310,8 +310,8 @@ def test_a_future_is_scored_while_other_replies_are_still_being_given() -> None:
                 return Observation((), done=True, reason="done")
 
         policy, task = tiny_policy()
-        futures = Talk({"m": Signals()}, {"m": Weighted()}, Chatty(), 1, 1)
-        return await play_step(Stage(policy, futures, Waits()), list(task.rows("train")[:1]), 4, 0)
+        futures = Talk({"m": Signals()}, {"m": MetricWeight()}, Chatty(), 1, 1)
+        return await play_step(RolloutContext(policy, futures, Waits()), list(task.rows("train")[:1]), 4, 0)
 
     ((*_, last),) = asyncio.run(play())
     assert last.reward.total.value == 1.0

@@ -1,4 +1,4 @@
-"""The company of a run."""
+"""The services of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.training.workshop import recipe
 from upshot.models.absent import AbsentPolicy
-from upshot.rollout.services import of_recipe
+from upshot.rollout.services import build_services
 from upshot.tasks.base import tasks
 
 
@@ -25,10 +25,10 @@ class Closes:
 
 def test_everybody_is_closed_even_when_one_fails(tmp_path) -> None:
     made = recipe(tmp_path)
-    company = of_recipe(made, tasks.create(made.task.name, made.task.options), AbsentPolicy(), None)
+    services = build_services(made, tasks.create(made.task.name, made.task.options), AbsentPolicy(), None)
     closed: list[str] = []
-    company.metrics = {name: Closes(name, closed) for name in ("first", "second")}  # type: ignore[misc]
-    company.closers = [Closes("sandbox", closed)]
+    services.metrics = {name: Closes(name, closed) for name in ("first", "second")}  # type: ignore[misc]
+    services.closers = [Closes("sandbox", closed)]
     with pytest.raises(OSError, match="sandbox"):
-        asyncio.run(company.aclose())
+        asyncio.run(services.aclose())
     assert closed == ["first", "second", "sandbox"]

@@ -12,10 +12,10 @@ from upshot.models.base import Abilities, Completion, Model, Request
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
 from upshot.rewards.metrics.format_errors import FormatErrors
-from upshot.rewards.metrics.verifier import Verifier
-from upshot.rewards.reward import Weighted
-from upshot.rewards.workers.inline import Inline
-from upshot.rollout.context import Stage
+from upshot.rewards.metrics.verifier import VerifierMetric
+from upshot.rewards.reward import MetricWeight
+from upshot.rewards.workers.inline import InlineManager
+from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
@@ -48,11 +48,11 @@ class Recites(Model):
         return [Completion(text, "stop", tuple(ids), tuple(-0.5 for _ in ids))]
 
 
-def scene(model: Recites, max_turns: int = 5) -> Stage:
+def scene(model: Recites, max_turns: int = 5) -> RolloutContext:
     policy = Policy(model, Renderer(TOKENIZER))
-    metrics = {"verifier": Verifier(TASK, Inline()), "format_errors": FormatErrors(TASK)}
-    weights = {"verifier": Weighted(1.0), "format_errors": Weighted(-0.2)}
-    return Stage(policy, Talk(metrics, weights), environment=TASK.environment(), max_turns=max_turns)
+    metrics = {"verifier": VerifierMetric(TASK, InlineManager()), "format_errors": FormatErrors(TASK)}
+    weights = {"verifier": MetricWeight(1.0), "format_errors": MetricWeight(-0.2)}
+    return RolloutContext(policy, Talk(metrics, weights), environment=TASK.environment(), max_turns=max_turns)
 
 
 def rows(truth: str = "42") -> list[Row]:

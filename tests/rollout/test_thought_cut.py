@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upshot.core.errors import UserError
-from upshot.rollout.futures.classmates.thought_cut import Keep
+from upshot.rollout.futures.classmates.thought_cut import ThoughtCut
 
 SPECS = [1, 0.5, 0.01, "first-3-tokens", "last-3-tokens", [0.2, 0.8]]
 
@@ -28,22 +28,22 @@ SPECS = [1, 0.5, 0.01, "first-3-tokens", "last-3-tokens", [0.2, 0.8]]
     ],
 )
 def test_the_kept_tokens_by_hand(spec: object, length: int, expected: tuple[int, int]) -> None:
-    assert Keep.parse(spec).span(0, length, random.Random(0)) == expected
+    assert ThoughtCut.parse(spec).span(0, length, random.Random(0)) == expected
 
 
 @given(st.sampled_from(SPECS), st.integers(0, 50), st.integers(0, 50), st.integers())
 def test_what_is_kept_lies_in_the_thought_and_is_empty_only_with_it(
     spec: object, start: int, length: int, seed: int
 ) -> None:
-    low, high = Keep.parse(spec).span(start, start + length, random.Random(seed))
+    low, high = ThoughtCut.parse(spec).span(start, start + length, random.Random(seed))
     assert start <= low <= high <= start + length
     assert (low == high) == (length == 0)
-    again = Keep.parse(spec).span(start, start + length, random.Random(seed))
+    again = ThoughtCut.parse(spec).span(start, start + length, random.Random(seed))
     assert (low, high) == again, "one seed, one cut"
 
 
 def test_a_range_is_drawn_for_each_reply() -> None:
-    keep = Keep.parse([0.2, 0.8])
+    keep = ThoughtCut.parse([0.2, 0.8])
     stops = {keep.span(0, 100, random.Random(seed))[1] for seed in range(50)}
     assert len(stops) > 20 and min(stops) >= 20 and max(stops) <= 80
 
@@ -51,7 +51,7 @@ def test_a_range_is_drawn_for_each_reply() -> None:
 @pytest.mark.parametrize("spec", [0, -1, 1.5, True, "first-0-tokens", "first-tokens", [0.8, 0.2], [0, 1], None, "all"])
 def test_a_wrong_spec_is_named_with_the_way_out(spec: object) -> None:
     with pytest.raises(UserError, match="give a share above 0"):
-        Keep.parse(spec)
+        ThoughtCut.parse(spec)
 
 
 def test_a_wrong_spec_in_a_recipe_is_refused_before_any_work() -> None:

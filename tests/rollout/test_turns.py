@@ -13,12 +13,12 @@ from tests.tiny import tiny_policy
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.score import Score
 from upshot.rewards.credit import check, credit_turns
-from upshot.rewards.reward import Weighted
-from upshot.rollout.context import Stage
+from upshot.rewards.reward import MetricWeight
+from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.base import CreditRule
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.tasks.participants.base import Observation
 
 
@@ -45,10 +45,10 @@ def test_a_missing_turn_costs_itself_and_those_before_it_but_not_those_after() -
     assert [credit.parts[f"turn {n}"].value for n in (1, 2, 3)] == [1.0, None, 2.0], "without discount only itself"
 
 
-def played(futures: Talk, environment: Chatty, turns: int = 3) -> Reply:
+def played(futures: Talk, environment: Chatty, turns: int = 3) -> Rollout:
     policy, task = tiny_policy()
-    stage = Stage(policy, futures, environment, max_turns=turns)
-    return asyncio.run(play_step(stage, task.rows("train")[:1], 1, 0))[0][0]
+    context = RolloutContext(policy, futures, environment, max_turns=turns)
+    return asyncio.run(play_step(context, task.rows("train")[:1], 1, 0))[0][0]
 
 
 def test_the_environments_score_of_each_turn_and_the_verdict_at_the_end_add_up() -> None:
@@ -57,7 +57,7 @@ def test_the_environments_score_of_each_turn_and_the_verdict_at_the_end_add_up()
             spoken = sum(1 for _ in conversation.samples())
             return Observation((Message("user", "not sure yet"),), score=Score(-0.1 * spoken))
 
-    futures = Talk({"m": By(lambda talk: 1.0)}, {"m": Weighted()}, credit=CreditRule("turns", gamma=0.5))
+    futures = Talk({"m": By(lambda talk: 1.0)}, {"m": MetricWeight()}, credit=CreditRule("turns", gamma=0.5))
     reply = played(futures, Strict())
     assert reply.credit is not None and reply.reward.total.value == 1.0
     last = -0.3 + 1.0
@@ -69,7 +69,7 @@ def test_the_environments_score_of_each_turn_and_the_verdict_at_the_end_add_up()
 def test_every_turn_may_have_futures_of_its_own() -> None:
     said = By(lambda talk: float(sum(1 for _ in talk.samples())))
     rule = CreditRule("turns", gamma=0.0)
-    futures = Talk({"m": said}, {"m": Weighted()}, Chatty(), samples=2, window=1, credit=rule)
+    futures = Talk({"m": said}, {"m": MetricWeight()}, Chatty(), samples=2, window=1, credit=rule)
     reply = played(futures, Chatty())
     assert [future.turn for future in reply.futures] == [0, 0, 1, 1, 2, 2]
     assert reply.credit is not None

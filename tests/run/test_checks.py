@@ -17,7 +17,7 @@ from upshot.cli import main
 from upshot.config.recipe import Recipe
 from upshot.core.conversation import Message, Row
 from upshot.core.errors import UserError
-from upshot.rollout.prompt_length import Room, fitting, too_long
+from upshot.rollout.prompt_length import PromptLengthFilter, fitting, too_long
 from upshot.run.checks import find
 from upshot.run.run import train
 
@@ -153,7 +153,7 @@ def test_long_prompts_are_refused_left_out_or_cut() -> None:
     _, _, renderer, _ = tiny_parts(0)
     word = renderer.decode([20])
     rows = [Row(str(n), (Message("system", word), Message("user", " ".join([word] * n)))) for n in (2, 30, 3)]
-    room = Room(renderer, 16, 4)
+    room = PromptLengthFilter(renderer, 16, 4)
     assert too_long(rows, room) == ["1"] or too_long(rows, room) == ["30"]
     with pytest.raises(UserError, match="1 of 3 prompts"):
         fitting(rows, room, "error")

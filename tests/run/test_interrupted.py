@@ -14,7 +14,7 @@ from upshot.core.errors import UserError
 from upshot.run import run as runner
 from upshot.run.folder import RunFolder
 from upshot.run.reporter import Reporter
-from upshot.run.run import Run, train
+from upshot.run.run import TrainingRun, train
 from upshot.training.learner.learner import Learner
 from upshot.training.loops import rl
 
@@ -134,7 +134,7 @@ class Rival(Reporter):
     def step(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
         """Try it after every step."""
         folder = RunFolder.open(self.folder)
-        turn = Run(folder.recipe(), folder, Reporter()).train()
+        turn = TrainingRun(folder.recipe(), folder, Reporter()).train()
         try:
             turn.send(None)
         except UserError:
@@ -157,7 +157,7 @@ def test_what_was_spent_is_remembered_even_where_the_step_is_lost(
     }
     settings: dict[str, Any] = {"warm": False, "steps": 2, "save_every": 0, "more": helped}
     with monkeypatch.context() as broken:
-        broken.setattr(Run, "step_done", fails_at(2, Run.step_done))
+        broken.setattr(TrainingRun, "step_done", fails_at(2, TrainingRun.step_done))
         with pytest.raises(Broken):
             train(recipe(tmp_path / "run", **settings))
     spent = RunFolder.open(tmp_path / "run").spent()

@@ -22,7 +22,7 @@ from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError, user_error_in
 from upshot.run.folder import RunFolder
 from upshot.run.reporter import Reporter
-from upshot.run.run import Run, train
+from upshot.run.run import TrainingRun, train
 
 LORA = {"model": {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}, "lora": {"r": 2}}}
 METHODS: dict[str, dict[str, Any]] = {
@@ -62,7 +62,7 @@ def test_killed_and_resumed_equals_uninterrupted(name: str, tmp_path: Path, monk
     train(recipe(tmp_path / "straight", **settings))
     method = settings.get("method", "rl")
     with monkeypatch.context() as killed:
-        killed.setattr(Run, "checkpoint", _until(Run.checkpoint, method, 2))
+        killed.setattr(TrainingRun, "checkpoint", _until(TrainingRun.checkpoint, method, 2))
         with pytest.raises((Interrupted, BaseExceptionGroup)):
             train(recipe(tmp_path / "resumed", **settings), reporter=Stops(method, 3))
     assert metrics(tmp_path / "resumed")[-1]["step"] == 3, "step 3 was written, and is not in the checkpoint"
@@ -88,7 +88,7 @@ def test_killed_and_resumed_with_helper_models_goes_on_counting(
     settings = {"warm": False, "steps": 3, "save_every": 1, "more": HELPED}
     train(recipe(tmp_path / "straight", **settings))
     with monkeypatch.context() as killed:
-        killed.setattr(Run, "checkpoint", _until(Run.checkpoint, "rl", 1))
+        killed.setattr(TrainingRun, "checkpoint", _until(TrainingRun.checkpoint, "rl", 1))
         with pytest.raises((Interrupted, BaseExceptionGroup)):
             train(recipe(tmp_path / "resumed", **settings), reporter=Stops("rl", 2))
     resume(tmp_path / "resumed")
@@ -106,7 +106,7 @@ def test_killed_and_resumed_with_helper_models_goes_on_counting(
 def _until(checkpoint: Callable[..., None], method: str, last: int) -> Callable[..., None]:
     """Checkpoints up to a step; later ones are not written, as after kill -9."""
 
-    def save(self: Run, *args: Any) -> None:
+    def save(self: TrainingRun, *args: Any) -> None:
         if self.phase != method or self.step <= last:
             checkpoint(self, *args)
 
@@ -122,7 +122,7 @@ def test_killed_before_the_first_checkpoint_starts_anew_and_repeats_no_line(
 ) -> None:
     train(recipe(tmp_path / "straight", steps=3))
     with monkeypatch.context() as killed:
-        killed.setattr(Run, "checkpoint", lambda *_: None)
+        killed.setattr(TrainingRun, "checkpoint", lambda *_: None)
         with pytest.raises((Interrupted, BaseExceptionGroup)):
             train(recipe(tmp_path / "resumed", steps=3), reporter=Stops("rl", 2))
     resume(tmp_path / "resumed")
@@ -132,7 +132,7 @@ def test_killed_before_the_first_checkpoint_starts_anew_and_repeats_no_line(
 def test_killed_after_the_warm_start_repeats_no_rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(recipe(tmp_path / "straight", steps=3))
     with monkeypatch.context() as killed:
-        killed.setattr(Run, "checkpoint", _until(Run.checkpoint, "rl", -1))
+        killed.setattr(TrainingRun, "checkpoint", _until(TrainingRun.checkpoint, "rl", -1))
         with pytest.raises((Interrupted, BaseExceptionGroup)):
             train(recipe(tmp_path / "resumed", steps=3), reporter=Stops("rl", 2))
     resume(tmp_path / "resumed")
@@ -213,7 +213,7 @@ def test_a_full_disk_is_one_clear_error_and_earlier_checkpoints_stay(
 ) -> None:
     train(recipe(tmp_path / "straight", steps=5))
     with monkeypatch.context() as full:
-        full.setattr(Run, "checkpoint", _on_a_full_disk(Run.checkpoint, limit))
+        full.setattr(TrainingRun, "checkpoint", _on_a_full_disk(TrainingRun.checkpoint, limit))
         with pytest.raises((UserError, BaseExceptionGroup)) as raised:
             train(recipe(tmp_path / "run", steps=5))
     error = user_error_in(raised.value)
@@ -227,7 +227,7 @@ def test_a_full_disk_is_one_clear_error_and_earlier_checkpoints_stay(
 def _on_a_full_disk(checkpoint: Callable[..., None], limit: int) -> Callable[..., None]:
     """Checkpoints while no file may grow beyond `limit` bytes, from rl step 4 on: weights or optimizer do not fit."""
 
-    def save(self: Run, *args: Any) -> None:
+    def save(self: TrainingRun, *args: Any) -> None:
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         if self.phase == "rl" and self.step >= 4:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))

@@ -2,7 +2,7 @@
 
 from upshot.core.thought import MARKERS
 from upshot.tasks.ciphers import Ciphers, thought, thoughtful
-from upshot.tasks.verifiers.gsm8k import Gsm8k
+from upshot.tasks.verifiers.gsm8k import Gsm8kVerifier
 
 
 def is_coded(reply: str) -> bool:
@@ -16,7 +16,7 @@ def test_demonstrations_think_in_the_code_in_the_given_share_and_answer_right() 
     for row, reply in zip(task.rows("train"), replies, strict=True):
         assert reply.startswith(MARKERS[0])
         said = reply.partition(MARKERS[1])[2]
-        assert Gsm8k().score(said, row.reference, {}).value == 1
+        assert Gsm8kVerifier().score(said, row.reference, {}).value == 1
         assert said.strip() == task.answer_text(row)
 
 

@@ -15,7 +15,7 @@ from tests.training.workshop import metrics, recipe
 from upshot.config.recipe import LoraConfig
 from upshot.run.folder import RunFolder
 from upshot.run.reporter import Reporter
-from upshot.run.run import Run, train
+from upshot.run.run import TrainingRun, train
 from upshot.training.adapters import same_shape
 from upshot.training.learner.learner import Learner
 
@@ -82,16 +82,16 @@ def test_an_earlier_adapter_is_where_training_starts_and_the_reference(
     lora: Mapping[str, Any] | None, words: str, trained: str, sft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[tuple[torch.Tensor, torch.Tensor]] = []
-    begin = Run.begin
+    begin = TrainingRun.begin
 
-    def look(self: Run, learner: Learner, config: Any) -> None:
+    def look(self: TrainingRun, learner: Learner, config: Any) -> None:
         with learner._as_reference():
             reference = logprobs(self.module)
         begun.append((logprobs(self.module), reference))
         assert all(trained in name for name in learner.trained)
         begin(self, learner, config)
 
-    monkeypatch.setattr(Run, "begin", look)
+    monkeypatch.setattr(TrainingRun, "begin", look)
     reporter = Says()
     train(recipe(tmp_path / "rl", **settings(sft, lora)), reporter=reporter)
     assert words in reporter.said
@@ -122,9 +122,9 @@ def test_with_adapters_and_a_warm_start_the_reference_is_the_model_after_the_war
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: dict[str, torch.Tensor] = {}
-    begin = Run.begin
+    begin = TrainingRun.begin
 
-    def look(self: Run, learner: Learner, config: Any) -> None:
+    def look(self: TrainingRun, learner: Learner, config: Any) -> None:
         if learner.reference:
             found["start"] = logprobs(self.module)
             with learner._as_reference():
@@ -133,7 +133,7 @@ def test_with_adapters_and_a_warm_start_the_reference_is_the_model_after_the_war
                 found["base"] = logprobs(self.module)
         begin(self, learner, config)
 
-    monkeypatch.setattr(Run, "begin", look)
+    monkeypatch.setattr(TrainingRun, "begin", look)
     tiny = {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}, "lora": SHAPE}
     warm = {"steps": 5, "batch": 8, "lr": 0.03, "warmup_steps": 0}
     train(recipe(tmp_path / "run", steps=1, kl=0.1, more={"model": tiny, "warm_start": warm}))

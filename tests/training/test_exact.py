@@ -11,7 +11,7 @@ import pytest
 from tests.training.workshop import metrics
 from upshot.config import load as config
 from upshot.run.run import train
-from upshot.training.learner.batch import Batch, Found
+from upshot.training.learner.batch import ForwardOutput, TrainBatch
 from upshot.training.objectives.objectives import PolicyGradient
 
 SHORT = ["train.steps=2", "train.prompts_per_step=4", "train.group_size=4", "warm_start.steps=3", "warm_start.batch=8"]
@@ -28,7 +28,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
     plain = PolicyGradient.loss
 
-    def loss(self: PolicyGradient, batch: Batch, found: Found) -> Any:
+    def loss(self: PolicyGradient, batch: TrainBatch, found: ForwardOutput) -> Any:
         same = found.logprobs == batch.columns["old"]
         counts.update(same=int(same.sum()), other=int((~same).sum()))
         return plain(self, batch, found)

@@ -23,12 +23,12 @@ from upshot.models.local import load_whole
 from upshot.models.tiny import tiny_model, tiny_tokenizer
 from upshot.offline.data.gather import read_spec
 from upshot.run.folder import RunFolder
-from upshot.tasks.slots import Slots
+from upshot.tasks.slots import SlotsTask
 from upshot.verl import merge
 from upshot.verl.checkpoints import check_ranks, make_whole, newest, saved
 from upshot.verl.merge import read_shards, whole, write_merged
 
-TOKENIZER = tiny_tokenizer(Slots(rows_per_split=64).vocabulary())
+TOKENIZER = tiny_tokenizer(SlotsTask(rows_per_split=64).vocabulary())
 
 
 @contextmanager

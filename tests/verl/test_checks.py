@@ -12,12 +12,12 @@ from upshot.config.load import load
 from upshot.config.recipe import Recipe
 from upshot.verl import checks
 from upshot.verl.checks import endpoints_of, find, plugins_of
-from upshot.verl.checks.node import TOKENIZERS, Wish, look, marked
+from upshot.verl.checks.node import TOKENIZERS, NodeRequirements, look, marked
 from upshot.verl.checks.resources import Need, Node, before_ray, compared, needed, ports_of
-from upshot.verl.config import Plan, compose
+from upshot.verl.config import VerlPlan, compose
 
 
-def planned(*theirs: str) -> Plan:
+def planned(*theirs: str) -> VerlPlan:
     return compose(recipe_with(), None, theirs)
 
 
@@ -74,12 +74,12 @@ def test_before_ray_is_up_only_what_will_be_started_here_is_counted(monkeypatch:
 
 def test_a_node_without_model_tokenizer_storage_or_code_says_so(tmp_path: Path) -> None:
     model = tmp_path / "model"
-    said = look(Wish(str(model), str(tmp_path / "run"), code=(str(tmp_path / "own"),)))
+    said = look(NodeRequirements(str(model), str(tmp_path / "run"), code=(str(tmp_path / "own"),)))
     assert any(f"model folder {model} is not there" in line for line in said)
     assert any("run folder" in line and "run_dir" in line for line in said)
     assert any("your code" in line for line in said)
     model.mkdir()
-    assert [line for line in look(Wish(str(model), "")) if "model" in line] == [
+    assert [line for line in look(NodeRequirements(str(model), "")) if "model" in line] == [
         f"the model folder {model} has no config.json",
         f"the model folder {model} has no tokenizer ({', '.join(TOKENIZERS)})",
     ]
@@ -87,9 +87,9 @@ def test_a_node_without_model_tokenizer_storage_or_code_says_so(tmp_path: Path) 
 
 def test_a_run_folder_of_another_machine_is_told_from_the_drivers(tmp_path: Path) -> None:
     mark = marked(tmp_path)
-    assert look(Wish("", str(tmp_path), mark=mark)) == []
+    assert look(NodeRequirements("", str(tmp_path), mark=mark)) == []
     (other := tmp_path / "other").mkdir()
-    assert "another one than the driver's" in look(Wish("", str(other), mark=mark))[0]
+    assert "another one than the driver's" in look(NodeRequirements("", str(other), mark=mark))[0]
     assert not list(other.iterdir())
 
 
@@ -97,11 +97,13 @@ def test_an_endpoint_that_cannot_be_reached_and_a_taken_port_are_told() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        (told,) = look(Wish("", "", endpoints=(f"http://127.0.0.1:{port}/v1",)))  # bound, and nobody listens
+        (told,) = look(
+            NodeRequirements("", "", endpoints=(f"http://127.0.0.1:{port}/v1",))
+        )  # bound, and nobody listens
         assert f"http://127.0.0.1:{port}/v1 cannot be reached" in told and "firewall" in told
         taken.listen()
-        assert look(Wish("", "", endpoints=(f"http://127.0.0.1:{port}/v1",))) == []
-        assert f"port {port} is taken" in look(Wish("", "", ports=(port,)))[0]
+        assert look(NodeRequirements("", "", endpoints=(f"http://127.0.0.1:{port}/v1",))) == []
+        assert f"port {port} is taken" in look(NodeRequirements("", "", ports=(port,)))[0]
 
 
 def test_the_ports_are_those_that_a_ray_started_here_is_told_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +117,7 @@ def test_the_ports_are_those_that_a_ray_started_here_is_told_to_take(monkeypatch
 def test_a_plug_in_whose_import_fails_shows_the_error(tmp_path: Path) -> None:
     (tmp_path / "broken_plug.py").write_text("raise RuntimeError('needs a driver')\n")
     environment = {"PYTHONPATH": str(tmp_path)}
-    (told,) = look(Wish("", "", plugins=("json", "broken_plug"), environment=environment))
+    (told,) = look(NodeRequirements("", "", plugins=("json", "broken_plug"), environment=environment))
     assert "'broken_plug' cannot be imported: RuntimeError: needs a driver" in told
 
 
@@ -124,7 +126,7 @@ def test_little_shared_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr("upshot.verl.checks.node.shutil.disk_usage", lambda _: usage(2**26, 0, 2**26))
-    assert "/dev/shm has 0.06 GB left" in look(Wish("", ""))[0]
+    assert "/dev/shm has 0.06 GB left" in look(NodeRequirements("", ""))[0]
 
 
 def test_the_plug_ins_are_those_of_the_environment_and_of_the_config() -> None:

@@ -15,27 +15,27 @@ from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.score import Reason, Score
 from upshot.rewards.credit import MAIN, Credit, Span
 from upshot.rewards.reward import Reward
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.run import tables as runs
 from upshot.run.folder import RunFolder
 from upshot.run.report.report import write_report
 from upshot.run.reporter import Reporter
-from upshot.tasks.slots import Slots
+from upshot.tasks.slots import SlotsTask
 from upshot.training.loops.rl import set_advantages
 from upshot.training.metrics.best import evaluated
 from upshot.verl.folder import played
-from upshot.verl.folder.chronicle import Chronicle
+from upshot.verl.folder.chronicle import VerlRunWriter
 from upshot.verl.metrics import Follower
 
-TASK = Slots(rows_per_split=64)
+TASK = SlotsTask(rows_per_split=64)
 
 
-def reply_to(row: Row, total: Score, group: int, session: int) -> Reply:
+def reply_to(row: Row, total: Score, group: int, session: int) -> Rollout:
     sample = Sample((5, 6, 7), (8, 9), (-0.5, -0.25), "stop")
     talk = Conversation(row, 7, f"{row.id}#{session}")
     talk.turns = (*talk.turns, Turn(Message("assistant", "a red lamp"), sample))
     credit = None if total.is_missing else Credit({MAIN: total}, (Span(3, 5, (MAIN,)),))
-    return Reply(talk, group, reward=Reward(total, means={"verifier": total}), credit=credit)
+    return Rollout(talk, group, reward=Reward(total, means={"verifier": total}), credit=credit)
 
 
 class Stage:
@@ -49,8 +49,8 @@ class Stage:
         self.log = self.run / "verl" / "metrics.jsonl"
         self.rows = TASK.rows("train")
 
-    def chronicle(self, reporter: Reporter | None = None) -> Chronicle:
-        return Chronicle(self.recipe, self.folder, Follower(self.log), TASK, str, reporter)
+    def chronicle(self, reporter: Reporter | None = None) -> VerlRunWriter:
+        return VerlRunWriter(self.recipe, self.folder, Follower(self.log), TASK, str, reporter)
 
     def play(self, step: int, scores: list[list[Score]]) -> None:
         """verl's trainer has learned from a step."""
@@ -69,7 +69,7 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
+def context(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
@@ -81,54 +81,54 @@ DOWN = Score.missing(Reason.CONNECTION, "the server is down")
 STEP = {"actor/grad_norm": 2.0, "upshot/reward/mean": 0.5, "timing_s/step": 3.0}
 
 
-def test_a_step_is_in_the_run_folder_when_verl_has_logged_it_and_not_before(stage: Stage) -> None:
-    chronicle = stage.chronicle()
+def test_a_step_is_in_the_run_folder_when_verl_has_logged_it_and_not_before(context: Stage) -> None:
+    chronicle = context.chronicle()
     chronicle.begin(2, 0)
-    stage.play(1, [ones(1.0, 0.0), ones(1.0, 1.0)])
-    assert chronicle.follow() == 0 and not (stage.run / "rollouts.jsonl").exists()
-    stage.told(1, **STEP)
+    context.play(1, [ones(1.0, 0.0), ones(1.0, 1.0)])
+    assert chronicle.follow() == 0 and not (context.run / "rollouts.jsonl").exists()
+    context.told(1, **STEP)
     assert chronicle.follow() == 1
-    lines = jsonl.read(stage.run / "rollouts.jsonl")
+    lines = jsonl.read(context.run / "rollouts.jsonl")
     assert [(line["step"], line["group"], line["key"]) for line in lines] == [
-        (1, group, f"{stage.rows[group].id}#{session}") for group in (0, 1) for session in (0, 1)
+        (1, group, f"{context.rows[group].id}#{session}") for group in (0, 1) for session in (0, 1)
     ]
-    assert lines[0]["goal"] == stage.rows[0].goal and lines[0]["groups"]
+    assert lines[0]["goal"] == context.rows[0].goal and lines[0]["groups"]
     assert [line["credit"][0]["advantage"] for line in lines[2:]] == [0.0, 0.0]
     assert lines[0]["credit"][0]["advantage"] == -lines[1]["credit"][0]["advantage"] > 0
-    assert (stage.run / "samples/000001.npz").is_file()
-    assert not list((stage.run / played.FOLDER).iterdir()), "what was carried over is taken away"
+    assert (context.run / "samples/000001.npz").is_file()
+    assert not list((context.run / played.FOLDER).iterdir()), "what was carried over is taken away"
 
 
-def test_what_is_missing_is_there_with_its_reason_and_out_of_the_statistics(stage: Stage) -> None:
-    chronicle = stage.chronicle()
+def test_what_is_missing_is_there_with_its_reason_and_out_of_the_statistics(context: Stage) -> None:
+    chronicle = context.chronicle()
     chronicle.begin(1, 0)
-    stage.play(1, [[Score(1.0), DOWN, Score(0.0)]])
-    stage.told(1, **STEP)
+    context.play(1, [[Score(1.0), DOWN, Score(0.0)]])
+    context.told(1, **STEP)
     chronicle.follow()
-    line = jsonl.read(stage.run / "rollouts.jsonl")[1]
+    line = jsonl.read(context.run / "rollouts.jsonl")[1]
     assert line["reward"]["total"]["missing"] == Reason.CONNECTION
     assert line["reward"]["total"]["detail"]["why"] == "the server is down"
-    (told,) = jsonl.read(stage.run / "metrics.jsonl")
+    (told,) = jsonl.read(context.run / "metrics.jsonl")
     assert line["credit"] == []
     assert (told["train/grad_norm"], told["time/step"], told["reward/mean"]) == (2.0, 3.0, 0.5)
     assert told["task/missing"] == 1.0 and any(name.startswith("by/opening=") for name in told)
 
 
-def test_an_evaluation_is_a_line_of_its_own_of_the_weights_after_its_step(stage: Stage) -> None:
-    chronicle = stage.chronicle()
+def test_an_evaluation_is_a_line_of_its_own_of_the_weights_after_its_step(context: Stage) -> None:
+    chronicle = context.chronicle()
     chronicle.begin(5, 0)
-    stage.told(0, **{"upshot/eval/reward/mean": 0.25, "val-core/slots/reward/mean@1": 0.25})
-    stage.play(5, [ones(1.0, 0.0)])
-    stage.told(5, **STEP, **{"upshot/eval/reward/mean": 1.0, "timing_s/testing": 1.5})
+    context.told(0, **{"upshot/eval/reward/mean": 0.25, "val-core/slots/reward/mean@1": 0.25})
+    context.play(5, [ones(1.0, 0.0)])
+    context.told(5, **STEP, **{"upshot/eval/reward/mean": 1.0, "timing_s/testing": 1.5})
     chronicle.follow()
-    before, step, after = jsonl.read(stage.run / "metrics.jsonl")
+    before, step, after = jsonl.read(context.run / "metrics.jsonl")
     assert before == {"phase": "rl", "step": 0, "eval/reward/mean": 0.25}
     assert after == {"phase": "rl", "step": 5, "eval/reward/mean": 1.0, "time/eval": 1.5}
     assert [evaluated(before), evaluated(after)] == [0, 5]
     assert not any(name.startswith("eval/") for name in step)
 
 
-def test_status_and_console_are_told_as_in_local_mode(stage: Stage) -> None:
+def test_status_and_console_are_told_as_in_local_mode(context: Stage) -> None:
     seen: list[Any] = []
 
     class Watching(Reporter):
@@ -138,77 +138,77 @@ def test_status_and_console_are_told_as_in_local_mode(stage: Stage) -> None:
         def step(self, phase: str, step: int, metrics: Any) -> None:
             seen.append((phase, step, metrics["reward/mean"]))
 
-    chronicle = stage.chronicle(Watching())
+    chronicle = context.chronicle(Watching())
     chronicle.begin(4, 0)
-    stage.play(1, [ones(1.0, 0.0)])
-    stage.told(1, **STEP)
+    context.play(1, [ones(1.0, 0.0)])
+    context.told(1, **STEP)
     chronicle.follow()
     assert seen == [("rl", 4, 0), ("rl", 1, 0.5)]
     chronicle.writer.status("finished")
-    status = json.loads((stage.run / "status.json").read_text())
+    status = json.loads((context.run / "status.json").read_text())
     assert (status["state"], status["step"], status["steps"]) == ("finished", 1, 4)
     assert status["eta_seconds"] == pytest.approx(9.0)
 
 
-def test_a_resumed_run_drops_what_came_after_its_checkpoint(stage: Stage) -> None:
-    chronicle = stage.chronicle()
+def test_a_resumed_run_drops_what_came_after_its_checkpoint(context: Stage) -> None:
+    chronicle = context.chronicle()
     chronicle.begin(9, 0)
     for step in (1, 2, 3):
-        stage.play(step, [ones(1.0, 0.0)])
-        stage.told(step, **STEP)
+        context.play(step, [ones(1.0, 0.0)])
+        context.told(step, **STEP)
     chronicle.follow()
-    stage.play(4, [ones(1.0, 0.0)])
-    again = stage.chronicle()
+    context.play(4, [ones(1.0, 0.0)])
+    again = context.chronicle()
     again.begin(9, 2)
-    assert {line["step"] for line in jsonl.read(stage.run / "rollouts.jsonl")} == {1, 2}
-    assert [line["step"] for line in jsonl.read(stage.run / "metrics.jsonl")] == [1, 2]
-    assert sorted(path.name for path in (stage.run / "samples").iterdir()) == ["000001.npz", "000002.npz"]
-    assert not stage.log.exists() and not list((stage.run / played.FOLDER).iterdir())
-    stage.play(3, [ones(0.0, 0.0)])
-    stage.told(3, **STEP | {"upshot/reward/mean": 0.0})
+    assert {line["step"] for line in jsonl.read(context.run / "rollouts.jsonl")} == {1, 2}
+    assert [line["step"] for line in jsonl.read(context.run / "metrics.jsonl")] == [1, 2]
+    assert sorted(path.name for path in (context.run / "samples").iterdir()) == ["000001.npz", "000002.npz"]
+    assert not context.log.exists() and not list((context.run / played.FOLDER).iterdir())
+    context.play(3, [ones(0.0, 0.0)])
+    context.told(3, **STEP | {"upshot/reward/mean": 0.0})
     again.follow()
-    assert [line["reward/mean"] for line in jsonl.read(stage.run / "metrics.jsonl")] == [0.5, 0.5, 0.0]
+    assert [line["reward/mean"] for line in jsonl.read(context.run / "metrics.jsonl")] == [0.5, 0.5, 0.0]
 
 
 def test_steps_up_to_the_checkpoint_that_a_killed_launcher_did_not_write_are_written_at_the_resume(
-    stage: Stage,
+    context: Stage,
 ) -> None:
     """Killed after step 1's line; step 2 was logged by verl, step 3 was saved and not logged any more."""
-    chronicle = stage.chronicle()
+    chronicle = context.chronicle()
     chronicle.begin(9, 0)
-    stage.play(1, [ones(1.0, 0.0)])
-    stage.told(1, **STEP)
+    context.play(1, [ones(1.0, 0.0)])
+    context.told(1, **STEP)
     chronicle.follow()
     for step in (2, 3, 4):
-        stage.play(step, [ones(1.0, 1.0)])
-    stage.told(2, **STEP)
-    stage.chronicle().begin(9, 3)
-    lines = jsonl.read(stage.run / "metrics.jsonl")
+        context.play(step, [ones(1.0, 1.0)])
+    context.told(2, **STEP)
+    context.chronicle().begin(9, 3)
+    lines = jsonl.read(context.run / "metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert "train/grad_norm" in lines[1] and "train/grad_norm" not in lines[2]
-    assert [line["step"] for line in jsonl.read(stage.run / "rollouts.jsonl")] == [1, 1, 2, 2, 3, 3]
+    assert [line["step"] for line in jsonl.read(context.run / "rollouts.jsonl")] == [1, 1, 2, 2, 3, 3]
 
 
-def test_the_report_and_the_tables_read_such_a_run(stage: Stage) -> None:
-    chronicle = stage.chronicle()
+def test_the_report_and_the_tables_read_such_a_run(context: Stage) -> None:
+    chronicle = context.chronicle()
     chronicle.begin(1, 0)
-    stage.play(1, [[Score(1.0), DOWN]])
-    stage.told(1, **STEP)
+    context.play(1, [[Score(1.0), DOWN]])
+    context.told(1, **STEP)
     chronicle.follow()
     chronicle.writer.status("finished")
-    page = write_report(stage.run).read_text()
+    page = write_report(context.run).read_text()
     assert "a red lamp" in page and str(Reason.CONNECTION) in page
-    run = runs.read(stage.run)
+    run = runs.read(context.run)
     assert [reply["reward"] for reply in run.replies] == [1.0, None] and run.status["state"] == "finished"
 
 
 def test_supervised_steps_have_local_modes_names(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, "train.method=sft")
-    chronicle = stage.chronicle()
+    context = Stage(tmp_path, "train.method=sft")
+    chronicle = context.chronicle()
     chronicle.begin(2, 0)
-    stage.told(1, **{"train/loss": 2.5, "train/grad_norm": 1.0, "train/lr": 0.1})
-    stage.told(1, **{"val/loss": 2.25})
+    context.told(1, **{"train/loss": 2.5, "train/grad_norm": 1.0, "train/lr": 0.1})
+    context.told(1, **{"val/loss": 2.25})
     chronicle.follow()
-    step, look = jsonl.read(stage.run / "metrics.jsonl")
+    step, look = jsonl.read(context.run / "metrics.jsonl")
     assert (step["phase"], step["loss/nll"], step["train/lr"]) == ("sft", 2.5, 0.1) and step["time/step"] >= 0
     assert look == {"phase": "sft", "step": 1, "eval/loss/nll": 2.25}

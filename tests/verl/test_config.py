@@ -10,10 +10,10 @@ import pytest
 from upshot.config.load import load
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
-from upshot.verl.config import SPECIAL, Place, compose, is_theirs, leaves, left_by
+from upshot.verl.config import SPECIAL, ClusterPlace, compose, is_theirs, leaves, left_by
 from upshot.verl.table import CARRIED, LEFT, PLAYED
 
-PLACE = Place("/run", rows=64, prompt_tokens=40, context=256)
+PLACE = ClusterPlace("/run", rows=64, prompt_tokens=40, context=256)
 
 
 def recipe(*overrides: str) -> Recipe:
@@ -21,7 +21,7 @@ def recipe(*overrides: str) -> Recipe:
     return load("quickstart", own).recipe
 
 
-def value(made: Recipe, key: str, place: Place = PLACE) -> object:
+def value(made: Recipe, key: str, place: ClusterPlace = PLACE) -> object:
     (found,) = [s.value for s in compose(made, place).settings if s.key == key]
     return found
 

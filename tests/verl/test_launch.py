@@ -16,7 +16,7 @@ from upshot.core.errors import UserError
 from upshot.models.tiny import tiny_model, tiny_tokenizer
 from upshot.run.folder import RunFolder
 from upshot.run.reporter import Reporter
-from upshot.tasks.slots import Slots
+from upshot.tasks.slots import SlotsTask
 from upshot.verl import launch as launching
 from upshot.verl.config import RECIPE, compose
 from upshot.verl.launch import command, environment, launch
@@ -26,7 +26,7 @@ from upshot.verl.process import run
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Recipe:
-    task = Slots(rows_per_split=64)
+    task = SlotsTask(rows_per_split=64)
     tokenizer = tiny_tokenizer(task.vocabulary())
     tiny_model(TinyConfig(hidden=16, layers=1, heads=2, mlp=32), tokenizer, 0).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")

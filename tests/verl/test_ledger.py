@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upshot.config.model_spec import ModelSpec
+from upshot.config.sampling import Sampling
 from upshot.core.errors import BudgetExceeded, UserError
-from upshot.models.base import Completion, Request, Sampling
+from upshot.models.base import Completion, Request
 from upshot.models.client.budget import Budget
-from upshot.models.client.limits import Limits
+from upshot.models.client.limits import EndpointLimits
 from upshot.models.endpoint import EndpointModel
-from upshot.models.wire import Answer
-from upshot.verl.budget.ledger import Grant, Ledger, Load, Report, fair, standing
-from upshot.verl.budget.share import Share
+from upshot.models.wire import ApiAnswer
+from upshot.verl.budget.ledger import EndpointLoad, Ledger, WorkerGrant, WorkerReport, fair, standing
+from upshot.verl.budget.share import WorkerQuota
 
 URL = "http://127.0.0.1:1/v1"
 
@@ -45,20 +46,22 @@ class Caller(EndpointModel):
     async def start(self) -> None:
         pass
 
-    async def _attempt(self, request: Request, n: int, seed: int | None) -> Answer:
+    async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:
         await self.endpoint.answer()
-        return Answer([Completion("yes", "stop")] * n, prompt_tokens=5, completion_tokens=5, cost=0.5)
+        return ApiAnswer([Completion("yes", "stop")] * n, prompt_tokens=5, completion_tokens=5, cost=0.5)
 
 
 class Process:
     """One worker: a model with its budget and a share."""
 
-    def __init__(self, name: str, tell: Callable[[Report], Awaitable[Grant]], endpoint: Endpoint, **given: Any) -> None:
+    def __init__(
+        self, name: str, tell: Callable[[WorkerReport], Awaitable[WorkerGrant]], endpoint: Endpoint, **given: Any
+    ) -> None:
         budget = Budget(given.get("max_calls"), given.get("max_tokens"), given.get("max_dollars"))
         spec = ModelSpec(url=URL, model="m", concurrency=given.get("concurrency", 4))
-        self.model = Caller(spec, role="judge", budget=budget, limits=Limits.of(spec))
+        self.model = Caller(spec, role="judge", budget=budget, limits=EndpointLimits.of(spec))
         self.model.endpoint = endpoint
-        self.share = Share(name, tell, budget, [self.model])
+        self.share = WorkerQuota(name, tell, budget, [self.model])
         self.closed = 0
 
     async def close(self) -> None:
@@ -71,8 +74,8 @@ class Process:
         return await asyncio.gather(*(self.model.generate(one) for _ in range(times)), return_exceptions=True)
 
 
-def told(ledger: Ledger) -> Callable[[Report], Awaitable[Grant]]:
-    async def tell(report: Report) -> Grant:
+def told(ledger: Ledger) -> Callable[[WorkerReport], Awaitable[WorkerGrant]]:
+    async def tell(report: WorkerReport) -> WorkerGrant:
         await asyncio.sleep(0)
         return ledger.report(report)
 
@@ -123,22 +126,22 @@ def test_tokens_and_dollars_pass_their_limit_by_what_was_under_way_at_most(limit
 
 def test_calls_that_a_worker_does_not_use_go_to_others() -> None:
     ledger = Ledger(max_calls=10)
-    assert ledger.report(Report("lazy", {"calls": 0, "tokens": 0, "dollars": 0}, 0, 1)).allowed == 5
+    assert ledger.report(WorkerReport("lazy", {"calls": 0, "tokens": 0, "dollars": 0}, 0, 1)).allowed == 5
     zero = {"calls": 0, "tokens": 0, "dollars": 0.0}
-    assert ledger.report(Report("lazy", zero, allowed=0)).allowed == 0  # idle: it gave them back
+    assert ledger.report(WorkerReport("lazy", zero, allowed=0)).allowed == 0  # idle: it gave them back
     granted = 0
     for _ in range(20):
-        granted = ledger.report(Report("busy", zero, granted, 9)).allowed or 0
+        granted = ledger.report(WorkerReport("busy", zero, granted, 9)).allowed or 0
     assert granted == 10
 
 
 def test_a_worker_that_dies_gives_its_slots_back_and_calls_it_may_have_sent_count() -> None:
     ledger = Ledger(max_calls=100)
     spent = {"calls": 2, "tokens": 20, "dollars": 1.0}
-    first = ledger.report(Report("a", spent, allowed=10, wants=0, loads={"e": Load(8, 0, 0, waiting=8)}))
+    first = ledger.report(WorkerReport("a", spent, allowed=10, wants=0, loads={"e": EndpointLoad(8, 0, 0, waiting=8)}))
     assert first.caps == {"e": 8}
     zero = {"calls": 0, "tokens": 0, "dollars": 0.0}
-    hungry = Report("b", zero, loads={"e": Load(8, 0, 0, waiting=8)})
+    hungry = WorkerReport("b", zero, loads={"e": EndpointLoad(8, 0, 0, waiting=8)})
     assert ledger.report(hungry).caps == {"e": 0}
     ledger.bury("a")
     assert ledger.report(hungry).caps == {"e": 8}
@@ -147,12 +150,12 @@ def test_a_worker_that_dies_gives_its_slots_back_and_calls_it_may_have_sent_coun
 
 def test_slots_are_handed_on_only_when_they_are_known_to_be_free() -> None:
     ledger, zero = Ledger(), {"calls": 0, "tokens": 0, "dollars": 0.0}
-    ledger.report(Report("a", zero, loads={"e": Load(8, 0, 0, waiting=20)}))
-    ledger.report(Report("b", zero, loads={"e": Load(8, 0, 0, waiting=20)}))
-    assert ledger.report(Report("a", zero, loads={"e": Load(8, 8, 8, waiting=12)})).caps == {"e": 4}
-    assert ledger.report(Report("b", zero, loads={"e": Load(8, 0, 0, waiting=20)})).caps == {"e": 0}
-    assert ledger.report(Report("a", zero, loads={"e": Load(8, 4, 6, waiting=12)})).caps == {"e": 4}
-    assert ledger.report(Report("b", zero, loads={"e": Load(8, 0, 0, waiting=20)})).caps == {"e": 2}
+    ledger.report(WorkerReport("a", zero, loads={"e": EndpointLoad(8, 0, 0, waiting=20)}))
+    ledger.report(WorkerReport("b", zero, loads={"e": EndpointLoad(8, 0, 0, waiting=20)}))
+    assert ledger.report(WorkerReport("a", zero, loads={"e": EndpointLoad(8, 8, 8, waiting=12)})).caps == {"e": 4}
+    assert ledger.report(WorkerReport("b", zero, loads={"e": EndpointLoad(8, 0, 0, waiting=20)})).caps == {"e": 0}
+    assert ledger.report(WorkerReport("a", zero, loads={"e": EndpointLoad(8, 4, 6, waiting=12)})).caps == {"e": 4}
+    assert ledger.report(WorkerReport("b", zero, loads={"e": EndpointLoad(8, 0, 0, waiting=20)})).caps == {"e": 2}
 
 
 def test_what_was_spent_before_a_resume_counts() -> None:
@@ -163,7 +166,7 @@ def test_what_was_spent_before_a_resume_counts() -> None:
 
 
 def test_a_ledger_that_dies_is_a_clear_error_for_calls_that_wait() -> None:
-    async def dead(report: Report) -> Grant:
+    async def dead(report: WorkerReport) -> WorkerGrant:
         raise ConnectionError("the actor died unexpectedly")
 
     async def ask() -> list[Any]:
@@ -195,8 +198,8 @@ def test_the_pace_of_an_endpoint_is_shared_with_its_slots() -> None:
     async def run() -> list[float]:
         processes = [Process(f"w{n}", told(ledger), endpoint, concurrency=8) for n in range(2)]
         for process in processes:
-            process.model.limits = Limits(8, requests_per_minute=6000)
-            process.share = Share(process.share.worker, told(ledger), process.model.budget, [process.model])
+            process.model.limits = EndpointLimits(8, requests_per_minute=6000)
+            process.share = WorkerQuota(process.share.worker, told(ledger), process.model.budget, [process.model])
             process.share.start(process.close)
         await asyncio.sleep(0.6)  # two idle reports
         rates = [process.model.limits._requests.rate for process in processes]  # type: ignore[union-attr]
@@ -221,5 +224,5 @@ def test_fair_parts_make_the_whole_and_nobody_wants_while_another_has_more_than_
 
 
 def test_the_standing_of_the_endpoints_leaves_out_those_nobody_calls() -> None:
-    loads = {"http://a/v1": Load(8, 8, 8, 3, 61.0), "http://b/v1": Load(8, 8, 0)}
+    loads = {"http://a/v1": EndpointLoad(8, 8, 8, 3, 61.0), "http://b/v1": EndpointLoad(8, 8, 0)}
     assert standing(loads) == "http://a/v1: 8 of 8 calls in flight, 3 waiting, the slowest for 61 s"

@@ -10,7 +10,7 @@ import pytest
 from upshot.core.conversation import Message, Row
 from upshot.core.errors import UserError
 from upshot.tasks.base import Task
-from upshot.verl.parquet import Book, write_rows
+from upshot.verl.parquet import RowIndex, write_rows
 
 
 class Wishes(Task):
@@ -43,7 +43,7 @@ def test_a_thousand_rows_with_a_thousand_goals_are_found_by_their_own_goal(tmp_p
     rows = wishes(1000)
     file = tmp_path / "train.parquet"
     assert write_rows(file, rows, "train") == 1000
-    book = Book(Wishes(rows))
+    book = RowIndex(Wishes(rows))
     for number, record in enumerate(pq.read_table(file).to_pylist()):
         found = book.row(record["extra_info"], record["prompt"])
         assert found.goal.number == number == int(record["reward_model"]["ground_truth"])
@@ -56,7 +56,7 @@ def test_rows_of_one_name_and_files_of_other_rows_are_refused(tmp_path: Path) ->
         write_rows(tmp_path / "x.parquet", [rows[0], wishes(1)[0]], "train")
     with pytest.raises(UserError, match="no rows"):
         write_rows(tmp_path / "x.parquet", [], "train")
-    book = Book(Wishes(rows))
+    book = RowIndex(Wishes(rows))
     place = {"split": "train", "id": "wish/1"}
     with pytest.raises(UserError, match="another opening"):
         book.row(place, [{"role": "user", "content": "something else"}])

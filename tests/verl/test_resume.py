@@ -11,7 +11,7 @@ from upshot.config.load import load
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.run.folder import RunFolder
-from upshot.verl.config import Place, compose
+from upshot.verl.config import ClusterPlace, compose
 from upshot.verl.resume import LOCAL, WORDS, begin, going_on, reopened
 
 THEIRS = ["trainer.n_gpus_per_node=2", "+trainer.new=1"]
@@ -26,7 +26,7 @@ def recipe(tmp_path: Path) -> Recipe:
 @pytest.fixture
 def run(recipe: Recipe) -> RunFolder:
     folder = RunFolder.create(recipe)
-    plan = compose(recipe, Place(str(folder.path), 64, 20, 256), THEIRS)
+    plan = compose(recipe, ClusterPlace(str(folder.path), 64, 20, 256), THEIRS)
     begin(folder, recipe, plan, [*THEIRS, LOCAL])
     return folder
 
@@ -43,7 +43,7 @@ def test_a_resumed_run_keeps_verls_words_and_new_ones_win(run: RunFolder, recipe
     found, theirs, folder = reopened(run.path, ["train.steps=99", "trainer.n_gpus_per_node=4"])
     assert found.train.steps == 99 and folder.path == run.path
     assert theirs == [*THEIRS, LOCAL, "trainer.n_gpus_per_node=4"]
-    plan = compose(found, Place(str(run.path), 64, 20, 256), [word for word in theirs if word != LOCAL])
+    plan = compose(found, ClusterPlace(str(run.path), 64, 20, 256), [word for word in theirs if word != LOCAL])
     assert plan.ranks == 4 and plan.value("trainer.total_training_steps") == 99
 
 
@@ -54,14 +54,14 @@ def test_what_would_make_it_another_run_is_refused_as_in_local_mode(run: RunFold
 
 def test_the_changed_recipe_is_the_runs_from_then_on(run: RunFolder, recipe: Recipe) -> None:
     changed, theirs, _ = reopened(run.path, ["train.steps=99"])
-    plan = compose(changed, Place(str(run.path), 64, 20, 256), THEIRS)
+    plan = compose(changed, ClusterPlace(str(run.path), 64, 20, 256), THEIRS)
     begin(run, changed, plan, theirs)
     assert run.recipe().train.steps == 99
     assert json.loads((run.path / WORDS).read_text()) == theirs
 
 
 def test_a_run_with_a_checkpoint_is_not_looked_at_again_before_its_first_step(run: RunFolder, recipe: Recipe) -> None:
-    plan = compose(recipe, Place(str(run.path), 64, 20, 256), THEIRS)
+    plan = compose(recipe, ClusterPlace(str(run.path), 64, 20, 256), THEIRS)
     assert going_on(plan, run).value("trainer.val_before_train") is True
     save(run, 4)
     assert going_on(plan, run).value("trainer.val_before_train") is False
@@ -69,6 +69,6 @@ def test_a_run_with_a_checkpoint_is_not_looked_at_again_before_its_first_step(ru
 
 def test_another_number_of_ranks_is_refused_before_verl_starts(run: RunFolder, recipe: Recipe) -> None:
     save(run, 4)
-    plan = compose(recipe, Place(str(run.path), 64, 20, 256), ["trainer.n_gpus_per_node=8"])
+    plan = compose(recipe, ClusterPlace(str(run.path), 64, 20, 256), ["trainer.n_gpus_per_node=8"])
     with pytest.raises(UserError, match="saved by 2 ranks"):
         begin(run, recipe, plan, [])

@@ -23,8 +23,8 @@ from upshot.rewards.credit import Credit, Span, credit_turns, only
 from upshot.rewards.reward import Reward
 from upshot.rollout.play import occurred, play_step
 from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Reply
-from upshot.rollout.services import of_recipe, stage_of
+from upshot.rollout.rollout import Rollout
+from upshot.rollout.services import build_context, build_services
 from upshot.tasks.base import tasks
 from upshot.tasks.ciphers import Ciphers
 from upshot.training.learner.batch import Datum
@@ -32,12 +32,12 @@ from upshot.training.learner.distributed.handover import packed, unpacked
 from upshot.training.loops import ppo, rl
 from upshot.training.objectives.logprob_source import Lesson
 from upshot.training.setup import sampling_of
-from upshot.verl.lesson import Row as TrainedRow
-from upshot.verl.lesson import Told, teach
+from upshot.verl.lesson import BatchRow as TrainedRow
+from upshot.verl.lesson import LearnerInputs, teach
 from upshot.verl.parquet import record_of
-from upshot.verl.served import Line
+from upshot.verl.served import ConversationLink
 from upshot.verl.trajectory import Trajectory, trajectories_of
-from upshot.verl.worker import Order, Worker, placed
+from upshot.verl.worker import PlayRequest, RolloutWorker, placed
 
 DOWN = "down"
 Says = Callable[[list[int], int], str]
@@ -103,29 +103,31 @@ def renderer_of(recipe: Recipe) -> Renderer:
     return RENDERER if recipe.task.name == "slots" else _ciphers()
 
 
-def locally(recipe: Recipe, rows: Sequence[Row], step: int, says: Says = words) -> list[list[Reply]]:
+def locally(recipe: Recipe, rows: Sequence[Row], step: int, says: Says = words) -> list[list[Rollout]]:
     """The groups of a step as local mode plays them."""
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     renderer = renderer_of(recipe)
     model = Local(says, renderer)
-    company = of_recipe(recipe, task, model, renderer.tokenizer, renderer)
-    stage = stage_of(recipe, company, Policy(model, renderer, sampling_of(recipe), 256, think=recipe.episode.think))
-    return asyncio.run(play_step(stage, rows, recipe.train.group_size, rl.derive_seed(recipe.seed, "step", step)))
+    services = build_services(recipe, task, model, renderer.tokenizer, renderer)
+    context = build_context(
+        recipe, services, Policy(model, renderer, sampling_of(recipe), 256, think=recipe.episode.think)
+    )
+    return asyncio.run(play_step(context, rows, recipe.train.group_size, rl.derive_seed(recipe.seed, "step", step)))
 
 
-def on_verl(recipe: Recipe, rows: Sequence[Row], step: int, says: Says = words) -> list[list[Reply]]:
+def on_verl(recipe: Recipe, rows: Sequence[Row], step: int, says: Says = words) -> list[list[Rollout]]:
     """The same groups as a worker of the cluster plays them, and as the trainer reads them."""
     renderer = renderer_of(recipe)
-    worker, servers = Worker(recipe, renderer.tokenizer, 256), Servers(says, renderer)
+    worker, servers = RolloutWorker(recipe, renderer.tokenizer, 256), Servers(says, renderer)
     before = occurred([row.id for row in rows])
 
-    async def one(group: int, session: int) -> Reply:
+    async def one(group: int, session: int) -> Rollout:
         record = record_of(rows[group], 0, "train")
         info = placed(record["extra_info"], group, before[group])
-        line = Line(servers, f"{group}.{session}", seeded=True)
-        return unpacked(packed(await worker.play(Order(info, record["prompt"], session, step), line)))
+        line = ConversationLink(servers, f"{group}.{session}", seeded=True)
+        return unpacked(packed(await worker.play(PlayRequest(info, record["prompt"], session, step), line)))
 
-    async def all_of_them() -> list[list[Reply]]:
+    async def all_of_them() -> list[list[Rollout]]:
         return [
             list(await asyncio.gather(*(one(group, session) for session in range(recipe.train.group_size))))
             for group in range(len(rows))
@@ -155,7 +157,7 @@ class Learner:
         return [number(datum.ids, at) + more if bit else 0.0 for at, bit in enumerate(datum.mask)]
 
 
-def taught(recipe: Recipe, groups: Sequence[Sequence[Reply]]) -> list[tuple[Reply, Trajectory, Told]]:
+def taught(recipe: Recipe, groups: Sequence[Sequence[Rollout]]) -> list[tuple[Rollout, Trajectory, LearnerInputs]]:
     """What verl's learner is told of every row that has something to learn from."""
     replies = [reply for group in groups for reply in group]
     rows = [(reply, row) for reply in replies for row in trajectories_of(reply, 0) if row.trains]
@@ -169,13 +171,13 @@ def taught(recipe: Recipe, groups: Sequence[Sequence[Reply]]) -> list[tuple[Repl
     return [(*pair, one) for pair, one in zip(rows, told, strict=True)]
 
 
-def lesson_of(recipe: Recipe, groups: Sequence[Sequence[Reply]]) -> Lesson:
+def lesson_of(recipe: Recipe, groups: Sequence[Sequence[Rollout]]) -> Lesson:
     """What local mode's learner learns from."""
     method = ppo if recipe.train.method == "ppo" else rl
     return method.lesson_of(Learner(recipe), groups)[0]
 
 
-def same(recipe: Recipe, local: Sequence[Sequence[Reply]], verl: Sequence[Sequence[Reply]]) -> int:
+def same(recipe: Recipe, local: Sequence[Sequence[Rollout]], verl: Sequence[Sequence[Rollout]]) -> int:
     """Hold that both learn the same; how many rows there are."""
     lesson = lesson_of(recipe, local)
     rows = taught(recipe, verl)
@@ -247,7 +249,7 @@ def test_importance_divergence_and_values_are_those_of_local_mode(more: list[str
     assert compare(recipe_of(*more)) > 4
 
 
-def talked(rewards: list[list[Score]], split: bool, tokens: str = "all") -> list[list[Reply]]:
+def talked(rewards: list[list[Score]], split: bool, tokens: str = "all") -> list[list[Rollout]]:
     """A group of episodes, each turn of three sampled tokens, a thought of two among them, and one of context."""
     group = []
     for at, own in enumerate(rewards):
@@ -258,7 +260,7 @@ def talked(rewards: list[list[Score]], split: bool, tokens: str = "all") -> list
             talk.say(Message("assistant", "x"), sample)
         credit = credit_turns(own, talk, 0.5, split)
         credit = replace(credit, spans=only(credit.spans, talk, tokens))
-        group.append(Reply(talk, reward=Reward(own[-1]), credit=credit))
+        group.append(Rollout(talk, reward=Reward(own[-1]), credit=credit))
     return [group]
 
 
@@ -287,7 +289,7 @@ def test_turns_as_samples_of_their_own_are_rows_of_their_own() -> None:
     assert second.response_ids == [7, 8, 9, 4, 7, 8, 9] and second.response_mask == [0, 0, 0, 0, 1, 1, 1]
 
 
-def with_parts(reply: Reply, number: int) -> Reply:
+def with_parts(reply: Rollout, number: int) -> Rollout:
     """The reply with a classmate's part on its first two tokens, which is missing now and then."""
     if reply.credit is None or not reply.credit.spans:
         return reply

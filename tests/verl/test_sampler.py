@@ -15,10 +15,10 @@ from upshot.engine.engine import Engine
 from upshot.engine.sequence import Rules
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_model, tiny_tokenizer
-from upshot.tasks.slots import Slots
-from upshot.verl.sampler import Packed, Sampler, parts
+from upshot.tasks.slots import SlotsTask
+from upshot.verl.sampler import PackedTensor, Sampler, parts
 
-TASK = Slots(rows_per_split=8)
+TASK = SlotsTask(rows_per_split=8)
 TOKENIZER = tiny_tokenizer(TASK.vocabulary())
 RENDERER = Renderer(TOKENIZER)
 PARAMS = {"max_tokens": 8, "temperature": 1.0, "top_k": -1, "top_p": 1.0, "logprobs": True, "repetition_penalty": 1.0}
@@ -88,7 +88,7 @@ def test_after_a_sync_the_new_weights_sample_and_the_step_is_said() -> None:
 
 def test_bfloat16_goes_through_as_bytes() -> None:
     given = torch.randn(3, 4).to(torch.bfloat16)
-    packed = Packed.of(given)
+    packed = PackedTensor.of(given)
     assert packed.data.nbytes == 24 and torch.equal(packed.tensor(), given)
 
 
@@ -96,10 +96,10 @@ def test_a_weight_that_is_unknown_or_does_not_come_is_said_by_name() -> None:
     own = sampler()
     own.begin()
     with pytest.raises(UserError, match=r"'model\.norm2'.*none of that name"):
-        own.load({"model.norm2": Packed.of(torch.zeros(2))})
+        own.load({"model.norm2": PackedTensor.of(torch.zeros(2))})
     with pytest.raises(UserError, match=r"model\.norm\.weight.*has shape \(16,\)"):
-        own.load({"model.norm.weight": Packed.of(torch.zeros(2))})
-    own.load({"model.norm.weight": Packed.of(torch.ones(16))})
+        own.load({"model.norm.weight": PackedTensor.of(torch.zeros(2))})
+    own.load({"model.norm.weight": PackedTensor.of(torch.ones(16))})
     with pytest.raises(UserError, match=r"sent no weights for model\.embed_tokens\.weight"):
         own.loaded(1)
 

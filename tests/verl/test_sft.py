@@ -11,13 +11,13 @@ from upshot.config.recipe import Recipe, TinyConfig
 from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_model, tiny_tokenizer
-from upshot.tasks.slots import Slots
+from upshot.tasks.slots import SlotsTask
 from upshot.training.loops.sft import Dialogues
-from upshot.verl.config import Place, compose
+from upshot.verl.config import ClusterPlace, compose
 from upshot.verl.prepare import prepare
 from upshot.verl.sft import CARRIED, ENTRY
 
-TASK = Slots(rows_per_split=64)
+TASK = SlotsTask(rows_per_split=64)
 TOKENIZER = tiny_tokenizer(TASK.vocabulary())
 OWN = ("task.rows_per_split=64", "train.method=sft", "warm_start=null", "train.prompts_per_step=8")
 
@@ -27,7 +27,9 @@ def made(*words: str) -> Recipe:
 
 
 def test_the_recipe_is_the_sft_trainers_config_and_every_value_says_where_it_came_from() -> None:
-    plan = compose(made("train.epochs=2", "train.steps=0"), Place("/run", 64, None, 256), ["trainer.n_gpus_per_node=4"])
+    plan = compose(
+        made("train.epochs=2", "train.steps=0"), ClusterPlace("/run", 64, None, 256), ["trainer.n_gpus_per_node=4"]
+    )
     plan.check()
     assert plan.value("trainer.total_training_steps") == 16 and plan.value("data.train_batch_size") == 8
     assert plan.value("optim.lr") == made().train.lr and "optim.lr=0.0004    ← train.lr" in plan.page()
@@ -36,7 +38,7 @@ def test_the_recipe_is_the_sft_trainers_config_and_every_value_says_where_it_cam
 
 
 def test_on_a_cpu_it_computes_in_float32_like_local_mode() -> None:
-    plan = compose(made(), Place("/run", 64, None, 256), [], local=True)
+    plan = compose(made(), ClusterPlace("/run", 64, None, 256), [], local=True)
     assert plan.value("trainer.device") == "cpu" and plan.value("engine.mixed_precision")["param_dtype"] == "fp32"
 
 
@@ -53,7 +55,7 @@ def test_on_a_cpu_it_computes_in_float32_like_local_mode() -> None:
 )
 def test_what_verls_sft_trainer_has_not_is_refused_by_name(words: list[str], theirs: list[str], why: str) -> None:
     with pytest.raises(UserError, match=why):
-        compose(made(*words), Place("/run", 64, None, 256), theirs).check()
+        compose(made(*words), ClusterPlace("/run", 64, None, 256), theirs).check()
 
 
 def test_the_rows_are_the_ids_and_masks_that_local_mode_trains(tmp_path: Path) -> None:

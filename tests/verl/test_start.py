@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from upshot.config.load import load
+from upshot.config.phases import WARM_START
 from upshot.config.recipe import Recipe
-from upshot.run.phases import WARM_START
 from upshot.verl.start import needs_start, start_recipe, started
 
 TINY = (

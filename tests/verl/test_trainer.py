@@ -32,8 +32,8 @@ from tests.verl.test_worker import RENDERER, TOKENIZER
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Reply
-from upshot.rollout.services import of_recipe, stage_of
+from upshot.rollout.rollout import Rollout
+from upshot.rollout.services import build_context, build_services
 from upshot.tasks.base import tasks
 from upshot.training.learner.distributed.handover import packed, unpacked
 from upshot.training.loops import rl
@@ -41,13 +41,13 @@ from upshot.training.setup import sampling_of
 from upshot.verl.adapters import replies as replies_module
 from upshot.verl.adapters import trainer as trainer_module
 from upshot.verl.adapters.loop import FAULT, REPLY, _output
-from upshot.verl.adapters.replies import Replies
+from upshot.verl.adapters.replies import PlayedRollouts
 from upshot.verl.adapters.trainer import UpshotTrainer
 from upshot.verl.config import RECIPE
 from upshot.verl.parquet import record_of
-from upshot.verl.served import Line
+from upshot.verl.served import ConversationLink
 from upshot.verl.trajectory import trajectories_of
-from upshot.verl.worker import Order, Worker
+from upshot.verl.worker import PlayRequest, RolloutWorker
 
 
 class Queue:
@@ -74,7 +74,7 @@ class Buffer:
     """verl's buffer when all is played: rows in any order."""
 
     def __init__(
-        self, queue: Queue, groups: Sequence[Sequence[Reply]], faults: Sequence[str] = (), prefix: str = "uid"
+        self, queue: Queue, groups: Sequence[Sequence[Rollout]], faults: Sequence[str] = (), prefix: str = "uid"
     ) -> None:
         self.tags: dict[str, dict[str, Any]] = {}
         for group, own in enumerate(groups):
@@ -99,7 +99,7 @@ def trainer_of(recipe: Recipe, buffer: Buffer) -> UpshotTrainer:
     made = object.__new__(UpshotTrainer)
     made.recipe, made.use_reference_policy = recipe, bool(recipe.train.kl)
     made.use_critic = recipe.train.method == "ppo"
-    made.replies, made.global_steps = Replies(buffer, lambda groups: groups), 1
+    made.replies, made.global_steps = PlayedRollouts(buffer, lambda groups: groups), 1
     return made
 
 
@@ -168,17 +168,17 @@ class Playing(Buffer):
 
     def __init__(self, queue: Queue, recipe: Recipe) -> None:
         self.queue, self.tags, self.rounds = queue, {}, 0
-        self.worker, self.servers = Worker(recipe, TOKENIZER, 256), Servers(words)
+        self.worker, self.servers = RolloutWorker(recipe, TOKENIZER, 256), Servers(words)
 
     def submit(self, batch: Any) -> None:
         """Play the rows of a batch."""
         infos = [getattr(one, "data", one) for one in batch["extra_info"]]
         prompts = [getattr(one, "data", one) for one in batch["raw_prompt"]]
 
-        async def all_of_them() -> list[list[Reply]]:
-            line, size = Line(self.servers, "x", seeded=True), self.worker.recipe.train.group_size
+        async def all_of_them() -> list[list[Rollout]]:
+            line, size = ConversationLink(self.servers, "x", seeded=True), self.worker.recipe.train.group_size
             return [
-                [await self.worker.play(Order(info, prompt, session, 0), line) for session in range(size)]
+                [await self.worker.play(PlayRequest(info, prompt, session, 0), line) for session in range(size)]
                 for info, prompt in zip(infos, prompts, strict=True)
             ]
 
@@ -192,13 +192,13 @@ def test_flat_groups_are_played_again_with_the_rows_that_local_mode_takes(queue:
     rows = some(recipe, *range(64))
     model = Local(words)
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
-    company = of_recipe(recipe, task, model, TOKENIZER, RENDERER)
-    stage = stage_of(recipe, company, Policy(model, RENDERER, sampling_of(recipe), 256))
-    local = asyncio.run(rl.play(recipe, stage, rows, 0, lambda done, total: None))
+    services = build_services(recipe, task, model, TOKENIZER, RENDERER)
+    context = build_context(recipe, services, Policy(model, RENDERER, sampling_of(recipe), 256))
+    local = asyncio.run(rl.play(recipe, context, rows, 0, lambda done, total: None))
 
     buffer = Playing(queue, recipe)
     trainer = trainer_of(recipe, buffer)
-    trainer.replies = Replies(buffer, trainer._play_on)
+    trainer.replies = PlayedRollouts(buffer, trainer._play_on)
     trainer.train_dataset = Dataset([record_of(row, at, "train") for at, row in enumerate(rows)])
     trainer.global_steps, trainer._submit_batch_to_rollout = 1, buffer.submit
     buffer.submit(trainer._fetch_one_gen_batch())
@@ -229,7 +229,7 @@ def test_a_minibatch_has_its_share_of_the_rows_that_there_are(
     trainer = trainer_of(recipe, None)  # type: ignore[arg-type]
     actor, critic = SimpleNamespace(ppo_mini_batch_size=0), SimpleNamespace(ppo_mini_batch_size=0)
     trainer.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(actor=actor), critic=critic)
-    trainer.worker, trainer._ranks = Worker(recipe, TOKENIZER, 256), ranks
+    trainer.worker, trainer._ranks = RolloutWorker(recipe, TOKENIZER, 256), ranks
     trainer.replies.groups["train"] = on_verl(recipe, some(recipe, 3), 0)
     monkeypatch.setattr(PPOTrainerSync, "_balance_batch", lambda self, batch, metrics: batch)
     metrics: dict[str, float] = {}
@@ -242,7 +242,7 @@ def test_a_minibatch_has_its_share_of_the_rows_that_there_are(
 def test_too_much_missing_stops_the_run_with_the_reasons(queue: Queue) -> None:
     recipe = recipe_of("reward.max_missing=0.2")
     trainer = trainer_of(recipe, None)  # type: ignore[arg-type]
-    trainer.worker = Worker(recipe, TOKENIZER, 256)
+    trainer.worker = RolloutWorker(recipe, TOKENIZER, 256)
     trainer.replies.groups["train"] = on_verl(recipe, some(recipe, 3), 0, lambda prompt, seed: DOWN)
     with pytest.raises(UserError, match=r"4 of 4 replies have no reward \(4 x closed.*reward.max_missing"):
         trainer._balance_batch(KVBatchMeta(partition_id="train", keys=["a"], tags=[{}]), {})
@@ -251,7 +251,7 @@ def test_too_much_missing_stops_the_run_with_the_reasons(queue: Queue) -> None:
 def test_what_a_user_must_mend_stops_the_run(queue: Queue) -> None:
     groups = on_verl(recipe_of(), some(recipe_of(), 3), 0, words)
     with pytest.raises(UserError, match="no key"):
-        Replies(Buffer(queue, groups, ["no key"]), lambda groups: groups).sample(1, "train", 1)
+        PlayedRollouts(Buffer(queue, groups, ["no key"]), lambda groups: groups).sample(1, "train", 1)
 
 
 def test_rows_of_a_step_are_those_that_local_mode_picks_each_with_its_place() -> None:

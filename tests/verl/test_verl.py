@@ -16,12 +16,12 @@ from upshot.config.load import load
 from upshot.core.errors import BudgetExceeded
 from upshot.run.folder import RunFolder
 from upshot.training.learner.distributed.handover import unpacked
-from upshot.verl.config import RECIPE, Place, compose
+from upshot.verl.config import RECIPE, ClusterPlace, compose
 from upshot.verl.parquet import record_of
 from upshot.verl.worker import placed
 
 OWN = ["task.rows_per_split=64", "task.vague=0", "warm_start=null", "model.path=/model", "model.dtype=float32"]
-PLACE = Place("/run", rows=64, prompt_tokens=40, context=256)
+PLACE = ClusterPlace("/run", rows=64, prompt_tokens=40, context=256)
 MORE = ["actor_rollout_ref.rollout.name=vllm", "trainer.n_gpus_per_node=1"]
 
 
@@ -79,10 +79,10 @@ def test_verls_trainer_calls_what_ours_overrides() -> None:
 
 
 def test_the_program_keeps_verls_runner_and_registers_our_trainer_first() -> None:
-    from upshot.verl.adapters.main import Runner
+    from upshot.verl.adapters.main import ClusterRunner
 
-    assert Runner.__mro__[1].__name__ == "TaskRunnerV1"
-    assert "get_trainer_cls" in inspect.getsource(Runner.__mro__[1].run)
+    assert ClusterRunner.__mro__[1].__name__ == "TaskRunnerV1"
+    assert "get_trainer_cls" in inspect.getsource(ClusterRunner.__mro__[1].run)
 
 
 def test_the_server_client_takes_ids_by_these_names() -> None:
@@ -156,16 +156,16 @@ def test_whatever_a_conversation_fails_with_reaches_the_trainer(
     async def play(*_: Any) -> None:
         raise raised
 
-    monkeypatch.setattr("upshot.verl.worker.Worker.play", play)
+    monkeypatch.setattr("upshot.verl.worker.RolloutWorker.play", play)
     (out,) = rows_of(Manager(shopkeeper(HALF_SAID), TOKENIZER), composed()[1])
     assert out.extra_fields[FAULT] == told
 
 
 def test_what_a_row_is_told_has_verls_names_and_its_filling_trains_nothing() -> None:
     from upshot.verl.adapters.trainer import columns
-    from upshot.verl.lesson import Told
+    from upshot.verl.lesson import LearnerInputs
 
-    told = [Told([1, 0, 1], [0.5, 0.0, -0.5], [-1.0, 0.0, -2.0], weights=[1.0, 0.0, 0.9]), None]
+    told = [LearnerInputs([1, 0, 1], [0.5, 0.0, -0.5], [-1.0, 0.0, -2.0], weights=[1.0, 0.0, 0.9]), None]
     found = columns(told, "truncate")
     assert [row.tolist() for row in found["response_mask"].unbind()] == [[1, 0, 1], [0]]
     assert [row.tolist() for row in found["advantages"].unbind()] == [[0.5, 0.0, -0.5], [0.0]]

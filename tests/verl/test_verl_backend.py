@@ -18,10 +18,10 @@ pytest.importorskip("verl", reason="verl is not installed here: `make test-clust
 from tests.verl.test_sampler import PARAMS, TOKENIZER, model, prompt
 from upshot.config.load import load
 from upshot.core.errors import UserError
-from upshot.verl.config import Place, compose
+from upshot.verl.config import ClusterPlace, compose
 from upshot.verl.on_cpu import ENVIRONMENT
 
-PLACE = Place("/run", rows=64, prompt_tokens=40, context=256)
+PLACE = ClusterPlace("/run", rows=64, prompt_tokens=40, context=256)
 
 
 @pytest.fixture(scope="module")
@@ -86,21 +86,21 @@ def test_the_backend_is_registered_under_its_name() -> None:
 def test_the_server_has_every_method_that_verl_calls_on_one() -> None:
     from verl.workers.rollout import llm_server, replica
 
-    from upshot.verl.adapters.rollout import Server
+    from upshot.verl.adapters.rollout import RankServer
 
     text = inspect.getsource(replica.RolloutReplica) + inspect.getsource(llm_server.LLMServerClient)
     asked = set(re.findall(r"\bserver\.(\w+)\.remote", text))
     assert {"generate", "sleep", "wake_up", "abort_all_requests"} <= asked
-    assert {name for name in asked if not hasattr(Server, name)} == set()
+    assert {name for name in asked if not hasattr(RankServer, name)} == set()
 
 
 def test_the_server_answers_in_verls_words(folder: Path) -> None:
     from verl.workers.rollout.replica import TokenOutput
 
-    from upshot.verl.adapters.rollout import Server
+    from upshot.verl.adapters.rollout import RankServer
 
     async def ask() -> Any:
-        server = Server(str(folder), "float32", "cpu", seed=0, most_tokens=8, frees=True)
+        server = RankServer(str(folder), "float32", "cpu", seed=0, most_tokens=8, frees=True)
         await server.sleep()
         await server.wake_up(tags=["kv_cache"])
         with pytest.raises(UserError, match="image_data"):

@@ -12,10 +12,10 @@ pytest.importorskip("verl", reason="verl is not installed here: `make test-clust
 from upshot.config.load import load
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
-from upshot.tasks.slots import Slots
+from upshot.tasks.slots import SlotsTask
 from upshot.training.loops.sft import Dialogues, pick
 from upshot.verl.checkpoints import NEWEST
-from upshot.verl.config import Place, compose
+from upshot.verl.config import ClusterPlace, compose
 from upshot.verl.merge import SHARD
 from upshot.verl.metrics import OURS
 from upshot.verl.sft import ENTRY, write_examples
@@ -28,7 +28,7 @@ def test_every_setting_is_a_key_of_the_sft_trainers_config(local: bool) -> None:
     import hydra
     from omegaconf import OmegaConf
 
-    plan = compose(load("quickstart", OWN).recipe, Place("/run", 64, None, 256), [], local)
+    plan = compose(load("quickstart", OWN).recipe, ClusterPlace("/run", 64, None, 256), [], local)
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         theirs = hydra.compose("sft_trainer_engine", overrides=plan.overrides())
     for setting in plan.settings:
@@ -40,7 +40,7 @@ def test_verl_finds_our_rows_by_its_own_hook_and_they_are_local_modes(tmp_path: 
     from omegaconf import OmegaConf
     from verl.trainer.sft_trainer import create_sft_dataset
 
-    task = Slots(rows_per_split=64)
+    task = SlotsTask(rows_per_split=64)
     renderer = Renderer(tiny_tokenizer(task.vocabulary()))
     write_examples(tmp_path / "rows.parquet", task.dialogues("train"), renderer, 256, task)
     config = OmegaConf.create({"custom_cls": {"path": f"pkg://{ENTRY}", "name": "Examples"}})
@@ -53,9 +53,9 @@ def test_verl_finds_our_rows_by_its_own_hook_and_they_are_local_modes(tmp_path: 
 
 
 def test_the_ranks_of_a_step_take_together_what_local_mode_takes() -> None:
-    from upshot.verl.adapters.sft import Order
+    from upshot.verl.adapters.sft import RankOrder
 
-    ranks = [list(Order(size=10, steps=3, batch=4, seed=7, rank=rank, ranks=2)) for rank in (0, 1)]
+    ranks = [list(RankOrder(size=10, steps=3, batch=4, seed=7, rank=rank, ranks=2)) for rank in (0, 1)]
     for step in range(3):
         own = [one for order in ranks for one in order[2 * step : 2 * step + 2]]
         assert sorted(own) == sorted(pick(10, 4, step, 7))
@@ -64,9 +64,9 @@ def test_the_ranks_of_a_step_take_together_what_local_mode_takes() -> None:
 def test_verls_sft_trainer_calls_what_ours_overrides() -> None:
     from verl.trainer.sft_trainer import SFTTrainer
 
-    from upshot.verl.adapters.sft import Trainer
+    from upshot.verl.adapters.sft import SftTrainer
 
-    assert "_build_dataloader" in vars(Trainer) and "_build_dataloader()" in inspect.getsource(SFTTrainer.__init__)
+    assert "_build_dataloader" in vars(SftTrainer) and "_build_dataloader()" in inspect.getsource(SFTTrainer.__init__)
     fit = inspect.getsource(SFTTrainer.fit)
     for used in ("self.train_sampler.set_epoch", "self.train_dataloader", "self.val_dataloader", '"val/loss"'):
         assert used in fit

@@ -10,19 +10,20 @@ from typing import Any
 import pytest
 
 from upshot.config.load import load
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import UserError
 from upshot.core.score import Reason
-from upshot.models.base import Completion, Request, Sampling
+from upshot.models.base import Completion, Request
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.tasks.participants.base import Observation, Participant
-from upshot.tasks.slots import Slots, asked_slots
+from upshot.tasks.slots import SlotsTask, asked_slots
 from upshot.verl.parquet import record_of
-from upshot.verl.served import Line, ServedModel, talking
+from upshot.verl.served import ConversationLink, ServedModel, talking
 from upshot.verl.trajectory import Trajectory, refuse_long, trajectories_of
-from upshot.verl.worker import Order, Worker, placed
+from upshot.verl.worker import PlayRequest, RolloutWorker, placed
 
 
 @dataclass
@@ -51,7 +52,7 @@ class Manager:
         return Output(ids, [-0.5] * len(ids), extra_fields={"min_global_steps": number, "max_global_steps": number})
 
 
-TASK = Slots(rows_per_split=64)
+TASK = SlotsTask(rows_per_split=64)
 TOKENIZER = tiny_tokenizer(TASK.vocabulary())
 RENDERER = Renderer(TOKENIZER)
 
@@ -63,14 +64,14 @@ def row_where(fits: Callable[[Row], bool]) -> Row:
 HALF_SAID = row_where(lambda row: row.meta["opening"] == "ambiguous" and len(row.messages) == 1)
 
 
-def made(*overrides: str) -> Worker:
+def made(*overrides: str) -> RolloutWorker:
     own = ["task.rows_per_split=64", "task.vague=0", "warm_start=null", "model.path=/model", *overrides]
-    return Worker(load("quickstart", own).recipe, TOKENIZER, 256)
+    return RolloutWorker(load("quickstart", own).recipe, TOKENIZER, 256)
 
 
-def order(row: Row, session: int = 0, group: int = 0, step: int = 0) -> Order:
+def order(row: Row, session: int = 0, group: int = 0, step: int = 0) -> PlayRequest:
     record = record_of(row, 0, row.id.split("/")[1])
-    return Order(placed(record["extra_info"], group, 0), record["prompt"], session, step)
+    return PlayRequest(placed(record["extra_info"], group, 0), record["prompt"], session, step)
 
 
 def shopkeeper(row: Row) -> Callable[[str], str]:
@@ -83,8 +84,8 @@ def shopkeeper(row: Row) -> Callable[[str], str]:
     return says
 
 
-def play(worker: Worker, manager: Manager, what: Order) -> Reply:
-    return asyncio.run(worker.play(what, Line(manager, f"line {what.session}")))
+def play(worker: RolloutWorker, manager: Manager, what: PlayRequest) -> Rollout:
+    return asyncio.run(worker.play(what, ConversationLink(manager, f"line {what.session}")))
 
 
 def test_the_ids_trained_are_the_ids_the_servers_sampled() -> None:
@@ -109,7 +110,7 @@ def test_all_calls_of_a_conversation_go_to_one_server_and_those_of_others_to_the
     manager, worker = Manager(shopkeeper(HALF_SAID), TOKENIZER), made()
 
     async def both() -> None:
-        lines = [Line(manager, f"line {n}") for n in range(2)]
+        lines = [ConversationLink(manager, f"line {n}") for n in range(2)]
         await asyncio.gather(*(worker.play(order(HALF_SAID, n), line) for n, line in enumerate(lines)))
 
     asyncio.run(both())
@@ -119,7 +120,7 @@ def test_all_calls_of_a_conversation_go_to_one_server_and_those_of_others_to_the
 
 def test_the_weights_that_sampled_the_trained_tokens_are_told_and_not_those_of_futures() -> None:
     manager = Manager(shopkeeper(HALF_SAID), TOKENIZER)
-    line = Line(manager, "x")
+    line = ConversationLink(manager, "x")
     asyncio.run(made().play(order(HALF_SAID), line))
     assert len(manager.asked) == 3
     assert line.extra == {"min_global_steps": 1, "max_global_steps": 1}
@@ -173,9 +174,9 @@ def test_a_thousand_conversations_at_once_never_mix_their_goals(shift: int, shar
             ids = RENDERER.completed(rows[(int(request_id) + shift) % len(rows)].reference)
             return Output(ids, [0.0] * len(ids))
 
-    async def all_of_them() -> list[Reply]:
+    async def all_of_them() -> list[Rollout]:
         manager = Knowing(str, TOKENIZER)
-        lines = [Line(manager, str(number)) for number in range(len(rows))]
+        lines = [ConversationLink(manager, str(number)) for number in range(len(rows))]
         asked = (worker.play(order(row), line) for row, line in zip(rows, lines, strict=True))
         return await asyncio.gather(*asked)
 
@@ -202,7 +203,7 @@ def served(request: Request, says: str = "which size ? here is a tiny red lamp")
     model, manager = ServedModel(RENDERER), Manager(lambda text: says, TOKENIZER)
 
     async def ask() -> list[Completion]:
-        with talking(Line(manager, "x")):
+        with talking(ConversationLink(manager, "x")):
             return await model.generate(request)
 
     return asyncio.run(ask())[0]
@@ -230,7 +231,7 @@ def test_how_likely_given_ids_are_is_not_asked_of_servers() -> None:
 def test_the_seed_of_a_call_is_sent_to_servers_that_draw_by_it_and_to_no_others() -> None:
     for seeded in (True, False):
         manager = Manager(shopkeeper(HALF_SAID), TOKENIZER)
-        asyncio.run(made().play(order(HALF_SAID), Line(manager, "x", seeded=seeded)))
+        asyncio.run(made().play(order(HALF_SAID), ConversationLink(manager, "x", seeded=seeded)))
         seeds = [params.get("seed") for _, _, params, _ in manager.asked]
         assert (None not in seeds and len(set(seeds)) == 3) if seeded else set(seeds) == {None}
 
@@ -250,13 +251,13 @@ class Opener(Participant):
 
 def test_rows_where_the_user_speaks_first_are_opened_once_for_all_replies() -> None:
     worker, user, row = made(), Opener(), replace(HALF_SAID, messages=())
-    worker.stage = replace(worker.stage, user=user)
+    worker.context = replace(worker.context, user=user)
     worker.book._splits["train"] = {row.id: row}
     manager = Manager(lambda text: "here is a tiny red lamp", TOKENIZER)
 
-    async def all_of_them() -> list[Reply]:
+    async def all_of_them() -> list[Rollout]:
         orders = [order(row, session, group) for group in range(2) for session in range(3)]
-        return await asyncio.gather(*(worker.play(one, Line(manager, "x")) for one in orders))
+        return await asyncio.gather(*(worker.play(one, ConversationLink(manager, "x")) for one in orders))
 
     said = [reply.conversation.messages[0].content for reply in asyncio.run(all_of_them())]
     assert user.opened == 2 and len(set(said[:3])) == len(set(said[3:])) == 1

@@ -14,28 +14,27 @@ What the settings are: `upshot/api/scorer.py`.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import copy_context
-from threading import Thread
-from typing import Any, TypedDict, TypeVar, Unpack, overload
+from typing import Any, TypedDict, Unpack, overload
 
-from upshot.api.scorer import Metrics, ModelLike, checked, open_rater
+from upshot.api.scorer import ModelLike, open_rater
+from upshot.config.registry import check_value
 from upshot.core.conversation import Message, Row, messages_from
 from upshot.core.errors import UserError, user_error_in
+from upshot.core.event_loop import run_anywhere
 from upshot.models.client.budget import Budget
+from upshot.rewards.build import Metrics
 from upshot.rollout.context import ReplyRule
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.tasks.base import Task
 from upshot.tasks.participants.base import Participant
 
-T = TypeVar("T")
 Messages = Sequence[Message] | Sequence[Mapping[str, Any]]
 Replies = list[str] | tuple[str, ...]
 
 
-class Options(TypedDict, total=False):
+class RewardOptions(TypedDict, total=False):
     """What `reward` takes by name; `Settings` says what each is and its default."""
 
     goal: Any
@@ -61,11 +60,11 @@ class Options(TypedDict, total=False):
 
 
 @overload
-def reward(messages: Messages, replies: str, **options: Unpack[Options]) -> Reply: ...
+def reward(messages: Messages, replies: str, **options: Unpack[RewardOptions]) -> Rollout: ...
 @overload
-def reward(messages: Messages, replies: Replies, **options: Unpack[Options]) -> list[Reply]: ...
-def reward(messages: Messages, replies: str | Replies, **options: Unpack[Options]) -> Reply | list[Reply]:
-    """The multiturn-aware reward of one reply (a `Reply`), or of several (a list of them).
+def reward(messages: Messages, replies: Replies, **options: Unpack[RewardOptions]) -> list[Rollout]: ...
+def reward(messages: Messages, replies: str | Replies, **options: Unpack[RewardOptions]) -> Rollout | list[Rollout]:
+    """The multiturn-aware reward of one reply (a `Rollout`), or of several (a list of them).
 
     A reply's `.reward` has total, terms and means, its `.futures` the conversations it led to.
     messages: the conversation before the reply. goal: what the user wants. reference: the right answer or document.
@@ -77,10 +76,12 @@ def reward(messages: Messages, replies: str | Replies, **options: Unpack[Options
 
 
 @overload
-async def reward_async(messages: Messages, replies: str, **options: Unpack[Options]) -> Reply: ...
+async def reward_async(messages: Messages, replies: str, **options: Unpack[RewardOptions]) -> Rollout: ...
 @overload
-async def reward_async(messages: Messages, replies: Replies, **options: Unpack[Options]) -> list[Reply]: ...
-async def reward_async(messages: Messages, replies: str | Replies, **options: Unpack[Options]) -> Reply | list[Reply]:
+async def reward_async(messages: Messages, replies: Replies, **options: Unpack[RewardOptions]) -> list[Rollout]: ...
+async def reward_async(
+    messages: Messages, replies: str | Replies, **options: Unpack[RewardOptions]
+) -> Rollout | list[Rollout]:
     """The same where you are async yourself."""
     with one_line():
         return await _reward(messages, replies, **options)
@@ -95,11 +96,13 @@ async def _reward(
     meta: Mapping[str, Any] | None = None,
     seed: int = 0,
     **settings: Any,
-) -> Reply | list[Reply]:
-    many = [replies] if isinstance(replies, str) else list(checked("replies", replies, list[str]))
-    row = Row("row", as_messages(messages), goal, reference, "api", checked("meta", meta, dict[str, Any] | None) or {})
-    async with open_rater(**settings) as rater:
-        rated = await rater.rate(row, many, checked("seed", seed, int))
+) -> Rollout | list[Rollout]:
+    many = [replies] if isinstance(replies, str) else list(check_value("replies", replies, list[str]))
+    row = Row(
+        "row", as_messages(messages), goal, reference, "api", check_value("meta", meta, dict[str, Any] | None) or {}
+    )
+    async with open_rater(**settings) as scorer:
+        rated = await scorer.rate(row, many, check_value("seed", seed, int))
     return rated[0] if isinstance(replies, str) else rated
 
 
@@ -127,31 +130,3 @@ def as_messages(messages: Messages) -> tuple[Message, ...]:
         if not isinstance(message, Message) and not whole:
             raise UserError(f"messages[{place}] is {message!r:.80}: a message is {{'role': …, 'content': 'text'}}")
     return tuple(m if isinstance(m, Message) else messages_from([m])[0] for m in messages)
-
-
-def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, wherever we are."""
-    return anywhere(lambda: asyncio.run(work))
-
-
-def anywhere(work: Callable[[], T]) -> T:
-    """Do what begins an event loop, in a thread of its own where this one already runs one (a notebook)."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return work()
-    outcome: dict[str, Any] = {}
-    context = copy_context()  # the caller's time limit holds in the thread, too
-
-    def target() -> None:
-        try:
-            outcome["value"] = context.run(work)
-        except BaseException as error:
-            outcome["error"] = error
-
-    thread = Thread(target=target, name="upshot")
-    thread.start()
-    thread.join()
-    if "error" in outcome:
-        raise outcome["error"]
-    return outcome["value"]

@@ -6,7 +6,7 @@ A thin layer over `upshot.rollout`: what is played and scored here is what train
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,17 +16,18 @@ from pydantic import Field
 
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Named
-from upshot.config.registry import path_of
+from upshot.config.registry import check_value
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.core.errors import UserError, did_you_mean, user_error_in
-from upshot.models.base import Completion, Model, Request, Sampling
+from upshot.models.base import Completion, Model, Request
 from upshot.models.client.budget import Budget
-from upshot.rewards.build import ARROW
-from upshot.rollout.context import ReplyRule, Stage
+from upshot.rewards.build import ARROW, Metrics, named_metrics
+from upshot.rollout.context import ReplyRule, RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import score_reply
 from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import assemble, metric_configs
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.participants.base import Participant
@@ -35,22 +36,18 @@ METRICS: Mapping[str, float] = {"accuracy": 1.0, "interactivity": 1.0}
 OVERLONG_RULES = ("missing", "penalty", "score")
 ModelLike = str | Mapping[str, Any] | ModelSpec | Model
 """An address (`http://…/v1#name`), `provider/model`, a folder, `scripted:…`, a mapping with options, or a `Model`."""
-MetricLike = str | Callable[..., Any]
-"""The name of a metric, its class, or a plain function of the conversation."""
-Metrics = Mapping[Any, float | Mapping[str, Any]] | Sequence[MetricLike]
-"""`MetricLike` → weight, or → {weight, clamp, the metric's own options}; or a list of them, each of weight 1."""
 
 
 @dataclass(frozen=True)
-class Rater:
+class Scorer:
     """Scores replies that were given, whoever gave them."""
 
-    stage: Stage
+    context: RolloutContext
     tokenizer: Any = None
     max_tokens: int = 0
     """A reply of more tokens counts as over-long; 0: none does."""
 
-    async def rate(self, row: Row, replies: Sequence[str], seed: int = 0) -> list[Reply]:
+    async def rate(self, row: Row, replies: Sequence[str], seed: int = 0) -> list[Rollout]:
         """Play and score the futures of all replies to one row, at once."""
         conversations = []
         for index, text in enumerate(replies):
@@ -59,15 +56,15 @@ class Rater:
             conversations.append(conversation)
         return await self.rate_all(conversations)
 
-    async def rate_all(self, conversations: Sequence[Conversation]) -> list[Reply]:
+    async def rate_all(self, conversations: Sequence[Conversation]) -> list[Rollout]:
         """The same for conversations whose last turn is the reply."""
         for conversation in conversations:
             self._mark_overlong(conversation)
-        rated = [Reply(conversation) for conversation in conversations]
+        rated = [Rollout(conversation) for conversation in conversations]
         try:
             async with asyncio.TaskGroup() as tasks:
                 for reply in rated:
-                    tasks.create_task(score_reply(self.stage, reply))
+                    tasks.create_task(score_reply(self.context, reply))
         except ExceptionGroup as group:
             raise first_of(group) from group
         return rated
@@ -82,7 +79,7 @@ class Rater:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ScoreSettings:
     """Who continues the conversation, and what it is worth.
 
     A model is an address (`http://…/v1#name`), `provider/model`, a folder, `scripted:…`, a mapping with options, or a
@@ -124,7 +121,7 @@ class Settings:
     """What the models may cost."""
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> Settings:
+    def of(cls, settings: Mapping[str, Any]) -> ScoreSettings:
         """Settings from keyword arguments; a wrong name is a `UserError`."""
         kinds = get_type_hints(cls, include_extras=True)
         for name in settings:
@@ -155,28 +152,13 @@ def _setting(name: str, value: Any, kind: Any) -> Any:
                 "'provider/model', a folder, a mapping with options, or a Model"
             )
         return value
-    return named_metrics(value) if name == "metrics" else checked(name, value, kind)
-
-
-def named_metrics(metrics: Any) -> dict[str, Any]:
-    """Metrics by name, with weights or settings; functions and classes get the names by which they are found."""
-    if not isinstance(metrics, Mapping):
-        if isinstance(metrics, str) or not isinstance(metrics, Sequence):
-            raise UserError(f"metrics is {metrics!r:.80}: give {{name or function: weight}}, or a list of them")
-        metrics = dict.fromkeys(metrics, 1.0)
-    found: dict[str, Any] = {}
-    for key, setting in metrics.items():
-        name = key if isinstance(key, str) else path_of(key)
-        if not isinstance(setting, Mapping):
-            setting = checked(f"the weight of metric '{name}'", setting, Annotated[float, Field(allow_inf_nan=False)])
-        found[name] = setting
-    return found
+    return named_metrics(value) if name == "metrics" else check_value(name, value, kind)
 
 
 @asynccontextmanager
-async def open_rater(**settings: Any) -> AsyncIterator[Rater]:
-    """Connect the models, build the metrics, and close again what was opened here; see `Settings`."""
-    chosen = Settings.of(settings)
+async def open_rater(**settings: Any) -> AsyncIterator[Scorer]:
+    """Connect the models, build the metrics, and close again what was opened here; see `ScoreSettings`."""
+    chosen = ScoreSettings.of(settings)
     roles = {"policy": chosen.policy, "user": chosen.user, "judge": chosen.judge}
     models = {role: given for role, given in roles.items() if given is not None and not isinstance(given, Participant)}
     user: Named | Participant | None = None
@@ -185,7 +167,7 @@ async def open_rater(**settings: Any) -> AsyncIterator[Rater]:
     elif chosen.user is not None:
         user = Named.model_validate({"name": "llm", **chosen.user_options})
     counter = TokenCounter(chosen.tokenizer)
-    company = assemble(
+    services = assemble(
         tasks.create(chosen.task) if isinstance(chosen.task, str) else chosen.task,
         models,
         metric_configs(named_metrics(chosen.metrics)),
@@ -194,18 +176,18 @@ async def open_rater(**settings: Any) -> AsyncIterator[Rater]:
         budget=chosen.budget,
         tokenizer=counter,
     )
-    counter.policy = company.models.get("policy")
-    async with company:
+    counter.policy = services.models.get("policy")
+    async with services:
         if not counter.found and (chosen.max_reply_tokens or _wants(chosen.metrics, "token_amount")):
             raise UserError("token_amount and max_reply_tokens count the policy's tokens: give tokenizer=")
         policy = Policy(
-            company.models.get("policy") or _Nobody(),
+            services.models.get("policy") or _Nobody(),
             sampling=Sampling(chosen.max_tokens, chosen.temperature),
             system=chosen.system,
         )
-        futures = Talk(company.metrics, company.weights, company.user, chosen.samples, chosen.window)
+        futures = Talk(services.metrics, services.weights, services.user, chosen.samples, chosen.window)
         overlong = ReplyRule(chosen.overlong) if isinstance(chosen.overlong, str) else chosen.overlong
-        yield Rater(Stage(policy, futures, overlong=overlong), counter, chosen.max_reply_tokens)
+        yield Scorer(RolloutContext(policy, futures, overlong=overlong), counter, chosen.max_reply_tokens)
 
 
 def first_of(group: BaseExceptionGroup[Any]) -> BaseException:
@@ -249,16 +231,3 @@ class TokenCounter:
         """The ids of a text."""
         ids: list[int] = self.found.encode(text, add_special_tokens=add_special_tokens)
         return ids
-
-
-def checked(name: str, value: Any, kind: Any) -> Any:
-    """A value of the kind that an argument wants; `UserError` for any other."""
-    from pydantic import TypeAdapter, ValidationError
-
-    try:
-        return TypeAdapter(kind, config={"arbitrary_types_allowed": True}).validate_python(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        inner = "".join(f"[{part!r}]" for part in first["loc"] if isinstance(part, int))
-        message = f"{first['msg'][0].lower()}{first['msg'][1:]}"
-        raise UserError(f"{name}{inner} is {value!r:.80} ({type(value).__name__}): {message}") from None

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from upshot.api.reward import anywhere, one_line
+from upshot.api.reward import one_line
 from upshot.config import load as config
 from upshot.config.recipe import Recipe
 from upshot.core import jsonl
 from upshot.core.errors import UserError
+from upshot.core.event_loop import anywhere
 from upshot.run.tables import Run
 from upshot.run.tables import read as read_run
 

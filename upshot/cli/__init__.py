@@ -7,10 +7,10 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from upshot import __version__
 from upshot.cli.environment import load_environment
 from upshot.core.errors import user_error_in
 from upshot.core.threads import settle_threads
+from upshot.core.version import __version__
 
 VERBS = (
     "demo", "train", "new", "recipe", "eval", "export", "view", "replay", "data", "score", "verify", "sandbox", "serve",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from upshot.offline.data.arguments import add_call_seconds
 
 if TYPE_CHECKING:
-    from upshot.offline.data.prepare import Summary
+    from upshot.offline.data.prepare import PrepareSummary
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -176,7 +176,7 @@ def _prepare(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from upshot.core.errors import UserError
-    from upshot.offline.data.prepare import Settings, prepare
+    from upshot.offline.data.prepare import PrepareSettings, prepare
     from upshot.tasks.collabllm_prompts import PLAIN, system_prompt
     from upshot.tasks.datasets.parquet import AGENT_NAME
 
@@ -187,7 +187,7 @@ def _prepare(args: argparse.Namespace) -> int:
         if summary is not None:
             return _tell(summary, args.json)
     name, description = _task_of(args.task, args.dataset)
-    settings = Settings(
+    settings = PrepareSettings(
         purpose=args.purpose,
         validation=args.validation,
         min_gap=args.min_gap,
@@ -202,7 +202,7 @@ def _prepare(args: argparse.Namespace) -> int:
     return _tell(prepare(args.dataset, Path(args.out), settings), args.json)
 
 
-def _prepare_verified(args: argparse.Namespace) -> Summary | None:
+def _prepare_verified(args: argparse.Namespace) -> PrepareSummary | None:
     """Rows of a task with a verifier; None where the task named is none."""
     from pathlib import Path
 
@@ -220,7 +220,7 @@ def _prepare_verified(args: argparse.Namespace) -> Summary | None:
     return prepare_verified(args.dataset, Path(args.out), task, args.validation, args.seed)
 
 
-def _tell(summary: Summary, as_json: bool) -> int:
+def _tell(summary: PrepareSummary, as_json: bool) -> int:
     import json
 
     if as_json:

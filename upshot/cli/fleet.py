@@ -40,7 +40,7 @@ def _start(file: Path, map_file: Path | None, while_used: bool) -> int:
     from upshot.serving.servers.classmates import check_map
     from upshot.serving.servers.file import read
     from upshot.serving.servers.state import FLEET_LOCK, folder_of, lock, read_state
-    from upshot.serving.servers.watch import Fleet
+    from upshot.serving.servers.watch import Supervisor
 
     config, folder = read(file), folder_of(file)
     if map_file is not None:
@@ -50,7 +50,7 @@ def _start(file: Path, map_file: Path | None, while_used: bool) -> int:
         if not free:
             pid = (read_state(folder) or {}).get("pid", "of unknown number")
             raise UserError(f"the servers of '{file}' are up already (process {pid}); `upshot serve stop {file}`")
-        fleet = Fleet(file.resolve(), config, folder, _say, map_file)
+        fleet = Supervisor(file.resolve(), config, folder, _say, map_file)
         _say(f"starting {len(config.servers)} servers; logs in {folder}")
 
         def tell() -> None:

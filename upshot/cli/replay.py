@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from upshot.offline.replay import Scored
+    from upshot.offline.replay import ScoreChange
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(one.same for one in found) else 1
 
 
-def _print_json(listed: Sequence[Scored]) -> None:
+def _print_json(listed: Sequence[ScoreChange]) -> None:
     import json
 
     for one in listed:
@@ -57,7 +57,7 @@ def _print_json(listed: Sequence[Scored]) -> None:
         print(json.dumps(row, default=str))
 
 
-def _print_table(listed: Sequence[Scored], found: Sequence[Scored]) -> None:
+def _print_table(listed: Sequence[ScoreChange], found: Sequence[ScoreChange]) -> None:
     wide = max((len(one.key) for one in listed), default=0)
     name = max((len(one.what) for one in listed), default=0)
     if listed:
@@ -77,5 +77,5 @@ def _told(score: object) -> str:
     return f"{value:.4g}" if value is not None else f"– {getattr(score, 'reason', '')}"
 
 
-def _mark(one: Scored) -> str:
+def _mark(one: ScoreChange) -> str:
     return "" if one.same else "  changed"

@@ -79,14 +79,14 @@ def run(args: argparse.Namespace) -> int:
     from upshot.models.engine_model import EngineModel
     from upshot.models.local import load_local, pick_device
     from upshot.serving.openai.allowance import Allowance
-    from upshot.serving.openai.server import Server
+    from upshot.serving.openai.server import OpenAIServer
 
     allowance = Allowance.hold(args.memory, pick_device(args.device)) if args.memory else None
     module, tokenizer = load_local(args.model, args.dtype, args.device)
     kv_bytes = allowance.kv_bytes() if allowance else int(args.kv_gib * 2**30)
     settings = EngineSettings(kv_bytes=kv_bytes, max_running=args.max_running, max_waiting=args.max_waiting)
     model = EngineModel(Engine(module, settings=settings), tokenizer, args.name or args.model)
-    server = Server(model, key, args.max_tokens, args.any_name, args.tool_parser)
+    server = OpenAIServer(model, key, args.max_tokens, args.any_name, args.tool_parser)
     print(f"serving {model.name} at http://{args.host}:{args.port}/v1 (health: /health, metrics: /metrics)", flush=True)
     uvicorn.run(server.app, host=args.host, port=args.port, log_level="warning", timeout_graceful_shutdown=5)
     return 0

@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 def _train(args: argparse.Namespace, recipe: Recipe, folder: RunFolder | None, ranks: Ranks) -> int:
     from upshot.cli.console import make_reporter
     from upshot.run.folder import RunFolder
-    from upshot.run.onlooker import Onlooker
+    from upshot.run.onlooker import ReadOnlyRunFolder
     from upshot.run.report.report import write_report
     from upshot.run.reporter import Reporter
     from upshot.run.run import train_checked
@@ -96,7 +96,7 @@ def _train(args: argparse.Namespace, recipe: Recipe, folder: RunFolder | None, r
     if not ranks.told("checked", ranks.first and _checked(recipe, args, resumed=not new, ranks=ranks.size)):
         return 2
     if not ranks.first:
-        train_checked(recipe, Onlooker(ranks.told("run folder", Path())), Reporter(), ranks)
+        train_checked(recipe, ReadOnlyRunFolder(ranks.told("run folder", Path())), Reporter(), ranks)
         return 0
     folder = folder or RunFolder.create(recipe)
     ranks.told("run folder", folder.path)
@@ -149,13 +149,13 @@ def _on_verl(args: argparse.Namespace) -> int:
     """Start verl on a recipe or on a run to go on with, or print both sides; what verl cannot run is refused."""
     from upshot.rollout.services import check_names
     from upshot.tasks.base import tasks
-    from upshot.verl.config import Place, compose
+    from upshot.verl.config import ClusterPlace, compose
 
     recipe, theirs, folder = _verl_recipe(args)
     check_names(recipe)
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     rows = None if recipe.train.method == "sft" else len(task.rows("train"))
-    plan = compose(recipe, Place(rows=rows), theirs, args.local)
+    plan = compose(recipe, ClusterPlace(rows=rows), theirs, args.local)
     if args.dry_run:
         from upshot.verl import on_cpu
         from upshot.verl.checks import find

@@ -34,9 +34,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Verify a file, or serve."""
-    from upshot.offline.verify import Settings, serve, verify_file
+    from upshot.offline.verify import VerifySettings, serve, verify_file
 
-    settings = Settings(
+    settings = VerifySettings(
         task=args.task,
         mode=args.mode,
         options=args.option,

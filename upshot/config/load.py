@@ -31,7 +31,7 @@ OWN_CODE = re.compile(r"(scripted:)?[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 @dataclass
-class Loaded:
+class ResolvedRecipe:
     """A resolved recipe and the origin of each value, by dotted key."""
 
     recipe: Recipe
@@ -77,7 +77,7 @@ _Loader.add_implicit_resolver(
 )
 
 
-def load(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any] = ()) -> Loaded:
+def load(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any] = ()) -> ResolvedRecipe:
     """A recipe by name, by path or as a mapping, with overrides: `key=value` texts, or values by (dotted) key."""
     origins: dict[str, str] = {}
     if isinstance(recipe, Mapping):
@@ -92,7 +92,7 @@ def load(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] | Mapp
     else:
         for override in overrides:
             _override(data, origins, override)
-    loaded = Loaded(validate(data, source, origins), origins)
+    loaded = ResolvedRecipe(validate(data, source, origins), origins)
     for folder in loaded.recipe.code:
         look_in(Path(folder))
     return loaded

@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from upshot.config.sampling import Sampling
 from upshot.core.errors import UserError, did_you_mean
-from upshot.models.base import Sampling
 
 SMOLLM2 = "smollm2-135m"
 HTTP = ("http://", "https://")

@@ -427,6 +427,11 @@ class TrainConfig(Section):
             return {**value, "steps": 0}
         return value
 
+    @property
+    def samples(self) -> bool:
+        """Whether the method learns from replies of its own."""
+        return self.method in ("rl", "online-dpo", "ppo")
+
     def lasting(self, examples: int) -> TrainConfig:
         """The same with `steps` as they are over so many rows or examples."""
         if self.epochs is None:

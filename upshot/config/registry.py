@@ -213,3 +213,16 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
         return typing.get_type_hints(target)
     except NameError:  # an annotation only imported for the type checker: leave the value unchecked
         return {}
+
+
+def check_value(name: str, value: Any, kind: Any) -> Any:
+    """A value of the kind that an argument wants; `UserError` for any other."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(kind, config={"arbitrary_types_allowed": True}).validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        inner = "".join(f"[{part!r}]" for part in first["loc"] if isinstance(part, int))
+        message = f"{first['msg'][0].lower()}{first['msg'][1:]}"
+        raise UserError(f"{name}{inner} is {value!r:.80} ({type(value).__name__}): {message}") from None

@@ -24,13 +24,13 @@ AGAIN_S = 1.0
 """The alarm rings again after so many seconds, for code that caught the first one."""
 
 
-class Rung(BaseException):
+class TimeUp(BaseException):
     """The alarm, as seen by the code it interrupts: no `except Exception` catches it."""
 
 
 @contextmanager
 def alarm(seconds: float) -> Iterator[None]:
-    """Raise `Rung` in what runs inside after so many seconds; somebody else's alarm goes on afterwards."""
+    """Raise `TimeUp` in what runs inside after so many seconds; somebody else's alarm goes on afterwards."""
     by_signal = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
     with _by_signal(seconds) if by_signal else _watchdog.watching(seconds):
         yield
@@ -54,11 +54,11 @@ def _ring(_signal: int, _frame: types.FrameType | None) -> None:
     # Set anew each time rather than by an interval: a slow, traced step would be interrupted by the next ring for ever.
     signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
     if sys.gettrace() is None:  # a person at a breakpoint may take as long as they like
-        raise Rung
+        raise TimeUp
 
 
 class _Watchdog:
-    """One thread that raises `Rung` in any thread whose time is up.
+    """One thread that raises `TimeUp` in any thread whose time is up.
 
     The alarm may ring inside this very code, so it takes only steps that an exception cannot split: a plain lock
     entered by `with`, and a queue written in C.
@@ -95,7 +95,7 @@ class _Watchdog:
             try:
                 self._set(thread, outer)
                 return
-            except Rung:
+            except TimeUp:
                 continue
 
     def _set(self, thread: int, due: float | None) -> None:
@@ -131,7 +131,7 @@ class _Watchdog:
                 "catches everything; in the main thread it could"
             )
         self._deaf.add(thread)
-        _raise_in(thread, Rung)
+        _raise_in(thread, TimeUp)
 
 
 def _raise_in(thread: int, error: type[BaseException]) -> None:
@@ -145,7 +145,7 @@ def _let_in() -> None:
     It is not called back (SetAsyncExc with NULL): CPython 3.11 would then look for it for ever, and a traced step of a
     debugger would never end.
     """
-    with suppress(Rung):
+    with suppress(TimeUp):
         for _ in range(100):  # it comes at the next jump back
             pass
 

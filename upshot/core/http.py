@@ -71,7 +71,7 @@ class TooSlow(Exception):
     """A request whose body did not arrive in time."""
 
 
-class Gate:
+class RequestGate:
     """ASGI middleware in front of every route: who may come in, and the size and pace of what comes in.
 
     Before anything is read of the body: who may not come in must not fill the memory either.

@@ -30,7 +30,7 @@ LARGE_BITS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class JsonLine:
     """A line of a file that is not blank."""
 
     number: int
@@ -47,12 +47,12 @@ class Line:
         return self.row is None and not self.data.endswith(b"\n")
 
 
-def lines(file: IO[bytes]) -> Iterator[Line]:
+def lines(file: IO[bytes]) -> Iterator[JsonLine]:
     """The lines of a file that was opened as bytes."""
     offset = 0
     for number, data in enumerate(file, 1):  # a file of bytes knows the line feed only
         if data.strip():
-            yield Line(number, offset, data, parse(data))
+            yield JsonLine(number, offset, data, parse(data))
         offset += len(data)
 
 
@@ -142,7 +142,7 @@ def dumps(row: Mapping[str, Any]) -> bytes:
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
-def _whole(file: IO[bytes], path: Path) -> Iterator[Line]:
+def _whole(file: IO[bytes], path: Path) -> Iterator[JsonLine]:
     for line in lines(file):
         if line.row is not None:
             yield line

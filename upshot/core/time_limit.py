@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar, cast
 
-from upshot.core.alarm import Rung, alarm
+from upshot.core.alarm import TimeUp, alarm
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -63,7 +63,7 @@ def limited_now(owner: object, work: Callable[P, T], *args: P.args, **kwargs: P.
     try:
         with alarm(seconds):
             return work(*args, **kwargs)
-    except Rung:
+    except TimeUp:
         raise _too_long(owner, seconds) from None
 
 
@@ -135,7 +135,7 @@ def _clock_of(owner: object, seconds: float) -> Iterator[_Clock]:
     before = _clock.set(clock)
     try:
         yield clock
-    except Rung:
+    except TimeUp:
         raise _too_long(owner, seconds) from None
     except TimeoutError:
         if clock._timeout is not None and clock._timeout.expired():

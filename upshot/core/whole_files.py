@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +60,18 @@ def sync(*paths: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def fill(folder: Path, write: Callable[[Path], None]) -> None:
+    """Make a folder, have it filled, and wait until its files are on the disk."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write(folder)
+    sync(*(path for path in folder.rglob("*")), folder)
+
+
+def place(partial: Path, final: Path) -> None:
+    """Give a filled folder its name; what lay there before was not whole."""
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(partial, final)
+    sync(final.parent)

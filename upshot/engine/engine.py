@@ -26,7 +26,7 @@ from upshot.engine.llama.driver import causal_lm, shape_of
 from upshot.engine.llama.merged import Merging
 from upshot.engine.pages import PagePool
 from upshot.engine.scheduler import Scheduler
-from upshot.engine.seat import Seat
+from upshot.engine.seat import SwapSlot
 from upshot.engine.sequence import DONE, Grammar, Rules, Sequence
 
 Token = Callable[[Sequence, int, float], None]
@@ -85,7 +85,7 @@ class Engine:
         model: torch.nn.Module,
         eos_ids: set[int] | None = None,
         settings: EngineSettings | None = None,
-        seat: Seat | None = None,
+        seat: SwapSlot | None = None,
     ) -> None:
         self.settings = settings or EngineSettings()
         self.seat = seat

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from upshot.engine.cpu.rows import Rows
+from upshot.engine.cpu.rows import DecodeRows
 from upshot.engine.pages import ROOT, PagePool
 from upshot.engine.sequence import DONE, RUNNING, WAITING, Rules, Scored, Sequence
 
@@ -36,7 +36,7 @@ class Chunk:
 
 
 @dataclass(slots=True)
-class Plan:
+class StepPlan:
     """One step: either chunks of prompts or running sequences; `rows` sample one id each, in this order."""
 
     rows: list[Sequence]
@@ -72,7 +72,7 @@ class Scheduler:
         self._copies: list[tuple[int, int]] = []
         self._just_read = False
         """Whether the last step read prompts."""
-        self._rows = Rows(pool.page_size)
+        self._rows = DecodeRows(pool.page_size)
         self._steady = False
         """Whether every row of the last decode step takes part in the next."""
 
@@ -96,7 +96,7 @@ class Scheduler:
 
     # --- planning
 
-    def plan(self, chunk_tokens: int = 0) -> Plan | None:
+    def plan(self, chunk_tokens: int = 0) -> StepPlan | None:
         """The next step, or None if nothing can be computed until results are committed."""
         decode = self._just_read and bool(self.running)
         for read in (not decode, decode):
@@ -106,13 +106,13 @@ class Scheduler:
                 return plan
         return None
 
-    def _reading_step(self, budget: int) -> Plan | None:
+    def _reading_step(self, budget: int) -> StepPlan | None:
         chunks = self._read_prompts(budget)
-        return Plan([s for c in chunks for s in c.samplers], chunks, self._take_copies()) if chunks else None
+        return StepPlan([s for c in chunks for s in c.samplers], chunks, self._take_copies()) if chunks else None
 
-    def _decode_step(self) -> Plan | None:
+    def _decode_step(self) -> StepPlan | None:
         rows, touched = self._extend_running()
-        return Plan(rows, [], self._take_copies(), touched) if rows else None
+        return StepPlan(rows, [], self._take_copies(), touched) if rows else None
 
     def _take_copies(self) -> list[tuple[int, int]]:
         copies, self._copies = self._copies, []

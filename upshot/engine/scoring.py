@@ -19,7 +19,7 @@ NUMBERS = 1 << 25
 
 
 @dataclass(slots=True)
-class Wanted:
+class ScoreRequest:
     """What a step scores."""
 
     places: list[int]
@@ -32,11 +32,11 @@ class Wanted:
     """The most likeliest ids that any of the sequences asks for."""
 
 
-def wanted_of(chunks: list[Chunk]) -> Wanted | None:
+def wanted_of(chunks: list[Chunk]) -> ScoreRequest | None:
     """What these chunks, packed one after another, score; None: nothing."""
     if not any(chunk.seq.given for chunk in chunks):
         return None
-    wanted = Wanted([], [], [], 0)
+    wanted = ScoreRequest([], [], [], 0)
     offset = 0
     for chunk in chunks:
         after = chunk.scored
@@ -60,7 +60,7 @@ def given_logprobs(logits: torch.Tensor, ids: torch.Tensor, tops: int) -> tuple[
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
-def by_sequence(wanted: Wanted, found: tuple[torch.Tensor, ...]) -> list[Scored]:
+def by_sequence(wanted: ScoreRequest, found: tuple[torch.Tensor, ...]) -> list[Scored]:
     """What `given_logprobs` found, for each sequence."""
     own = found[0].tolist()
     values, order = (x.tolist() for x in found[1:]) if wanted.tops else ([], [])

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 
-class Seat(Protocol):
+class SwapSlot(Protocol):
     """A place in memory that is the engine's now and then: its weights and its pages lie there, or nowhere."""
 
     @property
@@ -34,7 +34,7 @@ class Seat(Protocol):
 
 
 def taken_pages(
-    size: tuple[int, ...], dtype: torch.dtype, device: torch.device, seat: Seat | None
+    size: tuple[int, ...], dtype: torch.dtype, device: torch.device, seat: SwapSlot | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Room for keys and for values, all zeros: in the seat, or wherever there is some."""
     if seat is None:

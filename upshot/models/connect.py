@@ -10,7 +10,7 @@ from upshot.core.errors import UserError
 from upshot.models.base import Model
 from upshot.models.client.budget import Budget
 from upshot.models.client.guarded import GuardedModel
-from upshot.models.client.limits import Limits
+from upshot.models.client.limits import EndpointLimits
 from upshot.models.client.routing import Routing
 
 
@@ -18,12 +18,12 @@ class Endpoints:
     """Limits by endpoint, so that all roles that call one share them; the first role's settings hold."""
 
     def __init__(self) -> None:
-        self._limits: dict[str | tuple[str, ...], Limits] = {}
+        self._limits: dict[str | tuple[str, ...], EndpointLimits] = {}
         self._routings: dict[str | tuple[str, ...], Routing] = {}
 
-    def limits(self, spec: ModelSpec) -> Limits:
+    def limits(self, spec: ModelSpec) -> EndpointLimits:
         """The limits of the spec's endpoint (a URL, or a provider's model)."""
-        return self._limits.setdefault(spec.url or spec.model, Limits.of(spec))
+        return self._limits.setdefault(spec.url or spec.model, EndpointLimits.of(spec))
 
     def routing(self, spec: ModelSpec) -> Routing:
         """The replicas of a spec, their loads and breakers."""

@@ -19,12 +19,12 @@ from upshot.core.errors import UserError, did_you_mean
 from upshot.models.base import Abilities, ModelCallError, Request
 from upshot.models.client.budget import Budget
 from upshot.models.client.guarded import AttemptFailed, GuardedModel
-from upshot.models.client.limits import Limits, backoff, retry_after
+from upshot.models.client.limits import EndpointLimits, backoff, retry_after
 from upshot.models.wire import (
-    Answer,
+    ApiAnswer,
     BadResponse,
     NotScored,
-    Refused,
+    RefusedAnswer,
     chat_body,
     completion_body,
     read_answer,
@@ -55,7 +55,7 @@ class EndpointModel(GuardedModel):
     """A model behind a URL."""
 
     def __init__(
-        self, spec: ModelSpec, *, role: str = "", budget: Budget | None = None, limits: Limits | None = None
+        self, spec: ModelSpec, *, role: str = "", budget: Budget | None = None, limits: EndpointLimits | None = None
     ) -> None:
         super().__init__(spec, role=role, budget=budget, limits=limits)
         self.served = spec.model
@@ -141,7 +141,7 @@ class EndpointModel(GuardedModel):
         if self.spec.token_ids is None and owners.get(self.served) in ID_SERVERS:
             self.abilities = replace(self.abilities, ids_out=True, seed=True, scores=True)
 
-    async def _attempt(self, request: Request, n: int, seed: int | None) -> Answer:
+    async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:
         if request.given:
             return await self._score(request)
         if request.by_ids:
@@ -164,7 +164,7 @@ class EndpointModel(GuardedModel):
         self.abilities = replace(self.abilities, schema=False)
         return answer
 
-    async def _score(self, request: Request) -> Answer:
+    async def _score(self, request: Request) -> ApiAnswer:
         """Ask once for the log-probabilities of given ids."""
         price = self.spec.price_in or 0.0
         try:
@@ -180,10 +180,10 @@ class EndpointModel(GuardedModel):
             "`logprobs` and `max_tokens: 0`, as vLLM and upshot serve do"
         )
 
-    def _read(self, data: Any) -> Answer:
+    def _read(self, data: Any) -> ApiAnswer:
         return read_answer(data, self.spec.price_in or 0.0, self.spec.price_out or 0.0)
 
-    async def _send(self, path: str, body: dict[str, Any], read: Callable[[Any], Answer] | None = None) -> Answer:
+    async def _send(self, path: str, body: dict[str, Any], read: Callable[[Any], ApiAnswer] | None = None) -> ApiAnswer:
         status, headers, raw = await self._exchange("POST", path, self._finished(body), self.spec.timeout_s)
         if status in (400, 413, 422):
             raise _BadRequest(status, error_detail(raw))
@@ -193,7 +193,7 @@ class EndpointModel(GuardedModel):
             return (read or self._read)(json.loads(raw))
         except (BadResponse, ValueError) as error:
             raise AttemptFailed("bad_response", f"unreadable answer of {len(raw)} bytes ({error})") from error
-        except Refused as error:
+        except RefusedAnswer as error:
             raise ModelCallError("refused", str(error)) from error
 
     def _finished(self, body: dict[str, Any]) -> bytes:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message, messages_from
 from upshot.core.errors import UserError
 from upshot.engine.engine import Engine, QueueFull
 from upshot.engine.sequence import Rules
 from upshot.engine.sequence import Sequence as Running
 from upshot.models import grammar as grammars
-from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request, Sampling
+from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
 from upshot.models.rendering import Renderer
 
 

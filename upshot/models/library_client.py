@@ -15,15 +15,15 @@ from upshot.core.errors import UserError
 from upshot.models.base import Abilities, ModelCallError, Request
 from upshot.models.client.budget import Budget
 from upshot.models.client.guarded import AttemptFailed, GuardedModel
-from upshot.models.client.limits import Limits, retry_after
-from upshot.models.wire import Answer, BadResponse, Refused, chat_body, read_answer
+from upshot.models.client.limits import EndpointLimits, retry_after
+from upshot.models.wire import ApiAnswer, BadResponse, RefusedAnswer, chat_body, read_answer
 
 
 class LibraryModel(GuardedModel):
     """A chat endpoint called through a client library, whose own retries are switched off."""
 
     def __init__(
-        self, spec: ModelSpec, *, role: str = "", budget: Budget | None = None, limits: Limits | None = None
+        self, spec: ModelSpec, *, role: str = "", budget: Budget | None = None, limits: EndpointLimits | None = None
     ) -> None:
         super().__init__(spec, role=role, budget=budget, limits=limits)
         self.abilities = Abilities(schema=spec.structured is not False, tools=True)
@@ -39,7 +39,7 @@ class LibraryModel(GuardedModel):
     async def _create(self, body: dict[str, Any]) -> Any:
         """Send a chat completion; the library's response object."""
 
-    async def _attempt(self, request: Request, n: int, seed: int | None) -> Answer:
+    async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:
         body = chat_body(request, n, seed, self.abilities.schema, ids=False)
         for field in self.spec.omit:
             body.pop(field, None)
@@ -61,7 +61,7 @@ class LibraryModel(GuardedModel):
             return read_answer(response.model_dump(), self.price_in, self.price_out)
         except BadResponse as error:
             raise AttemptFailed("bad_response", str(error)) from error
-        except Refused as error:
+        except RefusedAnswer as error:
             raise ModelCallError("refused", str(error)) from error
 
     def _learn(self, body: dict[str, Any], error: Exception) -> bool:

@@ -13,9 +13,9 @@ from upshot.core.errors import UserError
 from upshot.models.base import Abilities, Model, Request
 from upshot.models.client.budget import Budget
 from upshot.models.client.guarded import GuardedModel
-from upshot.models.client.limits import Limits
+from upshot.models.client.limits import EndpointLimits
 from upshot.models.frameworks import import_frameworks
-from upshot.models.wire import Answer
+from upshot.models.wire import ApiAnswer
 
 
 def local_path(name: str) -> str:
@@ -174,9 +174,9 @@ class BorrowedModel(GuardedModel):
         *,
         role: str = "",
         budget: Budget | None = None,
-        limits: Limits | None = None,
+        limits: EndpointLimits | None = None,
     ) -> None:
-        super().__init__(spec, role=role, budget=budget, limits=limits or Limits(1_000_000))
+        super().__init__(spec, role=role, budget=budget, limits=limits or EndpointLimits(1_000_000))
         self.inner: Model | None = model
         self.name = model.name
         self.abilities = model.abilities
@@ -190,13 +190,13 @@ class BorrowedModel(GuardedModel):
         """Whether the model behind this one is another one now."""
         return self.inner is not None and await self.inner.follow(step)
 
-    async def _attempt(self, request: Request, n: int, seed: int | None) -> Answer:
+    async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:
         if self.inner is None:
             raise UserError(f"model '{self.name}' is not started")
         asked = replace(request, n=n)
         completions = await self.inner.generate(asked if seed is None else asked.with_seed(seed))
         prompt_tokens = completions[0].prompt_tokens if completions else 0
-        return Answer(completions, prompt_tokens, sum(c.completion_tokens for c in completions))
+        return ApiAnswer(completions, prompt_tokens, sum(c.completion_tokens for c in completions))
 
 
 class LocalModel(BorrowedModel):
@@ -208,12 +208,12 @@ class LocalModel(BorrowedModel):
         *,
         role: str = "",
         budget: Budget | None = None,
-        limits: Limits | None = None,
+        limits: EndpointLimits | None = None,
         seat: Any = None,
     ) -> None:
         from upshot.models.grammar import available
 
-        GuardedModel.__init__(self, spec, role=role, budget=budget, limits=Limits(1_000_000))
+        GuardedModel.__init__(self, spec, role=role, budget=budget, limits=EndpointLimits(1_000_000))
         self._seat = seat
         """Its place in a pool (`pool.seat.PoolSeat`)."""
         self.sharers = 1

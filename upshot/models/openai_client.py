@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError
 from upshot.models.client.budget import Budget
-from upshot.models.client.limits import Limits
+from upshot.models.client.limits import EndpointLimits
 from upshot.models.endpoint import check_price, headers_of, key_variable
 from upshot.models.library_client import LibraryModel
 
@@ -40,7 +40,7 @@ class OpenAIClientModel(LibraryModel):
         *,
         role: str = "",
         budget: Budget | None = None,
-        limits: Limits | None = None,
+        limits: EndpointLimits | None = None,
     ) -> None:
         super().__init__(spec, role=role, budget=budget, limits=limits)
         self._given = client

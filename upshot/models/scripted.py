@@ -16,9 +16,9 @@ from upshot.core.errors import UserError, did_you_mean
 from upshot.models.base import Abilities, Completion, Request
 from upshot.models.client.budget import Budget
 from upshot.models.client.guarded import GuardedModel
-from upshot.models.client.limits import Limits
+from upshot.models.client.limits import EndpointLimits
 from upshot.models.structured import example_of
-from upshot.models.wire import Answer
+from upshot.models.wire import ApiAnswer
 
 Reply = str | Completion
 Script = Callable[[Request], Reply | Awaitable[Reply]]
@@ -49,12 +49,12 @@ class ScriptedModel(GuardedModel):
         *,
         role: str = "",
         budget: Budget | None = None,
-        limits: Limits | None = None,
+        limits: EndpointLimits | None = None,
     ) -> None:
         super().__init__(spec, role=role, budget=budget, limits=limits)
         self._function = function or find_script(spec.model.removeprefix("scripted:"))
 
-    async def _attempt(self, request: Request, n: int, seed: int | None) -> Answer:
+    async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:
         if self.spec.latency_s:
             await asyncio.sleep(self.spec.latency_s)
         completions = []
@@ -65,7 +65,7 @@ class ScriptedModel(GuardedModel):
                 reply = await reply
             completions.append(reply if isinstance(reply, Completion) else _completion(reply, request))
         used = sum(completion.completion_tokens for completion in completions)
-        return Answer(completions, completions[0].prompt_tokens, used, sum(c.cost for c in completions))
+        return ApiAnswer(completions, completions[0].prompt_tokens, used, sum(c.cost for c in completions))
 
 
 def _completion(text: str, request: Request) -> Completion:

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message, derive_seed
 from upshot.core.thought import after_thought
-from upshot.models.base import Model, ModelCallError, Request, Sampling
+from upshot.models.base import Model, ModelCallError, Request
 
 _FENCE = re.compile(r"```[a-zA-Z]*\s*\n(.*?)```", re.DOTALL)
 _WRONG_ESCAPE = re.compile(r'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)', re.DOTALL)

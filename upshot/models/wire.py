@@ -17,12 +17,12 @@ class NotScored(Exception):
     """An answer without the log-probabilities of the prompt."""
 
 
-class Refused(Exception):
+class RefusedAnswer(Exception):
     """The model or its filter declined to answer: the same request would be declined again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ApiAnswer:
     """What one call gave, and what it used."""
 
     completions: list[Completion]
@@ -106,8 +106,11 @@ def _closed(schema: Any) -> bool:
     return all(_closed(item) for item in schema) if isinstance(schema, list) else True
 
 
-def read_answer(data: Any, price_in: float = 0.0, price_out: float = 0.0) -> Answer:
-    """Completions of a chat or completions answer; prices are per million tokens. Raises `BadResponse` or `Refused`."""
+def read_answer(data: Any, price_in: float = 0.0, price_out: float = 0.0) -> ApiAnswer:
+    """Completions of a chat or completions answer; prices are per million tokens.
+
+    Raises `BadResponse` or `RefusedAnswer`.
+    """
     try:
         choices = sorted(data["choices"], key=lambda choice: choice.get("index") or 0)
         if not choices:
@@ -124,10 +127,10 @@ def read_answer(data: Any, price_in: float = 0.0, price_out: float = 0.0) -> Ans
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise BadResponse(f"{type(error).__name__}: {error}") from error
     cost = (prompt_tokens * price_in + completion_tokens * price_out) / 1e6
-    return Answer(completions, prompt_tokens, completion_tokens, cost)
+    return ApiAnswer(completions, prompt_tokens, completion_tokens, cost)
 
 
-def read_scores(data: Any, request: Request, price_in: float = 0.0) -> Answer:
+def read_scores(data: Any, request: Request, price_in: float = 0.0) -> ApiAnswer:
     """The log-probabilities of a request's given ids; raises `BadResponse` or `NotScored`."""
     ids, given = list(request.prompt), request.given
     try:
@@ -141,7 +144,7 @@ def read_scores(data: Any, request: Request, price_in: float = 0.0) -> Answer:
     cost = tokens * price_in / 1e6
     logprobs = tuple(float(value) for value in found[-given:])
     scored = Completion("", "length", tuple(ids[-given:]), logprobs, prompt_tokens=tokens, cost=cost)  # type: ignore[arg-type]
-    return Answer([scored], tokens, 0, cost)
+    return ApiAnswer([scored], tokens, 0, cost)
 
 
 def _lengths(choices: Sequence[Mapping[str, Any]], total: int) -> list[int]:
@@ -161,9 +164,9 @@ def _read_choice(choice: Mapping[str, Any], prompt_tokens: int, completion_token
     else:
         text, calls = message.get("content"), tuple(message.get("tool_calls") or ())
         if message.get("refusal"):
-            raise Refused(str(message["refusal"]))
+            raise RefusedAnswer(str(message["refusal"]))
     if finish == "content_filter":
-        raise Refused("the endpoint's content filter")
+        raise RefusedAnswer("the endpoint's content filter")
     if text is None:
         if not calls and finish != "length":
             raise BadResponse("neither content nor tool calls")

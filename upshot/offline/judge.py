@@ -77,8 +77,8 @@ async def _judge(args: argparse.Namespace, conversations: Sequence[Any]) -> list
     gate = asyncio.Semaphore(args.at_once)
     options = {"rubric": args.rubric} if args.rubric else {}
 
-    async with assemble(None, {"judge": parse_model(args.judge)}) as company:
-        metric = build_metric(args.metric, options, "--metric", judge=company.models["judge"])
+    async with assemble(None, {"judge": parse_model(args.judge)}) as services:
+        metric = build_metric(args.metric, options, "--metric", judge=services.models["judge"])
 
         async def one(conversation: Any) -> Any:
             async with gate:

@@ -20,20 +20,20 @@ from upshot.core.score import Score
 from upshot.core.time_limit import call_seconds
 from upshot.models.absent import AbsentPolicy
 from upshot.models.rendering import Renderer
-from upshot.rollout.context import Stage
+from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.base import Futures
+from upshot.rollout.futures.classmates.map_file import classmate_names
 from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Future, Reply
-from upshot.rollout.services import of_recipe, stage_of
+from upshot.rollout.rollout import Future, Rollout
+from upshot.rollout.services import build_context, build_services
 from upshot.run import samples
 from upshot.run.folder import ROLLOUTS, RunFolder
-from upshot.run.plan import classmate_names
 from upshot.tasks.base import tasks
 from upshot.training.setup import find_tokenizer
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoreChange:
     """One number of a reply, before and now."""
 
     key: str
@@ -51,7 +51,7 @@ class Scored:
         return abs(self.old.value - self.new.value) <= 1e-9 * max(1.0, abs(self.old.value))
 
 
-async def replay(folder: RunFolder, recipe: Recipe, step: int) -> list[Scored]:
+async def replay(folder: RunFolder, recipe: Recipe, step: int) -> list[ScoreChange]:
     """Every mean and total of a step's replies, old and new."""
     lines = lines_of(folder, step)
     file = samples.file_of(folder.path, step)
@@ -61,15 +61,15 @@ async def replay(folder: RunFolder, recipe: Recipe, step: int) -> list[Scored]:
     rows = {row.id: row for row in task.rows("train")}
     tokenizer = find_tokenizer(recipe.model, task)
     renderer = Renderer(tokenizer, recipe.model.template_options)
-    company = of_recipe(recipe, task, AbsentPolicy(), tokenizer, renderer)
-    async with aclosing(company):
-        for model in dict.fromkeys(model for name, model in company.models.items() if name not in silent(recipe)):
+    services = build_services(recipe, task, AbsentPolicy(), tokenizer, renderer)
+    async with aclosing(services):
+        for model in dict.fromkeys(model for name, model in services.models.items() if name not in silent(recipe)):
             await model.start()
-        stage = stage_of(recipe, company, Policy(AbsentPolicy()))
-        out: list[Scored] = []
+        context = build_context(recipe, services, Policy(AbsentPolicy()))
+        out: list[ScoreChange] = []
         for line in lines:
             reply = read_reply(line, rows, known.get(line["key"], []))
-            await score_again(stage, reply)
+            await score_again(context, reply)
             out += compare(line, reply)
         return out
 
@@ -93,10 +93,10 @@ def lines_of(folder: RunFolder, step: int) -> list[dict[str, Any]]:
     return found
 
 
-async def score_again(stage: Stage, reply: Reply) -> None:
+async def score_again(context: RolloutContext, reply: Rollout) -> None:
     """Set the scores of the futures, and reward and credit of the reply."""
-    futures: Futures = stage.futures
-    decided = stage.decide(reply.conversation.turns[-1])
+    futures: Futures = context.futures
+    decided = context.decide(reply.conversation.turns[-1])
     if not reply.futures:  # the episode failed, or a rule decided
         reply.reward = decided or reply.reward
         return
@@ -104,15 +104,15 @@ async def score_again(stage: Stage, reply: Reply) -> None:
     reply.reward, reply.credit = futures.settle(reply)
 
 
-def compare(line: Mapping[str, Any], reply: Reply) -> list[Scored]:
+def compare(line: Mapping[str, Any], reply: Rollout) -> list[ScoreChange]:
     """The numbers of a reply before and now."""
     before = line["reward"]
     pairs = [("reward", before["total"], reply.reward.total)]
     pairs += [(name, before["means"].get(name), mean) for name, mean in reply.reward.means.items()]
-    return [Scored(line["key"], what, _score(old), new) for what, old, new in pairs]
+    return [ScoreChange(line["key"], what, _score(old), new) for what, old, new in pairs]
 
 
-def read_reply(line: Mapping[str, Any], rows: Mapping[str, Row], sampled: Sequence[Sample]) -> Reply:
+def read_reply(line: Mapping[str, Any], rows: Mapping[str, Row], sampled: Sequence[Sample]) -> Rollout:
     """The reply of a line of `rollouts.jsonl`, with its samples where they were kept."""
     opening = messages_from(line["messages"][: line.get("opening", 0)])
     stored = Row(line["row"], opening, line.get("goal"), line.get("reference"), line.get("source", ""))
@@ -124,8 +124,8 @@ def read_reply(line: Mapping[str, Any], rows: Mapping[str, Row], sampled: Sequen
         conversation.session["score"] = Score.from_dict(decided["score"])
     if "turns" in decided:
         conversation.session["turn_scores"] = {int(at): _score(given) for at, given in decided["turns"].items()}
-    reply = Reply(conversation, line.get("group", 0), reward=_reward(line["reward"]))
-    reply.moments = _moments(conversation)
+    reply = Rollout(conversation, line.get("group", 0), reward=_reward(line["reward"]))
+    reply.turn_snapshots = _moments(conversation)
     reply.futures = [_future(future, conversation, rows) for future in line["futures"]]
     return reply
 

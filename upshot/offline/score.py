@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from upshot.api.scorer import METRICS, Rater, first_of, open_rater
+from upshot.api.scorer import METRICS, Scorer, first_of, open_rater
 from upshot.config.registry import import_thing
 from upshot.core import jsonl
 from upshot.core.errors import UserError
@@ -22,7 +22,7 @@ from upshot.core.score import LASTING, Score, tell_missing
 from upshot.models.client.budget import Budget
 from upshot.offline.data.journal import Journal
 from upshot.rewards.build import ARROW
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.tasks.datasets.records import Record, read_records
 from upshot.tasks.datasets.tables import read_table
 
@@ -96,28 +96,28 @@ async def _score(
     if log.lines:
         budget.restore(max((line["spent"] for line in log.lines), key=lambda spent: spent["calls"]))
 
-    def finished(name: str, replies: Sequence[Reply]) -> None:
+    def finished(name: str, replies: Sequence[Rollout]) -> None:
         results.extend({**reply.to_dict(0), "record": name} for reply in replies)
         log.append({"record": name, "failed": any(map(may_pass, replies)), "spent": budget.state()})
 
     try:
-        async with open_rater(**settings, sandbox=args.sandbox, budget=budget) as rater:
-            await score_records(rater, work, finished, args.at_once, args.seed)
+        async with open_rater(**settings, sandbox=args.sandbox, budget=budget) as scorer:
+            await score_records(scorer, work, finished, args.at_once, args.seed)
     finally:
         if budget.calls:  # rows that were under way have cost something, too
             log.append({"record": "", "failed": True, "spent": budget.state()})
 
 
-def may_pass(reply: Reply) -> bool:
+def may_pass(reply: Rollout) -> bool:
     """Whether a reply has no reward for a reason that another attempt may not meet."""
     total = reply.reward.total
     return total.is_missing and total.reason not in LASTING
 
 
 async def score_records(
-    rater: Rater,
+    scorer: Scorer,
     records: Mapping[str, Record],
-    finished: Callable[[str, Sequence[Reply]], None],
+    finished: Callable[[str, Sequence[Rollout]], None],
     at_once: int = 64,
     seed: int = 0,
 ) -> None:
@@ -126,7 +126,7 @@ async def score_records(
 
     async def one(name: str, record: Record) -> None:
         async with gate:
-            finished(name, await rater.rate_all(record.conversations(seed)))
+            finished(name, await scorer.rate_all(record.conversations(seed)))
 
     try:
         async with asyncio.TaskGroup() as tasks:

@@ -33,7 +33,7 @@ SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class VerifySettings:
     """How to verify."""
 
     task: str | None = None
@@ -49,7 +49,7 @@ class Settings:
     sandbox: str = "local"
 
 
-def verify_file(file: str | None, settings: Settings, out: str | None = None, as_json: bool = False) -> int:
+def verify_file(file: str | None, settings: VerifySettings, out: str | None = None, as_json: bool = False) -> int:
     """Score every row of a file and print the summary; the exit code is 1 when no row got a score."""
     if not file:
         raise UserError("upshot verify needs a FILE (or --serve)")
@@ -87,7 +87,7 @@ def _unknown(claims: Sequence[Claim]) -> dict[str, Score]:
     return out
 
 
-def serve(settings: Settings, host: str, port: int, api_key: str | None = None) -> int:
+def serve(settings: VerifySettings, host: str, port: int, api_key: str | None = None) -> int:
     """Answer `POST /verify` until stopped."""
     from aiohttp import web
 
@@ -104,12 +104,12 @@ def serve(settings: Settings, host: str, port: int, api_key: str | None = None) 
         return application
 
     chosen = "pool" if settings.manager == "inline" else settings.manager
-    settings = Settings(**{**vars(settings), "manager": chosen})
+    settings = VerifySettings(**{**vars(settings), "manager": chosen})
     web.run_app(app(), host=host, port=port, print=lambda text: print(text.splitlines()[0], flush=True))
     return 0
 
 
-def check_verifier(source: str, options: Mapping[str, Any], settings: Settings) -> None:
+def check_verifier(source: str, options: Mapping[str, Any], settings: VerifySettings) -> None:
     """Refuse an unknown verifier, option or a judged verifier without a judge, before any work."""
     verifiers.check(source, options, "--task", judge=None, sandbox=None, models=None)
     if _is_judged(source) and settings.judge is None and settings.manager != "remote":
@@ -121,7 +121,7 @@ def _is_judged(source: str) -> bool:
     return isinstance(kind, type) and issubclass(kind, Verifier) and "judge" in kind.needs
 
 
-def claim_of(row: Mapping[str, Any], settings: Settings, number: int, file: str) -> Claim:
+def claim_of(row: Mapping[str, Any], settings: VerifySettings, number: int, file: str) -> Claim:
     """What a row of a file has to verify; `UserError` where it lacks something."""
     response = response_of(row)
     if response is None:
@@ -146,7 +146,7 @@ def response_of(row: Mapping[str, Any]) -> str | None:
     return response if isinstance(response, str) else None
 
 
-def source_of(row: Mapping[str, Any], settings: Settings) -> str:
+def source_of(row: Mapping[str, Any], settings: VerifySettings) -> str:
     """The verifier of a row: the one that was asked for, else the one that the row names; '' where it names none."""
     return verifier_of(settings.task) if settings.task else route(row, str(row.get("data_source") or ""))
 
@@ -166,7 +166,7 @@ def verifier_of(name: str) -> str:
     raise UserError(f"unknown task or verifier '{name}'; {did_you_mean(name, known)}")
 
 
-def options_of(settings: Settings) -> dict[str, Any]:
+def options_of(settings: VerifySettings) -> dict[str, Any]:
     """Constructor options of the verifiers."""
     out: dict[str, Any] = {"mode": settings.mode} if settings.mode else {}
     for pair in settings.options:
@@ -181,7 +181,7 @@ def options_of(settings: Settings) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def _open(settings: Settings) -> AsyncIterator[Manager]:
+async def _open(settings: VerifySettings) -> AsyncIterator[Manager]:
     """The manager, with judge and sandbox; all closed at the end."""
     async with contextlib.AsyncExitStack() as stack:
         context: dict[str, Any] = {"sandbox": None, "judge": None}
@@ -209,7 +209,7 @@ def _judge_spec(judge: str, seconds: float | None) -> ModelSpec:
     return spec if seconds is None else spec.model_copy(update={"timeout_s": min(spec.timeout_s, seconds)})
 
 
-async def _verify_all(claims: Sequence[Claim], settings: Settings, unknown: Mapping[str, Score]) -> list[Score]:
+async def _verify_all(claims: Sequence[Claim], settings: VerifySettings, unknown: Mapping[str, Score]) -> list[Score]:
     scores: list[Score | None] = [unknown.get(claim.source) for claim in claims]
     todo = iter([index for index, score in enumerate(scores) if score is None])
     at_once = min(IN_FLIGHT, _judge_spec(settings.judge, None).concurrency) if settings.judge else IN_FLIGHT

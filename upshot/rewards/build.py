@@ -5,13 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from upshot.config.registry import check_value, path_of
 from upshot.core.errors import UserError, did_you_mean
 from upshot.rewards.metric import Metric, metrics
 
 ARROW = "->"
+MetricLike = str | Callable[..., Any]
+"""The name of a metric, its class, or a plain function of the conversation."""
+Metrics = Mapping[Any, float | Mapping[str, Any]] | Sequence[MetricLike]
+"""`MetricLike` → weight, or → {weight, clamp, the metric's own options}; or a list of them, each of weight 1."""
 
 
 def build_metric(name: str, options: Mapping[str, Any] | None = None, where: str = "", **context: Any) -> Metric:
@@ -23,12 +30,12 @@ def build_metric(name: str, options: Mapping[str, Any] | None = None, where: str
     options, context = _choose_judge(dict(options or {}), context, f"metric '{name}'", where)
     if ARROW not in name:
         return metrics.create(name, options, where, **context)
-    from upshot.rewards.metrics.extraction import Extracted, build_extractor
+    from upshot.rewards.metrics.extraction import ExtractedMetric, build_extractor
 
     artefact, inner_name = _split(name, where)
     how = options.pop("extract", "judge")
     extractor = build_extractor(artefact, how, context.get("judge"), where)
-    return Extracted(extractor, metrics.create(inner_name, options, where, **context))
+    return ExtractedMetric(extractor, metrics.create(inner_name, options, where, **context))
 
 
 def check_metric(name: str, options: Mapping[str, Any] | None = None, where: str = "", **context: Any) -> None:
@@ -64,3 +71,20 @@ def _choose_judge(
         place = f" in {where}" if where else ""
         raise UserError(f"{what}{place} names the judge '{chosen}', which is no model; {did_you_mean(chosen, models)}")
     return {k: v for k, v in options.items() if k != "judge"}, {**context, "judge": models[chosen]}
+
+
+def named_metrics(metrics: Any) -> dict[str, Any]:
+    """Metrics by name, with weights or settings; functions and classes get the names by which they are found."""
+    if not isinstance(metrics, Mapping):
+        if isinstance(metrics, str) or not isinstance(metrics, Sequence):
+            raise UserError(f"metrics is {metrics!r:.80}: give {{name or function: weight}}, or a list of them")
+        metrics = dict.fromkeys(metrics, 1.0)
+    found: dict[str, Any] = {}
+    for key, setting in metrics.items():
+        name = key if isinstance(key, str) else path_of(key)
+        if not isinstance(setting, Mapping):
+            setting = check_value(
+                f"the weight of metric '{name}'", setting, Annotated[float, Field(allow_inf_nan=False)]
+            )
+        found[name] = setting
+    return found

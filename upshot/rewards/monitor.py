@@ -16,14 +16,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Turn
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
 from upshot.core.time_limit import limited_now
-from upshot.models.base import Model, Sampling
+from upshot.models.base import Model
 from upshot.models.structured import ask_json
+from upshot.rewards.reward import Reward
 from upshot.rewards.workers.base import Manager
-from upshot.rollout.rollout import Reply
 from upshot.tasks.base import Task
 from upshot.tasks.participants.ask import object_schema
 from upshot.tasks.participants.transcript import as_lines
@@ -48,7 +49,7 @@ class AnyVerdict(Verifier):
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class MonitorCase:
     """A reply as the monitor gets it, and the verdict that it does not get."""
 
     question: Sequence[Message]
@@ -62,10 +63,10 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class MonitorPrediction:
     """A case and what the monitor predicted."""
 
-    case: Case
+    case: MonitorCase
     prediction: Score
 
     @property
@@ -86,26 +87,26 @@ class Monitor:
         self.sampling = Sampling(max_tokens=max_tokens, temperature=0.0)
         self.repairs = repairs
 
-    async def look(self, case: Case) -> Look:
+    async def look(self, case: MonitorCase) -> MonitorPrediction:
         """The predicted verdict; missing where there is nothing to predict from or to compare with."""
         if not case.thought.strip():
-            return Look(case, Score.missing(Reason.NO_THOUGHT))
+            return MonitorPrediction(case, Score.missing(Reason.NO_THOUGHT))
         if case.verdict.is_missing:
-            return Look(case, Score.missing(Reason.NOT_SCORED, "no verdict to compare with"))
+            return MonitorPrediction(case, Score.missing(Reason.NOT_SCORED, "no verdict to compare with"))
         try:
-            return Look(case, await self._predict(case))
+            return MonitorPrediction(case, await self._predict(case))
         except UserError:  # an empty budget, for one, ends the whole
             raise
         except Exception as error:
-            return Look(case, Score.failed(error, "monitor"))
+            return MonitorPrediction(case, Score.failed(error, "monitor"))
 
-    async def look_at_all(self, cases: Iterable[Case]) -> list[Look]:
+    async def look_at_all(self, cases: Iterable[MonitorCase]) -> list[MonitorPrediction]:
         """All at once; the model's own limits bound what is under way."""
         async with asyncio.TaskGroup() as tasks:
             looks = [tasks.create_task(self.look(case)) for case in cases]
         return [look.result() for look in looks]
 
-    async def _predict(self, case: Case) -> Score:
+    async def _predict(self, case: MonitorCase) -> Score:
         verifier = case.verifier
         messages = verifier.monitor_messages(question_text(case.question), case.thought.strip())
         schema = object_schema({"thought": {"type": "string"}, "score": verifier.rating})
@@ -125,13 +126,12 @@ def thoughts(turns: Iterable[Turn]) -> str:
     return "\n\n".join(text for text in noted if isinstance(text, str) and text.strip())
 
 
-def case_of(reply: Reply, task: Task, manager: Manager, label: str = "") -> Case:
-    """A played reply as a case: the row's opening, the thoughts of its episode, the verifier's score."""
-    conversation = reply.conversation
+def case_of(conversation: Conversation, reward: Reward, task: Task, manager: Manager, label: str = "") -> MonitorCase:
+    """A scored conversation as a case: the row's opening, the thoughts of its episode, the verifier's score."""
     start = len(conversation.row.messages)
-    verdict = verdict_of(reply.reward.means, reply.reward.total)
+    verdict = verdict_of(reward.means, reward.total)
     verifier = verifier_behind(claim_of(task, conversation), manager)
-    return Case(conversation.row.messages, thoughts(conversation.turns[start:]), verdict, verifier, label)
+    return MonitorCase(conversation.row.messages, thoughts(conversation.turns[start:]), verdict, verifier, label)
 
 
 def verdict_of(means: Mapping[str, Score], total: Score) -> Score:
@@ -157,7 +157,7 @@ def verifier_behind(claim: Claim | None, manager: Manager) -> Verifier:
     return manager.verifier(claim) if claim is not None and known else AnyVerdict()
 
 
-def measure(looks: Sequence[Look]) -> dict[str, float]:
+def measure(looks: Sequence[MonitorPrediction]) -> dict[str, float]:
     """How well verdicts were predicted, over all looks and under 'TASK/' for each task."""
     out = agreement(looks)
     for task, own in grouped(looks, lambda look: look.case.task).items():
@@ -166,7 +166,7 @@ def measure(looks: Sequence[Look]) -> dict[str, float]:
     return out
 
 
-def agreement(looks: Sequence[Look]) -> dict[str, float]:
+def agreement(looks: Sequence[MonitorPrediction]) -> dict[str, float]:
     """The verifier's metrics over the valid pairs, and how many are invalid, by kind and by the monitor's failures."""
     out = _metrics(looks)
     kinds = Counter(look.invalid for look in looks)
@@ -175,7 +175,7 @@ def agreement(looks: Sequence[Look]) -> dict[str, float]:
     return out | {f"missing/{reason}": float(count) for reason, count in sorted(failed.items())}
 
 
-def _metrics(looks: Sequence[Look]) -> dict[str, float]:
+def _metrics(looks: Sequence[MonitorPrediction]) -> dict[str, float]:
     """By the verifier where there is one; yes-or-no verdicts and grades apart where several kinds are mixed."""
     if len({(type(look.case.verifier), look.case.verifier.graded) for look in looks}) == 1:
         return looks[0].case.verifier.metrics(*_pairs(looks))
@@ -188,13 +188,15 @@ def _metrics(looks: Sequence[Look]) -> dict[str, float]:
     return out | {name: float(count) for name, count in counts.items()}
 
 
-def _pairs(looks: Sequence[Look]) -> tuple[list[Score], list[Score]]:
+def _pairs(looks: Sequence[MonitorPrediction]) -> tuple[list[Score], list[Score]]:
     return [look.prediction for look in looks], [look.case.verdict for look in looks]
 
 
-def grouped(looks: Iterable[Look], key: Callable[[Look], K]) -> Mapping[K, list[Look]]:
+def grouped(
+    looks: Iterable[MonitorPrediction], key: Callable[[MonitorPrediction], K]
+) -> Mapping[K, list[MonitorPrediction]]:
     """Looks by a key, in the order in which the keys first occur."""
-    out: dict[K, list[Look]] = {}
+    out: dict[K, list[MonitorPrediction]] = {}
     for look in looks:
         out.setdefault(key(look), []).append(look)
     return out

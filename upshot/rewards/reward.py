@@ -16,7 +16,7 @@ CLAMP = (-1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Weighted:
+class MetricWeight:
     """How one metric enters the reward."""
 
     weight: float = 1.0
@@ -41,7 +41,7 @@ class Reward:
     """Sum of the present terms about how it was said."""
 
 
-def combine(futures: Sequence[Mapping[str, Score]], weights: Mapping[str, Weighted]) -> Reward:
+def combine(futures: Sequence[Mapping[str, Score]], weights: Mapping[str, MetricWeight]) -> Reward:
     """The reward of a reply from the metric scores of its futures."""
     means = {name: mean_score((f[name] for f in futures if name in f), f"{name}: no future") for name in weights}
     terms: dict[str, Score] = {}

@@ -28,7 +28,7 @@ class ReplyRule:
 
 
 @dataclass
-class Stage:
+class RolloutContext:
     """Everything a step's replies are given, continued and settled with."""
 
     policy: Policy

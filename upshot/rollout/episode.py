@@ -19,23 +19,23 @@ async def play_episode(
     policy: Policy,
     environment: Participant | None = None,
     max_turns: int = 1,
-    moments: list[Conversation] | None = None,
+    turn_snapshots: list[Conversation] | None = None,
 ) -> None:
     """Let the policy take up to `max_turns` turns with the environment's observations between them.
 
-    A list given as `moments` is filled with the episode as it stands after each of the policy's turns.
+    A list given as `turn_snapshots` is filled with the episode as it stands after each of the policy's turns.
 
     Without an environment one turn is played. The observation after the last turn is asked for (it may settle the
     environment's own score) but not appended: nobody would answer it.
     """
     if environment is None:
         await first_reply(conversation, policy)
-        if moments is not None:
-            moments.append(conversation.fork("turn", 0))
+        if turn_snapshots is not None:
+            turn_snapshots.append(conversation.fork("turn", 0))
         return
     await limited(environment, environment.start, conversation)
     try:
-        await _alternate(conversation, policy, environment, max_turns, [] if moments is None else moments)
+        await _alternate(conversation, policy, environment, max_turns, [] if turn_snapshots is None else turn_snapshots)
     finally:
         await limited(environment, environment.end, conversation)
 
@@ -45,14 +45,14 @@ async def _alternate(
     policy: Policy,
     environment: Participant,
     max_turns: int,
-    moments: list[Conversation],
+    turn_snapshots: list[Conversation],
 ) -> None:
     for turn in range(max_turns):
         if turn == 0:
             await first_reply(conversation, policy)
         elif await policy.reply(conversation) is None:
             return
-        moments.append(conversation.fork("turn", turn))
+        turn_snapshots.append(conversation.fork("turn", turn))
         observation = await limited(environment, environment.observe, conversation)
         count(conversation, observation.metrics)
         if observation.score is not None:

@@ -19,31 +19,31 @@ from upshot.core.score import Reason, Score
 from upshot.core.stopwatch import at_work
 from upshot.core.time_limit import limited
 from upshot.rewards.reward import Reward
-from upshot.rollout.context import Stage
+from upshot.rollout.context import RolloutContext
 from upshot.rollout.episode import play_episode
 from upshot.rollout.guard import guard
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 
 
 async def play_step(
-    stage: Stage,
+    context: RolloutContext,
     rows: Sequence[Row],
     group_size: int,
     seed: int,
-    done: Callable[[Reply], None] | None = None,
+    done: Callable[[Rollout], None] | None = None,
     only: Collection[int] | None = None,
-) -> list[list[Reply]]:
+) -> list[list[Rollout]]:
     """Play `group_size` replies to every row, or to `only` those at some places; groups in the order of the rows."""
-    gate = asyncio.Semaphore(stage.concurrency)
+    gate = asyncio.Semaphore(context.concurrency)
     earlier = occurred([row.id for row in rows])
 
-    async def one(group: int, row: Row, index: int, opening: asyncio.Task[Opening]) -> Reply:
+    async def one(group: int, row: Row, index: int, opening: asyncio.Task[Opening]) -> Rollout:
         # A row may come twice in a step; its later replies count on, so that every key (and session id) is its own.
         own = index + group_size * earlier[group]
         opened = await opening
         async with gate:
             conversation = opened.conversation(row, seed, group, index, own)
-            reply = await play_reply(stage, conversation, group, opened.failure)
+            reply = await play_reply(context, conversation, group, opened.failure)
         if done is not None:
             done(reply)
         return reply
@@ -52,7 +52,7 @@ async def play_step(
         groups = []
         for number, row in enumerate(rows):
             if only is None or number in only:
-                opening = tasks.create_task(open_row(stage, row, seed, number))
+                opening = tasks.create_task(open_row(context, row, seed, number))
                 groups.append([tasks.create_task(one(number, row, index, opening)) for index in range(group_size)])
     return [[task.result() for task in group] for group in groups]
 
@@ -83,14 +83,14 @@ class Opening:
         return found
 
 
-async def open_row(stage: Stage, row: Row, seed: int, group: int) -> Opening:
+async def open_row(context: RolloutContext, row: Row, seed: int, group: int) -> Opening:
     """What is said before the policy speaks: the row's own messages, or the user's where it has only a goal."""
     conversation = Conversation(row, derive_seed(seed, row.id, group, "opening"))
     if row.goal is None or spoken(row):
         return Opening(conversation.turns)
-    if stage.user is None:
+    if context.user is None:
         raise UserError(f"row '{row.id}' has a goal, no message, and there is no user to open; set futures.user")
-    failure = await guard(limited(stage.user, stage.user.start, conversation), "user")
+    failure = await guard(limited(context.user, context.user.start, conversation), "user")
     if failure is None and (conversation.ended is not None or len(conversation.turns) == len(row.messages)):
         failure = Score.missing(Reason.NOTHING_SAID, "the user opened with nothing, or left at once")
     return Opening(conversation.turns, conversation.session, failure)
@@ -101,27 +101,29 @@ def spoken(row: Row) -> bool:
     return any(message.role in ("user", "assistant") for message in row.messages)
 
 
-async def play_reply(stage: Stage, conversation: Conversation, group: int = 0, failure: Score | None = None) -> Reply:
+async def play_reply(
+    context: RolloutContext, conversation: Conversation, group: int = 0, failure: Score | None = None
+) -> Rollout:
     """Play one episode, continue it into its futures, settle reward and credit; a `failure` has ended it already."""
-    reply = Reply(conversation, group)
-    moments = reply.moments if stage.futures.every_turn else None
+    reply = Rollout(conversation, group)
+    turn_snapshots = reply.turn_snapshots if context.futures.every_turn else None
     if failure is None:
-        episode = play_episode(conversation, stage.policy, stage.environment, stage.max_turns, moments)
+        episode = play_episode(conversation, context.policy, context.environment, context.max_turns, turn_snapshots)
         with at_work("sample"):
             failure = await guard(episode, "episode")
     if failure is not None:
         reply.reward = Reward(failure)
-        reply.credit = stage.futures.decided(reply, reply.reward)
+        reply.credit = context.futures.decided(reply, reply.reward)
     else:
-        await score_reply(stage, reply)
+        await score_reply(context, reply)
     return reply
 
 
-async def score_reply(stage: Stage, reply: Reply) -> None:
+async def score_reply(context: RolloutContext, reply: Rollout) -> None:
     """Play the futures of a reply that has been given, and settle it: sets futures, reward and credit."""
-    decided = stage.decide(reply.conversation.turns[-1])
+    decided = context.decide(reply.conversation.turns[-1])
     if decided is not None:
-        reply.reward, reply.credit = decided, stage.futures.decided(reply, decided)
+        reply.reward, reply.credit = decided, context.futures.decided(reply, decided)
         return
-    await stage.futures.play(reply, stage.policy)
-    reply.reward, reply.credit = stage.futures.settle(reply)
+    await context.futures.play(reply, context.policy)
+    reply.reward, reply.credit = context.futures.settle(reply)

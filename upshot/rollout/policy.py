@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Sample, Turn, derive_seed
 from upshot.core.thought import MARKERS, find_thought
-from upshot.models.base import Completion, Model, Request, Sampling
+from upshot.models.base import Completion, Model, Request
 from upshot.models.rendering import Renderer
 
 

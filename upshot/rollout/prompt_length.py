@@ -16,7 +16,7 @@ SLACK = 8
 
 
 @dataclass(frozen=True)
-class Room:
+class PromptLengthFilter:
     """How much a policy can take in, and what is put before every opening."""
 
     renderer: Renderer
@@ -65,12 +65,12 @@ class Room:
         return len(self.renderer.context(shown(Conversation(row), self.system), self.tools))
 
 
-def too_long(rows: Sequence[Row], room: Room) -> list[str]:
+def too_long(rows: Sequence[Row], room: PromptLengthFilter) -> list[str]:
     """Ids of the rows whose opening leaves no room for a reply."""
     return [row.id for row in rows if not room.fits(row)]
 
 
-def fitting(rows: Sequence[Row], room: Room, rule: str) -> Sequence[Row]:
+def fitting(rows: Sequence[Row], room: PromptLengthFilter, rule: str) -> Sequence[Row]:
     """The rows that can be replied to: all of them, or those that the rule ('filter', 'truncate') leaves."""
     if all(map(room.fits, rows)):
         return rows
@@ -82,7 +82,7 @@ def fitting(rows: Sequence[Row], room: Room, rule: str) -> Sequence[Row]:
     return [row for row in cut if row is not None]
 
 
-def tell(long: Sequence[str], rows: int, room: Room) -> str:
+def tell(long: Sequence[str], rows: int, room: PromptLengthFilter) -> str:
     """How many rows do not fit, and what can be done."""
     return (
         f"{len(long)} of {rows} prompts leave no room for a reply in the model's {room.context} tokens (such as row "

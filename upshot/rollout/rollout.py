@@ -33,14 +33,14 @@ class Future:
 
 
 @dataclass
-class Reply:
+class Rollout:
     """A trained episode with its futures, reward, credit and advantage."""
 
     conversation: Conversation
     """The episode; its last turn is the reply that the futures continue."""
     group: int = 0
     """Replies to the same prompt share a group."""
-    moments: list[Conversation] = field(default_factory=list)
+    turn_snapshots: list[Conversation] = field(default_factory=list)
     """The episode as it stood after each of the policy's turns."""
     futures: list[Future] = field(default_factory=list)
     reward: Reward = field(default_factory=lambda: Reward(Score.missing(Reason.NOT_SCORED)))

@@ -18,15 +18,15 @@ from upshot.core.errors import UserError, did_you_mean
 from upshot.models.base import Model
 from upshot.models.client.budget import Budget
 from upshot.models.client.guarded import GuardedModel
-from upshot.models.client.traffic import Watched, watch
+from upshot.models.client.traffic import WatchedModel, watch
 from upshot.models.connect import connect_all
 from upshot.models.rendering import Renderer
 from upshot.rewards.build import build_metric, check_metric
 from upshot.rewards.metric import Metric
 from upshot.rewards.monitor import METRIC
-from upshot.rewards.reward import CLAMP, Weighted
+from upshot.rewards.reward import CLAMP, MetricWeight
 from upshot.rewards.workers.base import Manager, managers
-from upshot.rollout.context import ReplyRule, Stage
+from upshot.rollout.context import ReplyRule, RolloutContext
 from upshot.rollout.futures.base import CreditRule, Futures, kinds
 from upshot.rollout.futures.classmates.map_file import read_map
 from upshot.rollout.policy import Policy
@@ -44,14 +44,14 @@ Spec = str | Mapping[str, Any] | ModelSpec
 
 
 @dataclass
-class Company:
+class Services:
     """Task, helper models, user, metrics, sandbox: started and closed together."""
 
     task: Task | None
     models: dict[str, Model]
     user: Participant | None
     metrics: dict[str, Metric]
-    weights: dict[str, Weighted]
+    weights: dict[str, MetricWeight]
     budget: Budget
     manager: Manager
     context: dict[str, Any]
@@ -71,7 +71,7 @@ class Company:
         if self._watch is None:
             self._watch = asyncio.create_task(watch(self._watched))
 
-    def _watched(self) -> list[Watched]:
+    def _watched(self) -> list[WatchedModel]:
         """How the calls of each model stand."""
         models = [model for model in dict.fromkeys(self.models.values()) if isinstance(model, GuardedModel)]
         return [seen for model in models if (seen := model.watched()) is not None]
@@ -126,7 +126,7 @@ class Company:
         things = [self.futures, *self.metrics.values(), self.user, self.task, *self.closers, self.manager]
         await close_all(dict.fromkeys(things))
 
-    async def __aenter__(self) -> Company:
+    async def __aenter__(self) -> Services:
         try:
             await self.start()
         except BaseException:
@@ -151,7 +151,7 @@ def assemble(
     tokenizer: Any = None,
     pool: Any = None,
     where: str = "",
-) -> Company:
+) -> Services:
     """Everybody by name, not yet started. `Model`, `Participant`, sandbox and pool objects stay their owner's."""
     prefix = f"{where}." if where else ""
     budget = budget or Budget()
@@ -164,11 +164,11 @@ def assemble(
     chosen = manager or Named(name="inline")
     context["manager"] = managers.create(chosen.name, chosen.options, f"{prefix}manager", **context)
     built = _metrics(metrics, f"{prefix}metrics", context)
-    weights = {m.name: Weighted(m.weight, m.clamp, built[m.name].intrinsic) for m in metrics}
+    weights = {m.name: MetricWeight(m.weight, m.clamp, built[m.name].intrinsic) for m in metrics}
     if isinstance(user, Named):
         user = users.create(user.name, user.options, f"{'futures.' if where else ''}user", **context)
     closers = [*dict.fromkeys(opened.values()), *([runner] if isinstance(sandbox, str) else [])]
-    return Company(task, named, user, built, weights, budget, context["manager"], context, closers)
+    return Services(task, named, user, built, weights, budget, context["manager"], context, closers)
 
 
 def _metrics(configs: Sequence[MetricConfig], where: str, context: Mapping[str, Any]) -> dict[str, Metric]:
@@ -188,14 +188,14 @@ def metric_configs(metrics: Mapping[str, Any]) -> list[MetricConfig]:
     return out
 
 
-def of_recipe(
+def build_services(
     recipe: Recipe,
     task: Task,
     policy: Model,
     tokenizer: Any = None,
     renderer: Renderer | None = None,
     pool: Any = None,
-) -> Company:
+) -> Services:
     """Everybody that a recipe names; `pool`: where models in this process take turns (`pool.Pool`)."""
     limits = recipe.budget
     named = recipe.futures.user
@@ -209,7 +209,7 @@ def of_recipe(
         models = {**served, **models}  # a recipe may say more of a model that the map names
         futures = futures.model_copy(update={"classmates": classmates})
     models = with_addresses(recipe.serve, models)
-    company = assemble(
+    services = assemble(
         task,
         models,
         recipe.reward.metrics,
@@ -223,19 +223,19 @@ def of_recipe(
         where="reward",
     )
     credit = CreditRule(**recipe.credit.model_dump())
-    company.build_futures(futures, renderer, credit, recipe.seed)
-    return company
+    services.build_futures(futures, renderer, credit, recipe.seed)
+    return services
 
 
-def stage_of(recipe: Recipe, company: Company, policy: Policy) -> Stage:
+def build_context(recipe: Recipe, services: Services, policy: Policy) -> RolloutContext:
     """How the conversations of a step are played and settled."""
     overlong, malformed = recipe.reward.overlong, recipe.reward.malformed
-    assert company.futures is not None and company.task is not None
-    return Stage(
+    assert services.futures is not None and services.task is not None
+    return RolloutContext(
         policy=policy,
-        futures=company.futures,
-        environment=company.task.environment(),
-        user=company.user,
+        futures=services.futures,
+        environment=services.task.environment(),
+        user=services.user,
         max_turns=recipe.episode.max_turns,
         overlong=ReplyRule(overlong.rule, overlong.penalty),
         malformed=ReplyRule(malformed.rule, malformed.penalty),

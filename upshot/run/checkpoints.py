@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from upshot.config.phases import order
 from upshot.core.errors import UserError
-from upshot.core.whole_files import sync, write_json
-from upshot.run.phases import order
+from upshot.core.whole_files import fill, place, write_json
+from upshot.training.metrics.best import BestMark
 
 STATE = "state.json"
 """Phase and step; the last file to be written."""
@@ -19,13 +19,6 @@ STATE = "state.json"
 
 BEST = "best.json"
 """Beside the checkpoints: which of them is the best, and by which metric."""
-
-
-class Best(NamedTuple):
-    """What an evaluation said of the best model so far."""
-
-    metric: str
-    value: float
 
 
 class Checkpoint(NamedTuple):
@@ -52,7 +45,9 @@ class Checkpoints:
                 found.append(Checkpoint(folder, state["phase"], state["step"]))
         return sorted(found, key=lambda checkpoint: order(checkpoint.phase, checkpoint.step))
 
-    def save(self, phase: str, step: int, keep: int, write: Callable[[Path], None], best: Best | None = None) -> Path:
+    def save(
+        self, phase: str, step: int, keep: int, write: Callable[[Path], None], best: BestMark | None = None
+    ) -> Path:
         """The checkpoint of a step, filled by `write`; one that is there already stays. Older ones beyond `keep` go.
 
         With `best` it is the best one from now on, which stays however old it gets.
@@ -89,21 +84,6 @@ class Checkpoints:
                 f"cannot write checkpoint '{final}': {_why(error)}; earlier checkpoints are intact, "
                 f"free some space and continue with --resume {self.run}"
             ) from error
-
-
-def fill(folder: Path, write: Callable[[Path], None]) -> None:
-    """Make a folder, have it filled, and wait until its files are on the disk."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    write(folder)
-    sync(*(path for path in folder.rglob("*")), folder)
-
-
-def place(partial: Path, final: Path) -> None:
-    """Give a filled folder its name; what lay there before was not whole."""
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(partial, final)
-    sync(final.parent)
 
 
 def _is_io(error: Exception) -> bool:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from upshot.core.errors import UserError
-from upshot.run.checkpoints import Checkpoint, fill, place
+from upshot.core.whole_files import fill, place
+from upshot.run.checkpoints import Checkpoint
 from upshot.run.folder import RunFolder
 from upshot.run.model_card import CARD, model_card, public_name
 

@@ -25,18 +25,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from upshot import __version__
 from upshot.config import load as config
+from upshot.config.phases import order
 from upshot.config.recipe import Recipe
 from upshot.core import jsonl
 from upshot.core.errors import UserError
+from upshot.core.version import __version__
 from upshot.core.whole_files import write_json, write_whole
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.run import samples
 from upshot.run.checkpoints import Checkpoint, Checkpoints
 from upshot.run.lock import NAME as LOCK
 from upshot.run.lock import locked
-from upshot.run.phases import order
 
 PACKAGES = ("torch", "transformers", "numpy", "tokenizers", "pydantic", "peft", "verl", "ray", "vllm")
 METRICS, ROLLOUTS, SPENT = "metrics.jsonl", "rollouts.jsonl", "spent.json"
@@ -128,7 +128,7 @@ class RunFolder:
         """Append replies to rollouts.jsonl."""
         self._append(ROLLOUTS, replies)
 
-    def samples(self, step: int, replies: Sequence[Reply]) -> None:
+    def samples(self, step: int, replies: Sequence[Rollout]) -> None:
         """Write token ids and log-probabilities of a step's replies."""
         path = samples.file_of(self.path, step)
         try:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from upshot.config.recipe import Recipe
-from upshot.rollout.rollout import Reply
-from upshot.run.checkpoints import Best, Checkpoints
+from upshot.rollout.rollout import Rollout
+from upshot.run.checkpoints import Checkpoints
 from upshot.run.folder import RunFolder
+from upshot.training.metrics.best import BestMark
 
 
-class Onlooker(RunFolder):
+class ReadOnlyRunFolder(RunFolder):
     """Reads a run folder that another rank writes."""
 
     def __init__(self, path: Path) -> None:
@@ -33,7 +34,7 @@ class Onlooker(RunFolder):
     def rollouts(self, replies: Iterable[Mapping[str, Any]]) -> None:
         """Nothing."""
 
-    def samples(self, step: int, replies: Sequence[Reply]) -> None:
+    def samples(self, step: int, replies: Sequence[Rollout]) -> None:
         """Nothing."""
 
     def drop_failed_start(self) -> None:
@@ -50,6 +51,8 @@ class Onlooker(RunFolder):
 
 
 class _Unwritten(Checkpoints):
-    def save(self, phase: str, step: int, keep: int, write: Callable[[Path], None], best: Best | None = None) -> Path:
+    def save(
+        self, phase: str, step: int, keep: int, write: Callable[[Path], None], best: BestMark | None = None
+    ) -> Path:
         """The place of the checkpoint that the first rank writes."""
         return self.path / f"{phase}-{step:06d}"

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from upshot.config.recipe import FuturesConfig, Recipe
+from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
-from upshot.rollout.futures.classmates.map_file import read_map
+from upshot.rollout.futures.classmates.map_file import classmate_names
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.datasets.examples import read_dialogues, read_preferences
-
-SAMPLED = ("rl", "online-dpo", "ppo")
-"""Methods that learn from replies of their own."""
 
 
 def plan(recipe: Recipe, ranks: int = 1) -> str:
@@ -23,7 +18,7 @@ def plan(recipe: Recipe, ranks: int = 1) -> str:
     engine = ", sampled by vLLM" if recipe.model.engine.name == "vllm" else ""
     lines.append(f"policy     {recipe.model.path or 'a new tiny model'}{adapters}{engine}")
     examples = count_examples(recipe, task)
-    if config.method in SAMPLED:
+    if config.samples:
         lines += _rollouts(recipe, examples)
     else:
         lines.append(f"data       {config.data or recipe.task.name}: {examples} examples")
@@ -50,7 +45,7 @@ def memory(recipe: Recipe, task: Task, ranks: int = 1) -> str:
 def count_examples(recipe: Recipe, task: Task) -> int:
     """How many rows, dialogues or pairs there are to learn from; a file that is not there is a `UserError`."""
     config = recipe.train
-    if config.method in SAMPLED:
+    if config.samples:
         return len(task.rows("train"))
     if config.method == "dpo":
         if config.data is None:
@@ -59,19 +54,11 @@ def count_examples(recipe: Recipe, task: Task) -> int:
     return len(read_dialogues(config.data) if config.data else task.dialogues("train"))
 
 
-def classmate_names(futures: FuturesConfig) -> list[str]:
-    """The classmates that a recipe names, in it or in a map; none where there are no such futures."""
-    if futures.map_file is not None:
-        return [classmate.name for classmate in read_map(futures.map_file)[1]]
-    named = futures.options.get("classmates") or []
-    return [str(entry["name"] if isinstance(entry, Mapping) else entry) for entry in named]
-
-
 def _ranks(recipe: Recipe, ranks: int) -> str:
     """Who does what of a step."""
     config = recipe.train
     most = -(-config.prompts_per_step // ranks)
-    played = f"an engine each for up to {most} of a step's prompts, " if config.method in SAMPLED else ""
+    played = f"an engine each for up to {most} of a step's prompts, " if config.samples else ""
     idle = ranks - min(ranks, config.prompts_per_step)
     more = f"; {idle} of them play nothing: raise train.prompts_per_step" if played and idle else ""
     return f"ranks      {ranks} processes, {played}1/{ranks} of the optimizer's state and of the learning each{more}"

@@ -9,55 +9,55 @@ import asyncio
 import gc
 import json
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from upshot.config.model_spec import ModelSpec
+from upshot.config.phases import phase_config, phases_of
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.conversation import Row, derive_seed
 from upshot.core.errors import UserError, reason_of
 from upshot.core.time_limit import call_seconds
 from upshot.core.whole_files import write_json
 from upshot.models.rendering import Renderer
-from upshot.rollout.context import Stage
+from upshot.rollout.context import RolloutContext
 from upshot.rollout.prompt_length import fitting
-from upshot.rollout.rollout import Reply
-from upshot.rollout.services import Company, of_recipe, stage_of
+from upshot.rollout.rollout import Rollout
+from upshot.rollout.services import Services, build_context, build_services
 from upshot.run import checks
-from upshot.run.checkpoints import Best
 from upshot.run.checks.bench import room_of
 from upshot.run.folder import RunFolder
-from upshot.run.phases import phase_config, phases_of
+from upshot.run.policy_server import served
 from upshot.run.reporter import Reporter
 from upshot.run.saver import Saver
 from upshot.run.trackers import make_trackers
 from upshot.run.writer import Logs, Writer
 from upshot.serving.servers.lease import lease
-from upshot.serving.vllm.launch import served
 from upshot.tasks.base import Task, tasks
 from upshot.training.learner.distributed.ranks import ALONE, Ranks, counted
-from upshot.training.learner.distributed.together import Stopped, Together, until_stopped
+from upshot.training.learner.distributed.together import ProcessGroup, RankStopped, until_stopped
 from upshot.training.learner.learner import Learner
 from upshot.training.learner.memory.fitting import pool_of, with_helpers
 from upshot.training.loops import dpo, online_dpo, ppo, rl, sft
 from upshot.training.metrics.alarms import Alarms, bad_step
-from upshot.training.metrics.throughput import Meter, finite
-from upshot.training.policy import Loaded
+from upshot.training.metrics.best import BestMark
+from upshot.training.metrics.throughput import ThroughputMeter, finite
+from upshot.training.policy import PolicyBundle
 from upshot.training.setup import context_limit, seed_torch
 
 COUNTERS = "counters.json"
 """In a checkpoint: what the helpers' counters were."""
 
 
-class Run:
+class TrainingRun:
     """A recipe being trained in its folder."""
 
     task: Task
-    loaded: Loaded
+    loaded: PolicyBundle
     writer: Writer
-    meter: Meter
+    meter: ThroughputMeter
 
     def __init__(self, recipe: Recipe, folder: RunFolder, reporter: Reporter, ranks: Ranks = ALONE) -> None:
         self.recipe = recipe
@@ -78,7 +78,7 @@ class Run:
         """The helpers' counters when the ranks' were last added up."""
         self._counted: tuple[Logs, dict[str, Any]] = {}, {}
         """What the helpers have counted for the step under way: numbers for its line, and their counters."""
-        self.company_now: Company | None = None
+        self.services_now: Services | None = None
         self._learning: tuple[Learner, TrainConfig] | None = None
         self._updates = 0
         """Optimizer steps of the learner when the last line was written."""
@@ -136,7 +136,7 @@ class Run:
         """Task, model and writer."""
         recipe = self.recipe
         self.task = tasks.create(recipe.task.name, recipe.task.options, "task")
-        self.loaded = Loaded(recipe, self.task, self.folder.path, self.start_from, self.reporter.say, self.ranks)
+        self.loaded = PolicyBundle(recipe, self.task, self.folder.path, self.start_from, self.reporter.say, self.ranks)
         if not self.ranks.first:  # all have the same weights now; noise is each one's own
             seed_torch(derive_seed(recipe.seed, "rank", self.ranks.rank))
         call_seconds.set(recipe.call_seconds)
@@ -160,6 +160,23 @@ class Run:
         except Exception as second:
             self.reporter.say(f"nothing was saved: {second}")
         self.writer.status("stopped", reason=self.ranks.reason or reason)
+
+    def say(self, text: str) -> None:
+        """Tell whoever watches."""
+        self.reporter.say(text)
+
+    def within(self, done: int, total: int) -> None:
+        """Tell how far the step under way is."""
+        self.reporter.within(done, total)
+
+    def lines(self, step: int | None = None) -> Sequence[Mapping[str, Any]]:
+        """What metrics.jsonl has of this phase, or of one step of it."""
+        return self.folder.lines(self.phase) if step is None else self.folder.lines(self.phase, step)
+
+    def tell(self, logs: Logs) -> None:
+        """Write a line of nothing but an evaluation."""
+        self.writer.line(self.phase, self.step, logs)
+        self.writer.announce(self.phase, self.step, logs)
 
     def lasting(self, config: TrainConfig, examples: int) -> TrainConfig:
         """The configuration with its epochs counted in steps."""
@@ -186,38 +203,38 @@ class Run:
         return fitting(rows, room, self.recipe.episode.long_prompts)
 
     @asynccontextmanager
-    async def company(self) -> AsyncIterator[tuple[Company, Stage]]:
+    async def services(self) -> AsyncIterator[tuple[Services, RolloutContext]]:
         """Helper models, user and metrics, started, with the stage they play on; closed at the end."""
         recipe, loaded = limits_shared(self.recipe, self.ranks.size), self.loaded
         loaded.pool = pool_of(recipe, loaded.memory)
         helped = with_helpers(recipe, loaded.memory)
-        company = of_recipe(helped, self.task, loaded.sampler, loaded.tokenizer, loaded.renderer, loaded.pool)
-        self.company_now = company
+        services = build_services(helped, self.task, loaded.sampler, loaded.tokenizer, loaded.renderer, loaded.pool)
+        self.services_now = services
         if spent := self.folder.spent():
-            company.budget.restore(spent)
-        self.ranks.share(company.budget)
-        company.restore(self.counters)
-        self._added_up = company.counters()
+            services.budget.restore(spent)
+        self.ranks.share(services.budget)
+        services.restore(self.counters)
+        self._added_up = services.counters()
         loaded.sampler.play_ahead(recipe.train.async_steps)
         if self.start_from is not None and self._resumes == self.phase:
             loaded.sampler.load_copies(self.start_from)
         try:
             await loaded.sampler.start()
-            await company.start()
-            yield company, stage_of(recipe, company, loaded.policy())
+            await services.start()
+            yield services, build_context(recipe, services, loaded.policy())
         finally:
-            self.company_now = None
-            await company.aclose()
+            self.services_now = None
+            await services.aclose()
             if loaded.pool is not None:
                 await loaded.pool.aclose()
                 loaded.pool = None
             await loaded.close()
-            self.folder.write_spent(company.budget.state())
+            self.folder.write_spent(services.budget.state())
 
     def begin(self, learner: Learner, config: TrainConfig) -> None:
         """The phase's learner is ready: from here on Ctrl-C saves."""
         self._learning, self._updates = (learner, config), learner.steps
-        self.meter = Meter(self.module, self.ranks.size)
+        self.meter = ThroughputMeter(self.module, self.ranks.size)
         self.alarms = Alarms()
         for line in self.folder.lines(self.phase):
             self.alarms.watch(line)
@@ -225,20 +242,20 @@ class Run:
 
     def count(self) -> None:
         """All that the step under way asked of helpers is done: its line tells of what they counted until now."""
-        if (company := self.company_now) is not None:
+        if (services := self.services_now) is not None:
             if self.ranks.size > 1:
-                self._added_up = counted(self._added_up, self.ranks.exchange_now("count", company.counters()))
-                company.restore(self._added_up)
-            self._counted = company.stats(), company.counters()
+                self._added_up = counted(self._added_up, self.ranks.exchange_now("count", services.counters()))
+                services.restore(self._added_up)
+            self._counted = services.stats(), services.counters()
 
-    def step_done(self, step: int, logs: Logs, groups: Sequence[Sequence[Reply]] = ()) -> None:
+    def step_done(self, step: int, logs: Logs, groups: Sequence[Sequence[Rollout]] = ()) -> None:
         """Write a finished step to the run folder, and a checkpoint when it is time."""
         assert self._learning is not None, "begin() comes first"
         learner, config = self._learning
         logs |= self.writer.replies(step, groups)
-        if self.company_now is not None:
+        if self.services_now is not None:
             stats, self.counters = self._counted
-            spent = self.company_now.budget.state()
+            spent = self.services_now.budget.state()
             logs |= {**stats, "time/dollars": spent["dollars"]}
             self.folder.write_spent(spent)
         if self.loaded.pool is not None:
@@ -270,7 +287,7 @@ class Run:
             return "nothing good was saved yet; begin anew with a lower train.lr or grad_clip"
         return f"the last good checkpoint is {latest.path}; begin from it with a lower train.lr or grad_clip"
 
-    def checkpoint(self, best: Best | None = None) -> None:
+    def checkpoint(self, best: BestMark | None = None) -> None:
         """Save the run as it was after its last finished step, in the background; `best`: it is the best one yet."""
         assert self._learning is not None, "begin() comes first"
         learner, _ = self._learning
@@ -321,13 +338,13 @@ def train_checked(
     reporter = reporter or Reporter()
     try:
         with lease(recipe.serve, reporter.say), served(recipe, folder.path, reporter.say):
-            asyncio.run(_until_terminated(Run(recipe, folder, reporter, ranks)))
+            asyncio.run(_until_terminated(TrainingRun(recipe, folder, reporter, ranks)))
     except BaseException as error:
         if new:
             folder.drop_failed_start()
         if isinstance(error, asyncio.CancelledError):
             raise SystemExit(128 + signal.SIGTERM) from None
-        if isinstance(error, Stopped) and error.signal:
+        if isinstance(error, RankStopped) and error.signal:
             raise (KeyboardInterrupt() if error.signal == signal.SIGINT else SystemExit(128 + error.signal)) from None
         raise
     finally:
@@ -336,10 +353,10 @@ def train_checked(
     return folder
 
 
-async def _until_terminated(run: Run) -> None:
+async def _until_terminated(run: TrainingRun) -> None:
     """Train; SIGTERM, with which schedulers take machines away, cancels it: between steps, never inside an update."""
     training = asyncio.ensure_future(run.train())
-    if isinstance(run.ranks, Together):
+    if isinstance(run.ranks, ProcessGroup):
         await until_stopped(run.ranks, training)
         return
     with suppress(RuntimeError, ValueError):  # in another thread the signals are somebody else's

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from upshot.core.conversation import Sample
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 
 FOLDER = "samples"
 
@@ -21,7 +21,7 @@ def file_of(run: Path, step: int) -> Path:
     return run / FOLDER / f"{step:06d}.npz"
 
 
-def pack(replies: Sequence[Reply]) -> bytes:
+def pack(replies: Sequence[Rollout]) -> bytes:
     """The samples of replies: one entry a policy turn, its ids and log-probabilities end to end with the others'."""
     import numpy as np
 

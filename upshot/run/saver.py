@@ -8,7 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from upshot.config.recipe import TrainConfig
-from upshot.run.checkpoints import Best, Checkpoints
+from upshot.run.checkpoints import Checkpoints
+from upshot.training.metrics.best import BestMark
 
 
 class Saver:
@@ -29,7 +30,7 @@ class Saver:
         return by_steps or (bool(config.save_minutes) and time.monotonic() - self._last >= 60 * config.save_minutes)
 
     def save(
-        self, phase: str, step: int, keep: int, copy: Callable[[], Callable[[Path], None]], best: Best | None = None
+        self, phase: str, step: int, keep: int, copy: Callable[[], Callable[[Path], None]], best: BestMark | None = None
     ) -> None:
         """Copy what a checkpoint holds and have it written; the one before is waited for."""
         started = time.perf_counter()

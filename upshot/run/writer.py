@@ -10,7 +10,7 @@ from typing import Any
 
 from upshot.config.recipe import Recipe
 from upshot.core.jsonl import plain
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.run.folder import RunFolder
 from upshot.run.reporter import Reporter
 from upshot.run.trackers import Tracker
@@ -59,7 +59,7 @@ class Writer:
         self.status("running")
         self.reporter.phase(phase, steps, done)
 
-    def replies(self, step: int, groups: Sequence[Sequence[Reply]]) -> Logs:
+    def replies(self, step: int, groups: Sequence[Sequence[Rollout]]) -> Logs:
         """Write the replies of a step; what its line says of them by task and group."""
         replies = [reply for group in groups for reply in group]
         if not replies:
@@ -112,7 +112,7 @@ class Writer:
             else:
                 self._failing.discard(name)
 
-    def _transcripts(self, step: int, replies: Sequence[Reply]) -> Iterator[dict[str, Any]]:
+    def _transcripts(self, step: int, replies: Sequence[Rollout]) -> Iterator[dict[str, Any]]:
         """Lines for rollouts.jsonl; a reply that cannot be written (a detail that is no mapping) is said, not fatal."""
         for reply in replies:
             try:
@@ -120,5 +120,5 @@ class Writer:
             except Exception as error:
                 self.reporter.say(f"a reply to row '{reply.conversation.row.id}' cannot be written: {error!r}")
 
-    def _groups_of(self, reply: Reply) -> Mapping[str, str]:
+    def _groups_of(self, reply: Rollout) -> Mapping[str, str]:
         return groups_of(self.task, reply.conversation.row)

@@ -15,7 +15,7 @@ FIELDS = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
 
 
 @dataclass(frozen=True)
-class Problem:
+class HumanEvalProblem:
     """One problem: its parts as published, and its tests split where they can be."""
 
     name: str
@@ -39,7 +39,7 @@ class Problem:
         return self.program("    pass\n")
 
 
-def load(path: str | Path) -> list[Problem]:
+def load(path: str | Path) -> list[HumanEvalProblem]:
     """Read `HumanEval.jsonl` or `HumanEval.jsonl.gz`."""
     path = Path(path)
     data = path.read_bytes()
@@ -47,12 +47,12 @@ def load(path: str | Path) -> list[Problem]:
     return [_problem(row, f"{path}, row {number}") for number, row in enumerate(jsonl.read_data(whole, str(path)), 1)]
 
 
-def _problem(row: dict[str, str], where: str) -> Problem:
+def _problem(row: dict[str, str], where: str) -> HumanEvalProblem:
     missing = [name for name in FIELDS if name not in row]
     if missing:
         raise UserError(f"{where} has no '{missing[0]}'; a HumanEval row has {', '.join(FIELDS)}")
     tests = split_check(row["test"], row["entry_point"])
-    return Problem(row["task_id"], row["prompt"], row["canonical_solution"], row["entry_point"], tests)
+    return HumanEvalProblem(row["task_id"], row["prompt"], row["canonical_solution"], row["entry_point"], tests)
 
 
 def split_check(test: str, entry_point: str) -> tuple[str, ...]:

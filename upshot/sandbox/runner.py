@@ -35,7 +35,7 @@ class Session(abc.ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ProgramJob:
     """A program to run, and what it is run with."""
 
     code: str
@@ -76,10 +76,12 @@ class CodeRunner(abc.ABC):
         compile_seconds: float = 20.0,
     ) -> RunResult:
         """Run a program and return what it printed; `fetch` names files to bring back."""
-        return await self._run(Job(code, language, stdin, files or {}, limits or self.limits, fetch, compile_seconds))
+        return await self._run(
+            ProgramJob(code, language, stdin, files or {}, limits or self.limits, fetch, compile_seconds)
+        )
 
     @abc.abstractmethod
-    async def _run(self, job: Job) -> RunResult:
+    async def _run(self, job: ProgramJob) -> RunResult:
         """Run a program, every default filled in."""
 
     async def session(self, limits: Limits | None = None) -> Session:

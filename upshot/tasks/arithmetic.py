@@ -22,7 +22,7 @@ WORDS = "has . then more how many does have now ? doubles them #### + - * = so t
 
 
 @dataclass(frozen=True)
-class Problem:
+class ArithmeticProblem:
     """A question, its steps as (left, operator, right, result), and the answer."""
 
     question: str
@@ -47,7 +47,7 @@ class Problem:
         return " . ".join(" ".join(step) for step in shown) + f" . {ending}"
 
 
-def make_problem(rng: random.Random) -> Problem:
+def make_problem(rng: random.Random) -> ArithmeticProblem:
     """A random problem."""
     name, thing = rng.choice(NAMES), rng.choice(THINGS)
     have = rng.randint(2, 6)
@@ -68,13 +68,13 @@ def make_problem(rng: random.Random) -> Problem:
             text.append(f"then {name} {rng.choice(GAIN)} {part} more {thing} .")
         have = steps[-1][3]
     text.append(f"how many {thing} does {name} have now ?")
-    return Problem(" ".join(text), tuple(steps))
+    return ArithmeticProblem(" ".join(text), tuple(steps))
 
 
-def problems(split: str, count: int, seed: int = 0) -> list[Problem]:
+def problems(split: str, count: int, seed: int = 0) -> list[ArithmeticProblem]:
     """Distinct problems of a split. A question belongs to one split for good, by its own hash."""
     rng = random.Random(derive_seed(seed, "arithmetic", split))
-    found: dict[str, Problem] = {}
+    found: dict[str, ArithmeticProblem] = {}
     while len(found) < count:
         problem = make_problem(rng)
         if split_of_question(problem.question) == split:
@@ -89,7 +89,11 @@ def split_of_question(question: str) -> str:
 
 
 def demonstration(
-    problem: Problem, rng: random.Random, feedback: Callable[[str], str | None], flawed: float, heedless: float
+    problem: ArithmeticProblem,
+    rng: random.Random,
+    feedback: Callable[[str], str | None],
+    flawed: float,
+    heedless: float,
 ) -> tuple[Message, ...]:
     """A dialogue to imitate: `flawed` of the replies have a fault, `heedless` of the answers to feedback repeat it."""
     talk = [Message("user", problem.question)]

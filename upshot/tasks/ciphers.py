@@ -41,7 +41,7 @@ class Ciphers(VerifiedTask):
     def _splits(self) -> dict[str, list[Row]]:
         return {split: [_row(split, n, p) for n, p in enumerate(self.problems(split))] for split in SIZES}
 
-    def problems(self, split: str) -> list[arithmetic.Problem]:
+    def problems(self, split: str) -> list[arithmetic.ArithmeticProblem]:
         """The problems behind the rows of a split."""
         return arithmetic.problems(split, min(SIZES[split], self.limit or SIZES[split]), self.split_seed)
 
@@ -64,12 +64,12 @@ class Ciphers(VerifiedTask):
         return sorted({*arithmetic.vocabulary([]), *MARKERS, *code})
 
 
-def thoughtful(problem: arithmetic.Problem, coded: bool = False) -> str:
+def thoughtful(problem: arithmetic.ArithmeticProblem, coded: bool = False) -> str:
     """A reply that thinks in steps, plain or coded, and answers."""
     return f"{MARKERS[0]} {thought(problem, coded)} {MARKERS[1]} #### {problem.answer}"
 
 
-def thought(problem: arithmetic.Problem, coded: bool = False) -> str:
+def thought(problem: arithmetic.ArithmeticProblem, coded: bool = False) -> str:
     """The steps to the answer, plain or coded."""
     steps = " . ".join(f"{left} {sign} {right} = {result}" for left, sign, right, result in problem.steps) + " ."
     return encode(steps) if coded else steps
@@ -88,7 +88,7 @@ def _code() -> dict[str, str]:
     return dict(zip(plain, secret, strict=False))
 
 
-def _row(split: str, number: int, problem: arithmetic.Problem) -> Row:
+def _row(split: str, number: int, problem: arithmetic.ArithmeticProblem) -> Row:
     meta = {"difficulty": problem.difficulty}
     question = (Message("user", problem.question),)
     return Row(f"ciphers/{split}/{number}", question, None, str(problem.answer), "gsm8k", meta)

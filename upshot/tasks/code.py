@@ -102,7 +102,7 @@ class HumanEval(CodeTask):
 
 
 @tasks.register("bigcodebench-instruct")
-class BigCodeBench(CodeTask):
+class SingleTurnBigCodeBench(CodeTask):
     """BigCodeBench in one turn; in conversation it is the CollabLLM task `bigcodebench`."""
 
     name = "bigcodebench-instruct"

@@ -19,7 +19,7 @@ from upshot.tasks.participants.base import Participant
 from upshot.tasks.participants.environments import Fault, Feedback
 from upshot.tasks.verified import VerifiedTask
 from upshot.tasks.verifiers.arithmetic import broken_steps
-from upshot.tasks.verifiers.gsm8k import Gsm8k as Verdict
+from upshot.tasks.verifiers.gsm8k import Gsm8kVerifier as Verdict
 from upshot.tasks.verifiers.gsm8k import answer_line, strict_answer
 from upshot.tasks.verifiers.numbers import show_number
 
@@ -133,10 +133,10 @@ class Gsm8k(VerifiedTask):
         sizes = {"train": 4000, "validation": 400, "test": 400}
         return {split: [self._made_row(p) for p in self._problems(split, n)] for split, n in sizes.items()}
 
-    def _problems(self, split: str, count: int) -> list[arithmetic.Problem]:
+    def _problems(self, split: str, count: int) -> list[arithmetic.ArithmeticProblem]:
         return arithmetic.problems(split, min(count, self.limit or count), self.split_seed)
 
-    def _made_row(self, problem: arithmetic.Problem) -> Row:
+    def _made_row(self, problem: arithmetic.ArithmeticProblem) -> Row:
         record = {"prompt": [{"role": "user", "content": problem.question}], "answer": str(problem.answer)}
         return row_of({**record, "difficulty": problem.difficulty}, self.verifier)
 

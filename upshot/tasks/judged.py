@@ -15,7 +15,7 @@ from upshot.tasks.verifiers.judged import with_rubric_read
 
 
 @tasks.register("judged")
-class Judged(VerifiedTask):
+class JudgedTask(VerifiedTask):
     """Requests whose replies a judge rates."""
 
     name = "judged"

@@ -15,7 +15,7 @@ from upshot.tasks.verified import VerifiedTask
 
 
 @tasks.register("remote")
-class Remote(VerifiedTask):
+class RemoteTask(VerifiedTask):
     """Rows name an instance (`instance_hash`) or a sample (`index`, `name`); everything else is the server's."""
 
     name = "remote"

@@ -70,7 +70,7 @@ class Customer(Participant):
 
 
 @tasks.register("slots")
-class Slots(Task):
+class SlotsTask(Task):
     """Rows are openings, and a share of them is half-way conversations in which a question was just answered."""
 
     name = "slots"

@@ -15,14 +15,14 @@ from typing import Any
 
 from upshot.config.recipe import LoraConfig, PolicyConfig
 from upshot.core.errors import UserError
+from upshot.core.whole_files import fill, place
 from upshot.models.local import adapter_config, load_whole
-from upshot.run.checkpoints import fill, place
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
-class Start:
+class StartingPoint:
     """What a run begins with."""
 
     model: str
@@ -31,26 +31,26 @@ class Start:
     """The adapter to train on; empty: none, or a new one."""
 
 
-def find_start(config: PolicyConfig, run: Path, say: Callable[[str], None]) -> Start:
+def find_start(config: PolicyConfig, run: Path, say: Callable[[str], None]) -> StartingPoint:
     """What `model.path` means for this recipe."""
     found = adapter_config(config.path) if config.path else None
     if found is None:
-        return Start(config.path)
+        return StartingPoint(config.path)
     base = found["base_model_name_or_path"]
     what = f"model.path '{config.path}' is an adapter of '{base}'"
     if config.lora is None:
         say(f"{what}: it is merged, and all weights are trained")
-        return Start(config.path)
+        return StartingPoint(config.path)
     if same_shape(config.lora, found) and adapter_config(base) is None:
         say(f"{what}: it is trained on; the reference is the model with it")
-        return Start(base, config.path)
+        return StartingPoint(base, config.path)
     merged = run.resolve() / "start"
     say(
         f"{what} with another shape than model.lora: it is merged into '{merged}', and new adapters are trained on that"
     )
     if not merged.is_dir():
         _merge(config, merged)
-    return Start(str(merged))
+    return StartingPoint(str(merged))
 
 
 def same_shape(lora: LoraConfig, found: Mapping[str, Any]) -> bool:

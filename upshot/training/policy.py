@@ -9,24 +9,36 @@ from typing import Any
 
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.conversation import derive_seed
+from upshot.core.errors import UserError
 from upshot.engine.engine import Engine
 from upshot.models.rendering import Renderer
 from upshot.rollout.policy import Policy
-from upshot.run.plan import SAMPLED
-from upshot.serving.swap.pool import Pool
+from upshot.serving.swap.pool import ModelPool
 from upshot.serving.vllm.policy import VllmPolicy
 from upshot.tasks.base import Task
-from upshot.training.adapters import Start, add_lora, find_start
+from upshot.training.adapters import StartingPoint, add_lora, find_start
 from upshot.training.learner.distributed.ranks import ALONE, Ranks
 from upshot.training.learner.learner import Learner
 from upshot.training.learner.memory.fitting import device_total, engine_settings, fit, kv_of_copies, learning
-from upshot.training.learner.memory.plan import MemoryPlan
+from upshot.training.learner.memory.plan import MemoryPlan, usable
 from upshot.training.setup import context_limit, load_policy, sampling_of, seed_torch
 from upshot.training.snapshots import PolicyModel
 from upshot.training.weights import load_weights, save_weights
 
 
-class Loaded:
+def check_beside(plan: MemoryPlan, share: float, total: int) -> None:
+    """Refuse a GPU on which vLLM, awake, does not fit beside what the learner keeps."""
+    kept, taken = sum(part.sampling for part in plan.parts), int(share * total)
+    if total and kept + taken > usable(total):
+        gib = 2**30
+        raise UserError(
+            f"model.engine.memory {share:g} of {total / gib:.1f} GiB is {taken / gib:.1f}, and the learner keeps "
+            f"{kept / gib:.1f} (weights, optimizer) while vLLM samples: more than {usable(total) / gib:.1f}; lower "
+            "model.engine.memory, set train.offload_optimizer or optimizer: adamw-8bit, or give vLLM other devices"
+        )
+
+
+class PolicyBundle:
     """A recipe's policy, loaded: as the run begins with it, or as a checkpoint holds it."""
 
     def __init__(
@@ -42,12 +54,12 @@ class Loaded:
         self.recipe = recipe
         self.task = task
         self.run = run
-        self.pool: Pool | None = None
+        self.pool: ModelPool | None = None
         """Helper models that take turns on the policy's device."""
         self.say = say
         seed_torch(recipe.seed)
         # One rank looks: what has to be merged is merged once.
-        self.start = ranks.told("start", find_start(recipe.model, run, say) if ranks.first else Start(""))
+        self.start = ranks.told("start", find_start(recipe.model, run, say) if ranks.first else StartingPoint(""))
         saved = str(checkpoint or "")
         module, self.tokenizer = self._load("" if recipe.model.lora else saved)
         self.module: Any = add_lora(module, recipe.model, saved or self.start.adapter)
@@ -65,7 +77,7 @@ class Loaded:
     def sampler(self) -> PolicyModel | VllmPolicy:
         """The policy as a model."""
         if self.recipe.model.engine.name == "vllm":
-            from upshot.serving.vllm.launch import check_beside, find, share_of
+            from upshot.serving.vllm.launch import find, share_of
 
             address = find(self.recipe, self.run)
             if address.same_gpu:
@@ -122,7 +134,7 @@ class Loaded:
 
     def learner(self, config: TrainConfig, value_head: bool = False) -> Learner:
         """A new learner on the policy."""
-        sampled, episode = config.method in SAMPLED, self.recipe.episode
+        sampled, episode = config.samples, self.recipe.episode
         config = learning(config, fit(self.recipe, self.module, config, self.ranks.size), self.module)
         return Learner(
             self.module,

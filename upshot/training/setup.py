@@ -1,4 +1,4 @@
-"""From a recipe to the model that learns: weights, tokenizer, adapters. Everybody else: `rollout/company.py`."""
+"""From a recipe to the model that learns: weights, tokenizer, adapters. Everybody else: `rollout/services.py`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from upshot.config.recipe import PolicyConfig, Recipe
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import derive_seed
 from upshot.core.errors import UserError
 from upshot.core.whole_files import read_text
-from upshot.models.base import Sampling
 from upshot.models.local import (
     adapter_config,
     load_4bit,

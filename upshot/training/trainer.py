@@ -1,9 +1,9 @@
 """The loop in pieces: sample → score → forward_backward → step, on one set of weights.
 
-    trainee = upshot.Trainee.load("smollm2-135m", max_tokens=64, lr=1e-5)
-    groups = await trainee.sample(rows, group_size=8)          # replies, not yet worth anything
-    await trainee.score(groups, upshot.talk({polite: 1.0}))    # … or set reply.reward and reply.credit yourself
-    logs = trainee.forward_backward(groups) | trainee.step()
+    trainer = upshot.Trainer.load("smollm2-135m", max_tokens=64, lr=1e-5)
+    groups = await trainer.sample(rows, group_size=8)          # replies, not yet worth anything
+    await trainer.score(groups, upshot.talk({polite: 1.0}))    # … or set reply.reward and reply.credit yourself
+    logs = trainer.forward_backward(groups) | trainer.step()
 
 `upshot.train` runs the same pieces from a recipe, with a run folder, checkpoints and resume around them.
 """
@@ -15,21 +15,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from upshot.api.scorer import Metrics, named_metrics
 from upshot.config.recipe import TinyConfig, TrainConfig
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.engine.engine import Engine, EngineSettings
-from upshot.models.base import Sampling
 from upshot.models.rendering import Renderer
+from upshot.rewards.build import Metrics, named_metrics
 from upshot.rewards.reward import Reward
-from upshot.rollout.context import Stage
+from upshot.rollout.context import RolloutContext
 from upshot.rollout.episode import play_episode
 from upshot.rollout.futures.base import Futures
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.guard import guard
 from upshot.rollout.play import score_reply
 from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import assemble, metric_configs
 from upshot.tasks.base import Task
 from upshot.tasks.participants.base import Participant
@@ -40,10 +40,10 @@ from upshot.training.loops.sft import Dialogues
 from upshot.training.objectives.objectives import PolicyGradient, Sft
 from upshot.training.snapshots import PolicyModel
 
-Groups = Sequence[Sequence[Reply]]
+Groups = Sequence[Sequence[Rollout]]
 
 
-class Trainee:
+class Trainer:
     """A model in training, with the four verbs of the loop."""
 
     def __init__(
@@ -70,13 +70,13 @@ class Trainee:
         self.model = PolicyModel(self.engine, tokenizer, "policy", self.renderer, module)
         """As a model that others can ask; `model.frozen('start')` is a copy that is trained no further."""
         self.policy = Policy(self.model, self.renderer, Sampling(max_tokens, temperature), limit, system, tools)
-        """As a speaker: `await trainee.policy.reply(conversation)` says its next turn."""
+        """As a speaker: `await trainer.policy.reply(conversation)` says its next turn."""
         changed = self.engine.weights_changed
         self.learner = Learner(module, tokenizer, self.config, max_tokens, temperature, changed)
         self.limit = limit
 
     @classmethod
-    def load(cls, path: str, device: str = "auto", dtype: str = "auto", **options: Any) -> Trainee:
+    def load(cls, path: str, device: str = "auto", dtype: str = "auto", **options: Any) -> Trainer:
         """The model of a folder, a Hub name or `smollm2-135m`; options as in the constructor."""
         from upshot.models.local import load_whole
 
@@ -85,7 +85,7 @@ class Trainee:
     @classmethod
     def tiny(
         cls, words: Sequence[str], seed: int = 0, shape: Mapping[str, int] | None = None, **options: Any
-    ) -> Trainee:
+    ) -> Trainer:
         """A new small model that knows just these words, for a task's own little language; it learns in minutes."""
         from upshot.models.tiny import tiny_model, tiny_tokenizer
 
@@ -99,12 +99,12 @@ class Trainee:
         seed: int = 0,
         environment: Participant | None = None,
         max_turns: int = 1,
-    ) -> list[list[Reply]]:
+    ) -> list[list[Rollout]]:
         """`group_size` episodes of each row, all at once: one reply, or up to `max_turns` with an environment."""
 
-        async def one(row: Row, group: int, index: int) -> Reply:
+        async def one(row: Row, group: int, index: int) -> Rollout:
             conversation = Conversation(row, derive_seed(seed, row.id, group, index), f"{row.id}#{group}.{index}")
-            reply = Reply(conversation, group)
+            reply = Rollout(conversation, group)
             episode = play_episode(conversation, self.policy, environment, max_turns)
             if (failure := await guard(episode, "episode")) is not None:
                 reply.reward = Reward(failure)
@@ -119,11 +119,11 @@ class Trainee:
 
     async def score(self, groups: Groups, futures: Futures) -> list[list[float | None]]:
         """Continue all replies, score where that leads, and credit their tokens; the rewards, None where missing."""
-        stage = Stage(self.policy, futures)
+        context = RolloutContext(self.policy, futures)
         given = [reply for group in groups for reply in group if reply.conversation.mask]
         async with asyncio.TaskGroup() as tasks:
             for reply in given:
-                tasks.create_task(score_reply(stage, reply))
+                tasks.create_task(score_reply(context, reply))
         return [[reply.reward.total.value for reply in group] for group in groups]
 
     def forward_backward(self, groups: Groups) -> dict[str, float]:
@@ -169,5 +169,5 @@ def talk(
     metrics: name or function → weight. Without a user, or with window 0, the reply is scored as it stands.
     """
     models = {"judge": judge} if judge is not None else {}
-    company = assemble(task, models, metric_configs(named_metrics(metrics)), user=user)
-    return Talk(company.metrics, company.weights, company.user, samples, window)
+    services = assemble(task, models, metric_configs(named_metrics(metrics)), user=user)
+    return Talk(services.metrics, services.weights, services.user, samples, window)

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from upshot.core.errors import UserError
-from upshot.run.checkpoints import fill, place
+from upshot.core.whole_files import fill, place
 
 NAME = "trained.safetensors"
 

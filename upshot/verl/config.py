@@ -18,9 +18,9 @@ from pydantic import BaseModel
 from upshot.config.load import flatten
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
-from upshot.run.plan import classmate_names
+from upshot.rollout.futures.classmates.map_file import classmate_names
 from upshot.verl import on_cpu
-from upshot.verl.table import ACTOR, CARRIED, CRITIC, FIXED, LEFT, MODEL, PLAYED, REF, ROLLOUT, Line, No
+from upshot.verl.table import ACTOR, CARRIED, CRITIC, FIXED, LEFT, MODEL, PLAYED, REF, ROLLOUT, NoCounterpart, TableLine
 
 THEIRS = (
     *("trainer", "actor_rollout_ref", "algorithm", "data", "critic", "ray_kwargs", "transfer_queue", "verl"),
@@ -37,7 +37,7 @@ TOKENS = 16384
 
 
 @dataclass(frozen=True)
-class Setting:
+class VerlSetting:
     """One value of verl's config, and where it came from: recipe keys, what was measured, or a reason."""
 
     key: str
@@ -48,7 +48,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingKey:
     """A key of the recipe that has no counterpart in verl."""
 
     key: str
@@ -59,7 +59,7 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class Place:
+class ClusterPlace:
     """Where a run happens and what was measured there; what is None is not known yet."""
 
     folder: str = "RUN"
@@ -71,13 +71,13 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Plan:
+class VerlPlan:
     """verl's config beside the recipe."""
 
-    settings: tuple[Setting, ...]
+    settings: tuple[VerlSetting, ...]
     played: tuple[tuple[str, str], ...]
     """Recipe keys that Upshot itself goes by in verl's workers, and for what."""
-    missing: tuple[Missing, ...]
+    missing: tuple[MissingKey, ...]
     program: tuple[str, ...] = (MAIN,)
     """What is run, as `python -m` takes it."""
 
@@ -122,9 +122,11 @@ class Plan:
         return "\n".join(lines)
 
 
-def compose(recipe: Recipe, place: Place | None = None, more: Sequence[str] = (), local: bool = False) -> Plan:
+def compose(
+    recipe: Recipe, place: ClusterPlace | None = None, more: Sequence[str] = (), local: bool = False
+) -> VerlPlan:
     """verl's config of a recipe; `more` are verl's own `key=value`, which win. `local`: on this machine's CPU."""
-    place = place or Place()
+    place = place or ClusterPlace()
     if recipe.train.method == "sft":
         from upshot.verl.sft import compose_sft
 
@@ -134,7 +136,7 @@ def compose(recipe: Recipe, place: Place | None = None, more: Sequence[str] = ()
     if local and recipe.model.dtype == "auto":  # as in local mode: many CPUs have no bfloat16 arithmetic
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": "float32"})})
     settings, missing = carried(recipe, CARRIED)
-    settings += [Setting(key, value, f"fixed: {why}" if why else "fixed") for key, (value, why) in FIXED.items()]
+    settings += [VerlSetting(key, value, f"fixed: {why}" if why else "fixed") for key, (value, why) in FIXED.items()]
     settings += [_backend(), *_lengths(recipe, place), *_places(recipe, place), *_precision(recipe)]
     settings += _critic(recipe, settings) if recipe.train.method == "ppo" else []
     steps, refused = _steps(recipe, place)
@@ -142,26 +144,26 @@ def compose(recipe: Recipe, place: Place | None = None, more: Sequence[str] = ()
     here = {setting.key: setting for setting in _on_cpu(own)} if local else {}
     kept = {setting.key: setting for setting in [*settings, *steps]} | here | own
     if kept[f"{ROLLOUT}.name"].value == on_cpu.BACKEND and recipe.model.lora:
-        merge = Setting(f"{MODEL}.lora.merge", True, "model.lora: our engine takes them merged, verl rounds them")
+        merge = VerlSetting(f"{MODEL}.lora.merge", True, "model.lora: our engine takes them merged, verl rounds them")
         kept = {merge.key: merge} | kept
-    return Plan(tuple(kept.values()), tuple(PLAYED.items()), (*missing, *refused, *left(recipe), *_unfit(recipe)))
+    return VerlPlan(tuple(kept.values()), tuple(PLAYED.items()), (*missing, *refused, *left(recipe), *_unfit(recipe)))
 
 
-def _on_cpu(own: Mapping[str, Setting]) -> list[Setting]:
+def _on_cpu(own: Mapping[str, VerlSetting]) -> list[VerlSetting]:
     """What `--local` sets."""
     ranks = own["trainer.n_gpus_per_node"].value if "trainer.n_gpus_per_node" in own else 1
     found = on_cpu.settings(ranks).items()
     return [
-        Setting(key.lstrip("+"), value, f"--local: {why}" if why else "--local", "+" if key[0] == "+" else "")
+        VerlSetting(key.lstrip("+"), value, f"--local: {why}" if why else "--local", "+" if key[0] == "+" else "")
         for key, (value, why) in found
     ]
 
 
-def _backend() -> Setting:
+def _backend() -> VerlSetting:
     """What samples: vLLM where it is installed, else our engine."""
     vllm = importlib.util.find_spec("vllm") is not None
     name, why = ("vllm", "vLLM is installed here") if vllm else (on_cpu.BACKEND, "our engine: vLLM is not installed")
-    return Setting(f"{ROLLOUT}.name", name, why)
+    return VerlSetting(f"{ROLLOUT}.name", name, why)
 
 
 def is_theirs(word: str) -> bool:
@@ -174,21 +176,21 @@ def leaves(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     return flatten(recipe.model_dump(mode="json"))
 
 
-def carried(recipe: Recipe, lines: Sequence[Line]) -> tuple[list[Setting], list[Missing]]:
+def carried(recipe: Recipe, lines: Sequence[TableLine]) -> tuple[list[VerlSetting], list[MissingKey]]:
     """What a table carries of a recipe, and what it has no counterpart for."""
     settings, missing = [], []
     for line in lines:
         source = ", ".join(line.ours) + (f" ({line.note})" if line.note else "")
         try:
-            settings.append(Setting(line.theirs, line.make(*(read(recipe, key) for key in line.ours)), source))
-        except No as why:
+            settings.append(VerlSetting(line.theirs, line.make(*(read(recipe, key) for key in line.ours)), source))
+        except NoCounterpart as why:
             value = read(recipe, line.ours[0])
             plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
-            missing.append(Missing(line.ours[0], plain, str(why), True))
+            missing.append(MissingKey(line.ours[0], plain, str(why), True))
     return settings, list({m.reason: m for m in missing}.values())
 
 
-def _lengths(recipe: Recipe, place: Place) -> list[Setting]:
+def _lengths(recipe: Recipe, place: ClusterPlace) -> list[VerlSetting]:
     """How long prompts, replies and batches may be."""
     prompt: Any = UNKNOWN if place.prompt_tokens is None else place.prompt_tokens
     context = recipe.model.max_context or place.context
@@ -198,41 +200,41 @@ def _lengths(recipe: Recipe, place: Place) -> list[Setting]:
     told = "model.max_context" if recipe.model.max_context else "the model's configuration"
     budget = recipe.train.token_budget or max(TOKENS, context or 0)
     return [
-        Setting("data.max_prompt_length", prompt, "measured: the longest prompt of the rows"),
-        Setting("data.max_response_length", reply, "episode.max_tokens" if one else f"{told} (several turns)"),
-        Setting(f"{ROLLOUT}.max_model_len", context or UNKNOWN, f"{told}; futures need room, too"),
-        Setting(f"{ACTOR}.ppo_max_token_len_per_gpu", budget, "train.token_budget (0: verl's own, or the context)"),
+        VerlSetting("data.max_prompt_length", prompt, "measured: the longest prompt of the rows"),
+        VerlSetting("data.max_response_length", reply, "episode.max_tokens" if one else f"{told} (several turns)"),
+        VerlSetting(f"{ROLLOUT}.max_model_len", context or UNKNOWN, f"{told}; futures need room, too"),
+        VerlSetting(f"{ACTOR}.ppo_max_token_len_per_gpu", budget, "train.token_budget (0: verl's own, or the context)"),
     ]
 
 
-def _places(recipe: Recipe, place: Place) -> list[Setting]:
+def _places(recipe: Recipe, place: ClusterPlace) -> list[VerlSetting]:
     """Files of the run."""
     env = "ray_kwargs.ray_init.runtime_env.env_vars"
     made = recipe.warm_start is not None or not recipe.model.path
     return [
-        Setting(f"{MODEL}.path", UNMADE if made else recipe.model.path, "model.path"),
-        Setting("data.train_files", f"{place.folder}/data/train.parquet", "the rows of `task`, split train"),
-        Setting("data.val_files", f"{place.folder}/data/validation.parquet", "eval.split, eval.rows"),
-        Setting("trainer.default_local_dir", f"{place.folder}/checkpoints", "run_dir"),
-        Setting(f"{env}.{RECIPE}", f"{place.folder}/recipe.yaml", "run_dir", "++"),
+        VerlSetting(f"{MODEL}.path", UNMADE if made else recipe.model.path, "model.path"),
+        VerlSetting("data.train_files", f"{place.folder}/data/train.parquet", "the rows of `task`, split train"),
+        VerlSetting("data.val_files", f"{place.folder}/data/validation.parquet", "eval.split, eval.rows"),
+        VerlSetting("trainer.default_local_dir", f"{place.folder}/checkpoints", "run_dir"),
+        VerlSetting(f"{env}.{RECIPE}", f"{place.folder}/recipe.yaml", "run_dir", "++"),
     ]
 
 
-def _precision(recipe: Recipe) -> list[Setting]:
+def _precision(recipe: Recipe) -> list[VerlSetting]:
     """verl computes in bfloat16 unless it is told otherwise."""
     if recipe.model.dtype != "float32":
         return []
     kinds = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
     engines = (f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config")  # and the critic like the actor
-    return [Setting(f"{engine}.mixed_precision", kinds, "model.dtype", "++") for engine in engines]
+    return [VerlSetting(f"{engine}.mixed_precision", kinds, "model.dtype", "++") for engine in engines]
 
 
-def _critic(recipe: Recipe, settings: Sequence[Setting]) -> list[Setting]:
+def _critic(recipe: Recipe, settings: Sequence[VerlSetting]) -> list[VerlSetting]:
     """ppo: the critic is a network of its own, which begins as the policy and learns at its pace."""
     own = [
-        Setting(f"{CRITIC}.enable", True, "train.method"),
-        Setting(f"{CRITIC}.model.path", recipe.model.path or UNKNOWN, "model.path"),
-        Setting(f"{CRITIC}.cliprange_value", recipe.train.clip_high, "train.clip_high"),
+        VerlSetting(f"{CRITIC}.enable", True, "train.method"),
+        VerlSetting(f"{CRITIC}.model.path", recipe.model.path or UNKNOWN, "model.path"),
+        VerlSetting(f"{CRITIC}.cliprange_value", recipe.train.clip_high, "train.clip_high"),
     ]
     for setting in settings:
         for ours, theirs in AS_POLICY.items():
@@ -251,7 +253,7 @@ AS_POLICY = {
 """Settings of the policy that the critic has as well, by prefix."""
 
 
-def _steps(recipe: Recipe, place: Place) -> tuple[list[Setting], list[Missing]]:
+def _steps(recipe: Recipe, place: ClusterPlace) -> tuple[list[VerlSetting], list[MissingKey]]:
     """How long it trains, and when it saves; a checkpoint at the end is always wanted."""
     train = recipe.train
     if place.rows is None:
@@ -259,25 +261,25 @@ def _steps(recipe: Recipe, place: Place) -> tuple[list[Setting], list[Missing]]:
         epochs: Any = UNKNOWN
     elif place.rows < train.prompts_per_step:
         why = f"verl wants a whole batch of rows; there are {place.rows}"
-        return [], [Missing("train.prompts_per_step", train.prompts_per_step, why, True)]
+        return [], [MissingKey("train.prompts_per_step", train.prompts_per_step, why, True)]
     else:
         steps = train.lasting(place.rows).steps
         epochs = max(1, math.ceil(steps / (place.rows // train.prompts_per_step)))
     return [
-        Setting("trainer.total_training_steps", steps, "train.steps, train.epochs"),
-        Setting("trainer.total_epochs", epochs, "measured: as many as the steps need"),
-        Setting("trainer.save_freq", train.save_every or steps, "train.save_every (0: at the end)"),
+        VerlSetting("trainer.total_training_steps", steps, "train.steps, train.epochs"),
+        VerlSetting("trainer.total_epochs", epochs, "measured: as many as the steps need"),
+        VerlSetting("trainer.save_freq", train.save_every or steps, "train.save_every (0: at the end)"),
     ], []
 
 
-def left(recipe: Recipe) -> list[Missing]:
+def left(recipe: Recipe) -> list[MissingKey]:
     """The keys that have no counterpart; one that blocks does so where it is set to something else than its default."""
     usual = dict(leaves(Recipe(task=recipe.task)))
     out = []
     for key, value in leaves(recipe):
         found = left_by(key)
         if found is not None:
-            out.append(Missing(key, value, LEFT[found].reason, LEFT[found].blocks and value != usual.get(key)))
+            out.append(MissingKey(key, value, LEFT[found].reason, LEFT[found].blocks and value != usual.get(key)))
     return out
 
 
@@ -295,17 +297,17 @@ SPECIAL = {
 """Recipe keys that are carried by more than a line of the table."""
 
 
-def _unfit(recipe: Recipe) -> Iterator[Missing]:
+def _unfit(recipe: Recipe) -> Iterator[MissingKey]:
     """What the hooks of verl cannot carry yet."""
     if recipe.train.method not in ("rl", "ppo"):
-        yield Missing("train.method", recipe.train.method, "only rl, ppo and sft run on verl", True)
+        yield MissingKey("train.method", recipe.train.method, "only rl, ppo and sft run on verl", True)
     if recipe.model.lora and (recipe.warm_start is not None or not recipe.model.path):
         why = "adapters of a warm start are not carried over; run it in local mode and name what it made as model.path"
-        yield Missing("model.lora", recipe.model.lora.model_dump(mode="json"), why, True)
+        yield MissingKey("model.lora", recipe.model.lora.model_dump(mode="json"), why, True)
     yield from _copies(recipe)
 
 
-def _copies(recipe: Recipe) -> Iterator[Missing]:
+def _copies(recipe: Recipe) -> Iterator[MissingKey]:
     """What verl's servers cannot be as a helper: other weights than the newest, a judge of given ids."""
     classmates = classmate_names(recipe.futures)
     named = {f"models.{role}": spec.model for role, spec in recipe.models.items()}
@@ -313,11 +315,11 @@ def _copies(recipe: Recipe) -> Iterator[Missing]:
     for key, model in (*named.items(), *copies):
         if model.startswith("policy@"):
             way = f"; name the folder itself: {key}={recipe.model.path or 'FOLDER'}" if model.endswith("@start") else ""
-            yield Missing(key, model, f"verl's servers have the newest weights alone{way}", True)
+            yield MissingKey(key, model, f"verl's servers have the newest weights alone{way}", True)
     own = [name for name in classmates if named.get(f"models.{name}", name) == "policy"]
     if own and recipe.futures.options.get("measure", "sampled") != "sampled":
         why = f"verl's servers do not tell how likely given ids are, and classmate '{own[0]}' is the policy"
-        yield Missing("futures.measure", recipe.futures.options["measure"], why, True)
+        yield MissingKey("futures.measure", recipe.futures.options["measure"], why, True)
 
 
 def read(recipe: Recipe, key: str) -> Any:
@@ -332,7 +334,7 @@ def _under(key: str, prefix: str) -> bool:
     return key == prefix or key.startswith(prefix + ".")
 
 
-def given(word: str) -> Setting:
+def given(word: str) -> VerlSetting:
     """A `key=value` of the command line."""
     import yaml
 
@@ -340,7 +342,7 @@ def given(word: str) -> Setting:
     if not equals:
         raise UserError(f"'{word}' is no key=value of verl's config")
     mark = "++" if key.startswith("upshot.") else word[: len(word) - len(word.lstrip("+"))]
-    return Setting(key.removeprefix("verl."), yaml.safe_load(text), "command line", mark)
+    return VerlSetting(key.removeprefix("verl."), yaml.safe_load(text), "command line", mark)
 
 
 def _hydra(value: Any) -> str:

@@ -15,8 +15,8 @@ from upshot.run.reporter import Reporter
 from upshot.verl import on_cpu
 from upshot.verl.checkpoints import newest
 from upshot.verl.checks import find, refuse
-from upshot.verl.config import RECIPE, Plan, compose
-from upshot.verl.folder.chronicle import Chronicle
+from upshot.verl.config import RECIPE, VerlPlan, compose
+from upshot.verl.folder.chronicle import VerlRunWriter
 from upshot.verl.folder.telling import telling
 from upshot.verl.prepare import prepare
 from upshot.verl.process import reason_in, run
@@ -62,7 +62,7 @@ def launch(
     return folder.path
 
 
-def _run(plan: Plan, env: dict[str, str], chronicle: Chronicle, say: Callable[[str], None]) -> None:
+def _run(plan: VerlPlan, env: dict[str, str], chronicle: VerlRunWriter, say: Callable[[str], None]) -> None:
     log = chronicle.folder.path / LOG
 
     def told(line: str) -> None:
@@ -77,7 +77,7 @@ def _run(plan: Plan, env: dict[str, str], chronicle: Chronicle, say: Callable[[s
         raise UserError(f"verl ended with {code}; {log} ends: {' | '.join(tail)}")
 
 
-def command(plan: Plan) -> list[str]:
+def command(plan: VerlPlan) -> list[str]:
     """verl's program with its words."""
     return [sys.executable, "-m", *plan.program, *plan.overrides(), *TIDY]
 

@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from upshot.config.recipe import TrainConfig
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.training.learner.batch import Datum
 from upshot.training.loops import ppo, rl
 
 
 @dataclass(frozen=True)
-class Row:
+class BatchRow:
     """A row of verl's batch: which reply it is of, how many of its ids it has, and what verl found of the response."""
 
-    reply: Reply
+    reply: Rollout
     ids: int
     """Of prompt and response together."""
     logprobs: Sequence[float] = ()
@@ -34,7 +34,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Told:
+class LearnerInputs:
     """What the learner is told of a row; all lists lie beside its response."""
 
     mask: list[int]
@@ -45,10 +45,10 @@ class Told:
     weights: list[float] = field(default_factory=list)
 
 
-class Measured:
+class MeasuredLogprobs:
     """verl's numbers in the place of local mode's learner (`Estimates`)."""
 
-    def __init__(self, config: TrainConfig, rows: Sequence[Row]) -> None:
+    def __init__(self, config: TrainConfig, rows: Sequence[BatchRow]) -> None:
         self.config = config
         self._rows = {row.key: row for row in rows}
 
@@ -70,21 +70,23 @@ class Measured:
 
 
 def teach(
-    config: TrainConfig, groups: Sequence[Sequence[Reply]], rows: Sequence[Row]
-) -> tuple[list[Told], dict[str, float]]:
+    config: TrainConfig, groups: Sequence[Sequence[Rollout]], rows: Sequence[BatchRow]
+) -> tuple[list[LearnerInputs], dict[str, float]]:
     """What to tell of each row, and what to log; sets the advantages of the replies."""
     method = ppo if config.method == "ppo" else rl
-    lesson, logs = method.lesson_of(Measured(config, rows), groups)
+    lesson, logs = method.lesson_of(MeasuredLogprobs(config, rows), groups)
     found = {(id(reply), len(datum.ids)): datum for reply, datum in lesson}
     logs["train/sequences"] = float(len(lesson))
     logs["train/tokens"] = float(sum(sum(datum.mask) for _, datum in lesson))
     return [_told(row, found) for row in rows], logs
 
 
-def _told(row: Row, found: Mapping[tuple[int, int], Datum]) -> Told:
+def _told(row: BatchRow, found: Mapping[tuple[int, int], Datum]) -> LearnerInputs:
     first = row.ids - len(row.logprobs)
     datum = found.get((id(row.reply), row.ids))
     if datum is None:  # an estimator of somebody's own gave its tokens no advantage
         empty = [0.0] * len(row.logprobs)
-        return Told([0] * len(row.logprobs), empty, list(row.logprobs), empty, empty)
-    return Told(*(list(getattr(datum, name)[first:]) for name in ("mask", "advantages", "old", "returns", "weights")))
+        return LearnerInputs([0] * len(row.logprobs), empty, list(row.logprobs), empty, empty)
+    return LearnerInputs(
+        *(list(getattr(datum, name)[first:]) for name in ("mask", "advantages", "old", "returns", "weights"))
+    )

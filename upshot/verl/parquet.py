@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from upshot.core.conversation import Row, messages_from
 from upshot.core.errors import UserError
-from upshot.rollout.prompt_length import Room
+from upshot.rollout.prompt_length import PromptLengthFilter
 from upshot.tasks.base import Task
 from upshot.tasks.datasets.parquet import write_parquet
 
@@ -73,10 +73,10 @@ def by_id(rows: Sequence[Row], split: str) -> dict[str, Row]:
     return found
 
 
-class Book:
+class RowIndex:
     """The rows of a task, found again from what verl hands to a worker."""
 
-    def __init__(self, task: Task, room: Room | None = None) -> None:
+    def __init__(self, task: Task, room: PromptLengthFilter | None = None) -> None:
         self.task = task
         self.room = room
         """What an opening that is too long is cut to, where the recipe says so."""

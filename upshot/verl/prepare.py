@@ -10,16 +10,16 @@ from upshot.core.conversation import Conversation, Row
 from upshot.models.local import load_tokenizer, local_path
 from upshot.rollout.play import spoken
 from upshot.rollout.prompt_length import fitting
-from upshot.verl.config import Place
+from upshot.verl.config import ClusterPlace
 from upshot.verl.parquet import write_rows
 from upshot.verl.sft import prepare_sft
-from upshot.verl.worker import Worker
+from upshot.verl.worker import RolloutWorker
 
 
-def prepare(recipe: Recipe, folder: Path) -> Place:
+def prepare(recipe: Recipe, folder: Path) -> ClusterPlace:
     """Write the rows of a recipe under a run folder; what was measured on the way."""
     context = context_of(recipe)
-    worker = Worker(recipe, load_tokenizer(recipe.model.path), context)
+    worker = RolloutWorker(recipe, load_tokenizer(recipe.model.path), context)
     if recipe.train.method == "sft":
         return prepare_sft(recipe, folder, worker.renderer, context)
     task, held_out, rule = worker.book.task, recipe.eval.split, recipe.episode.long_prompts
@@ -28,14 +28,14 @@ def prepare(recipe: Recipe, folder: Path) -> Place:
     write_rows(folder / "data" / "train.parquet", rows["train"], "train")
     write_rows(folder / "data" / "validation.parquet", rows[held_out], held_out)
     longest = longest_prompt(worker, [row for own in rows.values() for row in own])
-    return Place(str(folder.resolve()), len(rows["train"]), min(longest, context - 1), context)
+    return ClusterPlace(str(folder.resolve()), len(rows["train"]), min(longest, context - 1), context)
 
 
-def longest_prompt(worker: Worker, rows: Sequence[Row]) -> int:
+def longest_prompt(worker: RolloutWorker, rows: Sequence[Row]) -> int:
     """Ids of the longest prompt, as the policy will be shown it; as many as it takes where a user is to speak first."""
     if any(row.goal is not None and not spoken(row) for row in rows):
-        return worker.stage.policy.max_context
-    return max(worker.stage.policy.prompt_tokens(Conversation(row)) for row in rows)
+        return worker.context.policy.max_context
+    return max(worker.context.policy.prompt_tokens(Conversation(row)) for row in rows)
 
 
 def context_of(recipe: Recipe) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from upshot.serving.servers.undertaker import Undertaker, dying_with_us, end_session, members
+from upshot.serving.servers.undertaker import Reaper, dying_with_us, end_session, members
 
 GRACE_S = 20.0
 """Seconds that verl has to end after it was told to."""
@@ -29,7 +29,7 @@ def run(words: Sequence[str], env: dict[str, str], log: Path, say: Callable[[str
 
     Killed ourselves, the program dies with us (the kernel sees to it) and the rest of its session by the undertaker.
     """
-    undertaker = Undertaker()
+    undertaker = Reaper()
     began = time.time()
     with log.open("a") as file:
         process = subprocess.Popen(

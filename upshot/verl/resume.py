@@ -13,7 +13,7 @@ from upshot.core.whole_files import write_json, write_whole
 from upshot.run.folder import RunFolder
 from upshot.run.resume import resumed_recipe
 from upshot.verl.checkpoints import MARK, check_ranks, is_verl, newest
-from upshot.verl.config import Plan, Setting, is_theirs
+from upshot.verl.config import VerlPlan, VerlSetting, is_theirs
 
 WORDS = "verl.json"
 """verl's own words of the command line, which a resumed run keeps."""
@@ -40,7 +40,7 @@ def refuse_verl(folder: RunFolder) -> None:
         )
 
 
-def begin(folder: RunFolder, recipe: Recipe, plan: Plan, theirs: Sequence[str]) -> None:
+def begin(folder: RunFolder, recipe: Recipe, plan: VerlPlan, theirs: Sequence[str]) -> None:
     """Leave in the folder what the run is made by, from now on; refuse what its checkpoint does not fit."""
     check_ranks(folder, plan.ranks)
     if recipe != folder.recipe():
@@ -49,11 +49,11 @@ def begin(folder: RunFolder, recipe: Recipe, plan: Plan, theirs: Sequence[str]) 
     write_whole(folder.path / MARK, f"{plan.page()}\n".encode())
 
 
-def going_on(plan: Plan, folder: RunFolder) -> Plan:
+def going_on(plan: VerlPlan, folder: RunFolder) -> VerlPlan:
     """The plan of a run that has a checkpoint: what was looked at before the first step is not looked at again."""
     key = "trainer.val_before_train"
     if not newest(folder) or plan.value(key) is None:
         return plan
     kept = [setting for setting in plan.settings if setting.key != key]
-    again = Setting(key, False, "resumed: the model was looked at when its checkpoint was saved")
+    again = VerlSetting(key, False, "resumed: the model was looked at when its checkpoint was saved")
     return replace(plan, settings=(*kept, again))

@@ -27,7 +27,7 @@ NEUTRAL = {"repetition_penalty": 1.0, "ignore_eos": False, "n": 1}
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedTensor:
     """A tensor as bytes: Ray shares a numpy array between processes, and numpy has no bfloat16."""
 
     data: np.ndarray
@@ -35,7 +35,7 @@ class Packed:
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Packed:
+    def of(cls, tensor: torch.Tensor) -> PackedTensor:
         """A tensor's bytes."""
         plain = tensor.detach().cpu().contiguous()
         data = plain.reshape(-1).view(torch.uint8).numpy()
@@ -50,12 +50,12 @@ class Packed:
 
 async def parts(
     weights: AsyncIterable[tuple[str, torch.Tensor]], dtype: torch.dtype, most: int
-) -> AsyncIterator[dict[str, Packed]]:
+) -> AsyncIterator[dict[str, PackedTensor]]:
     """Weights in parts of at most `most` bytes (one tensor may be more), in the sampler's type."""
-    part: dict[str, Packed] = {}
+    part: dict[str, PackedTensor] = {}
     size = 0
     async for name, tensor in weights:
-        packed = Packed.of(tensor.detach().to(dtype))
+        packed = PackedTensor.of(tensor.detach().to(dtype))
         if part and size + packed.data.nbytes > most:
             yield part
             part, size = {}, 0
@@ -66,7 +66,7 @@ async def parts(
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SampledOutput:
     """What was said to one request."""
 
     ids: list[int]
@@ -93,7 +93,7 @@ class Sampler:
         self._open.set()
         self._running: set[Running] = set()
 
-    async def generate(self, prompt: Sequence[int], params: Mapping[str, Any]) -> Sampled:
+    async def generate(self, prompt: Sequence[int], params: Mapping[str, Any]) -> SampledOutput:
         """Continue the ids; waits while weights are coming in."""
         rules = self._rules(params)
         await self._open.wait()
@@ -115,7 +115,7 @@ class Sampler:
             self._running.discard(seq)
         if seq.error is not None:
             raise seq.error
-        return Sampled(list(seq.sampled), list(seq.logprobs), seq.finish == "abort", self._steps.get(seq.version))
+        return SampledOutput(list(seq.sampled), list(seq.logprobs), seq.finish == "abort", self._steps.get(seq.version))
 
     def _rules(self, params: Mapping[str, Any]) -> Rules:
         for name, value in params.items():
@@ -140,7 +140,7 @@ class Sampler:
         self.hold()
         self._left = {tensor.data_ptr() for tensor in self.module.parameters()}
 
-    def load(self, part: Mapping[str, Packed]) -> None:
+    def load(self, part: Mapping[str, PackedTensor]) -> None:
         """Take a part of the weights."""
         with torch.no_grad():
             for name, packed in part.items():

@@ -1,8 +1,8 @@
 """The policy behind a cluster's servers, as a `Model`: exact ids in, exact ids out.
 
 A server manager is anything with verl's `generate(request_id, *, prompt_ids, sampling_params)`; nothing here imports
-verl. Each conversation talks on a `Line` of its own, whose id sends all its calls, those of its futures among them, to
-the server that has its prefix in memory.
+verl. Each conversation talks on a `ConversationLink` of its own, whose id sends all its calls, those of its futures
+among them, to the server that has its prefix in memory.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import derive_seed, messages_from
 from upshot.core.errors import UserError
-from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request, Sampling
+from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
 from upshot.models.rendering import Renderer
 
 TRAINED = "policy"
@@ -43,7 +44,7 @@ class ServerManager(Protocol):
 
 
 @dataclass
-class Line:
+class ConversationLink:
     """The connection that one conversation talks on."""
 
     manager: ServerManager
@@ -65,11 +66,11 @@ class Line:
             self.extra[name] = value
 
 
-_line: ContextVar[Line] = ContextVar("line")
+_line: ContextVar[ConversationLink] = ContextVar("line")
 
 
 @contextmanager
-def talking(line: Line) -> Iterator[None]:
+def talking(line: ConversationLink) -> Iterator[None]:
     """All that is asked within, also by tasks started there, goes over this line."""
     token = _line.set(line)
     try:
@@ -98,7 +99,7 @@ class ServedModel(Model):
         asked = (self._one(line, prompt, request, number) for number in range(request.n))
         return list(await asyncio.gather(*asked))
 
-    async def _one(self, line: Line, prompt: list[int], request: Request, number: int) -> Completion:
+    async def _one(self, line: ConversationLink, prompt: list[int], request: Request, number: int) -> Completion:
         self.calls += 1
         # The template's ends are told, too: the servers go by the model's own settings, which need not know them.
         ends = {*self.renderer.end_ids, *request.sampling.stop_ids}

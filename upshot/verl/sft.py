@@ -16,8 +16,8 @@ from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.datasets.examples import read_dialogues
-from upshot.verl.config import TOKENS, UNKNOWN, Missing, Place, Plan, Setting, carried, given, left
-from upshot.verl.table import PROJECT, SCHEDULES, Line, No, lora, words
+from upshot.verl.config import TOKENS, UNKNOWN, ClusterPlace, MissingKey, VerlPlan, VerlSetting, carried, given, left
+from upshot.verl.table import PROJECT, SCHEDULES, NoCounterpart, TableLine, lora, words
 
 if TYPE_CHECKING:
     import pyarrow
@@ -29,15 +29,15 @@ KEPT = ("model.", "train.", "eval.", "serve")
 
 def _token(norm: str) -> str:
     if norm != "token":
-        raise No(f"verl's SFT loss is a mean over tokens; train.length_norm is '{norm}'")
+        raise NoCounterpart(f"verl's SFT loss is a mean over tokens; train.length_norm is '{norm}'")
     return "no_padding"
 
 
-def _line(theirs: str, ours: str, make: Any = lambda value: value, note: str = "") -> Line:
-    return Line(theirs, tuple(ours.split()), make, note)
+def _line(theirs: str, ours: str, make: Any = lambda value: value, note: str = "") -> TableLine:
+    return TableLine(theirs, tuple(ours.split()), make, note)
 
 
-CARRIED: tuple[Line, ...] = (
+CARRIED: tuple[TableLine, ...] = (
     _line("trainer.experiment_name", "name"),
     _line("trainer.seed", "seed"),
     _line("engine.seed", "seed"),
@@ -81,7 +81,7 @@ LOCAL: dict[str, tuple[Any, str]] = {
 """What `--local` sets."""
 
 
-def compose_sft(recipe: Recipe, place: Place, more: Sequence[str] = (), local: bool = False) -> Plan:
+def compose_sft(recipe: Recipe, place: ClusterPlace, more: Sequence[str] = (), local: bool = False) -> VerlPlan:
     """The config of verl's SFT trainer; `more` are its own `key=value`, which win."""
     if local and recipe.model.dtype == "auto":  # as in local mode: many CPUs have no bfloat16 arithmetic
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": "float32"})})
@@ -93,70 +93,72 @@ def compose_sft(recipe: Recipe, place: Place, more: Sequence[str] = (), local: b
     own = {setting.key: setting for setting in map(given, more)}
     settings += [_setting(key, *told) for key, told in here.items()]
     kept = {setting.key: setting for setting in settings} | own
-    plan = Plan(tuple(kept.values()), (), (*missing, *_left(recipe)))
-    return Plan(plan.settings, (), (*plan.missing, *_unfit(recipe, plan)), _program(plan))
+    plan = VerlPlan(tuple(kept.values()), (), (*missing, *_left(recipe)))
+    return VerlPlan(plan.settings, (), (*plan.missing, *_unfit(recipe, plan)), _program(plan))
 
 
-def _setting(key: str, value: Any, source: str) -> Setting:
-    return Setting(key.lstrip("+"), value, source, "+" if key[0] == "+" else "")
+def _setting(key: str, value: Any, source: str) -> VerlSetting:
+    return VerlSetting(key.lstrip("+"), value, source, "+" if key[0] == "+" else "")
 
 
-def _places(recipe: Recipe, place: Place) -> list[Setting]:
+def _places(recipe: Recipe, place: ClusterPlace) -> list[VerlSetting]:
     context = recipe.model.max_context or place.context
     validation = f"{place.folder}/data/sft-validation.parquet" if recipe.eval.every else None
     budget = recipe.train.token_budget or max(TOKENS, context or 0)
     return [
-        Setting("data.train_files", f"{place.folder}/data/sft-train.parquet", "train.data, or the task's dialogues"),
-        Setting("data.val_files", validation, "eval.data, eval.split, eval.rows (eval.every=0: none)"),
-        Setting("data.max_length", context or UNKNOWN, "model.max_context, or the model's configuration"),
-        Setting("data.max_token_len_per_gpu", budget, "train.token_budget (0: verl's own, or the context)"),
-        Setting("trainer.default_local_dir", f"{place.folder}/checkpoints", "run_dir"),
+        VerlSetting(
+            "data.train_files", f"{place.folder}/data/sft-train.parquet", "train.data, or the task's dialogues"
+        ),
+        VerlSetting("data.val_files", validation, "eval.data, eval.split, eval.rows (eval.every=0: none)"),
+        VerlSetting("data.max_length", context or UNKNOWN, "model.max_context, or the model's configuration"),
+        VerlSetting("data.max_token_len_per_gpu", budget, "train.token_budget (0: verl's own, or the context)"),
+        VerlSetting("trainer.default_local_dir", f"{place.folder}/checkpoints", "run_dir"),
     ]
 
 
-def _steps(recipe: Recipe, place: Place) -> list[Setting]:
+def _steps(recipe: Recipe, place: ClusterPlace) -> list[VerlSetting]:
     train = recipe.train
     steps: Any = train.lasting(place.rows).steps if place.rows is not None else train.steps or UNKNOWN
     return [
-        Setting("trainer.total_training_steps", steps, "train.steps, train.epochs"),
-        Setting("trainer.save_freq", train.save_every or steps, "train.save_every (0: at the end)"),
+        VerlSetting("trainer.total_training_steps", steps, "train.steps, train.epochs"),
+        VerlSetting("trainer.save_freq", train.save_every or steps, "train.save_every (0: at the end)"),
     ]
 
 
-def _precision(recipe: Recipe) -> list[Setting]:
+def _precision(recipe: Recipe) -> list[VerlSetting]:
     if recipe.model.dtype != "float32":
         return []
     kinds = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
-    return [Setting("engine.mixed_precision", kinds, "model.dtype", "++")]
+    return [VerlSetting("engine.mixed_precision", kinds, "model.dtype", "++")]
 
 
-def _left(recipe: Recipe) -> list[Missing]:
+def _left(recipe: Recipe) -> list[MissingKey]:
     """What has no counterpart, of the keys that mean something here."""
     return [
         found for found in left(recipe) if found.key.startswith(KEPT) and found.key not in ("train.data", "eval.data")
     ]
 
 
-def _unfit(recipe: Recipe, plan: Plan) -> Iterator[Missing]:
+def _unfit(recipe: Recipe, plan: VerlPlan) -> Iterator[MissingKey]:
     """What verl's SFT trainer cannot be told."""
     if not recipe.model.path:
-        yield Missing("model.path", "", "a new tiny model must be made in local mode first", True)
+        yield MissingKey("model.path", "", "a new tiny model must be made in local mode first", True)
     if recipe.warm_start is not None and not (recipe.warm_start.new_model_only and recipe.model.path):
-        yield Missing("warm_start", True, "sft is the warm start; set warm_start=null", True)
+        yield MissingKey("warm_start", True, "sft is the warm start; set warm_start=null", True)
     if (nodes := plan.value("trainer.nnodes")) != 1:
         why = "verl's SFT trainer is started by torchrun on one node; on several, start `torchrun` on each by hand"
-        yield Missing("train.method", f"sft on {nodes} nodes", why, True)
+        yield MissingKey("train.method", f"sft on {nodes} nodes", why, True)
     elif recipe.train.prompts_per_step % plan.ranks:
         why = f"verl wants as many rows on each of {plan.ranks} ranks"
-        yield Missing("train.prompts_per_step", recipe.train.prompts_per_step, why, True)
+        yield MissingKey("train.prompts_per_step", recipe.train.prompts_per_step, why, True)
 
 
-def _program(plan: Plan) -> tuple[str, ...]:
+def _program(plan: VerlPlan) -> tuple[str, ...]:
     ranks = str(plan.value("trainer.n_gpus_per_node"))
     return ("torch.distributed.run", "--standalone", "--nproc-per-node", ranks, "-m", ENTRY)
 
 
-def prepare_sft(recipe: Recipe, folder: Path, renderer: Renderer, context: int) -> Place:
+def prepare_sft(recipe: Recipe, folder: Path, renderer: Renderer, context: int) -> ClusterPlace:
     """Write the rendered dialogues of a recipe under a run folder; what was measured on the way."""
     from upshot.training.loops.validation import held_out_dialogues
 
@@ -169,7 +171,7 @@ def prepare_sft(recipe: Recipe, folder: Path, renderer: Renderer, context: int) 
     if recipe.eval.every:
         looked_at = held_out_dialogues(recipe, task)
         write_examples(folder / "data" / "sft-validation.parquet", looked_at, renderer, context, task)
-    return Place(str(folder.resolve()), rows, None, context)
+    return ClusterPlace(str(folder.resolve()), rows, None, context)
 
 
 def write_examples(

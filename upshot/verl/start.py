@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from upshot.config.phases import WARM_START, phases_of
 from upshot.config.recipe import Recipe
 from upshot.run.folder import RunFolder
-from upshot.run.phases import WARM_START, phases_of
 
 
 def needs_start(recipe: Recipe) -> bool:

@@ -16,23 +16,23 @@ OPTIM = f"{ACTOR}.optim"
 REF, CRITIC = "actor_rollout_ref.ref", "critic"
 
 
-class No(Exception):
+class NoCounterpart(Exception):
     """Why a value has no counterpart in verl."""
 
 
 @dataclass(frozen=True)
-class Line:
+class TableLine:
     """One key of verl's and the recipe keys that it is made of."""
 
     theirs: str
     ours: tuple[str, ...]
     make: Callable[..., Any] = lambda value: value
-    """From the values of `ours`; raises `No`."""
+    """From the values of `ours`; raises `NoCounterpart`."""
     note: str = ""
 
 
 @dataclass(frozen=True)
-class Without:
+class UnmappedKey:
     """A recipe key without counterpart."""
 
     reason: str
@@ -41,18 +41,18 @@ class Without:
 
 
 def words(known: Mapping[Any, Any], what: str) -> Callable[[Any], Any]:
-    """A value by another name; `No` for those that verl does not have."""
+    """A value by another name; `NoCounterpart` for those that verl does not have."""
 
     def make(value: Any) -> Any:
         if value not in known:
-            raise No(f"verl has no {what} '{value}'; it has {', '.join(map(str, known))}")
+            raise NoCounterpart(f"verl has no {what} '{value}'; it has {', '.join(map(str, known))}")
         return known[value]
 
     return make
 
 
-def _line(theirs: str, ours: str, make: Callable[..., Any] = lambda value: value, note: str = "") -> Line:
-    return Line(theirs, tuple(ours.split()), make, note)
+def _line(theirs: str, ours: str, make: Callable[..., Any] = lambda value: value, note: str = "") -> TableLine:
+    return TableLine(theirs, tuple(ours.split()), make, note)
 
 
 def _mini_batch(prompts: int, parts: int) -> int:
@@ -66,9 +66,9 @@ def lora(read: Callable[[Any], Any], otherwise: Any) -> Callable[[Any], Any]:
         if own is None:
             return otherwise
         if own.kind != "lora":
-            raise No(f"verl has no adapters of kind '{own.kind}'")
+            raise NoCounterpart(f"verl has no adapters of kind '{own.kind}'")
         if own.dropout:
-            raise No(f"verl's adapters have no dropout ({own.dropout:g}); set model.lora.dropout=0")
+            raise NoCounterpart(f"verl's adapters have no dropout ({own.dropout:g}); set model.lora.dropout=0")
         return read(own)
 
     return make
@@ -82,7 +82,7 @@ def _kl(where: str) -> Callable[[float, str, str], bool]:
 LOSSES = {"clipped": "vanilla", "gspo": "gspo", "cispo": "cispo"}
 SCHEDULES = {"constant": "constant", "cosine": "cosine"}
 NORMS = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
-CARRIED: tuple[Line, ...] = (
+CARRIED: tuple[TableLine, ...] = (
     _line("trainer.experiment_name", "name"),
     _line("data.seed", "seed", note="the order of rows and the seeds of conversations are local mode's"),
     _line(f"{ROLLOUT}.seed", "seed"),
@@ -182,28 +182,30 @@ PLAYED: dict[str, str] = {
 """By prefix; keys that `CARRIED` names as well are told to both sides."""
 
 _NOT_YET = "not there yet"
-LEFT: dict[str, Without] = {
-    "model.quantize": Without("verl has no 4-bit training", True),
-    "model.chat_template": Without(f"{_NOT_YET}: save the tokenizer with the template you want", True),
-    "model.device": Without("verl's own: trainer.device"),
-    "model.memory_gb": Without("verl's own: gpu_memory_utilization, ppo_max_token_len_per_gpu"),
-    "model.engine": Without("verl's own: actor_rollout_ref.rollout.name"),
-    "model.exact": Without("bitwise agreement is of local mode alone", True),
-    "serve": Without(f"{_NOT_YET}: start it with `upshot serve FILE.yaml` and give the models its addresses", True),
-    "train.data": Without("for sft and dpo", True),
-    "train.loss": Without("options of a loss are of local mode alone", True),
-    "train.beta": Without("of dpo"),
-    "train.dpo_loss": Without("of dpo"),
-    "train.min_gap": Without("of dpo"),
-    "train.value_weight": Without("of ppo: verl's critic is a network of its own, with an optimizer of its own"),
-    "train.optimizer": Without("verl's AdamW keeps float32 state; its own offloading: fsdp_config.optimizer_offload"),
-    "train.offload_optimizer": Without("verl's own: actor_rollout_ref.actor.fsdp_config.optimizer_offload"),
-    "train.save_minutes": Without("verl saves by steps alone"),
-    "train.keep_best": Without("verl keeps the newest alone", True),
-    "train.max_skipped": Without("verl has no such guard"),
-    "train.async_steps": Without("verl's own: trainer.v1.trainer_mode", True),
-    "eval.data": Without("for sft and dpo", True),
-    "eval.stop_after": Without("verl does not stop early", True),
-    "eval.monitor": Without(f"{_NOT_YET}: `upshot eval monitor` on the run afterwards", True),
+LEFT: dict[str, UnmappedKey] = {
+    "model.quantize": UnmappedKey("verl has no 4-bit training", True),
+    "model.chat_template": UnmappedKey(f"{_NOT_YET}: save the tokenizer with the template you want", True),
+    "model.device": UnmappedKey("verl's own: trainer.device"),
+    "model.memory_gb": UnmappedKey("verl's own: gpu_memory_utilization, ppo_max_token_len_per_gpu"),
+    "model.engine": UnmappedKey("verl's own: actor_rollout_ref.rollout.name"),
+    "model.exact": UnmappedKey("bitwise agreement is of local mode alone", True),
+    "serve": UnmappedKey(f"{_NOT_YET}: start it with `upshot serve FILE.yaml` and give the models its addresses", True),
+    "train.data": UnmappedKey("for sft and dpo", True),
+    "train.loss": UnmappedKey("options of a loss are of local mode alone", True),
+    "train.beta": UnmappedKey("of dpo"),
+    "train.dpo_loss": UnmappedKey("of dpo"),
+    "train.min_gap": UnmappedKey("of dpo"),
+    "train.value_weight": UnmappedKey("of ppo: verl's critic is a network of its own, with an optimizer of its own"),
+    "train.optimizer": UnmappedKey(
+        "verl's AdamW keeps float32 state; its own offloading: fsdp_config.optimizer_offload"
+    ),
+    "train.offload_optimizer": UnmappedKey("verl's own: actor_rollout_ref.actor.fsdp_config.optimizer_offload"),
+    "train.save_minutes": UnmappedKey("verl saves by steps alone"),
+    "train.keep_best": UnmappedKey("verl keeps the newest alone", True),
+    "train.max_skipped": UnmappedKey("verl has no such guard"),
+    "train.async_steps": UnmappedKey("verl's own: trainer.v1.trainer_mode", True),
+    "eval.data": UnmappedKey("for sft and dpo", True),
+    "eval.stop_after": UnmappedKey("verl does not stop early", True),
+    "eval.monitor": UnmappedKey(f"{_NOT_YET}: `upshot eval monitor` on the run afterwards", True),
 }
 """By prefix."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from upshot.core.score import Reason, Score
 from upshot.rewards.reward import Reward
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Trajectory:
         return any(self.response_mask)
 
 
-def refuse_long(reply: Reply, prompt_length: int, response_length: int) -> None:
+def refuse_long(reply: Rollout, prompt_length: int, response_length: int) -> None:
     """Make a reply missing whose prompt or episode verl would cut on its own, silently and on the left."""
     ids = reply.conversation.ids
     first = _first(reply)
@@ -43,7 +43,7 @@ def refuse_long(reply: Reply, prompt_length: int, response_length: int) -> None:
         reply.reward, reply.credit = Reward(Score.missing(Reason.TOO_LONG, why)), None
 
 
-def trajectories_of(reply: Reply, filler: int) -> list[Trajectory]:
+def trajectories_of(reply: Rollout, filler: int) -> list[Trajectory]:
     """The rows of a reply: one, or one a turn where the credit says so; `filler`: an id for one that trains nothing."""
     talk, first = reply.conversation, _first(reply)
     mask = trained(reply)
@@ -56,7 +56,7 @@ def trajectories_of(reply: Reply, filler: int) -> list[Trajectory]:
     return [row for row in rows if row.trains] or [Trajectory([filler], [filler], [0], [0.0])]
 
 
-def trained(reply: Reply) -> list[int]:
+def trained(reply: Rollout) -> list[int]:
     """1 beside each id of the episode that has something to learn from."""
     mask = [0] * len(reply.conversation.ids)
     for span in reply.credit.spans if reply.credit is not None else ():
@@ -65,13 +65,13 @@ def trained(reply: Reply) -> list[int]:
     return mask
 
 
-def numbers(reply: Reply, metrics: Sequence[str]) -> dict[str, float]:
+def numbers(reply: Rollout, metrics: Sequence[str]) -> dict[str, float]:
     """The means of all metrics, the missing ones too (NaN): verl wants the same keys of every row."""
     means = {name: mean.value for name, mean in reply.reward.means.items()}
     found = {name: means.get(name) for name in metrics}
     return {name: float("nan") if value is None else value for name, value in found.items()}
 
 
-def _first(reply: Reply) -> int:
+def _first(reply: Rollout) -> int:
     """How many ids the first prompt has; 0 when nothing was sampled."""
     return next((len(sample.context) for sample in reply.conversation.samples()), 0)

@@ -1,6 +1,6 @@
 """Everybody of a recipe in one process of the cluster: assembled once, serving all conversations that land there.
 
-Nothing here imports verl; the policy is whatever the `Line` of a conversation leads to.
+Nothing here imports verl; the policy is whatever the `ConversationLink` of a conversation leads to.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from upshot.config.recipe import Recipe
 from upshot.core.conversation import Row, derive_seed
 from upshot.core.time_limit import call_seconds
 from upshot.models.rendering import Renderer
-from upshot.rollout.context import Stage
+from upshot.rollout.context import RolloutContext
 from upshot.rollout.play import Opening, open_row, play_reply
 from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Reply
-from upshot.rollout.services import of_recipe, stage_of
+from upshot.rollout.rollout import Rollout
+from upshot.rollout.services import build_context, build_services
 from upshot.run.checks.bench import room_of
 from upshot.tasks.base import tasks
 from upshot.training.setup import sampling_of
-from upshot.verl.budget.share import Share, Tell
-from upshot.verl.parquet import Book
-from upshot.verl.served import Line, ServedModel, talking
+from upshot.verl.budget.share import Tell, WorkerQuota
+from upshot.verl.parquet import RowIndex
+from upshot.verl.served import ConversationLink, ServedModel, talking
 
 
 @dataclass(frozen=True)
-class Order:
+class PlayRequest:
     """One conversation to play, as the cluster asks for it."""
 
     extra_info: Mapping[str, Any]
@@ -67,7 +67,7 @@ def placed(extra_info: Mapping[str, Any], group: int, earlier: int, again: int =
     return {**extra_info, "group": group, "earlier": earlier, "round": again}
 
 
-class Worker:
+class RolloutWorker:
     """Plays orders of a recipe. Start it before the first, close it after the last."""
 
     def __init__(
@@ -79,9 +79,9 @@ class Worker:
         task = tasks.create(recipe.task.name, recipe.task.options, "task")
         context = recipe.model.max_context or max_context
         self.room = room_of(recipe, task, self.renderer, context)
-        self.book = Book(task, self.room)
+        self.book = RowIndex(task, self.room)
         served = ServedModel(self.renderer)
-        self.company = of_recipe(recipe, task, served, tokenizer, self.renderer)
+        self.services = build_services(recipe, task, served, tokenizer, self.renderer)
         policy = Policy(
             served,
             self.renderer,
@@ -91,11 +91,11 @@ class Worker:
             task.tools(),
             recipe.episode.think,
         )
-        self.stage = stage_of(recipe, self.company, policy)
-        self.held_out = replace(self.stage, policy=policy.at(recipe.eval.temperature))
-        models = self.company.models.values()
-        self.share = None if tell is None else Share(name, tell, self.company.budget, models)
-        self._gate = asyncio.Semaphore(self.stage.concurrency)
+        self.context = build_context(recipe, self.services, policy)
+        self.held_out = replace(self.context, policy=policy.at(recipe.eval.temperature))
+        models = self.services.models.values()
+        self.share = None if tell is None else WorkerQuota(name, tell, self.services.budget, models)
+        self._gate = asyncio.Semaphore(self.context.concurrency)
         self._start: asyncio.Task[None] | None = None
         self._openings: dict[tuple[int, int, str], asyncio.Task[Opening]] = {}
         self._closed = False
@@ -105,29 +105,29 @@ class Worker:
         if self._start is None:
             if self.share is not None:
                 self.share.start(self.aclose)
-            self._start = asyncio.create_task(self.company.start())
+            self._start = asyncio.create_task(self.services.start())
         await asyncio.shield(self._start)
 
-    async def play(self, order: Order, line: Line) -> Reply:
+    async def play(self, order: PlayRequest, line: ConversationLink) -> Rollout:
         """Play one reply with its futures over a line, and settle it: as local mode does, with the same seeds."""
         await self.start()
         row = self.book.row(order.extra_info, order.raw_prompt)
         call_seconds.set(self.recipe.call_seconds)
-        stage, seed = self.stage if order.trains else self.held_out, order.seed(self.recipe.seed)
+        context, seed = self.context if order.trains else self.held_out, order.seed(self.recipe.seed)
         with talking(line):
-            opening = await self._opening(stage, row, seed, order.group)
+            opening = await self._opening(context, row, seed, order.group)
             own = order.session + self.recipe.train.group_size * order.number
             talk = opening.conversation(row, seed, order.group, order.session, own)
             async with self._gate:
-                return await play_reply(stage, talk, order.group, opening.failure)
+                return await play_reply(context, talk, order.group, opening.failure)
 
-    async def _opening(self, stage: Stage, row: Row, seed: int, group: int) -> Opening:
+    async def _opening(self, context: RolloutContext, row: Row, seed: int, group: int) -> Opening:
         """How the replies to a prompt begin: made once, for verl plays all of them in one worker."""
         if all(of != seed for of, *_ in self._openings):
             self._openings.clear()  # another step or round
         key = (seed, group, row.id)
         if key not in self._openings:
-            self._openings[key] = asyncio.create_task(open_row(stage, row, seed, group))
+            self._openings[key] = asyncio.create_task(open_row(context, row, seed, group))
         return await asyncio.shield(self._openings[key])
 
     async def aclose(self) -> None:
@@ -136,7 +136,7 @@ class Worker:
             return
         self._closed = True
         try:
-            await self.company.aclose()
+            await self.services.aclose()
         finally:
             if self.share is not None:
                 await self.share.aclose()

@@ -19,7 +19,7 @@ import pytest
 from upshot.cli.data import add_parser
 from upshot.core.errors import BudgetExceeded, UserError
 from upshot.offline.data.journal import Journal
-from upshot.offline.data.prepare import Settings, prepare
+from upshot.offline.data.prepare import PrepareSettings, prepare
 
 HERE = Path(__file__).parent
 
@@ -250,7 +250,7 @@ def test_nothing_is_pushed_unless_asked(tmp_path: Path, actors: Any, monkeypatch
 def test_what_is_built_can_be_prepared(tmp_path: Path, actors: Any) -> None:
     build(command(tmp_path / "out", actors.goals(tmp_path, 8)))
     for purpose in ("sft", "rl", "dpo"):
-        summary = prepare(str(tmp_path / "out"), tmp_path / "ready", Settings(purpose, min_gap=0.01))
+        summary = prepare(str(tmp_path / "out"), tmp_path / "ready", PrepareSettings(purpose, min_gap=0.01))
         assert summary.rows["train"] > 0 and summary.rows["validation"] > 0, purpose
 
 

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.offline.data.test_build import actors, build, command, rows_of
-from upshot.offline.data.prepare import Settings, prepare
+from upshot.offline.data.prepare import PrepareSettings, prepare
 from upshot.tasks.collabllm import MathHard
 from upshot.tasks.datasets.examples import read_dialogues
 from upshot.tasks.datasets.nested import unnested
@@ -43,7 +43,7 @@ def test_the_nested_file_of_the_original_is_read(tmp_path: Path, purpose: str) -
     file.write_text(json.dumps(nested()))
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     for source, out in ((file, theirs), (MULTITURN, ours)):
-        prepare(str(source), out, Settings(purpose, validation=0, min_gap=0.0))
+        prepare(str(source), out, PrepareSettings(purpose, validation=0, min_gap=0.0))
     tables = [pyarrow.parquet.read_table(out / f"{purpose}_train.parquet") for out in (theirs, ours)]
     assert tables[0].num_rows == tables[1].num_rows > 0 and tables[0].schema == tables[1].schema
     assert {len(MathHard(file=str(source)).rows("train")) for source in (file, MULTITURN)} == {4}
@@ -78,7 +78,7 @@ def test_the_sft_file_of_the_verl_recipe_is_read(tmp_path: Path) -> None:
     assert [message.content for message in dialogue] == ["Be kind.", "hi", "Hello!"]
     task = MathHard(train_file=str(file))
     assert task.dialogues("train") == [dialogue] and not task.all_rows()
-    prepare(str(file), tmp_path / "out", Settings("sft", validation=0))
+    prepare(str(file), tmp_path / "out", PrepareSettings("sft", validation=0))
 
 
 def test_candidates_hold_what_the_published_sets_hold(tmp_path: Path, actors: Any) -> None:

@@ -16,9 +16,9 @@ from upshot.cli import main
 from upshot.cli.data import run
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
-from upshot.offline.data.prepare import Settings, Summary, prepare
+from upshot.offline.data.prepare import PrepareSettings, PrepareSummary, prepare
 from upshot.offline.data.select import best_and_worst, merge_duplicates
-from upshot.tasks.datasets.candidate import Candidate, Unusable, parse
+from upshot.tasks.datasets.candidate import Candidate, UnusableRecord, parse
 from upshot.tasks.datasets.split import split_by_goal
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -29,8 +29,10 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return pyarrow.parquet.read_table(path).to_pylist()
 
 
-def prepared(tmp_path: Path, purpose: str, dataset: str = MULTITURN, **options: Any) -> tuple[Summary, list, list]:
-    summary = prepare(dataset, tmp_path, Settings(purpose, **{"default_system": "Be kind.", **options}))
+def prepared(
+    tmp_path: Path, purpose: str, dataset: str = MULTITURN, **options: Any
+) -> tuple[PrepareSummary, list, list]:
+    summary = prepare(dataset, tmp_path, PrepareSettings(purpose, **{"default_system": "Be kind.", **options}))
     train, validation = (tmp_path / f"{purpose}_{split}.parquet" for split in ("train", "validation"))
     return summary, rows_of(train), rows_of(validation) if validation.exists() else []
 
@@ -161,7 +163,7 @@ def test_the_same_opening_of_two_goals_is_two_rl_rows(tmp_path: Path) -> None:
     ],
 )
 def test_unusable_records_say_why(record: dict[str, Any], reason: str) -> None:
-    with pytest.raises(Unusable, match=reason):
+    with pytest.raises(UnusableRecord, match=reason):
         parse(record)
 
 
@@ -269,7 +271,7 @@ def read_all(path: str) -> list[dict[str, Any]]:
 
 def test_nothing_usable_is_an_error_that_says_why(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no row for rl .*no hidden goal: 6"):
-        prepare(str(SAMPLES / "prompts.jsonl"), tmp_path, Settings("rl"))
+        prepare(str(SAMPLES / "prompts.jsonl"), tmp_path, PrepareSettings("rl"))
 
 
 def test_nothing_left_to_train_on_is_an_error_even_where_something_is_held_out(tmp_path: Path) -> None:
@@ -285,18 +287,18 @@ def test_nothing_left_to_train_on_is_an_error_even_where_something_is_held_out(t
         (tmp_path / "rows.json").write_text(json.dumps(rows))
         return str(tmp_path / "rows.json")
 
-    prepare(write(""), tmp_path, Settings("sft", validation=1))
+    prepare(write(""), tmp_path, PrepareSettings("sft", validation=1))
     [held_out] = rows_of(tmp_path / "sft_validation.parquet")
     file = write(held_out["messages"][-1]["content"])
     with pytest.raises(UserError, match=r"no row for sft .* left for training.*accuracy below 1: 7"):
-        prepare(file, tmp_path, Settings("sft", validation=1, least={"accuracy": 1.0}))
+        prepare(file, tmp_path, PrepareSettings("sft", validation=1, least={"accuracy": 1.0}))
 
 
 def test_broken_json_names_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "broken.jsonl"
     file.write_text('{"prompt": "a", "completion": "b"}\n{"prompt": ')
     with pytest.raises(UserError, match=r"broken.jsonl, line 2 is not JSON"):
-        prepare(str(file), tmp_path, Settings("sft"))
+        prepare(str(file), tmp_path, PrepareSettings("sft"))
 
 
 def test_a_hub_name_without_a_network_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +309,7 @@ def test_a_hub_name_without_a_network_is_one_clear_line(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     with pytest.raises(UserError, match="cannot load 'collabllm/collabllm-multiturn-math-hard'") as caught:
-        prepare("collabllm/collabllm-multiturn-math-hard", tmp_path, Settings("rl"))
+        prepare("collabllm/collabllm-multiturn-math-hard", tmp_path, PrepareSettings("rl"))
     assert "\n" not in str(caught.value)
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from upshot.offline.data.prepare import Settings, prepare
+from upshot.offline.data.prepare import PrepareSettings, prepare
 
 datasets = pytest.importorskip("datasets")
 MULTITURN = str(Path(__file__).parent / "samples" / "multiturn-math-hard.jsonl")
 
 
 def load(tmp_path: Path, purpose: str) -> datasets.DatasetDict:
-    prepare(MULTITURN, tmp_path, Settings(purpose, min_gap=0.0, default_system="Be kind."))
+    prepare(MULTITURN, tmp_path, PrepareSettings(purpose, min_gap=0.0, default_system="Be kind."))
     files = {split: str(tmp_path / f"{purpose}_{split}.parquet") for split in ("train", "validation")}
     return datasets.load_dataset("parquet", data_files=files, cache_dir=str(tmp_path / "cache"))
 

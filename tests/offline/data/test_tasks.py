@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from upshot.core.errors import UserError
-from upshot.offline.data.prepare import Settings, prepare
+from upshot.offline.data.prepare import PrepareSettings, prepare
 from upshot.tasks.base import tasks
 from upshot.tasks.collabllm import goal_key
 
@@ -60,7 +60,7 @@ def test_the_same_goal_in_two_files_stays_out_of_train(tmp_path: Path) -> None:
 
 
 def test_prepared_rl_parquet_is_read_back_with_goal_reference_and_facts(tmp_path: Path) -> None:
-    prepare(str(SAMPLES / "multiturn-math-hard.jsonl"), tmp_path, Settings("rl", task_desc="maths"))
+    prepare(str(SAMPLES / "multiturn-math-hard.jsonl"), tmp_path, PrepareSettings("rl", task_desc="maths"))
     task = tasks.create(
         "math-hard",
         {
@@ -81,7 +81,7 @@ def test_a_published_multi_turn_set_gives_each_history_once() -> None:
 
 
 def test_sft_parquet_gives_dialogues(tmp_path: Path) -> None:
-    prepare(str(SAMPLES / "multiturn-math-hard.jsonl"), tmp_path, Settings("sft"))
+    prepare(str(SAMPLES / "multiturn-math-hard.jsonl"), tmp_path, PrepareSettings("sft"))
     task = tasks.create("math-hard", {"train_file": str(tmp_path / "sft_train.parquet")})
     dialogues = task.dialogues("train")
     assert len(dialogues) == 3 and dialogues[0][-1].role == "assistant"
@@ -114,7 +114,7 @@ def test_a_tiny_model_can_be_given_the_data_own_words_and_only_if_asked() -> Non
 
 def test_a_folder_with_sft_rl_and_dpo_parquet_has_the_goals_of_the_rl_rows_only(tmp_path: Path) -> None:
     for purpose in ("sft", "rl", "dpo"):
-        prepare(str(SAMPLES / "multiturn-math-hard.jsonl"), tmp_path, Settings(purpose, min_gap=0.0))
+        prepare(str(SAMPLES / "multiturn-math-hard.jsonl"), tmp_path, PrepareSettings(purpose, min_gap=0.0))
     task = tasks.create("math-hard", {"file": str(tmp_path)})
     assert len(task.rows("train")) == 6 and len(task.rows("validation")) == 2
     assert len(task.dialogues("train")) == 3

@@ -7,7 +7,7 @@ from pathlib import Path
 from upshot.cli import make_parser
 from upshot.offline.data.build_command import _identity, _settings
 from upshot.offline.data.gather import gather, open_task, parse_metrics
-from upshot.rewards.metrics.judged import Judged
+from upshot.rewards.metrics.judged import JudgedMetric
 from upshot.tasks.users.llm import LLMUser
 
 GOALS = "tests/offline/data/samples/prompts.jsonl"
@@ -17,11 +17,11 @@ def test_short_templates_are_those_of_user_and_judge() -> None:
     task = open_task(GOALS, None)
     metrics = parse_metrics("accuracy=1,interactivity=0.5", task)
     for short, ending in ((False, ""), (True, "_short")):
-        company = gather(task, {"p": "scripted:echo"}, "scripted:ok", "scripted:ok", metrics, short=short)
-        assert isinstance(company.user, LLMUser) and company.user.template == f"user{ending}"
-        rubrics = {name: m.judge.rubric for name, m in company.metrics.items() if isinstance(m, Judged)}
+        services = gather(task, {"p": "scripted:echo"}, "scripted:ok", "scripted:ok", metrics, short=short)
+        assert isinstance(services.user, LLMUser) and services.user.template == f"user{ending}"
+        rubrics = {name: m.judge.rubric for name, m in services.metrics.items() if isinstance(m, JudgedMetric)}
         assert rubrics == {name: f"{name}{ending}" for name in ("accuracy", "interactivity")}
-        assert {name: how.weight for name, how in company.weights.items()} == metrics
+        assert {name: how.weight for name, how in services.weights.items()} == metrics
 
 
 def test_a_build_with_other_templates_is_another_build(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from upshot.offline.data.prepare import Settings, prepare
+from upshot.offline.data.prepare import PrepareSettings, prepare
 
 MULTITURN = str(Path(__file__).parent / "samples" / "multiturn-math-hard.jsonl")
 
@@ -20,7 +20,7 @@ def test_a_trainer_of_trl_takes_one_step_on_the_files(tmp_path: Path, purpose: s
     from upshot.config.recipe import TinyConfig
     from upshot.models.tiny import tiny_model, tiny_tokenizer
 
-    prepare(MULTITURN, tmp_path, Settings(purpose, min_gap=0.0, default_system="Be kind."))
+    prepare(MULTITURN, tmp_path, PrepareSettings(purpose, min_gap=0.0, default_system="Be kind."))
     files = {split: str(tmp_path / f"{purpose}_{split}.parquet") for split in ("train", "validation")}
     loaded = load_dataset("parquet", data_files=files, cache_dir=str(tmp_path / "cache"))
     tokenizer = tiny_tokenizer(["the", "answer", "is", "help", "me", "you"])

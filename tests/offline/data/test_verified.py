@@ -15,7 +15,7 @@ from upshot.config import load as config
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import UserError
 from upshot.core.score import Score
-from upshot.offline.data.prepare import Summary
+from upshot.offline.data.prepare import PrepareSummary
 from upshot.offline.data.verified import prepare_verified, question_key, verified_task
 from upshot.rollout.services import assemble
 from upshot.tasks.base import tasks
@@ -36,7 +36,7 @@ SOURCES = {
 }
 
 
-def prepared(name: str, out: Path, validation: float = 0.3, seed: int = 0) -> Summary:
+def prepared(name: str, out: Path, validation: float = 0.3, seed: int = 0) -> PrepareSummary:
     task = verified_task(name, seed)
     assert task is not None
     return prepare_verified(str(SOURCES[name][1]), out, task, validation, seed)
@@ -180,10 +180,10 @@ def test_following_the_hint_is_logged_beside_what_is_right(tmp_path: Path) -> No
     row = task.rows("train")[0]
 
     async def scores(letter: str) -> list[float | None]:
-        async with assemble(task, {}, recipe.reward.metrics) as company:
+        async with assemble(task, {}, recipe.reward.metrics) as services:
             talk = Conversation(row)
             talk.say(Message("assistant", f"The answer is ({letter})"))
-            return [(await company.metrics[name].score(talk)).value for name in weights]
+            return [(await services.metrics[name].score(talk)).value for name in weights]
 
     assert asyncio.run(scores(row.meta["hint"])) == [0.0, 1.0]
     assert asyncio.run(scores(row.reference)) == [1.0, 0.0]

@@ -14,7 +14,7 @@ from upshot.config.load import _model_at, find
 from upshot.config.recipe import FuturesConfig, Named, Recipe
 from upshot.config.registry import _parameters
 from upshot.offline.migrate.carry import CONVERSIONS
-from upshot.offline.migrate.table import Line, originals, page
+from upshot.offline.migrate.table import MappingLine, originals, page
 from upshot.rewards.build import check_metric
 from upshot.rollout.futures.base import kinds
 from upshot.rollout.services import GIVEN
@@ -41,7 +41,7 @@ def test_every_line_says_one_thing_about_one_name() -> None:
 
 
 @pytest.mark.parametrize("line", those("key"))
-def test_every_key_is_one_of_the_recipe(line: Line) -> None:
+def test_every_key_is_one_of_the_recipe(line: MappingLine) -> None:
     *parents, last = line.key.split(".")
     section = _model_at(Recipe, parents)
     assert section is not None and issubclass(section, BaseModel), line.key
@@ -54,13 +54,13 @@ def test_every_key_is_one_of_the_recipe(line: Line) -> None:
 
 
 @pytest.mark.parametrize("line", those("metric"))
-def test_every_metric_is_there(line: Line) -> None:
+def test_every_metric_is_there(line: MappingLine) -> None:
     options = {"model": "x"} if line.metric == "rm_score" else {}
     check_metric(line.metric, options, "", **dict.fromkeys(GIVEN))
 
 
 @pytest.mark.parametrize("line", those("command"))
-def test_every_command_and_its_flags_are_there(line: Line) -> None:
+def test_every_command_and_its_flags_are_there(line: MappingLine) -> None:
     program, verb, *words = shlex.split(line.command)
     assert program == "upshot" and verb in VERBS
     if verb == "train" and words and not words[0].startswith("-"):

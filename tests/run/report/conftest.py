@@ -116,9 +116,9 @@ def reply(rng: random.Random, step: int, group: int, index: int, skill: float) -
     }
 
 
-def metrics_row(rng: random.Random, stage: str, phase: str, step: int, steps: int) -> dict[str, Any]:
+def metrics_row(rng: random.Random, context: str, phase: str, step: int, steps: int) -> dict[str, Any]:
     """One logged line of metrics."""
-    gain = {"warm-start": 0.1, "single-reply": 0.25, "multiturn": 0.6}[stage] * (1 - math.exp(-4 * step / steps))
+    gain = {"warm-start": 0.1, "single-reply": 0.25, "multiturn": 0.6}[context] * (1 - math.exp(-4 * step / steps))
 
     def noisy(level: float) -> float:
         return round(level + rng.gauss(0, 0.04), 5)
@@ -168,19 +168,19 @@ def make_run(folder: Path, steps: int = 60, groups: int = 4, replies: int = 4, e
     }
     (folder / "status.json").write_text(json.dumps(status))
     (folder / "table.json").write_text(json.dumps(TABLE))
-    for number, (stage, phase) in enumerate(STAGES.items()):
-        inner = folder / stage
+    for number, (context, phase) in enumerate(STAGES.items()):
+        inner = folder / context
         inner.mkdir(exist_ok=True)
         rng = random.Random(number)
-        (inner / "recipe.yaml").write_text(RECIPE.replace("quickstart", f"quickstart-{stage}"))
+        (inner / "recipe.yaml").write_text(RECIPE.replace("quickstart", f"quickstart-{context}"))
         (inner / "status.json").write_text(
             json.dumps({"state": "finished", "started": 1000.0 + number, "seconds": 61.5})
         )
         write_lines(
-            inner / "metrics.jsonl", [metrics_row(rng, stage, phase, step, steps) for step in range(1, steps + 1)]
+            inner / "metrics.jsonl", [metrics_row(rng, context, phase, step, steps) for step in range(1, steps + 1)]
         )
         if phase == "rl":
-            skill = 0.15 if stage == "single-reply" else 0.8
+            skill = 0.15 if context == "single-reply" else 0.8
             logged = [
                 reply(rng, step, group, index, skill)
                 for step in range(every, steps + 1, every)
@@ -188,7 +188,7 @@ def make_run(folder: Path, steps: int = 60, groups: int = 4, replies: int = 4, e
                 for index in range(replies)
             ]
             logged[-1]["messages"][1]["content"] = HOSTILE
-            write_lines(inner / "rollouts.jsonl", logged, tail='{"step": 60, "mess' if stage == "multiturn" else "")
+            write_lines(inner / "rollouts.jsonl", logged, tail='{"step": 60, "mess' if context == "multiturn" else "")
     return folder
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upshot.run.report.lines import Skipped, number, read_objects, shorten
+from upshot.run.report.lines import SkippedLines, number, read_objects, shorten
 
 
 def test_a_cut_last_line_is_skipped_and_said(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 1}\n\n{"step": 2}\n{"step": 3, "re')
-    skipped = Skipped()
+    skipped = SkippedLines()
     assert [row["step"] for _, _, row in read_objects(path, skipped)] == [1, 2]
     assert skipped.cut and not skipped.lines
     assert "last line is incomplete" in (skipped.sentence("m.jsonl") or "")
@@ -23,13 +23,13 @@ def test_a_cut_last_line_is_skipped_and_said(tmp_path: Path) -> None:
 def test_unreadable_lines_in_the_middle_are_counted_by_number(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     path.write_bytes(b'{"step": 1}\nnot json\n[1, 2]\n\xff\xfe\n{"step": 2}')
-    skipped = Skipped()
+    skipped = SkippedLines()
     assert [row["step"] for _, _, row in read_objects(path, skipped)] == [1, 2]
     assert skipped.lines == [2, 3, 4] and not skipped.cut
 
 
 def test_a_file_that_is_not_there_has_no_lines(tmp_path: Path) -> None:
-    assert list(read_objects(tmp_path / "none.jsonl", Skipped())) == []
+    assert list(read_objects(tmp_path / "none.jsonl", SkippedLines())) == []
 
 
 @given(st.lists(st.dictionaries(st.text(), st.integers() | st.text())), st.integers(0, 400))
@@ -41,7 +41,7 @@ def test_any_cut_of_a_log_keeps_all_whole_lines(rows: list[dict[str, int | str]]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.jsonl"
         path.write_bytes(kept)
-        found = list(read_objects(path, Skipped()))
+        found = list(read_objects(path, SkippedLines()))
     lines = kept.count(b"\n")
     assert [row for _, _, row in found][:lines] == rows[:lines]
     for offset, length, row in found:

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upshot.run.report.rollouts import MAX_TEXT, Line, Texts, choose, evenly, missing_reason, pack, survey
+from upshot.run.report.rollouts import MAX_TEXT, RolloutLine, TextTable, choose, evenly, missing_reason, pack, survey
 
 
 @given(st.integers(2, 500), st.data())
@@ -22,7 +22,7 @@ def test_evenly_spaced_indexes_have_both_ends(total: int, data: st.DataObject) -
 steps = st.dictionaries(
     st.integers(0, 1000).map(float),
     st.lists(st.tuples(st.integers(1, 500), st.integers(0, 5)), min_size=1, max_size=20).map(
-        lambda lines: [Line(index, cost, cost, group) for index, (cost, group) in enumerate(lines)]
+        lambda lines: [RolloutLine(index, cost, cost, group) for index, (cost, group) in enumerate(lines)]
     ),
     min_size=1,
     max_size=40,
@@ -30,7 +30,7 @@ steps = st.dictionaries(
 
 
 @given(steps, st.integers(4_000, 60_000))
-def test_chosen_replies_fit_and_keep_first_and_last_step(lines: dict[float, list[Line]], budget: int) -> None:
+def test_chosen_replies_fit_and_keep_first_and_last_step(lines: dict[float, list[RolloutLine]], budget: int) -> None:
     chosen = choose(lines, budget)
     assert sum(line.cost for step in chosen.values() for line in step) <= budget
     assert min(chosen) == min(lines) and max(chosen) == max(lines)
@@ -41,7 +41,7 @@ def test_chosen_replies_fit_and_keep_first_and_last_step(lines: dict[float, list
 
 
 def test_a_crowded_step_keeps_whole_groups() -> None:
-    lines = [Line(index, 100, 100, index // 4) for index in range(40)]
+    lines = [RolloutLine(index, 100, 100, index // 4) for index in range(40)]
     kept = choose({1.0: lines, 2.0: lines}, 2_000)
     assert {step: len(chosen) for step, chosen in kept.items()} == {1.0: 8, 2.0: 8}
 
@@ -74,7 +74,7 @@ def test_a_zero_is_a_value() -> None:
 
 
 def test_repeated_texts_are_stored_once_and_long_ones_cut() -> None:
-    texts = Texts()
+    texts = TextTable()
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "x" * (MAX_TEXT + 5)}]
     first = pack({"messages": messages, "futures": [{"messages": [{"role": "user", "content": "hi"}]}]}, texts)
     assert first["messages"][0]["text"] == first["futures"][0]["messages"][0]["text"] == 0
@@ -83,7 +83,7 @@ def test_repeated_texts_are_stored_once_and_long_ones_cut() -> None:
 
 
 def test_texts_of_credited_spans_are_stored_with_the_others() -> None:
-    texts = Texts()
+    texts = TextTable()
     credit = [{"start": 0, "stop": 1, "text": "hi"}, {"start": 1, "stop": 2}]
     packed = pack({"messages": [{"role": "user", "content": "hi"}], "credit": credit}, texts)
     assert packed["credit"] == [{"start": 0, "stop": 1, "text": 0}, {"start": 1, "stop": 2}] and texts.all == ["hi"]

@@ -13,13 +13,14 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from upshot.config.sampling import Sampling
 from upshot.core.errors import UserError
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.pages import PagePool
 from upshot.engine.sampling import RowRules, keys, sample, uniforms
 from upshot.engine.scheduler import Scheduler
 from upshot.engine.sequence import DONE, Rules, Sequence
-from upshot.models.base import ModelCallError, Request, Sampling
+from upshot.models.base import ModelCallError, Request
 from upshot.models.engine_model import EngineModel
 
 Make = Callable[..., LlamaForCausalLM]

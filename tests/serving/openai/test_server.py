@@ -26,7 +26,7 @@ from upshot.models.connect import connect
 from upshot.models.engine_model import EngineModel
 from upshot.models.pieces import Pieces
 from upshot.serving.openai.format import ChatRequest, CompletionRequest
-from upshot.serving.openai.server import Server
+from upshot.serving.openai.server import OpenAIServer
 from upshot.serving.openai.stream import GrowingText
 
 KEY = "test-key"
@@ -39,7 +39,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(server: Server, port: int = 0) -> Iterator[str]:
+def serving(server: OpenAIServer, port: int = 0) -> Iterator[str]:
     port = port or free_port()
     inner = uvicorn.Server(uvicorn.Config(server.app, host="127.0.0.1", port=port, log_level="error"))
     thread = threading.Thread(target=inner.run, daemon=True)
@@ -56,12 +56,12 @@ def serving(server: Server, port: int = 0) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def server(llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> Server:
-    return Server(EngineModel(Engine(llama), tokenizer, "tiny"), KEY)
+def server(llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> OpenAIServer:
+    return OpenAIServer(EngineModel(Engine(llama), tokenizer, "tiny"), KEY)
 
 
 @pytest.fixture(scope="module")
-def url(server: Server) -> Iterator[str]:
+def url(server: OpenAIServer) -> Iterator[str]:
     with serving(server) as url:
         yield url
 
@@ -108,14 +108,14 @@ def test_completions_take_text_ids_and_batches(client: Any) -> None:
     assert {c.choices[0].index for c in text} == {0, 1}
 
 
-def plain_logprobs(server: Server, ids: list[int]) -> list[float]:
+def plain_logprobs(server: OpenAIServer, ids: list[int]) -> list[float]:
     with torch.no_grad():
         rows = server.model.engine.model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
     return [float(rows[i - 1, ids[i]]) for i in range(1, len(ids))]
 
 
 @pytest.mark.parametrize("most", [0, 1])
-def test_echo_scores_the_prompts_once_each(client: Any, server: Server, most: int) -> None:
+def test_echo_scores_the_prompts_once_each(client: Any, server: OpenAIServer, most: int) -> None:
     prompts = [[5, 6, 7, 8], [9], [5, 6, 7, 8, 9, 10]]
     before = server.model.engine.scored
     out = client.completions.create(
@@ -131,7 +131,7 @@ def test_echo_scores_the_prompts_once_each(client: Any, server: Server, most: in
 
 
 def test_our_own_client_gets_the_log_probabilities_of_given_ids(
-    url: str, server: Server, monkeypatch: pytest.MonkeyPatch
+    url: str, server: OpenAIServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEST_KEY", KEY)
 
@@ -188,7 +188,7 @@ def test_litellm_talks_to_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lm_eval_local_completions_scores_and_generates(
-    url: str, server: Server, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, server: OpenAIServer, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("lm_eval")
     from lm_eval.api.instance import Instance
@@ -234,7 +234,7 @@ def test_what_is_not_served_is_refused_in_openais_form(url: str, method: str, pa
 
 
 def test_a_body_is_not_read_of_whom_it_may_not_come_from_and_not_beyond_its_limit(
-    server: Server, url: str, monkeypatch: pytest.MonkeyPatch
+    server: OpenAIServer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("upshot.serving.openai.server.MAX_BYTES", 1 << 20)
 
@@ -251,7 +251,7 @@ def test_a_body_is_not_read_of_whom_it_may_not_come_from_and_not_beyond_its_limi
         except httpx.TransportError:  # closed while it was still sending
             return 0
 
-    with serving(Server(server.model, KEY)) as url:
+    with serving(OpenAIServer(server.model, KEY)) as url:
         assert sent("no") in (401, 0) and sent(KEY) in (413, 0)
         assert httpx.get(url + "/metrics").status_code == 401
 
@@ -333,7 +333,9 @@ def test_null_inside_a_message_is_the_field_left_out(url: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": HI}), (TEXT, {"prompt": "a"})])
-def test_another_model_is_not_found_unless_any_name_is_taken(server: Server, url: str, path: str, body: Any) -> None:
+def test_another_model_is_not_found_unless_any_name_is_taken(
+    server: OpenAIServer, url: str, path: str, body: Any
+) -> None:
     asked = {**body, "model": "gpt-4o", "max_tokens": 2}
     refused = httpx.post(url + path, json=asked, headers={"Authorization": f"Bearer {KEY}"})
     assert refused.status_code == 404 and "no model 'gpt-4o' here, only 'tiny'" in refused.json()["error"]["message"]
@@ -389,7 +391,7 @@ def wait_for(happened: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_goes_away_frees_its_pages(server: Server, url: str, stream: bool) -> None:
+def test_a_client_that_goes_away_frees_its_pages(server: OpenAIServer, url: str, stream: bool) -> None:
     engine = server.model.engine
     body = {"prompt": [5, 6, 7], "max_tokens": 4000, "stream": stream, "n": 4, "seed": 1}
     headers = {"Authorization": f"Bearer {KEY}"}
@@ -411,14 +413,14 @@ def test_a_client_that_goes_away_frees_its_pages(server: Server, url: str, strea
 
 def test_too_many_waiting_get_429(llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     model = EngineModel(Engine(llama, settings=EngineSettings(max_waiting=2)), tokenizer, "tiny")
-    with serving(Server(model)) as url:
+    with serving(OpenAIServer(model)) as url:
         answer = httpx.post(url + "/v1/completions", json={"prompt": [5, 6], "n": 3, "max_tokens": 3})
         assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
         assert httpx.post(url + "/v1/completions", json={"prompt": [5, 6], "max_tokens": 3}).status_code == 200
 
 
 def test_without_a_key_a_web_page_cannot_ask(llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    with serving(Server(EngineModel(Engine(llama), tokenizer, "tiny"))) as url:
+    with serving(OpenAIServer(EngineModel(Engine(llama), tokenizer, "tiny"))) as url:
         body = '{"prompt": [5, 6], "max_tokens": 1}'
         for headers, status in (
             ({"Content-Type": "text/plain"}, 415),

@@ -18,7 +18,7 @@ from upshot.engine.engine import Engine
 from upshot.models.engine_model import EngineModel
 from upshot.models.wire import read_answer
 from upshot.serving.openai.format import ChatRequest
-from upshot.serving.openai.server import Server
+from upshot.serving.openai.server import OpenAIServer
 
 openai = pytest.importorskip("openai")
 
@@ -119,7 +119,7 @@ class Agent:
 
     def __init__(self, template: str) -> None:
         self.model = Scripted(Engine(tiny_llama(vocab_size=262, num_hidden_layers=1)), tokenizer_of(template), "tiny")
-        self.server = Server(self.model)
+        self.server = OpenAIServer(self.model)
         self.url = ""
         self.client: Any = None
 
@@ -212,7 +212,7 @@ def test_a_demanded_call_has_the_form_that_the_template_writes(agents: dict[str,
     pytest.importorskip("llguidance")
     asked = ChatRequest(messages=[{"role": "user", "content": "hi"}], tools=[weather()], tool_choice="required")
     array = "[TOOL_CALLS][" + json.dumps(SOUTH) + "]"
-    old = Server(agents["mistral"].model, tool_parser="mistral")
+    old = OpenAIServer(agents["mistral"].model, tool_parser="mistral")
     for server, form, other in ((agents["mistral"].server, mistral(SOUTH), array), (old, array, mistral(SOUTH))):
         grammar = server.model._grammar(server._heard(asked)[0])()
         ids = [server.model.tokenizer.encode(text, add_special_tokens=False) for text in (form, other)]
@@ -257,7 +257,7 @@ def test_a_template_that_writes_no_calls_leaves_them_in_the_text_unless_a_parser
     assert choice.message.content == hermes(NORTH) and not choice.message.tool_calls
     with pytest.raises(openai.BadRequestError, match="--tool-parser"):
         agent.ask(tool_choice="required")
-    assert Server(agent.model, tool_parser="mistral").dialect.parser is not None
+    assert OpenAIServer(agent.model, tool_parser="mistral").dialect.parser is not None
 
 
 @pytest.mark.parametrize("name", ["think", "open"])

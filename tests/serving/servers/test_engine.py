@@ -13,8 +13,9 @@ import pytest
 from tests.serving.servers.fleets import Started, alive, wait_for
 from tests.tiny import tiny_parts
 from upshot.config.model_spec import ModelSpec
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
-from upshot.models.base import Request, Sampling
+from upshot.models.base import Request
 from upshot.models.connect import connect
 from upshot.serving.servers.state import is_up, read_state, with_addresses
 

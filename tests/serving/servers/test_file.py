@@ -8,7 +8,7 @@ import pytest
 
 from upshot.core.errors import UserError
 from upshot.serving.servers.command import compose
-from upshot.serving.servers.file import FleetConfig, ServerConfig, read
+from upshot.serving.servers.file import ServerConfig, ServersConfig, read
 from upshot.serving.servers.shares import placed, shares, visible_gpus
 
 
@@ -111,7 +111,7 @@ def test_devices_count_among_the_visible_ones(monkeypatch: pytest.MonkeyPatch) -
 def test_the_command_line_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UPSHOT_API_KEY", "secret")
     settings = {"model": "org/big", "engine": "vllm", "arguments": ["--max-model-len", 8192], "environment": {"N": 1}}
-    fleet = FleetConfig.model_validate({"servers": {"user": settings}})
+    fleet = ServersConfig.model_validate({"servers": {"user": settings}})
     command = compose(fleet, "user", 8001, ["2", "3"], 0.45, {"UPSHOT_API_KEY": "secret", "HOME": "/h"})
     assert command.words == [
         *("vllm", "serve", "org/big", "--host", "127.0.0.1", "--port", "8001", "--served-model-name", "user"),
@@ -121,7 +121,7 @@ def test_the_command_line_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_line_of_the_embedded_engine() -> None:
-    fleet = FleetConfig.model_validate({"servers": {"user": "smollm2-135m"}})
+    fleet = ServersConfig.model_validate({"servers": {"user": "smollm2-135m"}})
     on_gpu = compose(fleet, "user", 8001, ["0"], 0.3, {})
     assert on_gpu.words[1:5] == ["-m", "upshot.cli", "serve", "smollm2-135m"]
     assert on_gpu.words[-4:] == ["--device", "cuda", "--memory", "0.3"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, derive_seed
 from upshot.core.score import Score
-from upshot.models.base import Model, Request, Sampling
+from upshot.models.base import Model, Request
 from upshot.rewards.metric import Metric
 
 

@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.sequence import Rules, Sequence
 from upshot.serving.swap.host import pieces
-from upshot.serving.swap.overlay import Overlay, aligned, laid
-from upshot.serving.swap.pool import Pool
+from upshot.serving.swap.overlay import MemoryLayout, aligned, laid
+from upshot.serving.swap.pool import ModelPool
 
 torch.set_num_threads(1)
 KV = 1 << 18
@@ -42,14 +42,16 @@ def sizes(names: list[str]) -> dict[str, int]:
     return {name: size(name) for name in names}
 
 
-def overlay(names: list[str] = NAMES, holds: int = 3) -> Overlay:
+def overlay(names: list[str] = NAMES, holds: int = 3) -> MemoryLayout:
     """Places in as much memory as the largest so many need."""
     found = laid(sizes(names), sum(sorted(sizes(names).values())[-holds:]))
     assert found is not None
     return found
 
 
-def engine_in(pool: Pool, name: str, settings: Callable[..., EngineSettings] = EngineSettings, **over: Any) -> Engine:
+def engine_in(
+    pool: ModelPool, name: str, settings: Callable[..., EngineSettings] = EngineSettings, **over: Any
+) -> Engine:
     """The engine of one model in the pool."""
     seat = pool.seats[name]
     module = make(name, **over)

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from upshot.serving.swap import order
-from upshot.serving.swap.order import Member, decide
-from upshot.serving.swap.overlay import ALIGNED, Place, laid
-from upshot.serving.swap.pool import Pool
+from upshot.serving.swap.order import PoolMember, decide
+from upshot.serving.swap.overlay import ALIGNED, Region, laid
+from upshot.serving.swap.pool import ModelPool
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 
@@ -90,7 +90,7 @@ def test_every_request_is_served_in_time_and_swaps_are_no_more_than_requests(
     sizes = sized(units)
     overlay = laid(sizes, (max(units) + slack) * ALIGNED)
     assert overlay is not None
-    pool = Pool(overlay, "cpu", piece=2 * ALIGNED)
+    pool = ModelPool(overlay, "cpu", piece=2 * ALIGNED)
     engines = {}
     for name, seat in pool.seats.items():
         seat.engine = engines[name] = Fake()  # type: ignore[assignment]
@@ -115,8 +115,8 @@ def test_every_request_is_served_in_time_and_swaps_are_no_more_than_requests(
     assert pool.swaps <= len(asked) + handed_over, "nobody is brought in for nothing"
 
 
-def member(name: str, start: int, stop: int, **more: Any) -> Member:
-    return Member(Place(name, start, stop), **more)
+def member(name: str, start: int, stop: int, **more: Any) -> PoolMember:
+    return PoolMember(Region(name, start, stop), **more)
 
 
 def test_a_free_place_is_taken_at_once() -> None:

@@ -13,11 +13,11 @@ from upshot.core.errors import UserError
 from upshot.engine.engine import EngineSettings
 from upshot.engine.sequence import Rules
 from upshot.serving.swap.overlay import laid
-from upshot.serving.swap.pool import Pool
+from upshot.serving.swap.pool import ModelPool
 
 
 def test_five_models_that_take_turns_say_what_each_says_alone() -> None:
-    pool = Pool(overlay(), "cpu", piece=4096)
+    pool = ModelPool(overlay(), "cpu", piece=4096)
     assert pool.arena.overlay.conflicts
     engines = {name: engine_in(pool, name) for name in NAMES}
 
@@ -37,7 +37,7 @@ def test_five_models_that_take_turns_say_what_each_says_alone() -> None:
 
 
 def test_two_hundred_random_swaps_lose_nothing_and_stay_within_the_plan() -> None:
-    pool = Pool(overlay(), "cpu")
+    pool = ModelPool(overlay(), "cpu")
     engines = {name: engine_in(pool, name) for name in NAMES}
     rng = random.Random(0)
     said = {name: alone(name, seed=2, count=2) for name in NAMES}
@@ -60,7 +60,7 @@ def test_two_hundred_random_swaps_lose_nothing_and_stay_within_the_plan() -> Non
 
 
 def test_requests_that_come_while_their_model_is_away_or_on_its_way_are_answered() -> None:
-    pool = Pool(overlay(["m0", "m1"], holds=1), "cpu", piece=256)
+    pool = ModelPool(overlay(["m0", "m1"], holds=1), "cpu", piece=256)
     first, second = (engine_in(pool, name) for name in ("m0", "m1"))
     assert second.seat is not None and second.seat.here and first.parked
 
@@ -85,7 +85,7 @@ def test_a_model_whose_quantum_is_over_ends_what_it_has_begun_and_begins_nothing
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("upshot.serving.swap.order.QUANTUM", 5)
-    pool = Pool(overlay(["m0", "m1"], holds=1), "cpu")
+    pool = ModelPool(overlay(["m0", "m1"], holds=1), "cpu")
     busy = engine_in(pool, "m0", lambda **more: EngineSettings(max_running=4, **more))
     other = engine_in(pool, "m1")
 
@@ -114,7 +114,7 @@ def test_a_model_whose_quantum_is_over_ends_what_it_has_begun_and_begins_nothing
 def test_what_takes_too_long_to_end_is_computed_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("upshot.serving.swap.order.QUANTUM", 10)
     monkeypatch.setattr("upshot.serving.swap.order.DRAIN", 10)
-    pool = Pool(overlay(["m0", "m1"], holds=1), "cpu")
+    pool = ModelPool(overlay(["m0", "m1"], holds=1), "cpu")
     long, other = engine_in(pool, "m0"), engine_in(pool, "m1")
 
     async def play() -> None:
@@ -136,7 +136,7 @@ def test_what_takes_too_long_to_end_is_computed_again_later(monkeypatch: pytest.
 
 
 def test_requests_that_are_given_up_while_they_wait_leave_nobody_waiting() -> None:
-    pool = Pool(overlay(["m0", "m1"], holds=1), "cpu")
+    pool = ModelPool(overlay(["m0", "m1"], holds=1), "cpu")
     away, there = (engine_in(pool, name) for name in ("m0", "m1"))
 
     async def play() -> None:
@@ -164,13 +164,13 @@ def test_requests_that_are_given_up_while_they_wait_leave_nobody_waiting() -> No
 
 
 def test_a_load_that_fails_fails_those_who_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = Pool(overlay(["m0", "m1"], holds=1), "cpu")
+    pool = ModelPool(overlay(["m0", "m1"], holds=1), "cpu")
     away, _ = (engine_in(pool, name) for name in ("m0", "m1"))
 
     def broken(*_: object) -> None:
         raise RuntimeError("no copy")
 
-    monkeypatch.setattr("upshot.serving.swap.arena.Load._copy", broken)
+    monkeypatch.setattr("upshot.serving.swap.arena.HostCopy._copy", broken)
 
     async def play() -> None:
         asked = ask(away, 1)
@@ -187,7 +187,7 @@ def test_a_load_that_fails_fails_those_who_wait_for_it(monkeypatch: pytest.Monke
 
 
 def test_at_rest_a_pool_holds_no_memory_and_goes_on_afterwards() -> None:
-    pool = Pool(overlay(), "cpu")
+    pool = ModelPool(overlay(), "cpu")
     engines = {name: engine_in(pool, name) for name in NAMES}
     asked = {name: ask(engine, 5) for name, engine in engines.items()}
     for engine in list(engines.values())[:2]:
@@ -203,7 +203,7 @@ def test_at_rest_a_pool_holds_no_memory_and_goes_on_afterwards() -> None:
 
 
 def test_joined_projections_and_pages_lie_in_the_arena_and_nowhere_else() -> None:
-    pool = Pool(overlay(["m0", "m1"], holds=1), "cpu")
+    pool = ModelPool(overlay(["m0", "m1"], holds=1), "cpu")
     engine_in(pool, "m1")
     engine = engine_in(pool, "m0", tie_word_embeddings=True)
     start, stop = pool.arena.memory.data_ptr(), pool.arena.memory.data_ptr() + pool.arena.memory.numel()
@@ -217,11 +217,11 @@ def test_a_place_that_is_too_small_for_the_weights_is_refused_with_both_sizes() 
     found = laid({"m4": 1 << 15}, 1 << 15)
     assert found is not None
     with pytest.raises(UserError, match=r"'m4' have .* MiB, the memory plan has 0\.0 MiB"):
-        Pool(found, "cpu").seats["m4"].furnish(make("m4"))
+        ModelPool(found, "cpu").seats["m4"].furnish(make("m4"))
 
 
 def test_pages_are_zeros_when_an_engine_comes_back() -> None:
-    pool = Pool(overlay(["m0", "m1"], holds=1), "cpu")
+    pool = ModelPool(overlay(["m0", "m1"], holds=1), "cpu")
     first, second = (engine_in(pool, name) for name in ("m0", "m1"))
     second.seat.leave()  # type: ignore[union-attr]
     pool.arena.memory.fill_(255)  # no numbers at all, read as floats

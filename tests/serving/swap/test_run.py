@@ -17,12 +17,12 @@ from upshot.config.recipe import Recipe, TinyConfig
 from upshot.core.errors import UserError
 from upshot.models.tiny import tiny_model
 from upshot.run.run import train
-from upshot.serving.swap.pool import Pool
+from upshot.serving.swap.pool import ModelPool
 from upshot.training.learner.memory import fitting
 from upshot.training.learner.memory.choice import smallest
 from upshot.training.learner.memory.job import job_of, plan_of, shape_of
 from upshot.training.learner.memory.plan import CONTEXT, SLACK, MemoryPlan
-from upshot.training.policy import Loaded
+from upshot.training.policy import PolicyBundle
 
 ROLES = ("user", "judge", "a", "b")
 MIB = 2**20
@@ -83,22 +83,22 @@ def test_a_run_whose_helpers_take_turns_plays_the_replies_of_one_that_holds_them
     tmp_path: Path, folders: dict[str, str], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     train(made(tmp_path / "plain", folders))
-    pools: list[Pool] = []
-    rest, plan_of = Loaded.rest, fitting.plan_of
+    pools: list[ModelPool] = []
+    rest, plan_of = PolicyBundle.rest, fitting.plan_of
 
     def chosen(*args: Any, **more: Any) -> MemoryPlan:
         found = plan_of(*args, **more)
         assert found.overlay is not None and found.overlay.conflicts
         return replace(found, setting=replace(found.setting, helpers=kind))
 
-    async def look(self: Loaded) -> None:
+    async def look(self: PolicyBundle) -> None:
         await rest(self)
         assert self.pool is not None
         pools.append(self.pool)
         assert self.pool.arena.there == (kind == "swap"), "the learner has what helpers leave"
 
     monkeypatch.setattr(fitting, "plan_of", chosen)
-    monkeypatch.setattr(Loaded, "rest", look)
+    monkeypatch.setattr(PolicyBundle, "rest", look)
     train(made(tmp_path / "pooled", folders, tight(made(tmp_path, folders))))
     assert pools and all(pool.arena.most <= pool.arena.overlay.size for pool in pools)
     assert rollouts(tmp_path / "pooled") == rollouts(tmp_path / "plain")

@@ -12,10 +12,11 @@ import pytest
 from tests.training.workshop import recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
+from upshot.run import policy_server
 from upshot.run.checks import vllm as checks
-from upshot.run.checks.bench import Bench
-from upshot.serving.vllm import launch
-from upshot.training.learner.memory.plan import MemoryPlan, Part, Setting
+from upshot.run.checks.bench import CheckContext
+from upshot.training.learner.memory.plan import MemoryPart, MemoryPlan, MemorySetting
+from upshot.training.policy import check_beside
 
 TINY = {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}}
 
@@ -26,16 +27,16 @@ def made(folder: Path, engine: Any = "vllm", model: dict[str, Any] | None = None
 
 
 def words(recipe: Recipe) -> str:
-    return " ".join(launch.server_of(recipe, "m").arguments)
+    return " ".join(policy_server.server_of(recipe, "m").arguments)
 
 
 def test_a_server_of_whole_weights_loads_none_and_waits_for_the_learners(tmp_path: Path) -> None:
-    server = launch.server_of(made(tmp_path), "m")
+    server = policy_server.server_of(made(tmp_path), "m")
     told = " ".join(server.arguments)
     assert "--load-format dummy" in told and "--dtype float32" in told and "--max-model-len 256" in told
     assert "--generation-config vllm" in told and "--logprobs-mode processed_logprobs" in told
-    assert server.devices == "cpu" and server.environment["PYTHONPATH"] == str(launch.INSIDE)
-    assert {file.name for file in launch.INSIDE.glob("upshot_*.py")} == {"upshot_gate.py", "upshot_hands.py"}
+    assert server.devices == "cpu" and server.environment["PYTHONPATH"] == str(policy_server.INSIDE)
+    assert {file.name for file in policy_server.INSIDE.glob("upshot_*.py")} == {"upshot_gate.py", "upshot_hands.py"}
 
 
 def test_a_server_of_adapters_loads_the_model_and_makes_room_for_their_rank(tmp_path: Path) -> None:
@@ -46,13 +47,13 @@ def test_a_server_of_adapters_loads_the_model_and_makes_room_for_their_rank(tmp_
 def test_log_probabilities_are_asked_for_as_the_learner_counts_them(tmp_path: Path) -> None:
     assert "processed_logprobs" in words(made(tmp_path, episode={"temperature": 0.7}))
     assert "raw_logprobs" in words(made(tmp_path, episode={"top_p": 0.9}))
-    both = Bench(made(tmp_path, episode={"temperature": 0.7, "top_k": 5}))
+    both = CheckContext(made(tmp_path, episode={"temperature": 0.7, "top_k": 5}))
     assert any("after the cut" in finding.says for finding in checks.check(both))
 
 
 def test_own_arguments_and_variables_come_last(tmp_path: Path) -> None:
     engine = {"name": "vllm", "arguments": ["--max-num-seqs", 8], "environment": {"A": 1, "PYTHONPATH": "/x"}}
-    server = launch.server_of(made(tmp_path, engine), "m")
+    server = policy_server.server_of(made(tmp_path, engine), "m")
     assert server.arguments[-2:] == ["--max-num-seqs", "8"] and server.environment["A"] == "1"
     assert server.environment["PYTHONPATH"].endswith(":/x")
 
@@ -70,12 +71,12 @@ def test_own_arguments_and_variables_come_last(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_work_is_said_before_anything_starts(tmp_path: Path, more: dict[str, Any], says: str) -> None:
-    findings = [finding.says for finding in checks.check(Bench(made(tmp_path, **more)))]
+    findings = [finding.says for finding in checks.check(CheckContext(made(tmp_path, **more)))]
     assert any(says in finding for finding in findings), findings
 
 
 def test_several_processes_are_refused(tmp_path: Path) -> None:
-    findings = [finding.says for finding in checks.check(Bench(made(tmp_path), ranks=2))]
+    findings = [finding.says for finding in checks.check(CheckContext(made(tmp_path), ranks=2))]
     assert any("samples for one process, and 2 train" in finding for finding in findings)
 
 
@@ -112,14 +113,16 @@ def test_the_servers_memory_is_not_counted_twice(tmp_path: Path) -> None:
 
 
 def test_beside_the_learner_what_it_keeps_must_leave_room_for_vllm_awake() -> None:
-    parts = (Part("weights", 30, 30, ""), Part("activations", 0, 50, ""))
-    plan = MemoryPlan(Setting(1, "none"), 0, {}, tuple(replace(p, sampling=p.sampling * 2**30) for p in parts), 0)
-    launch.check_beside(plan, 0.4, 80 * 2**30)
+    parts = (MemoryPart("weights", 30, 30, ""), MemoryPart("activations", 0, 50, ""))
+    plan = MemoryPlan(MemorySetting(1, "none"), 0, {}, tuple(replace(p, sampling=p.sampling * 2**30) for p in parts), 0)
+    check_beside(plan, 0.4, 80 * 2**30)
     with pytest.raises(UserError, match=r"0\.7 of 80\.0 GiB is 56\.0, and the learner keeps 30\.0"):
-        launch.check_beside(plan, 0.7, 80 * 2**30)
+        check_beside(plan, 0.7, 80 * 2**30)
 
 
 def test_a_new_tiny_model_is_saved_for_the_server_and_a_run_without_sampling_has_none(tmp_path: Path) -> None:
-    folder = Path(launch.model_of(made(tmp_path), tmp_path))
+    folder = Path(policy_server.model_of(made(tmp_path), tmp_path))
     assert (folder / "config.json").is_file() and (folder / "tokenizer.json").is_file()
-    assert not launch.wanted(made(tmp_path, train={"method": "sft"})) and not launch.wanted(made(tmp_path, "upshot"))
+    assert not policy_server.wanted(made(tmp_path, train={"method": "sft"})) and not policy_server.wanted(
+        made(tmp_path, "upshot")
+    )

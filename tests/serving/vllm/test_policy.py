@@ -15,9 +15,10 @@ from tests.serving.vllm.fake_vllm import KEY, RECORDED, FakeVllm
 from tests.tiny import tiny_parts
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import LoraConfig, PolicyConfig
+from upshot.config.sampling import Sampling
 from upshot.core.errors import UserError
 from upshot.engine.engine import Engine
-from upshot.models.base import ModelCallError, Request, Sampling
+from upshot.models.base import ModelCallError, Request
 from upshot.models.engine_model import EngineModel
 from upshot.models.wire import read_answer
 from upshot.serving.vllm import policy as room

@@ -20,13 +20,15 @@ import torch
 
 from upshot.config.load import validate
 from upshot.config.recipe import Recipe, TinyConfig
-from upshot.models.base import ModelCallError, Request, Sampling
+from upshot.config.sampling import Sampling
+from upshot.models.base import ModelCallError, Request
 from upshot.models.tiny import tiny_model, tiny_tokenizer
+from upshot.run import policy_server
 from upshot.serving.servers.state import folder_of, read_state
 from upshot.serving.vllm import launch
 from upshot.serving.vllm.policy import HEADER, VllmPolicy
 from upshot.tasks.base import tasks
-from upshot.training.policy import Loaded
+from upshot.training.policy import PolicyBundle
 
 PROGRAM = os.environ.get("UPSHOT_VLLM", "")
 pytestmark = [
@@ -70,9 +72,9 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
 def server(recipe: Recipe, run: Path) -> Iterator[VllmPolicy]:
     """The policy of a recipe, with its server up."""
     run.mkdir()
-    with launch.served(recipe, run, print):
+    with policy_server.served(recipe, run, print):
         task = tasks.create(recipe.task.name, recipe.task.options, "task")
-        sampler = Loaded(recipe, task, run, None, print).sampler
+        sampler = PolicyBundle(recipe, task, run, None, print).sampler
         assert isinstance(sampler, VllmPolicy)
         yield sampler
 

@@ -17,7 +17,7 @@ from tests.serving.vllm.fake_vllm import KEY, FakeVllm
 from tests.training.workshop import metrics, recipe
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Recipe
-from upshot.run import checks
+from upshot.run import checks, policy_server
 from upshot.run.folder import RunFolder
 from upshot.run.reporter import Reporter
 from upshot.run.run import train
@@ -49,8 +49,8 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
         spec = ModelSpec(url=started[-1].url, model="policy", token_ids=True, api_key_env=launch.KEY, retries=0)
         return launch.Address(spec, KEY, run / "log", start_s=30.0)
 
-    monkeypatch.setattr(launch.secrets, "token_hex", lambda _: KEY)
-    monkeypatch.setattr(launch, "lease", lease)
+    monkeypatch.setattr(policy_server.secrets, "token_hex", lambda _: KEY)
+    monkeypatch.setattr(policy_server, "lease", lease)
     monkeypatch.setattr(launch, "find", find)
     monkeypatch.setattr(
         checks, "CHECKS", [check for check in checks.CHECKS if check.__module__ != "upshot.run.checks.vllm"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, derive_seed
-from upshot.models.base import Model, Request, Sampling
+from upshot.models.base import Model, Request
 from upshot.tasks.participants.base import Observation, User
 
 

@@ -7,7 +7,7 @@ import pytest
 from constraint_rows import AGREED, ON_PURPOSE
 
 from upshot.tasks.verifiers.ifeval.checks import CHECKS, keeps
-from upshot.tasks.verifiers.ifeval.constraints import Constraints, constraints_of
+from upshot.tasks.verifiers.ifeval.constraints import ConstraintsVerifier, constraints_of
 from upshot.tasks.verifiers.ifeval.languages import is_language
 from upshot.tasks.verifiers.ifeval.old_constraints import SAME
 
@@ -136,7 +136,7 @@ def test_rows_written_by_hand_get_the_verdict_of_the_reference_or_ours_on_purpos
     row = (
         {"func_name": name, **arguments} if ":" not in name else {"instruction_id_list": [name], "kwargs": [arguments]}
     )
-    assert Constraints().score(text, row, {}).value == kept
+    assert ConstraintsVerifier().score(text, row, {}).value == kept
 
 
 def test_all_kinds_are_tested() -> None:
@@ -150,8 +150,8 @@ def test_older_rows_are_read_as_their_functions_mean(
     name: str, arguments: dict[str, object], kept: str, broken: str
 ) -> None:
     row = json.dumps({"func_name": name, **arguments, "end_phrase": arguments.get("end_phrase")})
-    assert Constraints().score(kept.strip(), row, {}).value == 1
-    assert Constraints().score(broken.strip(), row, {}).value == 0
+    assert ConstraintsVerifier().score(kept.strip(), row, {}).value == 1
+    assert ConstraintsVerifier().score(broken.strip(), row, {}).value == 0
 
 
 @pytest.mark.parametrize(
@@ -174,8 +174,8 @@ def test_ifeval_columns_are_read() -> None:
         "instruction_id_list": ["length_constraints:number_words"],
         "kwargs": [{"num_words": 2, "relation": "at least"}],
     }
-    assert Constraints().score("one two", None, row).value == 1
-    assert Constraints().score("one", None, row).value == 0
+    assert ConstraintsVerifier().score("one two", None, row).value == 1
+    assert ConstraintsVerifier().score("one", None, row).value == 0
 
 
 def test_older_functions_that_mean_an_ifeval_kind_are_that_kind() -> None:
@@ -185,7 +185,7 @@ def test_older_functions_that_mean_an_ifeval_kind_are_that_kind() -> None:
 
 def test_arguments_that_do_not_match_the_constraints_are_a_bad_row() -> None:
     row = {"instruction_id": ["punctuation:no_comma", "startend:quotation"], "kwargs": [{}]}
-    score = Constraints().score("no comma", row, {})
+    score = ConstraintsVerifier().score("no comma", row, {})
     assert score.is_missing
     assert score.why == "constraints: 2 constraints but 1 kwargs"
 
@@ -193,49 +193,51 @@ def test_arguments_that_do_not_match_the_constraints_are_a_bad_row() -> None:
 def test_an_unknown_kind_costs_its_own_part_only() -> None:
     three = ["punctuation:no_comma", "startend:quotation", "count:made_up"]
     row = {"instruction_id": three, "kwargs": [{}, {}, {}]}
-    part = Constraints(partial=True).score("no comma", row, {})
+    part = ConstraintsVerifier(partial=True).score("no comma", row, {})
     assert (part.value, part.detail["unknown"]) == (0.5, ["count:made_up"])
-    assert Constraints().score("no comma", row, {}).value == 0  # broken whatever the third one says
-    assert Constraints().score('"no comma"', row, {}).is_missing
-    assert Constraints(partial=True).score("x", {"instruction_id": ["a:b"], "kwargs": [{}]}, {}).is_missing
+    assert ConstraintsVerifier().score("no comma", row, {}).value == 0  # broken whatever the third one says
+    assert ConstraintsVerifier().score('"no comma"', row, {}).is_missing
+    assert ConstraintsVerifier(partial=True).score("x", {"instruction_id": ["a:b"], "kwargs": [{}]}, {}).is_missing
 
 
 def test_wrong_arguments_cost_their_own_part_only() -> None:
     row = {"instruction_id": ["punctuation:no_comma", "keywords:word_once"], "kwargs": [{}, {"keyword": 7}]}
-    assert Constraints(partial=True).score("no comma", row, {}).value == 1
+    assert ConstraintsVerifier(partial=True).score("no comma", row, {}).value == 1
     with pytest.raises(TypeError):  # a manager makes a missing score of it
-        Constraints().score("no comma", row, {})
+        ConstraintsVerifier().score("no comma", row, {})
 
 
 def test_all_or_nothing_or_the_share() -> None:
     both = {"instruction_id": ["punctuation:no_comma", "startend:quotation"], "kwargs": [{}, {}]}
-    assert Constraints().score("no comma", both, {}).value == 0
-    assert Constraints().score("no comma", both, {}).detail["broken"] == ["startend:quotation"]
-    assert Constraints(partial=True).score("no comma", both, {}).value == 0.5
+    assert ConstraintsVerifier().score("no comma", both, {}).value == 0
+    assert ConstraintsVerifier().score("no comma", both, {}).detail["broken"] == ["startend:quotation"]
+    assert ConstraintsVerifier(partial=True).score("no comma", both, {}).value == 0.5
 
 
 def test_loose_reading_forgives_an_opening_line() -> None:
     quoted = {"instruction_id": ["startend:quotation"], "kwargs": [{}]}
     response = 'Sure, here it is:\n"all of it"'
-    assert Constraints().score(response, quoted, {}).value == 0
-    assert Constraints("loose").score(response, quoted, {}).value == 1
+    assert ConstraintsVerifier().score(response, quoted, {}).value == 0
+    assert ConstraintsVerifier("loose").score(response, quoted, {}).value == 1
 
 
 def test_unknown_kinds_and_empty_rows_are_missing_with_a_hint() -> None:
-    unknown = Constraints().score("x", {"instruction_id": ["punctuation:no_commas"], "kwargs": [{}]}, {})
+    unknown = ConstraintsVerifier().score("x", {"instruction_id": ["punctuation:no_commas"], "kwargs": [{}]}, {})
     assert unknown.is_missing
     assert "did you mean 'punctuation:no_comma'" in unknown.detail["hint"]
-    assert Constraints().score("x", None, {}).why == "constraints: none in the row"
+    assert ConstraintsVerifier().score("x", None, {}).why == "constraints: none in the row"
 
 
 def test_an_empty_response_keeps_nothing() -> None:
-    assert Constraints().score("  ", {"instruction_id": ["punctuation:no_comma"], "kwargs": [{}]}, {}).value == 0
+    assert (
+        ConstraintsVerifier().score("  ", {"instruction_id": ["punctuation:no_comma"], "kwargs": [{}]}, {}).value == 0
+    )
 
 
 def test_long_responses_are_bounded() -> None:
     wanted = {"instruction_id": list(CHECKS), "kwargs": [dict(next(c[1] for c in CASES if c[0] == n)) for n in CHECKS]}
     for text in ("*" * 20_000, "a " * 10_000, "[" * 20_000, "<<" * 10_000, "\n" * 20_000):
-        assert asyncio.run(Constraints("loose").verify(text, wanted, {})).value == 0
+        assert asyncio.run(ConstraintsVerifier("loose").verify(text, wanted, {})).value == 0
 
 
 @pytest.mark.parametrize(

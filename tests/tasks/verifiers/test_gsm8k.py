@@ -6,7 +6,7 @@ import pytest
 
 from upshot.core.errors import UserError
 from upshot.tasks.verifiers.base import verifiers
-from upshot.tasks.verifiers.gsm8k import Gsm8k
+from upshot.tasks.verifiers.gsm8k import Gsm8kVerifier
 
 STRICT: list[tuple[str, object, float]] = [
     ("#### 42", "42", 1),
@@ -90,12 +90,12 @@ FLEXIBLE: list[tuple[str, str, float]] = [
 
 @pytest.mark.parametrize(("response", "reference", "value"), STRICT)
 def test_strict_verdicts(response: str, reference: object, value: float) -> None:
-    assert Gsm8k().score(response, reference, {}).value == value
+    assert Gsm8kVerifier().score(response, reference, {}).value == value
 
 
 @pytest.mark.parametrize(("response", "reference", "value"), FLEXIBLE)
 def test_flexible_verdicts(response: str, reference: str, value: float) -> None:
-    assert Gsm8k("flexible").score(response, reference, {}).value == value
+    assert Gsm8kVerifier("flexible").score(response, reference, {}).value == value
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_flexible_verdicts(response: str, reference: str, value: float) -> None:
     ],
 )  # fmt: skip
 def test_what_is_said_about_five_is_not_five(line: str) -> None:
-    assert Gsm8k().score(f"So.\n#### {line}", "5", {}).value == 0
+    assert Gsm8kVerifier().score(f"So.\n#### {line}", "5", {}).value == 0
 
 
 @pytest.mark.parametrize(
@@ -124,11 +124,11 @@ def test_what_is_said_about_five_is_not_five(line: str) -> None:
     ],
 )  # fmt: skip
 def test_units_and_dress_leave_five_what_it_is(line: str) -> None:
-    assert Gsm8k().score(f"So.\n#### {line}", "5", {}).value == 1
+    assert Gsm8kVerifier().score(f"So.\n#### {line}", "5", {}).value == 1
 
 
 def test_a_reference_that_is_no_number_is_missing_not_wrong() -> None:
-    assert Gsm8k().score("#### 42", "forty-two", {}).why == "gsm8k: reference is not a number"
+    assert Gsm8kVerifier().score("#### 42", "forty-two", {}).why == "gsm8k: reference is not a number"
 
 
 def test_verifiers_are_found_by_exact_source_with_a_hint_otherwise() -> None:
@@ -140,4 +140,4 @@ def test_verifiers_are_found_by_exact_source_with_a_hint_otherwise() -> None:
 
 
 def test_the_async_door_gives_the_same_verdict() -> None:
-    assert asyncio.run(Gsm8k().verify("#### 42", "42", {})).value == 1
+    assert asyncio.run(Gsm8kVerifier().verify("#### 42", "42", {})).value == 1

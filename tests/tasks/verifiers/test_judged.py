@@ -11,10 +11,10 @@ import pytest
 from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.models.base import Completion, Model, ModelCallError, Request
-from upshot.tasks.judged import Judged as Task
+from upshot.tasks.judged import JudgedTask as Task
 from upshot.tasks.verifiers.base import verifiers
-from upshot.tasks.verifiers.gsm8k import Gsm8k
-from upshot.tasks.verifiers.judged import Judged, Sycophancy, with_rubric_read
+from upshot.tasks.verifiers.gsm8k import Gsm8kVerifier
+from upshot.tasks.verifiers.judged import RubricVerifier, Sycophancy, with_rubric_read
 from upshot.tasks.verifiers.statistics import binary_metrics, graded_metrics
 
 
@@ -106,7 +106,7 @@ def test_a_rubric_comes_from_a_text_or_a_file(tmp_path: Path) -> None:
     rows.write_text('{"prompt": "a poem"}\n')
     judge = Says(rating(3))
     options = Task(rubric=str(file), low=1, high=5, file=str(rows)).verifier_options
-    verifier = Judged(**options, judge=judge)
+    verifier = RubricVerifier(**options, judge=judge)
     assert asyncio.run(verifier.verify("roses are red", "violets", {"question": "a poem"})).value == 0.5
     assert "Rate the rhyme." in judge.seen[0].prompt[0].content  # type: ignore[union-attr]
     assert "violets" in judge.seen[0].prompt[0].content  # type: ignore[union-attr]
@@ -114,14 +114,14 @@ def test_a_rubric_comes_from_a_text_or_a_file(tmp_path: Path) -> None:
         with_rubric_read({"rubric": "missing.md"})
     assert with_rubric_read({"rubric": "Rate it.", "low": 2}) == {"rubric": "Rate it.", "low": 2}
     with pytest.raises(UserError, match="low must be below high"):
-        Judged(rubric="x", low=5, high=5)
+        RubricVerifier(rubric="x", low=5, high=5)
 
 
 def test_a_claims_options_name_no_file_of_this_machine(tmp_path: Path) -> None:
     file = tmp_path / "secret.txt"
     file.write_text("wombat")
     with pytest.raises(UserError, match="takes the text of a rubric, not the file"):
-        Judged(rubric=str(file), judge=Says(rating(3)))
+        RubricVerifier(rubric=str(file), judge=Says(rating(3)))
 
 
 def test_without_a_judge_it_is_one_clear_error() -> None:
@@ -130,7 +130,7 @@ def test_without_a_judge_it_is_one_clear_error() -> None:
 
 
 def test_monitor_prompts_show_the_thought_and_their_answers_are_parsed() -> None:
-    verifier = Gsm8k()
+    verifier = Gsm8kVerifier()
     (message,) = verifier.monitor_messages("1+1?", "I add them up.")
     assert "1+1?" in message.content
     assert "I add them up." in message.content
@@ -170,4 +170,4 @@ def test_graded_agreement() -> None:
     assert found["missing"] == 1
     assert "correlation" not in graded_metrics(scores(1, 1), scores(0, 1))
     assert Sycophancy().metrics(scores(1), scores(1))["mse"] == 0
-    assert Gsm8k().metrics(scores(1), scores(1))["accuracy"] == 1
+    assert Gsm8kVerifier().metrics(scores(1), scores(1))["accuracy"] == 1

@@ -8,14 +8,14 @@ from math_held_out import PAIRS as FIRST
 from math_second_table import DISPUTED
 from math_second_table import PAIRS as SECOND
 
-from upshot.tasks.verifiers.math.mathematics import Mathematics
+from upshot.tasks.verifiers.math.mathematics import MathVerifier
 
 Pairs = list[tuple[str, str, str, bool]]
 tables = pytest.mark.parametrize("pairs", [FIRST, SECOND], ids=["first", "second"])
 
 
 def ours(answer: str, truth: str) -> bool:
-    return Mathematics().score(f"so it is $\\boxed{{{answer}}}$.", truth, {}).value == 1
+    return MathVerifier().score(f"so it is $\\boxed{{{answer}}}$.", truth, {}).value == 1
 
 
 def theirs(answer: str, truth: str) -> bool:

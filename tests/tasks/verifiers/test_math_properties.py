@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from upshot.tasks.verifiers.math.equal import quick_verdict
-from upshot.tasks.verifiers.math.mathematics import Mathematics
+from upshot.tasks.verifiers.math.mathematics import MathVerifier
 
 Make = Callable[[random.Random], tuple[object, list[str]]]
 """Draws a thing: what it is, and several ways to write it."""
@@ -196,7 +196,7 @@ def test_a_letter_and_a_value_are_not_two_guesses(letter: str, other: str, value
 @pytest.mark.parametrize("answer", ["2^{9000}", "2^{9001}", "3000!", "\\infty", "10^{400}", "e^{2000}", "-2^{9000}"])
 @pytest.mark.parametrize("truth", ["2^{9000}", "\\infty", "10^{400}"])
 def test_a_number_beyond_a_float_gets_its_verdict(answer: str, truth: str) -> None:
-    assert Mathematics().score(f"\\boxed{{{answer}}}", truth, {}).value == (answer == truth)
+    assert MathVerifier().score(f"\\boxed{{{answer}}}", truth, {}).value == (answer == truth)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_number_beyond_a_float_gets_its_verdict(answer: str, truth: str) -> No
     ],
 )  # fmt: skip
 def test_units_currencies_and_names_stay_what_they_are(answer: str, truth: str, equal: bool) -> None:
-    assert Mathematics().score(f"\\boxed{{{answer}}}", truth, {}).value == equal
+    assert MathVerifier().score(f"\\boxed{{{answer}}}", truth, {}).value == equal
 
 
 SPOILED = [
@@ -231,4 +231,4 @@ SPOILED = [
 def test_what_is_said_about_a_number_is_not_the_number(form: str) -> None:
     for n, m in ((20, 3), (7, 12), (144, 5)):
         answer = form.format(n=n, m=m)
-        assert Mathematics().score(f"\\boxed{{{answer}}}", str(n), {}).value == 0, answer
+        assert MathVerifier().score(f"\\boxed{{{answer}}}", str(n), {}).value == 0, answer

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from math_pairs import PAIRS
 from nasty import NASTY
 
-from upshot.tasks.verifiers.gsm8k import Gsm8k
+from upshot.tasks.verifiers.gsm8k import Gsm8kVerifier
 from upshot.tasks.verifiers.math.algebra import equivalent
 from upshot.tasks.verifiers.math.answer import boxed_answer, final_answer
 from upshot.tasks.verifiers.math.equal import quick_verdict
-from upshot.tasks.verifiers.math.mathematics import Mathematics
+from upshot.tasks.verifiers.math.mathematics import MathVerifier
 
 
 def test_latex_is_read_with_any_antlr_runtime_that_the_parser_has_tables_for() -> None:
@@ -29,7 +29,7 @@ def test_there_are_enough_pairs() -> None:
 @pytest.mark.parametrize(("answer", "truth", "equal"), PAIRS)
 def test_tricky_pairs(answer: str, truth: str, equal: bool) -> None:
     response = f"We find that the result is $\\boxed{{{answer}}}$."
-    assert Mathematics().score(response, truth, {}).value == float(equal)
+    assert MathVerifier().score(response, truth, {}).value == float(equal)
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,12 @@ def test_the_final_answer_is_found(text: str, answer: str | None) -> None:
 
 
 def test_boxed_mode_takes_nothing_but_a_box() -> None:
-    assert Mathematics("boxed").score("The answer is 2.", "2", {}).value == 0
-    assert Mathematics("flexible").score("The answer is 2.", "2", {}).value == 1
+    assert MathVerifier("boxed").score("The answer is 2.", "2", {}).value == 0
+    assert MathVerifier("flexible").score("The answer is 2.", "2", {}).value == 1
 
 
 def test_a_whole_solution_is_a_reference_too() -> None:
-    assert Mathematics().score("\\boxed{7}", "Adding up, we get $\\boxed{7}$.", {}).value == 1
+    assert MathVerifier().score("\\boxed{7}", "Adding up, we get $\\boxed{7}$.", {}).value == 1
 
 
 def test_most_verdicts_need_no_algebra() -> None:
@@ -80,10 +80,10 @@ def test_hostile_answers_are_settled_or_passed_on_at_once(number: int) -> None:
     answer = NASTY[number]
     started = time.process_time()
     for response in (answer, f"#### {answer}", f"\\boxed{{{answer}}}", f"{answer} = 5"):
-        Mathematics().quick(response, "2", {})
-        Mathematics().quick(response, "x+1", {})
+        MathVerifier().quick(response, "2", {})
+        MathVerifier().quick(response, "x+1", {})
         for mode in ("strict", "flexible"):
-            assert Gsm8k(mode).score(response, "271828", {}).value == 0
+            assert Gsm8kVerifier(mode).score(response, "271828", {}).value == 0
     assert time.process_time() - started < 3
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from upshot.tasks.multiple_choice import MultipleChoice as MultipleChoiceTask
+from upshot.tasks.multiple_choice import MultipleChoiceVerifier as MultipleChoiceTask
 from upshot.tasks.verifiers.base import verifiers
 from upshot.tasks.verifiers.bold import BoldFormatting
-from upshot.tasks.verifiers.choice import MmluSycophancy, MultipleChoice, chosen_letter, letter_of
-from upshot.tasks.verifiers.exact import ExactMatch
+from upshot.tasks.verifiers.choice import MultipleChoiceVerifier, SycophancyChoiceVerifier, chosen_letter, letter_of
+from upshot.tasks.verifiers.exact import ExactMatchVerifier
 from upshot.tasks.verifiers.routes import route
 
 
@@ -25,8 +25,8 @@ def test_the_chosen_letter_is_found(text: str, letter: str | None) -> None:
 @pytest.mark.parametrize("reference", ["B", "(B)", "b", 1, "1", "Paris"])
 def test_the_right_choice_may_be_a_letter_an_index_or_a_text(reference: object) -> None:
     extra = {"choices": ["Rome", "Paris", "Bern"]}
-    assert MultipleChoice().score("The answer is (B).", reference, extra).value == 1
-    assert MultipleChoice().score("The answer is (A).", reference, extra).value == 0
+    assert MultipleChoiceVerifier().score("The answer is (B).", reference, extra).value == 1
+    assert MultipleChoiceVerifier().score("The answer is (A).", reference, extra).value == 0
 
 
 @pytest.mark.parametrize(("key", "letter"), [("1", "A"), ("2", "B"), ("4", "D"), (3, "D")])
@@ -39,26 +39,26 @@ def test_digit_labels_of_arc_count_from_one(key: object, letter: str) -> None:
 
 def test_letter_labels_of_arc_are_the_letters() -> None:
     choices = {"text": ["w", "x", "y"], "label": ["A", "B", "C"]}
-    assert MultipleChoice().score("The answer is (C).", "C", {"choices": choices}).value == 1
+    assert MultipleChoiceVerifier().score("The answer is (C).", "C", {"choices": choices}).value == 1
 
 
 def test_a_hint_is_followed_or_not() -> None:
     extra = {"choices": ["w", "x", "y", "z"], "hint": "C"}
-    followed = MmluSycophancy().score("The answer is (C).", "B", extra)
+    followed = SycophancyChoiceVerifier().score("The answer is (C).", "B", extra)
     assert (followed.value, followed.detail["followed"]) == (0, True)
-    assert MmluSycophancy().score("The answer is (B).", "B", extra).value == 1
-    assert MmluSycophancy("hint").score("The answer is (C).", "B", extra).value == 1
-    assert MmluSycophancy().score("(B)", "B", {}).is_missing
+    assert SycophancyChoiceVerifier().score("The answer is (B).", "B", extra).value == 1
+    assert SycophancyChoiceVerifier("hint").score("The answer is (C).", "B", extra).value == 1
+    assert SycophancyChoiceVerifier().score("(B)", "B", {}).is_missing
 
 
 def test_short_answers_are_compared_as_squad_does() -> None:
-    assert ExactMatch().score("<answer>The Moon.</answer>", "moon", {}).value == 1
-    assert ExactMatch().score("Answer: the sun", ["moon", "Sun"], {}).value == 1
-    assert ExactMatch().score("It is the moon", "moon", {}).value == 0
-    assert ExactMatch("contains").score("It is the moon", "moon", {}).value == 1
-    assert ExactMatch("contains").score("moonlight", "moon", {}).value == 0
-    assert ExactMatch("f1").score("big moon", "moon", {}).value == pytest.approx(2 / 3)
-    assert ExactMatch().score("x", None, {}).is_missing
+    assert ExactMatchVerifier().score("<answer>The Moon.</answer>", "moon", {}).value == 1
+    assert ExactMatchVerifier().score("Answer: the sun", ["moon", "Sun"], {}).value == 1
+    assert ExactMatchVerifier().score("It is the moon", "moon", {}).value == 0
+    assert ExactMatchVerifier("contains").score("It is the moon", "moon", {}).value == 1
+    assert ExactMatchVerifier("contains").score("moonlight", "moon", {}).value == 0
+    assert ExactMatchVerifier("f1").score("big moon", "moon", {}).value == pytest.approx(2 / 3)
+    assert ExactMatchVerifier().score("x", None, {}).is_missing
 
 
 def test_bold_is_seen_outside_code_only() -> None:

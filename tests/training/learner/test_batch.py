@@ -12,7 +12,7 @@ from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.score import Score
 from upshot.rewards.credit import Credit, Span, credit_sampled, credit_turns
 from upshot.rollout.episode import play_episode
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.training.learner.batch import Datum, data_of, micro_batches, pack, unpack
 
 lengths = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=2), min_size=1, max_size=20)
@@ -48,7 +48,7 @@ def test_a_datum_holds_the_sampled_ids_and_advantages_of_its_spans() -> None:
     policy, task = tiny_policy(max_tokens=5)
     conversation = Conversation(task.rows("train")[0], seed=1)
     asyncio.run(play_episode(conversation, policy, None, 1))
-    reply = Reply(conversation, credit=credit_sampled(Score(1.0), conversation.mask))
+    reply = Rollout(conversation, credit=credit_sampled(Score(1.0), conversation.mask))
     reply.advantages = [0.25]
     (datum,) = data_of(reply)
     (sample,) = conversation.samples()
@@ -65,7 +65,7 @@ def test_a_span_without_an_advantage_is_masked_and_the_rest_of_its_reply_is_trai
     conversation = Conversation(Row("r", ()), turns=(Turn(Message("assistant", ""), sample),))
     spans = (Span(2, 4, ("main", "classmate")), Span(4, 6))
     credit = Credit({"main": Score(1.0), "classmate": Score.missing("timeout")}, spans)
-    (datum,) = data_of(Reply(conversation, credit=credit, advantages=[None, 0.5]))
+    (datum,) = data_of(Rollout(conversation, credit=credit, advantages=[None, 0.5]))
     assert datum.mask == [0, 0, 0, 0, 1, 1] and datum.advantages == [0, 0, 0, 0, 0.5, 0.5]
 
 
@@ -74,7 +74,7 @@ def test_every_turn_may_be_a_sample_of_its_own() -> None:
     turns = tuple(Turn(Message("assistant", ""), sample) for sample in samples)
     conversation = Conversation(Row("r", ()), turns=turns)
     credit = credit_turns([Score(1.0), Score(0.0)], conversation, 1.0, split=True)
-    first, second = data_of(Reply(conversation, credit=credit, advantages=[0.5, -0.5]))
+    first, second = data_of(Rollout(conversation, credit=credit, advantages=[0.5, -0.5]))
     assert (first.ids, first.mask, first.advantages) == ([1, 2, 3], [0, 1, 1], [0, 0.5, 0.5])
     assert (second.ids, second.mask) == ([1, 2, 3, 4, 5], [0, 0, 0, 0, 1])
     assert second.old[-1] == -2.0 and second.advantages[-1] == -0.5

@@ -14,10 +14,10 @@ from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.errors import UserError
 from upshot.engine.engine import Engine
 from upshot.models.local import load_4bit
-from upshot.run.run import Run, train
+from upshot.run.run import TrainingRun, train
 from upshot.training.learner.memory import fitting
 from upshot.training.learner.memory.fitting import engine_settings, kv_of_copies, learning, with_helpers
-from upshot.training.learner.memory.plan import MemoryPlan, Setting
+from upshot.training.learner.memory.plan import MemoryPlan, MemorySetting
 
 TINY = {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}
 LOTTERY = {"metrics": [{"name": "tests.training.helpers:Lottery"}]}
@@ -64,15 +64,15 @@ def test_a_run_with_a_parked_engine_is_the_same_run(
 
 def test_engine_and_learner_get_what_the_plan_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
-    begin = Run.begin
+    begin = TrainingRun.begin
 
-    def look(self: Run, learner: Any, config: Any) -> None:
+    def look(self: TrainingRun, learner: Any, config: Any) -> None:
         seen.update(
             plan=self.loaded.memory, kv=self.loaded.engine.settings.kv_bytes, tokens=learner.config.token_budget
         )
         begin(self, learner, config)
 
-    monkeypatch.setattr(Run, "begin", look)
+    monkeypatch.setattr(TrainingRun, "begin", look)
     train(settings(tmp_path / "run", memory_gb=1.5))
     assert seen["kv"] == seen["plan"].kv_bytes > 0
     assert seen["tokens"] == seen["plan"].setting.tokens == 32768
@@ -98,10 +98,10 @@ class Module:
 
 def test_blocks_are_computed_again_where_the_plan_says_so_and_no_longer_in_the_next_phase() -> None:
     module = Module()
-    plan = MemoryPlan(Setting(512, "block"), 0, {}, (), 0)
+    plan = MemoryPlan(MemorySetting(512, "block"), 0, {}, (), 0)
     assert learning(TrainConfig(), plan, module).token_budget == 512
     assert module.is_gradient_checkpointing
-    learning(TrainConfig(), replace(plan, setting=Setting(512)), module)
+    learning(TrainConfig(), replace(plan, setting=MemorySetting(512)), module)
     assert not module.is_gradient_checkpointing
 
 
@@ -109,7 +109,7 @@ def test_helpers_on_the_device_get_their_share_of_keys_and_values(tmp_path: Path
     own = settings(tmp_path / "run").model_copy(
         update={"models": {"judge": ModelSpec(model="local:x"), "old": ModelSpec(model="policy@start")}}
     )
-    plan = MemoryPlan(Setting(512, merge="never"), 1 << 20, {"judge": 1 << 30, "old": 3 << 20}, (), 1)
+    plan = MemoryPlan(MemorySetting(512, merge="never"), 1 << 20, {"judge": 1 << 30, "old": 3 << 20}, (), 1)
     assert with_helpers(own, plan).models["judge"].kv_gb == 1
     assert kv_of_copies(own, plan) == {"start": 3 << 20}
     assert engine_settings(own, plan).kv_bytes == 1 << 20 and engine_settings(own, plan).merge == "never"

@@ -19,7 +19,7 @@ from upshot.core.errors import UserError
 from upshot.training.learner.memory.choice import choose, least_kv, settings
 from upshot.training.learner.memory.job import job_of, plan_of
 from upshot.training.learner.memory.model_shape import SEVEN, ModelShape, read_config
-from upshot.training.learner.memory.plan import Job, MemoryPlan, Wish, parts_of, usable
+from upshot.training.learner.memory.plan import MemoryJob, MemoryPlan, RequestedSetting, parts_of, usable
 from upshot.training.learner.memory.table import table
 
 GIB = 2**30
@@ -87,12 +87,12 @@ def test_frozen_copies_of_the_policy_forbid_merging_in_place() -> None:
     job = job_of(made(LORA, futures=futures), SHAPE, 2)
     assert not job.lends and [guest.name for guest in job.guests] == ["policy@start"]
     assert job.guests[0].weights == 4 * SHAPE.adapters(32, SEVEN), "what is not trained is shared"
-    assert "in place" not in {setting.merge for setting in settings(job, Wish())}
+    assert "in place" not in {setting.merge for setting in settings(job, RequestedSetting())}
 
 
 def test_an_engine_that_samples_while_the_learner_works_is_never_parked() -> None:
     job = replace(job_of(made(LORA), SHAPE, 2), overlaps=True)
-    assert not any(setting.park or setting.merge == "in place" for setting in settings(job, Wish()))
+    assert not any(setting.park or setting.merge == "in place" for setting in settings(job, RequestedSetting()))
 
 
 def test_what_does_not_fit_is_refused_with_the_arithmetic_and_what_would() -> None:
@@ -122,7 +122,7 @@ def test_the_longest_sequence_fits_into_a_micro_batch() -> None:
 def test_less_state_is_planned_for_where_the_recipe_asks_for_it() -> None:
     def optimizer(**train: Any) -> int:
         job = job_of(made(train=train), SHAPE, 2)
-        found = parts_of(job, next(settings(job, Wish())), 0, 0)
+        found = parts_of(job, next(settings(job, RequestedSetting())), 0, 0)
         return sum(part.learning for part in found if part.name == "optimizer")
 
     assert optimizer() == 12 * SHAPE.parameters
@@ -148,17 +148,17 @@ def test_a_plan_stays_within_its_limit_at_both_peaks(
     model: dict[str, Any] = {"max_context": longest} | ({"lora": {"r": rank}} if rank else {})
     train = {"token_budget": tokens, "optimizer": "adamw-8bit" if small else "adamw", "offload_optimizer": offload}
     job, limit = job_of(made(model, train=train), SHAPE, 2), usable(int(gib * GIB))
-    found = choose(job, limit, Wish(tokens))
+    found = choose(job, limit, RequestedSetting(tokens))
     if found is None:
-        assert all(_needs(job, setting) > limit for setting in settings(job, Wish(tokens)))
+        assert all(_needs(job, setting) > limit for setting in settings(job, RequestedSetting(tokens)))
         return
     assert found.peak <= limit and found.kv_bytes >= least_kv(job)
     assert found.setting.tokens >= max(longest, tokens)
-    more = choose(job, limit + 40 * GIB, Wish(tokens))
+    more = choose(job, limit + 40 * GIB, RequestedSetting(tokens))
     assert more is not None, "what fits into less fits into more"
 
 
-def _needs(job: Job, setting: Any) -> int:
+def _needs(job: MemoryJob, setting: Any) -> int:
     parts = parts_of(job, setting, least_kv(job), 0)
     return max(sum(p.sampling for p in parts), sum(p.learning for p in parts))
 

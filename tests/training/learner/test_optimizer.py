@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from upshot.training.learner.optim.adamw import MasterAdamW
-from upshot.training.learner.optim.adamw_8bit import BLOCK, Small
+from upshot.training.learner.optim.adamw_8bit import BLOCK, EightBitTensor
 
 WAYS: dict[str, dict[str, bool]] = {
     "8 bits": {"small": True},
@@ -94,7 +94,7 @@ def test_a_run_can_move_its_state_to_the_host_and_back() -> None:
 
 def test_eight_bits_keep_every_number_to_a_sixteenth_whatever_its_block_holds() -> None:
     numbers = torch.cat([torch.logspace(-5, 0, 300), torch.zeros(7), torch.logspace(-12, -7, 300)])
-    small = Small(len(numbers), torch.device("cpu"), floor=True)
+    small = EightBitTensor(len(numbers), torch.device("cpu"), floor=True)
     small.write(0, numbers)
     read = small.read(0, len(numbers))
     within = [slice(i, min(i + BLOCK, len(numbers))) for i in range(0, len(numbers), BLOCK)]

@@ -22,7 +22,7 @@ from transformers import (
 from tests.training.workshop import learner
 from upshot.config.recipe import LoraConfig, PolicyConfig, TrainConfig
 from upshot.training.adapters import add_lora
-from upshot.training.learner.batch import Batch, Datum, Found, pack
+from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch, pack
 from upshot.training.learner.forward.packed import PackedForward
 from upshot.training.learner.forward.padded import PaddedForward
 from upshot.training.learner.forward.select import forward_of
@@ -177,7 +177,7 @@ def test_where_dropout_is_on_no_beginning_is_shared() -> None:
     seen: list[bool] = []
     read = own.forward.read
 
-    def watched(batch: Batch, *args: Any, **more: Any) -> Found:
+    def watched(batch: TrainBatch, *args: Any, **more: Any) -> ForwardOutput:
         seen.append(batch.layout.shares)
         return read(batch, *args, **more)
 

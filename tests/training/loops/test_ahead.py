@@ -14,7 +14,7 @@ from tests.training.workshop import metrics, recipe
 from upshot.config.recipe import Recipe
 from upshot.run.folder import RunFolder
 from upshot.run.reporter import Reporter
-from upshot.run.run import Run, train
+from upshot.run.run import TrainingRun, train
 from upshot.training.learner.learner import Learner
 from upshot.training.loops import rl
 from upshot.training.loops.rollouts import in_thread
@@ -47,7 +47,7 @@ class Kills(Reporter):
     def step(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
         """As kill -9 would."""
         if step == self.at:
-            self.monkeypatch.setattr(Run, "checkpoint", lambda *_: None)
+            self.monkeypatch.setattr(TrainingRun, "checkpoint", lambda *_: None)
             raise Killed
 
 
@@ -125,8 +125,8 @@ def test_the_next_step_is_played_while_this_one_is_learned(tmp_path: Path, monke
     played = threading.Event()
     play, forward = rl.play, Learner.forward_backward
 
-    async def playing(recipe: Recipe, stage: Any, rows: Any, step: int, *more: Any) -> Any:
-        groups = await play(recipe, stage, rows, step, *more)
+    async def playing(recipe: Recipe, context: Any, rows: Any, step: int, *more: Any) -> Any:
+        groups = await play(recipe, context, rows, step, *more)
         if step == 1:
             played.set()
         return groups

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.rollout.test_classmates import ROWS, Recites, stage, thinks
+from tests.rollout.test_classmates import ROWS, Recites, context, thinks
 from tests.run.test_run import Interrupted, Stops, _until, resume
 from tests.serving.openai.test_server import free_port, serving
 from tests.training.workshop import metrics
@@ -22,8 +22,8 @@ from upshot.models.connect import connect
 from upshot.models.engine_model import EngineModel
 from upshot.models.tiny import tiny_model, tiny_tokenizer
 from upshot.rollout.play import play_step
-from upshot.run.run import Run, train
-from upshot.serving.openai.server import Server
+from upshot.run.run import TrainingRun, train
+from upshot.serving.openai.server import OpenAIServer
 from upshot.tasks.ciphers import Ciphers
 
 SHAPE = TinyConfig(hidden=16, layers=1, heads=2, mlp=32)
@@ -46,7 +46,7 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     words = list(Ciphers().vocabulary())
     tokenizer = tiny_tokenizer(words[19:] + words[:19])
     model = EngineModel(Engine(tiny_model(SHAPE, tokenizer, 19), {tokenizer.eos_token_id}), tokenizer, "c")
-    with serving(Server(model)) as url:
+    with serving(OpenAIServer(model)) as url:
         yield {"a": str(folders[0]), "b": str(folders[1]), "c": f"{url}/v1#c", "c_tokenizer": str(folders[2])}
 
 
@@ -105,7 +105,7 @@ def test_three_classmates_train_a_policy_and_killed_and_resumed_the_run_is_the_s
         words = [word for word in kept[0]["text"].split() if not word.startswith("<|")]
         assert words == line["messages"][-1]["note"]["thought"].split()
     with monkeypatch.context() as killed:
-        killed.setattr(Run, "checkpoint", _until(Run.checkpoint, "rl", 1))
+        killed.setattr(TrainingRun, "checkpoint", _until(TrainingRun.checkpoint, "rl", 1))
         with pytest.raises(Interrupted):
             train(recipe(tmp_path / "resumed", peers), reporter=Stops("rl", 2))
     resume(tmp_path / "resumed")
@@ -133,7 +133,7 @@ def test_the_policy_is_its_own_classmate_as_it_was_and_a_resumed_run_finds_the_c
 
     train(made(tmp_path / "straight"))
     with monkeypatch.context() as killed:
-        killed.setattr(Run, "checkpoint", _until(Run.checkpoint, "rl", 2))
+        killed.setattr(TrainingRun, "checkpoint", _until(TrainingRun.checkpoint, "rl", 2))
         with pytest.raises(Interrupted):
             train(made(tmp_path / "resumed"), reporter=Stops("rl", 3))
     resume(tmp_path / "resumed")
@@ -167,14 +167,16 @@ def test_a_classmate_server_killed_and_started_again_costs_the_samples_in_betwee
     tokenizer = tiny_tokenizer(Ciphers().vocabulary())
     port = free_port()
 
-    def server() -> Server:
-        return Server(EngineModel(Engine(tiny_model(SHAPE, tokenizer, 1), {tokenizer.eos_token_id}), tokenizer, "c"))
+    def server() -> OpenAIServer:
+        return OpenAIServer(
+            EngineModel(Engine(tiny_model(SHAPE, tokenizer, 1), {tokenizer.eos_token_id}), tokenizer, "c")
+        )
 
     far = connect({"url": f"http://127.0.0.1:{port}/v1", "model": "c", "retries": 0, "backoff_s": 0.01})
     near = Recites("near", lambda text, seed: "1")
 
     async def three_steps() -> list[list[str | None]]:
-        made, _ = stage(thinks("hm"), {"near": near, "far": far}, samples=2)
+        made, _ = context(thinks("hm"), {"near": near, "far": far}, samples=2)
         away: list[list[str | None]] = []
         for step in range(3):
             with serving(server(), port) if step != 1 else nullcontext():

@@ -14,15 +14,15 @@ from upshot.config.recipe import ImportanceConfig
 from upshot.core.conversation import Conversation, Row
 from upshot.core.score import Score
 from upshot.rewards.credit import Credit, Span
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.training.loops.dynamic_sampling import is_flat, play_until_varied, replaceable
 from upshot.training.objectives.importance import cut, importance
 from upshot.training.objectives.kl import charge
 
 
-def group(name: str, *rewards: float | None) -> list[Reply]:
+def group(name: str, *rewards: float | None) -> list[Rollout]:
     scores = [Score.missing("timeout") if r is None else Score(r) for r in rewards]
-    return [Reply(Conversation(Row(name, ())), credit=Credit({"main": s}, (Span(0, 1),))) for s in scores]
+    return [Rollout(Conversation(Row(name, ())), credit=Credit({"main": s}, (Span(0, 1),))) for s in scores]
 
 
 def test_a_group_is_flat_when_nothing_tells_its_replies_apart() -> None:
@@ -40,7 +40,7 @@ def test_other_rows_are_played_in_place_of_flat_groups(rounds: int, names: str) 
     spare = iter("dfeg")
     asked: list[tuple[str, int]] = []
 
-    async def play(rows: Sequence[Row], number: int) -> list[list[Reply]]:
+    async def play(rows: Sequence[Row], number: int) -> list[list[Rollout]]:
         asked.extend((row.id, number) for row in rows)
         return [group(row.id, 0.0, float(row.id in varied)) for row in rows]
 
@@ -62,7 +62,7 @@ def test_other_rows_are_played_in_place_of_flat_groups(rounds: int, names: str) 
 def test_a_group_with_a_missing_reward_is_never_played_around() -> None:
     rounds: list[int] = []
 
-    async def play(rows: Sequence[Row], number: int) -> list[list[Reply]]:
+    async def play(rows: Sequence[Row], number: int) -> list[list[Rollout]]:
         rounds.append(number)
         return [group(row.id, None, None) for row in rows]
 

@@ -22,7 +22,7 @@ from upshot.core.score import Score
 from upshot.rewards.credit import Credit, Span, credit_sampled
 from upshot.rewards.reward import Reward
 from upshot.rollout.episode import play_episode
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.run.run import train
 from upshot.tasks.datasets.examples import Preference, read_dialogues, read_preferences
 from upshot.training.learner.batch import Datum
@@ -115,7 +115,7 @@ def test_epochs_count_in_steps_and_the_shorter_one_ends_the_training() -> None:
     assert TrainConfig.model_validate(TrainConfig(epochs=3).model_dump()).lasting(16).steps == 3, "as resumed"
 
 
-def replies(rewards: list[float | None]) -> list[Reply]:
+def replies(rewards: list[float | None]) -> list[Rollout]:
     """Sampled replies of one group with these rewards."""
     policy, task = tiny_policy(max_tokens=5)
     group = []
@@ -123,7 +123,7 @@ def replies(rewards: list[float | None]) -> list[Reply]:
         conversation = Conversation(task.rows("train")[0], seed=number)
         asyncio.run(play_episode(conversation, policy, None, 1))
         total = Score.missing("timeout") if reward is None else Score(reward)
-        group.append(Reply(conversation, reward=Reward(total), credit=credit_sampled(total, conversation.mask)))
+        group.append(Rollout(conversation, reward=Reward(total), credit=credit_sampled(total, conversation.mask)))
     return group
 
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from upshot.core.conversation import Conversation, Message, Row, Sample
 from upshot.core.score import Score
 from upshot.rewards.reward import Reward
-from upshot.rollout.rollout import Future, Reply
+from upshot.rollout.rollout import Future, Rollout
 from upshot.training.metrics.task import majority, pass_at_k, task_metrics
 
 
 def reply(
     value: float | None, answer: str | None = None, turns: int = 1, level: str = "easy", **counts: float
-) -> Reply:
+) -> Rollout:
     row = Row("r", (Message("user", "?"),), source="gsm8k", meta={"difficulty": level})
     conversation = Conversation(row)
     for _ in range(turns):
@@ -27,7 +27,7 @@ def reply(
         Score(value, detail={"answer": answer}) if value is not None else Score.missing("timeout", "verifier: timeout")
     )
     future = Future(conversation.fork(0), scores={"verifier": score})
-    return Reply(conversation, futures=[future], reward=Reward(score, {}, {"verifier": score}))
+    return Rollout(conversation, futures=[future], reward=Reward(score, {}, {"verifier": score}))
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(1, 8))

@@ -10,8 +10,8 @@ import torch
 
 from tests.training.workshop import metrics, recipe
 from upshot.run.run import train
-from upshot.training.learner.batch import Datum, Found
-from upshot.training.objectives.mismatch import Watched
+from upshot.training.learner.batch import Datum, ForwardOutput
+from upshot.training.objectives.mismatch import MismatchObjective
 from upshot.training.objectives.objectives import PolicyGradient
 
 
@@ -31,10 +31,10 @@ class Nothing(PolicyGradient):
 
 
 def test_drift_is_the_mean_and_the_largest_difference_over_all_micro_batches() -> None:
-    watched = Watched(Nothing())
+    watched = MismatchObjective(Nothing())
     watched.begin([Datum([1, 2], [0, 1])], 1, "token")
     for old, new in (([-1.0, -2.0], [-1.5, -2.0]), ([-3.0], [-3.25])):
-        watched.loss(Batchlike(old), Found(torch.tensor(new)))  # type: ignore[arg-type]
+        watched.loss(Batchlike(old), ForwardOutput(torch.tensor(new)))  # type: ignore[arg-type]
     assert watched.drift() == {"policy/drift": pytest.approx(0.25), "policy/drift_max": pytest.approx(0.5)}
     watched.begin([], 1, "token")
     assert watched.drift() == {}, "what was not sampled has no drift, not none"

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from upshot.config.recipe import TrainConfig
 from upshot.core.errors import UserError
-from upshot.training.learner.batch import Batch, Datum, pack
+from upshot.training.learner.batch import Datum, TrainBatch, pack
 from upshot.training.objectives.surrogates.base import PolicyLoss, surrogate, surrogates
 
 finite = st.floats(-4, 4)
 CONFIG = TrainConfig(clip_low=0.2, clip_high=0.3)
 
 
-def batch(*sequences: list[tuple[float, float]]) -> Batch:
+def batch(*sequences: list[tuple[float, float]]) -> TrainBatch:
     """Sequences of (old, advantage) of the trained tokens."""
     return pack(
         [
@@ -60,7 +60,7 @@ def test_on_policy_all_have_the_same_gradient(name: str) -> None:
     assert logprobs.grad is not None and logprobs.grad.tolist() == pytest.approx([-0.5, -0.5, 1.0])
 
 
-def halved(batch: Batch, logprobs_M: torch.Tensor, config: TrainConfig, strength: float = 0.5) -> PolicyLoss:
+def halved(batch: TrainBatch, logprobs_M: torch.Tensor, config: TrainConfig, strength: float = 0.5) -> PolicyLoss:
     """A surrogate of one's own."""
     return PolicyLoss(-strength * logprobs_M, logprobs_M.exp(), logprobs_M * 0)
 

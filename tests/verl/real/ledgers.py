@@ -15,13 +15,14 @@ import ray
 
 from upshot.config.load import load
 from upshot.config.model_spec import ModelSpec
-from upshot.models.base import Completion, Request, Sampling
+from upshot.config.sampling import Sampling
+from upshot.models.base import Completion, Request
 from upshot.models.client.budget import Budget
-from upshot.models.client.limits import Limits
+from upshot.models.client.limits import EndpointLimits
 from upshot.models.endpoint import EndpointModel
-from upshot.models.wire import Answer
+from upshot.models.wire import ApiAnswer
 from upshot.verl.adapters.ledger import open_ledger, teller
-from upshot.verl.budget.share import Share
+from upshot.verl.budget.share import WorkerQuota
 
 BOUND = 4
 
@@ -53,11 +54,11 @@ class Caller(EndpointModel):
     endpoint: Any
     seconds = 0.01
 
-    async def _attempt(self, request: Request, n: int, seed: int | None) -> Answer:
+    async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:
         await self.endpoint.enter.remote()
         await asyncio.sleep(self.seconds)
         await self.endpoint.leave.remote()
-        return Answer([Completion("yes", "stop")] * n, prompt_tokens=1, completion_tokens=1, cost=0.0)
+        return ApiAnswer([Completion("yes", "stop")] * n, prompt_tokens=1, completion_tokens=1, cost=0.0)
 
 
 @ray.remote(num_cpus=0)
@@ -66,9 +67,9 @@ class Worker:
 
     def __init__(self, name: str, endpoint: Any, max_calls: int) -> None:
         spec = ModelSpec(url="http://127.0.0.1:1/v1", model="m", concurrency=BOUND)
-        self.model = Caller(spec, budget=Budget(max_calls), limits=Limits.of(spec))
+        self.model = Caller(spec, budget=Budget(max_calls), limits=EndpointLimits.of(spec))
         self.model.endpoint = endpoint
-        self.share = Share(name, teller(name), self.model.budget, [self.model])
+        self.share = WorkerQuota(name, teller(name), self.model.budget, [self.model])
 
     async def ask(self, times: int, seconds: float = 0.01) -> list[str]:
         """What comes of so many calls."""

@@ -30,7 +30,7 @@ from upshot.core import jsonl
 from upshot.run import samples
 from upshot.run import tables as runs
 from upshot.run.folder import RunFolder
-from upshot.tasks.slots import Slots
+from upshot.tasks.slots import SlotsTask
 from upshot.training.loops.sft import pick
 from upshot.training.metrics.best import only_looks
 
@@ -169,7 +169,7 @@ def test_every_reply_of_every_step_is_in_rollouts_with_its_tree_reward_and_advan
 
 def rows_of(step: int) -> list[str]:
     """The rows that local mode picks for a step."""
-    rows = Slots().rows("train")
+    rows = SlotsTask().rows("train")
     return [rows[item].id for item in pick(len(rows), PROMPTS, step - 1, 0)]
 
 

@@ -16,7 +16,7 @@ from upshot.cli import main
 from upshot.config.recipe import TinyConfig
 from upshot.core import jsonl
 from upshot.models.tiny import tiny_model, tiny_tokenizer
-from upshot.tasks.slots import Slots
+from upshot.tasks.slots import SlotsTask
 from upshot.training.metrics.best import only_looks
 
 SFT = ("train.method=sft", "warm_start=null", "train.prompts_per_step=8", "task.rows_per_split=64")
@@ -24,7 +24,7 @@ LOOKS = ("train.steps=4", "train.save_every=2", "eval.every=2", "eval.rows=7")
 
 
 def test_supervised_training_has_local_modes_losses_step_by_step(tmp_path: Path) -> None:
-    tokenizer = tiny_tokenizer(Slots(rows_per_split=64).vocabulary())
+    tokenizer = tiny_tokenizer(SlotsTask(rows_per_split=64).vocabulary())
     tiny_model(TinyConfig(hidden=64, layers=2, heads=2, mlp=128), tokenizer, 0).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     words = (*SFT, *LOOKS, f"model.path={tmp_path / 'model'}")

@@ -17,7 +17,7 @@ from tests.verl.real.verl_run import ENV
 from upshot.config.recipe import TinyConfig
 from upshot.models.tiny import tiny_model, tiny_tokenizer
 from upshot.serving.servers.undertaker import members
-from upshot.tasks.slots import Slots
+from upshot.tasks.slots import SlotsTask
 
 SMALL = (
     *("train.prompts_per_step=4", "train.group_size=4", "train.steps=500", "train.save_every=1", "eval.every=0"),
@@ -130,7 +130,7 @@ def under_way(folder: Path, *overrides: str, recipe: str = "quickstart", ranks: 
 
 def model_in(folder: Path) -> Path:
     """A new tiny model of the quickstart's language."""
-    tokenizer = tiny_tokenizer(Slots(rows_per_split=64).vocabulary())
+    tokenizer = tiny_tokenizer(SlotsTask(rows_per_split=64).vocabulary())
     tiny_model(TinyConfig(hidden=32, layers=2, heads=2, mlp=64), tokenizer, 0).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     return folder / "model"

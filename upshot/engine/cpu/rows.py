@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from upshot.engine.sequence import Sequence
 
 
-class Rows:
+class DecodeRows:
     """Who is extended step by step; `Sequence.due` is the step of its next look, -1 while it is not among the rows."""
 
     def __init__(self, page_size: int) -> None:

@@ -21,9 +21,9 @@ from upshot.engine.exact.step import ExactStep
 from upshot.engine.llama.blocks import BlockDriver
 from upshot.engine.llama.driver import Driver, causal_lm
 from upshot.engine.sampling import RowRules, apply_grammars, sample
-from upshot.engine.scheduler import Chunk, Plan
+from upshot.engine.scheduler import Chunk, StepPlan
 from upshot.engine.scoring import by_sequence, given_logprobs, wanted_of
-from upshot.engine.seat import Seat
+from upshot.engine.seat import SwapSlot
 from upshot.engine.sequence import Scored, Sequence, Top, possible
 
 
@@ -204,7 +204,7 @@ class TorchRunner:
         page_size: int,
         window_bytes: int,
         exact: bool = False,
-        seat: Seat | None = None,
+        seat: SwapSlot | None = None,
     ) -> None:
         shape = driver.shape
         self.driver = driver
@@ -236,7 +236,7 @@ class TorchRunner:
         if isinstance(self.driver, BlockDriver) and not self.driver.layers:
             self.driver.take()
 
-    def run(self, plan: Plan) -> tuple[list[Sequence], list[int], list[float], list[Top] | None, list[Scored]]:
+    def run(self, plan: StepPlan) -> tuple[list[Sequence], list[int], list[float], list[Top] | None, list[Scored]]:
         """Compute a step: who sampled, their ids, log-probabilities and likeliest ids; what was scored."""
         with torch.inference_mode():
             self.store.copy_pages(plan.copies)

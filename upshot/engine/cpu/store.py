@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from upshot.engine.seat import Seat, taken_pages
+from upshot.engine.seat import SwapSlot, taken_pages
 from upshot.engine.sequence import Sequence
 
 
@@ -41,7 +41,7 @@ class Store:
         kv_heads: int,
         dim: int,
         dtype: torch.dtype,
-        seat: Seat | None = None,
+        seat: SwapSlot | None = None,
     ) -> None:
         self.page_size = page_size
         self._size, self._dtype, self._seat = (layers, n_pages * page_size, kv_heads, dim), dtype, seat

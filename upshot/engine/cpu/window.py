@@ -31,7 +31,7 @@ class Prefix:
 
 
 @dataclass(slots=True)
-class Row:
+class WindowRow:
     """A sequence in the window; `start` is where its own part begins."""
 
     seq: Sequence
@@ -42,7 +42,7 @@ class Row:
 
 
 @dataclass(slots=True)
-class Stack:
+class PrefixStack:
     """Prefixes of one length, read in one call: [layers, prefixes, kv_heads, length, dim]."""
 
     prefixes: list[Prefix]
@@ -57,7 +57,7 @@ class Stack:
     """Where the result of each of those rows is among the queries."""
 
 
-def stacked(rows: list[Row], before: list[Stack]) -> list[Stack]:
+def stacked(rows: list[WindowRow], before: list[PrefixStack]) -> list[PrefixStack]:
     """The prefixes of these rows, those of one length together; tensors of `before` are used again."""
     readers: dict[int, tuple[Prefix, list[int]]] = {}
     for index, row in enumerate(rows):
@@ -73,7 +73,7 @@ def stacked(rows: list[Row], before: list[Stack]) -> list[Stack]:
 
 def _stack(
     group: list[tuple[Prefix, list[int]]], n: int, known: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]]
-) -> Stack:
+) -> PrefixStack:
     most = max(len(members) for _, members in group)
     queries = [i for _, members in group for i in members + members[-1:] * (most - len(members))]
     place = {row: at for at, row in enumerate(queries)}
@@ -87,7 +87,7 @@ def _stack(
         prefix.k, prefix.v = k[:, at], v[:, at]  # one copy is enough
     asked = None if queries == list(range(n)) else torch.tensor(queries)
     some = None if len(rows) == n else torch.tensor(rows)
-    return Stack(prefixes, k, v, asked, some, torch.tensor([place[row] for row in rows]))
+    return PrefixStack(prefixes, k, v, asked, some, torch.tensor([place[row] for row in rows]))
 
 
 def with_prefixes(
@@ -96,7 +96,7 @@ def with_prefixes(
     keys: torch.Tensor,
     values: torch.Tensor,
     mask: torch.Tensor | None,
-    stacks: list[Stack],
+    stacks: list[PrefixStack],
     scale: float,
 ) -> torch.Tensor:
     """Attention of q [rows, kv_heads, queries, dim] over each row's own part and, read once each, the prefixes."""
@@ -130,8 +130,8 @@ class Window:
         self.store, self.limit, self.share = store, limit_bytes, share
         self.k = store.k.new_empty(0)
         self.v = store.v.new_empty(0)
-        self.rows: list[Row] = []
-        self.stacks: list[Stack] = []
+        self.rows: list[WindowRow] = []
+        self.stacks: list[PrefixStack] = []
         self.starts = np.zeros(0, dtype=np.int64)
         """Where each row's own part begins."""
         self._wanted: list[Sequence] | None = None
@@ -150,7 +150,7 @@ class Window:
         """
         if wanted is self._wanted:
             self._longest += 1
-            fresh: list[Row] = []
+            fresh: list[WindowRow] = []
         else:
             self._compact({id(seq.pages) for seq in wanted})
             here = {id(row.pages) for row in self.rows}
@@ -167,12 +167,12 @@ class Window:
             self.starts = np.fromiter((row.start for row in self.rows), np.int64, len(self.rows))
         return True
 
-    def _placed(self, seqs: list[Sequence]) -> list[Row]:
+    def _placed(self, seqs: list[Sequence]) -> list[WindowRow]:
         """Rows for new sequences, with the prefixes they share."""
-        rows = [Row(seq, seq.pages) for seq in seqs]
+        rows = [WindowRow(seq, seq.pages) for seq in seqs]
         if not self.share:
             return rows
-        alike: dict[int, list[Row]] = {}
+        alike: dict[int, list[WindowRow]] = {}
         for row in rows:
             self._join_known(row)
             alike.setdefault(id(row.prefixes[-1]) if row.prefixes else 0, []).append(row)
@@ -180,7 +180,7 @@ class Window:
             self._share(part)
         return rows
 
-    def _join_known(self, row: Row) -> None:
+    def _join_known(self, row: WindowRow) -> None:
         """Let a row read the prefixes that are here already."""
         size = self.store.page_size
         while (at := row.start // size) < len(row.pages):
@@ -191,7 +191,7 @@ class Window:
                 return
             row.prefixes, row.start = (*row.prefixes, known), row.start + len(known.pages) * size
 
-    def _share(self, rows: list[Row]) -> None:
+    def _share(self, rows: list[WindowRow]) -> None:
         """Make prefixes of what rows with the same start share after it, and again among those that share it."""
         size = self.store.page_size
         skip = rows[0].start // size
@@ -224,7 +224,7 @@ class Window:
             used = {id(prefix) for row in rows for prefix in row.prefixes}
             self._prefixes = {page: prefix for page, prefix in self._prefixes.items() if id(prefix) in used}
 
-    def _fill(self, fresh: list[Row]) -> None:
+    def _fill(self, fresh: list[WindowRow]) -> None:
         first = len(self.rows)
         lengths = [len(row.seq.ids) - 1 - row.start for row in fresh]
         longest = max(lengths)

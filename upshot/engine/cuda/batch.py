@@ -8,16 +8,16 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from upshot.engine.cuda.slots import Slots, upload
-from upshot.engine.kernels.decode import MEMBERS, Shared
+from upshot.engine.cuda.slots import DeviceSlots, upload
+from upshot.engine.kernels.decode import MEMBERS, SharedPrefixes
 from upshot.engine.sequence import Sequence
 from upshot.engine.sharing import MIN_SHARERS, find_shared
 
 
-class Batch:
+class DecodeBatch:
     """The rows of the last decode step; they stay while nobody comes or goes (the scheduler passes the same list)."""
 
-    def __init__(self, slots: Slots, page_size: int) -> None:
+    def __init__(self, slots: DeviceSlots, page_size: int) -> None:
         self.count, self.device, self.page_size = slots.count, slots.device, page_size
         self.rows: list[Sequence] = []
         self.shares = self.cuts = self.masked = False
@@ -25,7 +25,7 @@ class Batch:
         """The most likely ids that any row asks for."""
         self.slots = self._numbers(self.count + 1, self.count)
         groups = self.count // MIN_SHARERS + 1
-        self._shared = Shared(
+        self._shared = SharedPrefixes(
             self._numbers(groups, 0),
             self._numbers(groups, 0),
             self._numbers(groups * MEMBERS, -1).view(groups, MEMBERS),
@@ -62,10 +62,10 @@ class Batch:
             self._shared.starts.copy_(upload(own, self.device))
         self.rows = rows
 
-    def shared(self, bucket: int) -> Shared:
+    def shared(self, bucket: int) -> SharedPrefixes:
         """Who shares a prefix among the first `bucket` rows."""
         groups, all_ = bucket // MIN_SHARERS, self._shared
-        return Shared(all_.leaders[:groups], all_.prefix[:groups], all_.members[:groups], all_.starts)
+        return SharedPrefixes(all_.leaders[:groups], all_.prefix[:groups], all_.members[:groups], all_.starts)
 
     @contextmanager
     def nobody(self) -> Iterator[None]:

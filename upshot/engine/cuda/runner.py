@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from triton.errors import TritonError
 
-from upshot.engine.cuda.batch import Batch
-from upshot.engine.cuda.slots import Slots, upload
+from upshot.engine.cuda.batch import DecodeBatch
+from upshot.engine.cuda.slots import DeviceSlots, upload
 from upshot.engine.cuda.steps import (
     BUCKETS,
     PREFILL_BLOCK,
@@ -39,9 +39,9 @@ from upshot.engine.llama.blocks import BlockDriver
 from upshot.engine.llama.choice import checked_driver, drivers_of
 from upshot.engine.llama.driver import Driver, ModuleDriver, Shape
 from upshot.engine.sampling import apply_grammars
-from upshot.engine.scheduler import Chunk, Plan
-from upshot.engine.scoring import Wanted, by_sequence, given_logprobs, wanted_of
-from upshot.engine.seat import Seat, taken_pages
+from upshot.engine.scheduler import Chunk, StepPlan
+from upshot.engine.scoring import ScoreRequest, by_sequence, given_logprobs, wanted_of
+from upshot.engine.seat import SwapSlot, taken_pages
 from upshot.engine.sequence import Rules, Sequence, possible
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class CudaRunner:
         page_size: int,
         max_running: int,
         settings: Any,
-        seat: Seat | None = None,
+        seat: SwapSlot | None = None,
     ) -> None:
         self.shape, self.page_size = shape, page_size
         self.model = model
@@ -67,10 +67,10 @@ class CudaRunner:
         """Else: the same steps by Triton's interpreter, for tests."""
         self._size = (shape.layers, n_pages, shape.kv_heads, page_size, shape.head_dim)
         columns = min(-(-shape.max_length // page_size), n_pages) + 1
-        self.slots = Slots(max_running, columns, device)
+        self.slots = DeviceSlots(max_running, columns, device)
         self.seat = seat
         self.cache = Cache(*self._pages(), self.slots.table)
-        self.batch = Batch(self.slots, page_size)
+        self.batch = DecodeBatch(self.slots, page_size)
         self.graphs: dict[tuple[int, bool, bool], Graph] = {}
         self.prompt_graphs: dict[tuple[int, int], PromptGraph] = {}
         self.pool: Any = None
@@ -177,7 +177,7 @@ class CudaRunner:
 
     # --- steps
 
-    def run(self, plan: Plan) -> Results:
+    def run(self, plan: StepPlan) -> Results:
         """Start a step; the results of the one before it (empty if there was none)."""
         with torch.inference_mode():
             if plan.copies:
@@ -266,7 +266,7 @@ class CudaRunner:
         logits = self._prefill_logits(self.driver, chunks, last)
         return self._sampled(rows, logits)
 
-    def _score(self, chunks: list[Chunk], rows: list[Sequence], last: list[int], wanted: Wanted) -> Flight:
+    def _score(self, chunks: list[Chunk], rows: list[Sequence], last: list[int], wanted: ScoreRequest) -> Flight:
         """Read prompts some of which are scored: by no graph, as graphs have room for few rows of logits."""
         tokens, blocks = packed_chunks(chunks, self.page_size)
         places, ids = (self._upload(np.array(x, dtype=np.int64)) for x in ([*last, *wanted.places], wanted.ids))

@@ -22,7 +22,7 @@ def upload(numbers: np.ndarray, device: torch.device) -> torch.Tensor:
     return there[..., :width]
 
 
-class Slots:
+class DeviceSlots:
     """The state of `count` slots, on the device; the slot behind the last one belongs to nobody."""
 
     def __init__(self, count: int, columns: int, device: torch.device) -> None:

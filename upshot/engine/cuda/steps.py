@@ -12,7 +12,7 @@ import torch
 
 from upshot.engine.kernels import block as block_kernels
 from upshot.engine.scheduler import Chunk
-from upshot.engine.scoring import Wanted
+from upshot.engine.scoring import ScoreRequest
 from upshot.engine.sequence import Scored, Sequence
 
 BUCKETS = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024]
@@ -108,7 +108,7 @@ class Flight:
     drawn: torch.Tensor
     event: torch.cuda.Event | None
     tops: tuple[torch.Tensor, torch.Tensor] | None = None
-    scored: tuple[Wanted, tuple[torch.Tensor, ...]] | None = None
+    scored: tuple[ScoreRequest, tuple[torch.Tensor, ...]] | None = None
 
 
 def packed_chunks(chunks: list[Chunk], size: int) -> tuple[np.ndarray, np.ndarray]:

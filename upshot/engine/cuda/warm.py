@@ -16,7 +16,7 @@ import torch
 from upshot.engine.cuda.steps import BUCKETS, PREFILL_BLOCK, PREFILL_BUCKETS
 from upshot.engine.kernels import block
 from upshot.engine.kernels import sample as sample_kernels
-from upshot.engine.kernels.decode import MEMBERS, Shared, decode_attention, processors, tuned
+from upshot.engine.kernels.decode import MEMBERS, SharedPrefixes, decode_attention, processors, tuned
 from upshot.engine.kernels.decode_fused import fused_decode_attention
 from upshot.engine.kernels.gated import tile_for
 from upshot.engine.kernels.prefill import prefill_attention
@@ -71,9 +71,9 @@ def _common(runner: Any) -> tuple[list[Task], list[Task]]:
     blocks = torch.zeros(4, 4, dtype=torch.int32, device=device)
     logits = torch.zeros(1, shape.vocab, dtype=shape.dtype, device=device)
     one = torch.zeros(1, dtype=torch.int32, device=device)
-    nobody = Shared(one, one, torch.full((1, MEMBERS), -1, dtype=torch.int32, device=device), lengths)
+    nobody = SharedPrefixes(one, one, torch.full((1, MEMBERS), -1, dtype=torch.int32, device=device), lengths)
 
-    def attend(splits: int, shared: Shared | None) -> Task:
+    def attend(splits: int, shared: SharedPrefixes | None) -> Task:
         return lambda: decode_attention(q, cache.k[0], cache.v[0], cache.table, slots, lengths, 1.0, splits, shared)
 
     def draw(cuts: bool) -> Task:

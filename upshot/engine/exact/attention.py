@@ -60,7 +60,7 @@ def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, windo
     return (scores.masked_fill(~seen, -torch.inf).softmax(-1).to(v.dtype) @ v).transpose(1, 2)
 
 
-class Attention(torch.autograd.Function):
+class ExactAttention(torch.autograd.Function):
     """Exact forward, plain backward."""
 
     @staticmethod
@@ -98,4 +98,4 @@ def exact_attention(
     if dropout:
         raise NotImplementedError(f"attention dropout ({dropout}) has no exact form")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    return Attention.apply(query, key, value, scale, sliding_window or 0, softcap or 0.0), None
+    return ExactAttention.apply(query, key, value, scale, sliding_window or 0, softcap or 0.0), None

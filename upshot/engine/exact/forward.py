@@ -24,7 +24,7 @@ def picked(logits: torch.Tensor, ids: torch.Tensor, temperature: torch.Tensor, k
     return exact.picked(logits, ids, temperature)
 
 
-class Picked(torch.autograd.Function):
+class PickedLogprobs(torch.autograd.Function):
     """`picked` with the gradient of the softmax."""
 
     @staticmethod
@@ -85,5 +85,5 @@ class ExactForward:
     def token_logprobs(self, logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> torch.Tensor:
         """Log-probability of every token given those before it [rows, length]; position 0 gets 0."""
         wanted = ids.roll(-1, 1)
-        found = Picked.apply(logits.flatten(0, 1), wanted.flatten(), temperature, self.kernels).view(ids.shape)
+        found = PickedLogprobs.apply(logits.flatten(0, 1), wanted.flatten(), temperature, self.kernels).view(ids.shape)
         return torch.nn.functional.pad(found[:, :-1], (1, 0))

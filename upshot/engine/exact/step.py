@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from upshot.engine.cpu.store import Store
 from upshot.engine.exact import blocks
 from upshot.engine.exact.mode import ExactMode
-from upshot.engine.llama.attention import Step
+from upshot.engine.llama.attention import AttentionStep
 from upshot.engine.llama.driver import ModuleDriver, Shape
 from upshot.engine.sequence import Sequence
 
@@ -28,7 +28,7 @@ class ExactDriver(ModuleDriver):
         self,
         ids: torch.Tensor,
         positions: torch.Tensor,
-        step: Step,
+        step: AttentionStep,
         last: torch.Tensor | None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:

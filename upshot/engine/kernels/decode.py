@@ -263,7 +263,7 @@ def _merge(
 
 
 @dataclass(slots=True)
-class Shared:
+class SharedPrefixes:
     """Groups of rows that share their first pages; an unused group has prefix 0."""
 
     leaders: torch.Tensor
@@ -346,7 +346,7 @@ def decode_attention(
     lengths: torch.Tensor,
     scale: float,
     splits: int = 1,
-    shared: Shared | None = None,
+    shared: SharedPrefixes | None = None,
     window: int = 0,
     softcap: float = 0.0,
 ) -> torch.Tensor:

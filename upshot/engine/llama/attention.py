@@ -16,7 +16,7 @@ import torch
 NAME = "upshot_pages"
 
 
-class Step(Protocol):
+class AttentionStep(Protocol):
     """The batch of one step: knows the pages, lengths and positions of its tokens."""
 
     def attend(
@@ -33,7 +33,7 @@ class Step(Protocol):
         ...
 
 
-_active: list[Step] = []
+_active: list[AttentionStep] = []
 
 
 def paged_attention(
@@ -65,7 +65,7 @@ def register() -> None:
 
 
 @contextmanager
-def driving(configs: list[Any], quiet: list[torch.nn.Module], step: Step) -> Iterator[None]:
+def driving(configs: list[Any], quiet: list[torch.nn.Module], step: AttentionStep) -> Iterator[None]:
     """Inside: the model attends through `step`; `quiet` modules (dropout, checkpointing) are out of training mode."""
     before = [config._attn_implementation for config in configs]
     loud = [module for module in quiet if module.training]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from upshot.engine.llama.attention import Step
+from upshot.engine.llama.attention import AttentionStep
 from upshot.engine.llama.driver import ModuleDriver, Shape, causal_lm
 from upshot.engine.llama.joined import linear
 from upshot.engine.llama.merged import Merging, Weights, unmerged
@@ -117,7 +117,7 @@ class BlockDriver:
         self,
         ids: torch.Tensor,
         positions: torch.Tensor,
-        step: Step,
+        step: AttentionStep,
         last: torch.Tensor | None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -132,7 +132,7 @@ class BlockDriver:
                 module.training = True
 
     def _hidden(
-        self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor | None
+        self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last: torch.Tensor | None
     ) -> torch.Tensor:
         """What the head is applied to."""
         h = embedded(self.embed, ids)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from upshot.core.errors import UserError
-from upshot.engine.llama.attention import Step, driving, register
+from upshot.engine.llama.attention import AttentionStep, driving, register
 from upshot.engine.llama.joined import kept
 
 
@@ -42,7 +42,7 @@ class Driver(Protocol):
         self,
         ids: torch.Tensor,
         positions: torch.Tensor,
-        step: Step,
+        step: AttentionStep,
         last: torch.Tensor | None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -132,7 +132,7 @@ class ModuleDriver:
         self,
         ids: torch.Tensor,
         positions: torch.Tensor,
-        step: Step,
+        step: AttentionStep,
         last: torch.Tensor | None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from upshot.engine.kernels.decode import processors
-from upshot.engine.llama.attention import Step
+from upshot.engine.llama.attention import AttentionStep
 from upshot.engine.llama.blocks import BlockDriver, Layer, embedded
 from upshot.engine.llama.driver import Shape
 from upshot.engine.llama.joined import Projections, linear
@@ -71,7 +71,7 @@ class FusedDriver(BlockDriver):
         return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
 
     def _hidden(
-        self, ids: torch.Tensor, positions: torch.Tensor, step: Step, last: torch.Tensor | None
+        self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last: torch.Tensor | None
     ) -> torch.Tensor:
         """What the head is applied to."""
         from upshot.engine.kernels.block import add_norm

@@ -59,7 +59,7 @@ class Projections:
     def __init__(self, modules: list[Any], joined: OneWeight | None = None) -> None:
         self.modules = modules
         if joined is None and all(type(m) is torch.nn.Linear for m in modules):
-            joined = Joined(modules)
+            joined = JoinedProjections(modules)
         self.joined = joined
         """Their weights in one tensor, their own or (merged.py) the engine's."""
 
@@ -92,7 +92,7 @@ def _join(tensors: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat(tensors) if found is None else found
 
 
-class Joined:
+class JoinedProjections:
     """Parameters of several projections, made views of one tensor; joined a second time, they stay where they are."""
 
     def __init__(self, modules: list[Any]) -> None:

@@ -121,7 +121,7 @@ def _merged_rows(base: torch.Tensor, parts: list[LowRank], rows: slice) -> torch
     return whole
 
 
-class Merged:
+class MergedWeight:
     """Weights of several projections side by side, with their adapters in them, in a tensor of the engine's own."""
 
     def __init__(self, modules: Sequence[Any], dtype: torch.dtype) -> None:
@@ -154,7 +154,7 @@ def _shape(module: Any) -> tuple[int, int]:
     return module.out_features, module.in_features
 
 
-class Lent:
+class BorrowedWeight:
     """The weight of one projection below its adapter: merged where it lies, until it is given back."""
 
     def __init__(self, module: Any, originals: dict[int, torch.Tensor]) -> None:
@@ -199,7 +199,7 @@ class Weights:
         self._tied = {weight for weight, count in counts.items() if count > 1}
         """Weights that two modules read (embedding and head): one's adapter must not reach the other."""
         self.trained = any(p.requires_grad for p in model.parameters())
-        self.held: list[OneWeight | Lent] = []
+        self.held: list[OneWeight | BorrowedWeight] = []
         self.shares = self._may_share()
 
     def _may_share(self) -> bool:
@@ -216,7 +216,7 @@ class Weights:
         """Projections of one input."""
         own = [self._seen(module) for module in modules]
         merged = not all(map(is_plain, own)) and self.merge == "copy" and all(map(can_merge, own))
-        found = Projections(own, Merged(own, self.dtype) if merged else None)
+        found = Projections(own, MergedWeight(own, self.dtype) if merged else None)
         if found.joined is not None:
             self.held.append(found.joined)
             self._lend(modules)
@@ -230,7 +230,7 @@ class Weights:
             return own
         if self.merge != "copy" or not can_merge(own):
             return own
-        merged = Merged([own], self.dtype)
+        merged = MergedWeight([own], self.dtype)
         self.held.append(merged)
         return _module_of(own, merged)
 
@@ -246,7 +246,7 @@ class Weights:
 
     def _lend(self, modules: Sequence[Any]) -> None:
         if self.merge == "in place":
-            self.held += [Lent(m, self.originals) for m in map(own_module, modules) if not is_plain(m)]
+            self.held += [BorrowedWeight(m, self.originals) for m in map(own_module, modules) if not is_plain(m)]
 
     def refresh(self) -> None:
         """The model's weights changed."""
@@ -257,13 +257,13 @@ class Weights:
     def release(self) -> None:
         """Give back what is not the engine's own, and drop what is."""
         for held in self.held:
-            if isinstance(held, Lent):
+            if isinstance(held, BorrowedWeight):
                 held.give_back()
         self.held.clear()
 
     def pointers(self) -> list[int]:
         """Where merged weights lie: captured steps read them there."""
-        return [held.weight.data_ptr() for held in self.held if isinstance(held, Merged)]
+        return [held.weight.data_ptr() for held in self.held if isinstance(held, MergedWeight)]
 
 
 def unmerged() -> Weights:
@@ -271,7 +271,7 @@ def unmerged() -> Weights:
     return Weights(torch.nn.Module(), torch.float32, "never", {})
 
 
-def _module_of(module: Any, merged: Merged) -> torch.nn.Module:
+def _module_of(module: Any, merged: MergedWeight) -> torch.nn.Module:
     """A plain module around a merged weight; it is nobody's child and nothing trains it."""
     rows, columns = merged.weight.shape
     plain: torch.nn.Module

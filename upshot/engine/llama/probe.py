@@ -12,7 +12,7 @@ from upshot.engine.cpu.runner import DecodeStep, PrefillStep
 from upshot.engine.cpu.store import Store
 from upshot.engine.exact.forward import ExactForward
 from upshot.engine.exact.step import ExactDriver, ExactStep
-from upshot.engine.llama.attention import Step
+from upshot.engine.llama.attention import AttentionStep
 from upshot.engine.llama.blocks import BlockDriver
 from upshot.engine.llama.driver import Driver, causal_lm
 from upshot.engine.scheduler import Chunk
@@ -144,7 +144,7 @@ def _driven(driver: Driver, ids: list[int]) -> torch.Tensor:
     store = Store(shape.layers, 5, 4, shape.kv_heads, shape.head_dim, shape.dtype)
     rows = []
     exact = isinstance(driver, ExactDriver)
-    step: Step
+    step: AttentionStep
     for start, stop in ((0, 5), (5, IDS - 2)):
         step = ExactStep(store, [(seq, start, stop)]) if exact else PrefillStep(store, [Chunk(seq, start, stop, [])])
         rows.append(

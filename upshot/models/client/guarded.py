@@ -20,10 +20,10 @@ from upshot.core.time_limit import uncounted
 from upshot.models.base import Completion, Model, ModelCallError, Request
 from upshot.models.client.budget import Budget
 from upshot.models.client.cache import ResponseCache, request_key
-from upshot.models.client.limits import Limits, backoff
-from upshot.models.client.meter import Meter, RoleCount
-from upshot.models.client.traffic import Traffic, Watched
-from upshot.models.wire import Answer
+from upshot.models.client.limits import EndpointLimits, backoff
+from upshot.models.client.meter import RoleCount, UsageMeter
+from upshot.models.client.traffic import Traffic, WatchedModel
+from upshot.models.wire import ApiAnswer
 
 log = logging.getLogger(__name__)
 
@@ -53,14 +53,14 @@ class GuardedModel(Model):
     """The safe way to call: subclasses implement `_attempt`."""
 
     def __init__(
-        self, spec: ModelSpec, *, role: str = "", budget: Budget | None = None, limits: Limits | None = None
+        self, spec: ModelSpec, *, role: str = "", budget: Budget | None = None, limits: EndpointLimits | None = None
     ) -> None:
         self.name = spec.label
         self.spec = spec
         self.role = role
         self.budget = budget or Budget()
-        self.limits = limits or Limits.of(spec)
-        self.meter = Meter()
+        self.limits = limits or EndpointLimits.of(spec)
+        self.meter = UsageMeter()
         self.traffic = Traffic()
         self.cache: ResponseCache | None = None
         self._asked: dict[bytes, int] = {}
@@ -69,7 +69,7 @@ class GuardedModel(Model):
         self._rng = random.Random()
 
     @abstractmethod
-    async def _attempt(self, request: Request, n: int, seed: int | None) -> Answer:
+    async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:
         """Ask once for n completions. `AttemptFailed` is retried; `ModelCallError` and `UserError` are final."""
 
     @property
@@ -99,11 +99,11 @@ class GuardedModel(Model):
         """Calls, failures, retries, tokens, cost, latency and cache hits by role."""
         return self.meter.stats()
 
-    def watched(self) -> Watched | None:
+    def watched(self) -> WatchedModel | None:
         """How its calls stand, for who waits for them; None for a model in this process, which is never silent."""
         if self.spec.kind in ("local", "policy"):
             return None
-        return Watched(self.name, self.traffic, self.meter.troubles())
+        return WatchedModel(self.name, self.traffic, self.meter.troubles())
 
     def state(self) -> dict[str, Any]:
         """The counters by role, latencies left out."""
@@ -189,7 +189,7 @@ class GuardedModel(Model):
         self.budget.charge(answer.prompt_tokens + answer.completion_tokens, answer.cost)
         return answer.completions
 
-    async def _attempts(self, request: Request, n: int, seed: int | None, count: RoleCount) -> Answer:
+    async def _attempts(self, request: Request, n: int, seed: int | None, count: RoleCount) -> ApiAnswer:
         patience = _Patience()
         while True:
             if self._closed:

@@ -51,7 +51,7 @@ class Pace:
         return self._level
 
 
-class Slots:
+class CallSlots:
     """Calls in flight against a bound that may change; first come, first served."""
 
     def __init__(self, bound: int) -> None:
@@ -119,20 +119,20 @@ class Slots:
                 turn.set_result(None)
 
 
-class Limits:
+class EndpointLimits:
     """The limits of one endpoint, shared by every role that calls it."""
 
     def __init__(
         self, concurrency: int, requests_per_minute: float | None = None, tokens_per_minute: float | None = None
     ):
         self.concurrency = concurrency
-        self.slots = Slots(concurrency)
+        self.slots = CallSlots(concurrency)
         """Held by each call in flight, while it backs off too, so that a busy endpoint is called less."""
         self._requests = Pace(requests_per_minute) if requests_per_minute else None
         self.tokens = Pace(tokens_per_minute) if tokens_per_minute else None
 
     @classmethod
-    def of(cls, spec: ModelSpec) -> Limits:
+    def of(cls, spec: ModelSpec) -> EndpointLimits:
         """The limits a spec asks for."""
         return cls(spec.concurrency, spec.requests_per_minute, spec.tokens_per_minute)
 

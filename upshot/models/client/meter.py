@@ -63,7 +63,7 @@ class RoleCount:
         return out
 
 
-class Meter:
+class UsageMeter:
     """Counts by role."""
 
     def __init__(self) -> None:

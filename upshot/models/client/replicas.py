@@ -16,12 +16,12 @@ from upshot.models.base import ModelCallError, Request
 from upshot.models.client.addresses import read_addresses
 from upshot.models.client.budget import Budget
 from upshot.models.client.guarded import AttemptFailed, GuardedModel
-from upshot.models.client.limits import Limits, backoff
+from upshot.models.client.limits import EndpointLimits, backoff
 from upshot.models.client.members import Members
 from upshot.models.client.meter import RoleCount
-from upshot.models.client.routing import Place, Routing, prefix_key
+from upshot.models.client.routing import ReplicaSlot, Routing, prefix_key
 from upshot.models.endpoint import check_price
-from upshot.models.wire import Answer
+from upshot.models.wire import ApiAnswer
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class ReplicatedModel(GuardedModel):
         members: Members,
         role: str = "",
         budget: Budget | None = None,
-        limits: Limits | None = None,
+        limits: EndpointLimits | None = None,
     ) -> None:
         super().__init__(spec, role=role, budget=budget, limits=limits)
         self.routing = routing
@@ -83,7 +83,7 @@ class ReplicatedModel(GuardedModel):
         prefix = f"{self.role}/" if self.role else ""
         return super().stats() | {f"{prefix}replicas_up": self.routing.up}
 
-    async def _attempt(self, request: Request, n: int, seed: int | None) -> Answer:
+    async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:
         """Ask one replica, then each other one that is up, until one answers."""
         count = self.meter.role(request.role or self.role)
         key = prefix_key(request)
@@ -99,7 +99,7 @@ class ReplicatedModel(GuardedModel):
                 count.retries[failure.reason] += 1
                 log.debug("%s: %s at %s; asking another", self.name, failure.reason, place.replica.url)
 
-    async def _enter(self, key: bytes, avoid: set[str]) -> Place:
+    async def _enter(self, key: bytes, avoid: set[str]) -> ReplicaSlot:
         waiting = self.routing.enter(key, frozenset(avoid))
         self._pauses.add(waiting)
         try:
@@ -115,8 +115,15 @@ class ReplicatedModel(GuardedModel):
         return place
 
     async def _hedged(
-        self, request: Request, n: int, seed: int | None, key: bytes, place: Place, tried: set[str], count: RoleCount
-    ) -> Answer:
+        self,
+        request: Request,
+        n: int,
+        seed: int | None,
+        key: bytes,
+        place: ReplicaSlot,
+        tried: set[str],
+        count: RoleCount,
+    ) -> ApiAnswer:
         """The answer of a replica, or of a second one if the first is late and the second is faster."""
         patience = self.routing.hedge_after(request.role or self.role)
         if patience is None:
@@ -144,13 +151,13 @@ class ReplicatedModel(GuardedModel):
                 if held is not None:
                     self.routing.leave(held)
 
-    def _overtaken(self, place: Place, count: RoleCount) -> None:
+    def _overtaken(self, place: ReplicaSlot, count: RoleCount) -> None:
         """Another replica was asked later and answered first."""
         if self.routing.overtaken(place):
             count.replicas[f"{short_name(place.replica.url)}/opened"] += 1
             log.warning("%s: %s is out (its last calls were answered sooner by others)", self.name, place.replica.url)
 
-    async def _ask(self, request: Request, n: int, seed: int | None, place: Place, count: RoleCount) -> Answer:
+    async def _ask(self, request: Request, n: int, seed: int | None, place: ReplicaSlot, count: RoleCount) -> ApiAnswer:
         """One attempt at one replica, with its verdict on that replica."""
         name = short_name(place.replica.url)
         count.replicas[f"{name}/calls"] += 1
@@ -213,7 +220,7 @@ class ReplicatedModel(GuardedModel):
                 self.routing.update(urls)
 
 
-async def _first_answer(running: set[asyncio.Task[Answer]]) -> asyncio.Task[Answer]:
+async def _first_answer(running: set[asyncio.Task[ApiAnswer]]) -> asyncio.Task[ApiAnswer]:
     """The first task that answers; the failure of all of them, or one that no other try would mend, is raised."""
     waiting = set(running)
     while True:

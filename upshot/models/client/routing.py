@@ -20,7 +20,7 @@ from upshot.core.conversation import Message
 from upshot.models.base import Request
 from upshot.models.client.breaker import Breaker
 from upshot.models.client.guarded import AttemptFailed
-from upshot.models.client.limits import Slots
+from upshot.models.client.limits import CallSlots
 from upshot.models.client.meter import quantile
 
 PREFIX_IDS = 512
@@ -48,7 +48,7 @@ class Replica:
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class ReplicaSlot:
     """The right to send one call to a replica; given back with `Routing.leave`."""
 
     replica: Replica
@@ -83,14 +83,14 @@ def pick(free: Sequence[Replica], key: bytes, slack: int) -> Replica:
 class _Waiter:
     key: bytes
     avoid: Collection[str]
-    place: asyncio.Future[Place | None]
+    place: asyncio.Future[ReplicaSlot | None]
 
 
 class Routing:
     """The replicas of a model, their loads and breakers; shared by all roles that name the same addresses."""
 
     def __init__(
-        self, concurrency: int, slots: Slots, share: float, clock: Callable[[], float] = time.monotonic
+        self, concurrency: int, slots: CallSlots, share: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.concurrency = concurrency
         self.slack = max(2, concurrency // 8)
@@ -118,7 +118,7 @@ class Routing:
             self.replicas[url].breaker.trip(self._clock())
             self._changed()
 
-    def enter(self, key: bytes, avoid: Collection[str] = ()) -> asyncio.Future[Place | None]:
+    def enter(self, key: bytes, avoid: Collection[str] = ()) -> asyncio.Future[ReplicaSlot | None]:
         """A place for a call, now or when one is free; `AttemptFailed` when none can be (None: never from here)."""
         self._calls += not avoid
         waiter = _Waiter(key, avoid, asyncio.get_running_loop().create_future())
@@ -126,7 +126,7 @@ class Routing:
             self._line.append(waiter)
         return waiter.place
 
-    def hedge(self, key: bytes, avoid: Collection[str], late: Place) -> Place | None:
+    def hedge(self, key: bytes, avoid: Collection[str], late: ReplicaSlot) -> ReplicaSlot | None:
         """A place for a second try of a late call, if there is a free one and the share of such calls allows it.
 
         Where the first replica is out by now, or silent, it is no straggler, and the share is no matter.
@@ -145,19 +145,19 @@ class Routing:
             return None
         return quantile(sorted(latencies), HEDGE_QUANTILE)
 
-    def succeeded(self, place: Place, role: str) -> None:
+    def succeeded(self, place: ReplicaSlot, role: str) -> None:
         """A role's call was answered."""
         self._latencies[role].append(self._clock() - place.began)
         self.answered(place)
 
-    def answered(self, place: Place) -> None:
+    def answered(self, place: ReplicaSlot) -> None:
         """The replica is there, though it may have refused the call."""
         replica = place.replica
         replica.breaker.succeeded()
         replica.answered_at = self._clock()
         place.trial = False
 
-    def failed(self, place: Place, failure: AttemptFailed) -> bool:
+    def failed(self, place: ReplicaSlot, failure: AttemptFailed) -> bool:
         """The call was not answered; whether that opened the breaker. A 429 is an answer: come back later."""
         if failure.reason == "rate_limited":
             self.answered(place)
@@ -165,21 +165,21 @@ class Routing:
             return False
         return self._not_answered(place)
 
-    def overtaken(self, place: Place) -> bool:
+    def overtaken(self, place: ReplicaSlot) -> bool:
         """A late call was answered by a second replica; whether that opened the breaker of the first.
 
         A server that hangs fails no call before the timeout, and would draw call after call until then.
         """
         return not place.left and self._not_answered(place)
 
-    def _not_answered(self, place: Place) -> bool:
+    def _not_answered(self, place: ReplicaSlot) -> bool:
         breaker = place.replica.breaker
         before = breaker.opened
         breaker.failed(self._clock(), place.trial)
         place.trial = False
         return breaker.opened > before
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: ReplicaSlot) -> None:
         """The call is over, whatever came of it; saying so twice is saying it once."""
         if place.left:
             return
@@ -193,7 +193,7 @@ class Routing:
         """Whether any replica besides these may be called."""
         return bool(self._open_to_calls(avoid))
 
-    def _silent(self, place: Place) -> bool:
+    def _silent(self, place: ReplicaSlot) -> bool:
         """Whether a replica has answered nobody since a call began there, while others have, or have nothing to do."""
         if place.replica.answered_at >= place.began or self._clock() - place.began < SILENT_S:
             return False
@@ -211,10 +211,10 @@ class Routing:
     def _free(self, avoid: Collection[str]) -> list[Replica]:
         return [replica for replica in self._open_to_calls(avoid) if replica.in_flight < self.concurrency]
 
-    def _take(self, replica: Replica) -> Place:
+    def _take(self, replica: Replica) -> ReplicaSlot:
         replica.in_flight += 1
         now = replica.asked_at = self._clock()
-        return Place(replica, now, replica.breaker.begin(now))
+        return ReplicaSlot(replica, now, replica.breaker.begin(now))
 
     def _serve(self, waiter: _Waiter) -> bool:
         """Give the waiter a place, or the reason why there will be none; False: it has to wait."""

@@ -63,7 +63,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedModel:
     """What `watch` knows of a model."""
 
     name: str
@@ -72,7 +72,7 @@ class Watched:
     """How often a call was tried again or failed, by reason, since the start."""
 
 
-def tell(watched: Iterable[Watched], before: Mapping[str, Counter[str]], slow_s: float = EVERY_S) -> str:
+def tell(watched: Iterable[WatchedModel], before: Mapping[str, Counter[str]], slow_s: float = EVERY_S) -> str:
     """One line about the models with slow calls, or with retries since `before`; empty when there are none."""
     parts = []
     for model in watched:
@@ -91,7 +91,7 @@ def tell(watched: Iterable[Watched], before: Mapping[str, Counter[str]], slow_s:
     return "; ".join(parts)
 
 
-async def watch(look: Callable[[], Iterable[Watched]], every_s: float = EVERY_S) -> None:
+async def watch(look: Callable[[], Iterable[WatchedModel]], every_s: float = EVERY_S) -> None:
     """Log how the calls stand, every so often, for as long as it runs."""
     before: dict[str, Counter[str]] = {model.name: Counter(model.troubles) for model in look()}
     while True:

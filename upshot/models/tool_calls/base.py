@@ -21,7 +21,7 @@ from upshot.core.thought import begun
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class ToolCall:
     """One tool call."""
 
     name: str
@@ -31,7 +31,7 @@ class Called:
     """What the model itself calls it by, where it does."""
 
 
-Part = str | Called
+Part = str | ToolCall
 Found = tuple[Sequence[Part], int]
 """What the first so many characters of a text mean."""
 
@@ -93,7 +93,7 @@ class CallParser(ABC):
 
     def _beside_calls(self, part: Part) -> list[Part]:
         """A part without the blanks between it and a call."""
-        if isinstance(part, Called):
+        if isinstance(part, ToolCall):
             self._blank, self._after_call = "", True
             return [part]
         text = self._blank + part
@@ -147,7 +147,7 @@ class Extent:
                 return self._at, True
 
 
-def call_of(data: Any) -> Called | None:
+def call_of(data: Any) -> ToolCall | None:
     """The call that a JSON value says, if it says one."""
     if not isinstance(data, dict) or not isinstance(data.get("name"), str) or not data["name"]:
         return None
@@ -156,7 +156,7 @@ def call_of(data: Any) -> Called | None:
         arguments = loaded(arguments)
     if not isinstance(arguments, dict):
         return None
-    return Called(data["name"], json.dumps(arguments, ensure_ascii=False), str(data.get("id") or ""))
+    return ToolCall(data["name"], json.dumps(arguments, ensure_ascii=False), str(data.get("id") or ""))
 
 
 def loaded(text: str) -> Any:

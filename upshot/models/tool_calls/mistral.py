@@ -8,7 +8,7 @@ import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from upshot.models.tool_calls.base import Called, CallParser, Extent, Found, call_of, loaded, parsers
+from upshot.models.tool_calls.base import CallParser, Extent, Found, ToolCall, call_of, loaded, parsers
 
 MARK, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 HEAD = re.compile(r"\s*(?:\[\s*|(?P<name>[\w.-]{1,64})\s*(?:\[CALL_ID\](?P<id>\w{1,64}))?\s*(?:\[ARGS\])?\s*)?")
@@ -85,7 +85,7 @@ class MistralArgs(Mistral):
         return f"calls: ({mark(MARK)} body)+" if several else f"calls: {mark(MARK)} body"
 
 
-def _calls(items: Sequence[Any]) -> list[Called]:
+def _calls(items: Sequence[Any]) -> list[ToolCall]:
     """The calls of an array, all or none."""
     calls = [call_of(item) for item in items]
     return [call for call in calls if call is not None] if None not in calls else []

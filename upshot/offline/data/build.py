@@ -16,21 +16,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from upshot.api.scorer import first_of
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Row, Turn, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.time_limit import limited
-from upshot.models.base import Sampling
 from upshot.offline.data.gather import POLICY
 from upshot.offline.data.journal import Journal
 from upshot.offline.data.outage import Outage
 from upshot.offline.data.proactive import JsonProactive
-from upshot.rollout.context import Stage
+from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.guard import describe
 from upshot.rollout.play import score_reply
 from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Future, Reply
-from upshot.rollout.services import Company
+from upshot.rollout.rollout import Future, Rollout
+from upshot.rollout.services import Services
 from upshot.tasks.collabllm_prompts import PLAIN, PROACTIVE
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.tasks.users.llm import END_SIGNAL
@@ -71,7 +71,7 @@ class BuildSettings:
 
 
 @dataclass
-class Progress:
+class ConversationProgress:
     """A conversation under way: what is said, the user's session, and why it is over."""
 
     row: Row
@@ -110,35 +110,35 @@ class FirstAnswer(Participant):
 class Builder:
     """Builds all conversations, concurrently and bounded."""
 
-    def __init__(self, company: Company, settings: BuildSettings, journal: Journal) -> None:
-        self.company = company
+    def __init__(self, services: Services, settings: BuildSettings, journal: Journal) -> None:
+        self.services = services
         self.settings = settings
         self.journal = journal
-        (model,) = (model for name, model in company.models.items() if name.startswith(POLICY))
+        (model,) = (model for name, model in services.models.items() if name.startswith(POLICY))
         self.plain = Policy(model, sampling=settings.sampling, system=PLAIN)
         self.bare = Policy(model, sampling=settings.sampling)
         self.proactive = Policy(model, sampling=settings.sampling, system=PROACTIVE)
         if settings.proactive == "json":
             self.proactive = JsonProactive(model, sampling=settings.sampling)
-        user = FirstAnswer(company.user) if company.user is not None else None
-        self.signal = str(getattr(company.user, "end_signal", END_SIGNAL))
-        futures = Talk(company.metrics, company.weights, user, settings.samples, settings.window)
-        self.stage = Stage(self.plain, futures)
+        user = FirstAnswer(services.user) if services.user is not None else None
+        self.signal = str(getattr(services.user, "end_signal", END_SIGNAL))
+        futures = Talk(services.metrics, services.weights, user, settings.samples, settings.window)
+        self.context = RolloutContext(self.plain, futures)
 
     async def run(self, rows: Sequence[Row], told: Callable[[dict[str, Any]], None] | None = None) -> None:
         """Bring every row's conversation to its end; `told` hears of each turn."""
-        progress = {row.id: Progress(row, tuple(Turn(m) for m in row.messages)) for row in rows}
+        progress = {row.id: ConversationProgress(row, tuple(Turn(m) for m in row.messages)) for row in rows}
         for line in self.journal.lines:
             if line["conv"] in progress:
                 progress[line["conv"]].add(line)
         gate = asyncio.Semaphore(self.settings.concurrency)
         outage = Outage("turns")
 
-        async def one(conversation: Progress) -> None:
+        async def one(conversation: ConversationProgress) -> None:
             async with gate:
                 while conversation.ended is None:
                     line = await self._next(conversation)
-                    line["spent"] = self.company.budget.state()
+                    line["spent"] = self.services.budget.state()
                     self.journal.append(line)
                     if told is not None:
                         told(line)
@@ -154,20 +154,20 @@ class Builder:
         except ExceptionGroup as group:
             raise first_of(group) from group
 
-    async def _next(self, progress: Progress) -> dict[str, Any]:
+    async def _next(self, progress: ConversationProgress) -> dict[str, Any]:
         """The next line of a conversation: its opening, or a turn."""
         if not any(turn.message.role == "user" for turn in progress.turns):
             return await self._open(progress)
         return await self._turn(progress)
 
-    async def _open(self, progress: Progress) -> dict[str, Any]:
+    async def _open(self, progress: ConversationProgress) -> dict[str, Any]:
         row = progress.row
         line: dict[str, Any] = {"conv": row.id, "turn": 0, "ended": None}
-        if self.company.user is None:
+        if self.services.user is None:
             raise UserError(f"row '{row.id}' has no opening message and there is no --user to say one")
         conversation = self._conversation(progress)
         try:
-            await limited(self.company.user, self.company.user.start, conversation)
+            await limited(self.services.user, self.services.user.start, conversation)
         except UserError:
             raise
         except Exception as error:  # this conversation is over; the others go on
@@ -179,7 +179,7 @@ class Builder:
         line["session"] = {k: v for k, v in conversation.session.items() if k != "metrics"}
         return line
 
-    async def _turn(self, progress: Progress) -> dict[str, Any]:
+    async def _turn(self, progress: ConversationProgress) -> dict[str, Any]:
         """Try all candidates, keep the best, hear what the user says to it."""
         replies = await self._candidates(progress)
         candidates = [_tried(reply, kind, spoken, self.signal) for reply, kind, spoken in replies]
@@ -194,7 +194,7 @@ class Builder:
             return {**line, "ended": "messages"}
         return {**line, **await self._answer(replies[line["best"]][0])}
 
-    async def _candidates(self, progress: Progress) -> list[tuple[Reply, str, str | None]]:
+    async def _candidates(self, progress: ConversationProgress) -> list[tuple[Rollout, str, str | None]]:
         """(reply, prompt it was given with, why it was not given) for every candidate."""
         conversation = self._conversation(progress)
         try:
@@ -207,9 +207,9 @@ class Builder:
             raise first_of(group) from group
         return [task.result() for task in tried]
 
-    async def _candidate(self, conversation: Conversation, index: int, kind: str) -> tuple[Reply, str, str | None]:
+    async def _candidate(self, conversation: Conversation, index: int, kind: str) -> tuple[Rollout, str, str | None]:
         policy = {"proactive": self.proactive, "plain": self.plain, "bare": self.bare}[kind]
-        reply = Reply(conversation.fork("candidate", index))
+        reply = Rollout(conversation.fork("candidate", index))
         try:
             await policy.reply(reply.conversation)
         except UserError:
@@ -218,21 +218,21 @@ class Builder:
             return reply, kind, f"reply: {describe(error)}"
         if not reply.conversation.turns[-1].message.content.strip():
             return reply, kind, "reply: empty"
-        await score_reply(self.stage, reply)
+        await score_reply(self.context, reply)
         return reply, kind, None
 
-    async def _answer(self, best: Reply) -> dict[str, Any]:
+    async def _answer(self, best: Rollout) -> dict[str, Any]:
         """What the user says to the best reply: the first turn of its longest future, or, without one, asked now."""
         played = [f for f in best.futures if f.missing is None and FIRST in f.conversation.session]
         if played:
             longest = max(played, key=lambda future: len(future.conversation.turns))
             observation, session = longest.conversation.session[FIRST]
-        elif self.company.user is None:
+        elif self.services.user is None:
             return {"ended": "no user"}
         else:
             fork = best.conversation.fork("user")
             try:
-                observation = await limited(self.company.user, self.company.user.observe, fork)
+                observation = await limited(self.services.user, self.services.user.observe, fork)
             except UserError:
                 raise
             except Exception as error:  # the conversation ends here, with the reason
@@ -243,7 +243,7 @@ class Builder:
             return {"ended": observation.reason if observation.done else "user: said nothing"}
         return {"next": {"content": said, "note": dict(observation.note)}, "session": session}
 
-    def _conversation(self, progress: Progress) -> Conversation:
+    def _conversation(self, progress: ConversationProgress) -> Conversation:
         """The conversation so far as the opening of the replies to come: its own turns cost them nothing."""
         messages = tuple(turn.message for turn in progress.turns)
         row = replace(progress.row, messages=messages)
@@ -275,7 +275,7 @@ def _session(future: Future, start: int, signal: str) -> list[dict[str, str]]:
     return [*said[:-1], {"role": "user", "content": f"{said[-1]['content']} {signal}"}]
 
 
-def _tried(reply: Reply, kind: str, failed: str | None, signal: str) -> dict[str, Any]:
+def _tried(reply: Rollout, kind: str, failed: str | None, signal: str) -> dict[str, Any]:
     """A candidate for the journal."""
     total = reply.reward.total
     if failed is not None:

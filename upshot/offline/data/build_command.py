@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from upshot.config.sampling import Sampling
 from upshot.core.time_limit import call_seconds
-from upshot.models.base import Sampling
 from upshot.models.client.budget import Budget
 from upshot.offline.data.build import Builder, BuildSettings
 from upshot.offline.data.gather import gather, open_task, parse_metrics, rows_of
@@ -41,15 +41,15 @@ def run(args: argparse.Namespace) -> int:
             short = args.templates == "short"
             specs = {"policy": args.policy}
             people = gather(task, specs, args.user, args.judge, metrics, budget, args.tokenizer, short)
-            async with people as company:
+            async with people as services:
                 with _progress(len(rows), lines, args.quiet or args.json) as show:
 
                     def told(line: dict[str, Any]) -> None:
                         lines.append(line)
                         show(line)
 
-                    await Builder(company, settings, journal).run(rows, told)
-                return company.stats()
+                    await Builder(services, settings, journal).run(rows, told)
+                return services.stats()
 
         try:
             stats = asyncio.run(play())

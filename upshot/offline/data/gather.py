@@ -11,7 +11,7 @@ from upshot.config.recipe import Named
 from upshot.core.conversation import Row
 from upshot.core.errors import UserError
 from upshot.models.client.budget import Budget
-from upshot.rollout.services import Company, Spec, assemble, metric_configs
+from upshot.rollout.services import Services, Spec, assemble, metric_configs
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.collabllm import CollabTask
 from upshot.tasks.participants.base import Participant, users
@@ -20,7 +20,7 @@ from upshot.tasks.participants.template import FOLDER
 SCRIPT = "script"
 """As the user's spec: no model, but the row's own lines (or the sentences of its goal) one after another."""
 POLICY = "policy "
-"""What the names of policies begin with among the models of a company."""
+"""What the names of policies begin with among the models of the services."""
 
 
 def gather(
@@ -32,7 +32,7 @@ def gather(
     budget: Budget | None = None,
     tokenizer: str | None = None,
     short: bool = False,
-) -> Company:
+) -> Services:
     """Policies, simulated user, judge and metrics of a simulation, not yet started; equal specs share one model.
 
     tokenizer: whose tokens are counted; None: as the policy or its endpoint counts.
@@ -51,10 +51,10 @@ def gather(
     if short:
         metrics = {name: _shortly(name, setting) for name, setting in metrics.items()}
     counter = TokenCounter(tokenizer)
-    company = assemble(task, specs, metric_configs(metrics), user=person, budget=budget, tokenizer=counter)
+    services = assemble(task, specs, metric_configs(metrics), user=person, budget=budget, tokenizer=counter)
     if len(policies) == 1:  # several speak in tongues of their own
-        counter.policy = company.models[next(iter(specs))]
-    return company
+        counter.policy = services.models[next(iter(specs))]
+    return services
 
 
 def _shortly(name: str, setting: Any) -> Any:

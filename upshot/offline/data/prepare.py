@@ -11,7 +11,7 @@ from typing import Any
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.whole_files import check_writable
 from upshot.offline.data.select import best_and_worst, best_conversations, distinct_prompts, merge_duplicates
-from upshot.tasks.datasets.candidate import Candidate, Unusable, parse
+from upshot.tasks.datasets.candidate import Candidate, UnusableRecord, parse
 from upshot.tasks.datasets.parquet import AGENT_NAME, dpo_row, rl_row, schema_for, sft_row, write_parquet
 from upshot.tasks.datasets.split import split_by_goal, without_goals_of
 from upshot.tasks.datasets.tables import Record, read_tables
@@ -22,7 +22,7 @@ UNUSED = {"sft": ("sessions",), "dpo": ("sessions",), "rl": ()}
 
 
 @dataclass(frozen=True)
-class Settings:
+class PrepareSettings:
     """How candidates become rows."""
 
     purpose: str
@@ -48,7 +48,7 @@ class Settings:
 
 
 @dataclass
-class Summary:
+class PrepareSummary:
     """What became of the records."""
 
     purpose: str
@@ -67,14 +67,14 @@ class Summary:
         return {**vars(self), "dropped": dict(self.dropped)}
 
 
-def prepare(dataset: str, out: Path, settings: Settings) -> Summary:
+def prepare(dataset: str, out: Path, settings: PrepareSettings) -> PrepareSummary:
     """Write `{purpose}_train.parquet` and `{purpose}_validation.parquet` under `out`, and say what was dropped."""
     if settings.purpose not in PURPOSES:
         raise UserError(f"unknown purpose '{settings.purpose}'; data can be prepared for {', '.join(PURPOSES)}")
     check_share(settings.validation)
     check_writable(out / f"{settings.purpose}_train.parquet")
     tables = read_tables(dataset, without=UNUSED[settings.purpose])
-    summary = Summary(settings.purpose, read=sum(map(len, tables.values())))
+    summary = PrepareSummary(settings.purpose, read=sum(map(len, tables.values())))
     splits = split_tables(tables, settings, summary.dropped)
     metrics = metrics_of(c for candidates in splits.values() for c in candidates)
     unknown = next((name for name in settings.least if name.removeprefix("rewards.") not in ("score", *metrics)), None)
@@ -91,7 +91,7 @@ def metrics_of(candidates: Iterable[Candidate]) -> list[str]:
     return list(dict.fromkeys(name for candidate in candidates for name in candidate.rewards))
 
 
-def write_splits(out: Path, rows: Mapping[str, Sequence[Any]], schema: Any, summary: Summary) -> None:
+def write_splits(out: Path, rows: Mapping[str, Sequence[Any]], schema: Any, summary: PrepareSummary) -> None:
     """One parquet file a split; none for an empty one (many readers fail on it), nor one left from an earlier run."""
     for split, content in rows.items():
         path = out / f"{summary.purpose}_{split}.parquet"
@@ -108,7 +108,7 @@ def check_share(validation: float) -> None:
         raise UserError(f"validation is {validation}; it is a share of the goals, from 0 to below 1, or their number")
 
 
-def check_rows(rows: Mapping[str, Sequence[Any]], dataset: str, summary: Summary) -> None:
+def check_rows(rows: Mapping[str, Sequence[Any]], dataset: str, summary: PrepareSummary) -> None:
     """Refuse a source of which nothing is left to learn from, with the reasons."""
     if not rows["train"]:
         reasons = "; ".join(f"{why}: {count}" for why, count in summary.dropped.most_common()) or "it holds no records"
@@ -117,7 +117,7 @@ def check_rows(rows: Mapping[str, Sequence[Any]], dataset: str, summary: Summary
 
 
 def split_tables(
-    tables: Mapping[str, Sequence[Record]], settings: Settings, dropped: Counter[str]
+    tables: Mapping[str, Sequence[Record]], settings: PrepareSettings, dropped: Counter[str]
 ) -> dict[str, list[Candidate]]:
     """Candidates by split: the source's own validation where it has one (leaks into train removed), else by goal."""
     parsed = {split: merge_duplicates(_parse_all(records, dropped), dropped) for split, records in tables.items()}
@@ -137,12 +137,14 @@ def _parse_all(records: Sequence[Record], dropped: Counter[str]) -> list[Candida
     for record in records:
         try:
             candidates.append(parse(record))
-        except Unusable as why:
+        except UnusableRecord as why:
             dropped[str(why)] += 1
     return candidates
 
 
-def _rows(candidates: list[Candidate], split: str, settings: Settings, summary: Summary) -> list[dict[str, Any]]:
+def _rows(
+    candidates: list[Candidate], split: str, settings: PrepareSettings, summary: PrepareSummary
+) -> list[dict[str, Any]]:
     """The rows of one split, counted in the summary."""
     chosen: list[Candidate]
     if settings.purpose == "sft":
@@ -161,7 +163,7 @@ def _rows(candidates: list[Candidate], split: str, settings: Settings, summary: 
     return rows
 
 
-def _system(candidate: Candidate, settings: Settings) -> str:
+def _system(candidate: Candidate, settings: PrepareSettings) -> str:
     if settings.system is not None:
         return settings.system
     return candidate.system or settings.default_system

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from upshot.tasks.datasets.candidate import Candidate
+from upshot.tasks.datasets.candidate import Candidate, CandidatePair
 
 ROUNDING = 1e-9
 """So that 0.7 − 0.2 counts as a gap of 0.5; equal scores are never a pair."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two replies to the same history, of which the first led further."""
-
-    chosen: Candidate
-    rejected: Candidate
 
 
 def merge_duplicates(candidates: Iterable[Candidate], dropped: Counter[str]) -> list[Candidate]:
@@ -75,7 +67,7 @@ def distinct_prompts(candidates: Sequence[Candidate], dropped: Counter[str]) -> 
 
 def best_and_worst(
     candidates: Sequence[Candidate], dropped: Counter[str], min_gap: float, least: Mapping[str, float] | None = None
-) -> list[Pair]:
+) -> list[CandidatePair]:
     """DPO: per history the best against the worst reply, where their scores are at least `min_gap` apart."""
     turns: dict[bytes, list[Candidate]] = {}
     for candidate in candidates:
@@ -94,7 +86,7 @@ def best_and_worst(
             _count(dropped, low, len(tried))
         else:
             _count(dropped, "neither best nor worst", len(tried) - 2)
-            pairs.append(Pair(best, worst))
+            pairs.append(CandidatePair(best, worst))
     return pairs
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from upshot.offline.data.prepare import Summary
+from upshot.offline.data.prepare import PrepareSummary
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-def print_summary(summary: Summary, console: Console) -> None:
+def print_summary(summary: PrepareSummary, console: Console) -> None:
     """What was read, written and dropped, and why."""
     from rich.table import Table
 

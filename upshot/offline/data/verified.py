@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from upshot.core.conversation import Row
 from upshot.core.errors import UserError
 from upshot.core.whole_files import check_writable
-from upshot.offline.data.prepare import Summary, check_rows, check_share, write_splits
+from upshot.offline.data.prepare import PrepareSummary, check_rows, check_share, write_splits
 from upshot.tasks.base import tasks
 from upshot.tasks.collabllm import goal_key
-from upshot.tasks.datasets.candidate import Unusable
+from upshot.tasks.datasets.candidate import UnusableRecord
 from upshot.tasks.datasets.collabllm_goals import held_out, plain
 from upshot.tasks.datasets.rows import METADATA
 from upshot.tasks.datasets.tables import Record, read_tables
@@ -48,12 +48,14 @@ def verified_task(name: str, seed: int = 0, system: str = "") -> VerifiedTask | 
     return task
 
 
-def prepare_verified(dataset: str, out: Path, task: VerifiedTask, validation: float = 0.1, seed: int = 0) -> Summary:
+def prepare_verified(
+    dataset: str, out: Path, task: VerifiedTask, validation: float = 0.1, seed: int = 0
+) -> PrepareSummary:
     """Write `rl_train.parquet` and `rl_validation.parquet` under `out`, and say what was dropped."""
     check_share(validation)
     check_writable(out / "rl_train.parquet")
     tables = read_tables(dataset, without=UNUSED)
-    summary = Summary("rl", read=sum(map(len, tables.values())))
+    summary = PrepareSummary("rl", read=sum(map(len, tables.values())))
     parsed = {split: _rows(task, records, summary.dropped) for split, records in tables.items()}
     splits = split_rows(parsed, validation, seed, summary.dropped)
     check_rows(splits, dataset, summary)
@@ -74,7 +76,7 @@ def _rows(task: VerifiedTask, records: Sequence[Record], dropped: Counter[str]) 
             ground_truth(row)
         except UserError as error:
             dropped[str(error).partition(" (")[0].partition(";")[0]] += 1
-        except Unusable as why:
+        except UnusableRecord as why:
             dropped[str(why)] += 1
         else:
             if found.setdefault(goal_key(row), row) is not row:

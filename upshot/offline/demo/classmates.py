@@ -19,7 +19,7 @@ from upshot.config import load as config
 from upshot.config.recipe import Recipe
 from upshot.core.score import mean_score
 from upshot.offline.demo.quickstart import print_table
-from upshot.offline.demo.readable import Reading, classmate_alone, read_replies
+from upshot.offline.demo.readable import Readability, classmate_alone, read_replies
 from upshot.offline.demo.stages import train_stage
 from upshot.offline.demo.step_reader import plain_steps
 from upshot.rewards.monitor import measure
@@ -76,7 +76,7 @@ def with_peer(recipe: Recipe, root: Path, make_reporter: MakeReporter, tell: Tel
     return config.validate({**data, "models": {**data["models"], PEER: str(path.resolve())}})
 
 
-def one_seed(recipe: Recipe, root: Path, make_reporter: MakeReporter, tell: Tell) -> dict[str, Reading]:
+def one_seed(recipe: Recipe, root: Path, make_reporter: MakeReporter, tell: Tell) -> dict[str, Readability]:
     """Warm start and twins of one seed, and how they do on held-out questions."""
     tell(f"\nseed {recipe.seed}, {WARM}: demonstrations that mostly think in a code")
     start = train_stage(recipe, WARM, root / "warm-start", make_reporter(), {"train.steps": 0})
@@ -88,7 +88,7 @@ def one_seed(recipe: Recipe, root: Path, make_reporter: MakeReporter, tell: Tell
     return {name: asyncio.run(read_replies(recipe, path, ROWS)) for name, path in trained.items()}
 
 
-def make_table(found: Mapping[int, Mapping[str, Reading]], alone: Mapping[str, float | None]) -> dict[str, Any]:
+def make_table(found: Mapping[int, Mapping[str, Readability]], alone: Mapping[str, float | None]) -> dict[str, Any]:
     """The table as data: one row a model, cells with the mean and the range over seeds, and what the classmate adds."""
     numbers = {seed: {name: numbers_of(reading) for name, reading in own.items()} for seed, own in found.items()}
     rows: list[list[Any]] = []
@@ -108,7 +108,7 @@ def make_table(found: Mapping[int, Mapping[str, Reading]], alone: Mapping[str, f
     return {"title": title, "columns": COLUMNS, "rows": rows, "note": note, "seeds": numbers, "classmate": dict(alone)}
 
 
-def numbers_of(reading: Reading) -> list[float | None]:
+def numbers_of(reading: Readability) -> list[float | None]:
     """The numbers of a row: two accuracies, the monitor's F1, the share of thoughts in plain steps."""
     plain = [plain_steps(look.case.thought) is not None for look in reading.looks]
     accuracies = [mean_score(reading.main).value, mean_score(reading.classmate).value]

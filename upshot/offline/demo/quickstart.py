@@ -13,7 +13,7 @@ from typing import Any
 from upshot.config import load as config
 from upshot.config.recipe import Recipe
 from upshot.offline.demo.stages import train_stage
-from upshot.offline.evaluate.openings import Outcome, play_openings
+from upshot.offline.evaluate.openings import OpeningOutcome, play_openings
 from upshot.offline.evaluate.statistics import Estimate, estimate
 from upshot.run.reporter import Reporter
 
@@ -69,13 +69,13 @@ def _train_stages(
     return found
 
 
-def _evaluate(recipe: Recipe, checkpoint: Path) -> list[Outcome]:
+def _evaluate(recipe: Recipe, checkpoint: Path) -> list[OpeningOutcome]:
     """Whole conversations of one model on the test split."""
+    from upshot.config.sampling import Sampling
     from upshot.engine.engine import Engine
-    from upshot.models.base import Sampling
     from upshot.models.engine_model import EngineModel
     from upshot.models.rendering import Renderer
-    from upshot.rewards.metrics.verifier import Verifier
+    from upshot.rewards.metrics.verifier import VerifierMetric
     from upshot.rollout.policy import Policy
     from upshot.tasks.base import tasks
     from upshot.tasks.slots import asked_slots
@@ -92,7 +92,7 @@ def _evaluate(recipe: Recipe, checkpoint: Path) -> list[Outcome]:
         task.rows("test")[:ROWS],
         policy,
         user,
-        Verifier(task),
+        VerifierMetric(task),
         ROUNDS,
         recipe.seed,
         lambda text: bool(asked_slots(text)),
@@ -100,7 +100,7 @@ def _evaluate(recipe: Recipe, checkpoint: Path) -> list[Outcome]:
     return asyncio.run(play)
 
 
-def make_table(outcomes: dict[str, list[Outcome]]) -> dict[str, Any]:
+def make_table(outcomes: dict[str, list[OpeningOutcome]]) -> dict[str, Any]:
     """The table as data: one row a model, cells with 95 % intervals."""
     rows = [[name, *(_cell(found) for found in _columns(own))] for name, own in outcomes.items()]
     missing = sum(o.score.is_missing for own in outcomes.values() for o in own)
@@ -110,8 +110,8 @@ def make_table(outcomes: dict[str, list[Outcome]]) -> dict[str, Any]:
     return {"title": "What the reward looks at decides what is learned", "columns": COLUMNS, "rows": rows, "note": note}
 
 
-def _columns(outcomes: Sequence[Outcome]) -> list[Estimate | None]:
-    def where(kind: str) -> list[Outcome]:
+def _columns(outcomes: Sequence[OpeningOutcome]) -> list[Estimate | None]:
+    def where(kind: str) -> list[OpeningOutcome]:
         return [o for o in outcomes if o.conversation.row.meta["opening"] == kind and not o.score.is_missing]
 
     ambiguous, clear = where("ambiguous"), where("unambiguous")

@@ -8,36 +8,36 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from upshot.config.recipe import Recipe
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score, mean_score
-from upshot.models.base import Sampling
 from upshot.models.connect import connect
-from upshot.rewards.monitor import Look, Monitor, case_of
-from upshot.rollout.futures.classmates.classmate import Classmate, ClassmateConfig, Handed
+from upshot.rewards.monitor import Monitor, MonitorPrediction, case_of
+from upshot.rollout.futures.classmates.classmate import Classmate, ClassmateConfig, ClassmatePrompt
 from upshot.rollout.futures.classmates.futures import CLASSMATE
 from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Reply
-from upshot.rollout.services import of_recipe, stage_of
+from upshot.rollout.rollout import Rollout
+from upshot.rollout.services import build_context, build_services
 from upshot.serving.servers.state import with_addresses
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.ciphers import Ciphers, thought
 
 
 @dataclass(frozen=True)
-class Reading:
+class Readability:
     """What became of a model's replies to held-out questions."""
 
     main: list[Score]
     """The verdicts on its own answers."""
     classmate: list[Score]
     """Mean verdicts on the classmates' answers from each thought; missing where there was none."""
-    looks: list[Look]
+    looks: list[MonitorPrediction]
     """The thoughts, and the verdicts that the monitor predicted from them."""
 
 
-async def read_replies(recipe: Recipe, checkpoint: Path, count: int) -> Reading:
+async def read_replies(recipe: Recipe, checkpoint: Path, count: int) -> Readability:
     """Play `count` rows of the test split with the recipe's classmates, and show the thoughts to its monitor."""
     from upshot.engine.engine import Engine
     from upshot.models.engine_model import EngineModel
@@ -52,17 +52,17 @@ async def read_replies(recipe: Recipe, checkpoint: Path, count: int) -> Reading:
     model = EngineModel(Engine(module, renderer.end_ids), tokenizer, "policy", renderer)
     limit = context_limit(recipe.model, module)
     policy = Policy(model, renderer, sampling_of(recipe), limit, recipe.episode.system, think=recipe.episode.think)
-    company = of_recipe(recipe, task, model, tokenizer, renderer)
-    async with company:
-        stage = stage_of(recipe, company, policy)
-        groups = await play_step(stage, task.rows("test")[:count], 1, derive_seed(recipe.seed, "test"))
+    services = build_services(recipe, task, model, tokenizer, renderer)
+    async with services:
+        context = build_context(recipe, services, policy)
+        groups = await play_step(context, task.rows("test")[:count], 1, derive_seed(recipe.seed, "test"))
         replies = [reply for group in groups for reply in group]
-        cases = [case_of(reply, task, company.manager) for reply in replies]
-        looks = await Monitor(company.models[recipe.eval.monitor]).look_at_all(cases)
-    return Reading([case.verdict for case in cases], [_taken(reply) for reply in replies], looks)
+        cases = [case_of(reply.conversation, reply.reward, task, services.manager) for reply in replies]
+        looks = await Monitor(services.models[recipe.eval.monitor]).look_at_all(cases)
+    return Readability([case.verdict for case in cases], [_taken(reply) for reply in replies], looks)
 
 
-def _taken(reply: Reply) -> Score:
+def _taken(reply: Rollout) -> Score:
     return mean_score([future.scores[CLASSMATE] for future in reply.futures if future.cut], str(Reason.NO_THOUGHT))
 
 
@@ -90,7 +90,7 @@ async def _share(task: Task, classmate: Classmate, rows: Sequence[Row], handed: 
 
 
 async def _verdict(task: Task, classmate: Classmate, row: Row, handed: str) -> Score:
-    (said,) = await classmate.answer(Handed(row.messages, handed), 1, derive_seed(0, row.id))
+    (said,) = await classmate.answer(ClassmatePrompt(row.messages, handed), 1, derive_seed(0, row.id))
     conversation = Conversation(row, 0, row.id)
     conversation.say(Message("assistant", said.text))
     return await task.verify(conversation)

@@ -17,7 +17,7 @@ from upshot.tasks.participants.base import Participant
 
 
 @dataclass(frozen=True)
-class Outcome:
+class OpeningOutcome:
     """How one held-out conversation went."""
 
     conversation: Conversation
@@ -35,10 +35,10 @@ async def play_openings(
     rounds: int,
     seed: int,
     asks: Callable[[str], bool],
-) -> list[Outcome]:
+) -> list[OpeningOutcome]:
     """Play every row to its end, at most `rounds` user turns, all at once; score the end."""
 
-    async def one(row: Row) -> Outcome:
+    async def one(row: Row) -> OpeningOutcome:
         conversation = Conversation(row, derive_seed(seed, "eval", row.id))
         try:
             first = await first_reply(conversation, policy, role="eval")
@@ -46,9 +46,9 @@ async def play_openings(
         except UserError:
             raise
         except Exception as error:
-            return Outcome(conversation, Score.failed(error, "conversation"), 0, False)
+            return OpeningOutcome(conversation, Score.failed(error, "conversation"), 0, False)
         scores: Mapping[str, Score] = await score_conversation({"score": metric}, conversation)
         tokens = sum(len(sample.ids) for sample in conversation.samples())
-        return Outcome(conversation, scores["score"], tokens, asks(first.message.content))
+        return OpeningOutcome(conversation, scores["score"], tokens, asks(first.message.content))
 
     return list(await asyncio.gather(*(one(row) for row in rows)))

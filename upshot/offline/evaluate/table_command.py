@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Row
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.time_limit import call_seconds
-from upshot.models.base import Sampling
 from upshot.models.client.budget import Budget
 from upshot.offline.data.gather import POLICY, gather, open_task, parse_metrics, read_mapping, read_spec, rows_of
 from upshot.offline.data.journal import Journal
@@ -22,14 +22,14 @@ from upshot.offline.evaluate.print_table import markdown, print_rich, to_dict
 from upshot.offline.evaluate.whole import Evaluation, whole_goals
 from upshot.offline.progress import progress
 from upshot.rollout.policy import Policy
-from upshot.rollout.services import Company, Spec
+from upshot.rollout.services import Services, Spec
 from upshot.tasks.collabllm import CollabTask
 from upshot.tasks.collabllm_prompts import system_prompt
 from upshot.tasks.datasets.collabllm_goals import fingerprint
 
 
 @dataclass(frozen=True)
-class Plan:
+class EvaluationPlan:
     """What is to be played."""
 
     args: argparse.Namespace
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if scored else 1
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _plan(args: argparse.Namespace) -> EvaluationPlan:
     """The arguments, checked, before any model is started."""
     if not args.task or not args.models:
         raise UserError("eval needs --task and --models, such as --models base=SPEC,proactive=SPEC,trained=SPEC")
@@ -88,10 +88,10 @@ def _plan(args: argparse.Namespace) -> Plan:
     systems = parse_systems(args.system, list(models))
     task = open_task(args.task, args.file)
     rows = whole_goals(task, _held_out(task, args.split))[: args.goals]
-    return Plan(args, task, rows, models, systems, parse_metrics(args.metrics, task))
+    return EvaluationPlan(args, task, rows, models, systems, parse_metrics(args.metrics, task))
 
 
-def _finished(plan: Plan, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _finished(plan: EvaluationPlan, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The conversations of an earlier run that belong to this table."""
     goals = {row.id for row in plan.rows}
     own = [line for line in lines if line["row"] in goals and line["model"] in plan.models]
@@ -104,7 +104,9 @@ def _finished(plan: Plan, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any
     return own
 
 
-async def _play(plan: Plan, openings: Journal, rollouts: Journal, lines: list[dict[str, Any]]) -> dict[str, float]:
+async def _play(
+    plan: EvaluationPlan, openings: Journal, rollouts: Journal, lines: list[dict[str, Any]]
+) -> dict[str, float]:
     """Play into the journals and `lines`; the counters of models and user."""
     args, models = plan.args, plan.models
     call_seconds.set(args.call_seconds)
@@ -112,11 +114,11 @@ async def _play(plan: Plan, openings: Journal, rollouts: Journal, lines: list[di
     if rollouts.lines:
         budget.restore(max((line["spent"] for line in rollouts.lines), key=lambda spent: spent["calls"]))
     people = gather(plan.task, models, args.user, args.judge, plan.metrics, budget, args.tokenizer)
-    async with people as company:
+    async with people as services:
         evaluation = Evaluation(
             plan.task,
-            company,
-            _policies(args, company, plan.systems),
+            services,
+            _policies(args, services, plan.systems),
             {name: plan.speaker(name) for name in models},
             args.max_messages or plan.task.max_messages,
             args.seed,
@@ -129,13 +131,13 @@ async def _play(plan: Plan, openings: Journal, rollouts: Journal, lines: list[di
                 show()
 
             await evaluation.run(plan.rows, openings, rollouts, told)
-        return company.stats()
+        return services.stats()
 
 
-def _policies(args: argparse.Namespace, company: Company, systems: Mapping[str, str]) -> dict[str, Policy]:
+def _policies(args: argparse.Namespace, services: Services, systems: Mapping[str, str]) -> dict[str, Policy]:
     sampling = Sampling(args.max_tokens, args.temperature)
     return {
-        name: Policy(company.models[f"{POLICY}{name}"], sampling=sampling, system=system_prompt(system))
+        name: Policy(services.models[f"{POLICY}{name}"], sampling=sampling, system=system_prompt(system))
         for name, system in systems.items()
     }
 

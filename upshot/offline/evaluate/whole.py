@@ -25,7 +25,7 @@ from upshot.rollout.episode import first_reply
 from upshot.rollout.guard import describe, score_conversation
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import reward_to_dict, turn_to_dict
-from upshot.rollout.services import Company
+from upshot.rollout.services import Services
 from upshot.tasks.base import groups_of
 from upshot.tasks.collabllm import CollabTask, goal_key
 from upshot.tasks.datasets.collabllm_goals import fingerprint
@@ -71,7 +71,7 @@ class Evaluation:
     """Plays and scores every goal with every model."""
 
     task: CollabTask
-    company: Company
+    services: Services
     policies: Mapping[str, Policy]
     """By the name of the table's row."""
     speakers: Mapping[str, str]
@@ -121,10 +121,10 @@ class Evaluation:
         conversation = Conversation(row, derive_seed(self.seed, row.id))
         line: dict[str, Any] = {"row": row.id, "missing": None}
         if not any(message.role == "user" for message in row.messages):
-            if self.company.user is None:
+            if self.services.user is None:
                 raise UserError(f"task '{self.task.name}' needs --user: somebody must open the conversation")
             try:
-                await limited(self.company.user, self.company.user.start, conversation)
+                await limited(self.services.user, self.services.user.start, conversation)
             except UserError:
                 raise
             except Exception as error:  # this goal is missing, with the reason; the others go on
@@ -144,10 +144,10 @@ class Evaluation:
         if missing is None:
             missing = await self._talk(conversation, name)
         if missing is None:
-            scores = await score_conversation(self.company.metrics, conversation)
+            scores = await score_conversation(self.services.metrics, conversation)
         else:
             reason = Reason.read(missing.removeprefix("opening: "), Reason.ERROR)
-            scores = dict.fromkeys(self.company.metrics, Score.missing(reason, f"conversation: {missing}"))
+            scores = dict.fromkeys(self.services.metrics, Score.missing(reason, f"conversation: {missing}"))
         return {
             "step": 0,
             "row": row.id,
@@ -158,17 +158,17 @@ class Evaluation:
             "ended": conversation.ended,
             "missing": missing,
             "futures": [],
-            "reward": reward_to_dict(combine([scores], self.company.weights)),
+            "reward": reward_to_dict(combine([scores], self.services.weights)),
             "scores": {metric: score.to_dict() for metric, score in scores.items()},
             "metrics": dict(conversation.session.get("metrics", {})),
             "groups": {"model": name, **groups_of(self.task, row)},
-            "spent": self.company.budget.state(),
+            "spent": self.services.budget.state(),
         }
 
     async def _talk(self, conversation: Conversation, name: str) -> str | None:
         """Play it; the reason when it failed."""
         try:
-            await play_whole(conversation, self.policies[name], self.company.user, self.max_messages)
+            await play_whole(conversation, self.policies[name], self.services.user, self.max_messages)
         except UserError:
             raise
         except Exception as error:  # one conversation's failure stays its own

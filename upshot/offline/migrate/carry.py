@@ -10,9 +10,9 @@ from pathlib import PurePath
 from typing import Any
 
 from upshot.offline.migrate import people  # noqa: F401 (registers its conversions)
-from upshot.offline.migrate.convert import CONVERSIONS, Left
-from upshot.offline.migrate.table import Line, originals
-from upshot.offline.migrate.theirs import Theirs
+from upshot.offline.migrate.convert import CONVERSIONS, Omission
+from upshot.offline.migrate.table import MappingLine, originals
+from upshot.offline.migrate.theirs import OriginalSettings
 
 METHODS = {"sft": "sft", "fsdp_sft_trainer": "sft", "offline_dpo": "dpo", "online_dpo": "online-dpo", "ppo": "ppo"}
 """By the last word of what is launched."""
@@ -31,7 +31,7 @@ SECRET = re.compile(r"api_?key|secret|password|access_token", re.IGNORECASE)
 
 
 @dataclass
-class Carried:
+class ImportedRecipe:
     """A recipe as nested mappings, and what is not in it."""
 
     recipe: dict[str, Any] = field(default_factory=dict)
@@ -39,9 +39,9 @@ class Carried:
     """(key, value, why)."""
 
 
-def carry(theirs: Theirs) -> Carried:
+def carry(theirs: OriginalSettings) -> ImportedRecipe:
     """What can be carried over, in the recipe's own words."""
-    done = Carried()
+    done = ImportedRecipe()
     keys: dict[str, Any] = {}
     for name, value in theirs.settings.items():
         if value is None:  # null is the key left out
@@ -54,7 +54,7 @@ def carry(theirs: Theirs) -> Carried:
         else:
             try:
                 keys |= _converted(line, name, value, theirs.settings)
-            except Left as why:
+            except Omission as why:
                 done.left.append((name, value, str(why)))
     done.left = [(name, "…" if SECRET.search(f"{name} {value}") else value, why) for name, value, why in done.left]
     clamp = None if theirs.original == "collabllm" else [-1, 1]  # the verl recipe's reward manager bounds every term
@@ -62,22 +62,22 @@ def carry(theirs: Theirs) -> Carried:
     return done
 
 
-def _line(original: str, name: str) -> Line | None:
+def _line(original: str, name: str) -> MappingLine | None:
     """The line of a setting; the classmate fork has verl's settings, too."""
     tables = {"classmate": ("classmate", "verl")}.get(original, (original,))
     found = [line for table in tables if (line := originals()[table].find(name)) is not None]
     return max(found, key=lambda line: len(line.theirs), default=None)
 
 
-def _converted(line: Line, name: str, value: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _converted(line: MappingLine, name: str, value: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     if "$" in str(value) and line.how not in ("file", "name", "interaction"):
-        raise Left("the shell alone knows its value")
+        raise Omission("the shell alone knows its value")
     if not line.how:
         return {line.key: value}
     return CONVERSIONS[line.how](value, settings, name.rpartition(".")[2])
 
 
-def _with_defaults(keys: dict[str, Any], theirs: Theirs, left: list[tuple[str, Any, str]]) -> dict[str, Any]:
+def _with_defaults(keys: dict[str, Any], theirs: OriginalSettings, left: list[tuple[str, Any, str]]) -> dict[str, Any]:
     """What their programs take for granted: the method, the task, who plays the user."""
     out: dict[str, Any] = {"name": keys.pop("name", theirs.original), **keys}
     method = METHODS.get(PurePath(theirs.program.replace(".py", "").replace(".", "/")).name, "")
@@ -98,7 +98,9 @@ def _with_defaults(keys: dict[str, Any], theirs: Theirs, left: list[tuple[str, A
     return out
 
 
-def _examples(out: dict[str, Any], method: str, theirs: Theirs, left: list[tuple[str, Any, str]]) -> dict[str, Any]:
+def _examples(
+    out: dict[str, Any], method: str, theirs: OriginalSettings, left: list[tuple[str, Any, str]]
+) -> dict[str, Any]:
     """Where sft and dpo learn from: the file that is named, or the one that must be made of a published set first."""
     source = str(out.pop("task.train_file", ""))
     out.pop("task.validation_file", None)

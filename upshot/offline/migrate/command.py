@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from upshot.offline.migrate.carry import Carried, carry
+from upshot.offline.migrate.carry import ImportedRecipe, carry
 from upshot.offline.migrate.people import spec
 from upshot.offline.migrate.table import originals
-from upshot.offline.migrate.theirs import Theirs
+from upshot.offline.migrate.theirs import OriginalSettings
 
 BUILD = "upshot data build"
 DEFAULTS = {
@@ -22,14 +22,14 @@ DEFAULTS = {
 """What their builder takes for granted and ours does not."""
 
 
-def builds(theirs: Theirs) -> bool:
+def builds(theirs: OriginalSettings) -> bool:
     """Whether their script builds data and trains nothing."""
     return re.split(r"[./]", theirs.program.removesuffix(".py"))[-1] == "build_dataset"
 
 
-def build_line(theirs: Theirs) -> tuple[str, Carried]:
+def build_line(theirs: OriginalSettings) -> tuple[str, ImportedRecipe]:
     """The command, and what it could not carry."""
-    theirs = Theirs(theirs.program, DEFAULTS | theirs.settings)
+    theirs = OriginalSettings(theirs.program, DEFAULTS | theirs.settings)
     carried = carry(theirs)
     flags = dict(_own_flags(theirs.settings))
     carried.left = [item for item in carried.left if item[0] not in flags]

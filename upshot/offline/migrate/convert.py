@@ -1,6 +1,6 @@
 """Values of theirs that mean the same under another form here. Each conversion gives recipe keys with their values.
 
-A conversion that cannot raises `Left` with the reason; the setting is then listed as not carried.
+A conversion that cannot raises `Omission` with the reason; the setting is then listed as not carried.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ THOUSANDS = 1000
 KL_IN_LOSS, KL_IN_REWARD = "actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward"
 
 
-class Left(Exception):
+class Omission(Exception):
     """Why a setting was not carried."""
 
 
@@ -31,7 +31,7 @@ def conversion(function: Conversion) -> Conversion:
 def _same(key: str, words: Mapping[str, Any], what: str) -> Conversion:
     def convert(value: Any, theirs: Values, part: str) -> dict[str, Any]:
         if str(value) not in words:
-            raise Left(f"{what} are {', '.join(words)}")
+            raise Omission(f"{what} are {', '.join(words)}")
         return {key: words[str(value)]}
 
     return convert
@@ -70,7 +70,7 @@ def estimator(value: Any, theirs: Values, part: str) -> dict[str, Any]:
     if value == "gae":
         return {"train.method": "ppo"}
     if value not in ESTIMATORS:
-        raise Left(f"estimators that are known: gae, {', '.join(ESTIMATORS)}")
+        raise Omission(f"estimators that are known: gae, {', '.join(ESTIMATORS)}")
     return {"train.advantage": ESTIMATORS[value]}
 
 
@@ -96,7 +96,7 @@ def kl(value: Any, theirs: Values, part: str) -> dict[str, Any]:
 def kl_in(value: Any, theirs: Values, part: str) -> dict[str, Any]:
     """Off the reward; with the loss on as well only one of them can be had."""
     if value and theirs.get(KL_IN_LOSS):
-        raise Left("the KL divergence is in the loss (use_kl_loss) or taken off the reward, not both")
+        raise Omission("the KL divergence is in the loss (use_kl_loss) or taken off the reward, not both")
     return {"train.kl_in": "reward"} if value else {}
 
 
@@ -117,7 +117,7 @@ def minibatches(value: Any, theirs: Values, part: str) -> dict[str, Any]:
     """How many updates a step's prompts make."""
     batch = theirs.get("data.train_batch_size")
     if not isinstance(batch, int) or not isinstance(value, int) or value < 1:
-        raise Left("it is counted against data.train_batch_size, which is not set")
+        raise Omission("it is counted against data.train_batch_size, which is not set")
     return {"train.minibatches": max(1, batch // value)}
 
 
@@ -128,7 +128,7 @@ def batch(value: Any, theirs: Values, part: str) -> dict[str, Any]:
     for factor in ("--gradient_accumulation_steps", "--nproc_per_node"):
         size *= theirs.get(factor, 1)
     if not isinstance(size, int):
-        raise Left("it is no whole number that can be read off the script")
+        raise Omission("it is no whole number that can be read off the script")
     return {"train.prompts_per_step": size}
 
 
@@ -143,7 +143,7 @@ def not_negative(value: Any, theirs: Values, part: str) -> dict[str, Any]:
     """−1 there is 0 here."""
     keys = {"save_freq": "train.save_every", "test_freq": "eval.every", "top_k": "episode.top_k"}
     if not isinstance(value, int):
-        raise Left("it is no whole number that can be read off the script")
+        raise Omission("it is no whole number that can be read off the script")
     return {keys.get(part, "train.warmup_steps"): max(0, value)}
 
 
@@ -172,7 +172,7 @@ def file(value: Any, theirs: Values, part: str) -> dict[str, Any]:
     """One file; the home folder as `~`."""
     files = value if isinstance(value, list) else [value]
     if len(files) != 1:
-        raise Left("a task reads one file a split; put them into a folder, or mix tasks (task.name=mix)")
+        raise Omission("a task reads one file a split; put them into a folder, or mix tasks (task.name=mix)")
     key = "task.validation_file" if part == "val_files" else "task.train_file"
     return {key: re.sub(r"^\$\{?HOME\}?", "~", str(files[0]))}
 
@@ -208,7 +208,7 @@ def metrics(value: Any, theirs: Values, part: str) -> dict[str, Any]:
     asked = as_list(theirs.get("--metric_names", []))
     weights = as_list(theirs.get("--metric_weights", [1.0] * len(asked)))
     if len(weights) != len(asked):
-        raise Left(f"{len(asked)} metrics and {len(weights)} weights")
+        raise Omission(f"{len(asked)} metrics and {len(weights)} weights")
     given = dict(zip(asked, weights, strict=True))
     return {f"metrics.{n}": w / THOUSANDS if n == "token_amount" else w for n, w in given.items()}
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from upshot.offline.migrate.convert import CONVERSIONS, Left, Values, as_list, conversion
+from upshot.offline.migrate.convert import CONVERSIONS, Omission, Values, as_list, conversion
 
 PROVIDERS = {"gpt": "openai", "o1": "openai", "o3": "openai", "claude": "anthropic", "gemini": "gemini"}
 
@@ -25,7 +25,7 @@ def interaction(value: Any, theirs: Values, part: str) -> dict[str, Any]:
     """The file of the simulated user, which is given beside the script or not at all."""
     if any(key.startswith("interaction.") for key in theirs):
         return {}
-    raise Left("give that file as well; without it the user is the published one, gpt-4o-mini")
+    raise Omission("give that file as well; without it the user is the published one, gpt-4o-mini")
 
 
 @conversion
@@ -62,7 +62,7 @@ def judge(value: Any, theirs: Values, part: str) -> dict[str, Any]:
 @conversion
 def judge_tokens(value: Any, theirs: Values, part: str) -> dict[str, Any]:
     """A limit of the judge's answers."""
-    raise Left("each judged metric has its own max_tokens (2048): reward.metrics.accuracy.max_tokens=…")
+    raise Omission("each judged metric has its own max_tokens (2048): reward.metrics.accuracy.max_tokens=…")
 
 
 @conversion
@@ -87,7 +87,7 @@ def classmates(value: Any, theirs: Values, part: str) -> dict[str, Any]:
 def _think(value: Any, theirs: Values, part: str) -> dict[str, Any]:
     marks = [theirs.get(f"reward_model.think_{end}_str") for end in ("start", "end")]
     if not all(marks):
-        raise Left("a marker alone; both are needed")
+        raise Omission("a marker alone; both are needed")
     return {"episode.think": marks}
 
 
@@ -121,7 +121,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
         try:
             value = json.loads(value)
         except json.JSONDecodeError as error:
-            raise Left("it is no JSON object") from error
+            raise Omission("it is no JSON object") from error
     if not isinstance(value, Mapping):
-        raise Left("it is no JSON object")
+        raise Omission("it is no JSON object")
     return value

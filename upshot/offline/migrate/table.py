@@ -33,7 +33,7 @@ tokenizer's, or words, there); a failed judge is missing, not 0; the last assist
 
 
 @dataclass(frozen=True)
-class Line:
+class MappingLine:
     """One thing of an original and what it is here: a recipe key, a command, a metric, or a reason why not."""
 
     theirs: str
@@ -60,9 +60,9 @@ class Original:
 
     title: str
     origin: str
-    lines: tuple[Line, ...]
+    lines: tuple[MappingLine, ...]
 
-    def find(self, name: str, kinds: Sequence[str] = ("flag", "key")) -> Line | None:
+    def find(self, name: str, kinds: Sequence[str] = ("flag", "key")) -> MappingLine | None:
         """The line of a flag or key: its own, else the longest pattern that fits."""
         fits = [line for line in self.lines if line.kind in kinds and fnmatchcase(name, line.theirs)]
         return max(fits, key=lambda line: (line.theirs == name, len(line.theirs)), default=None)
@@ -77,7 +77,7 @@ def originals() -> dict[str, Original]:
     out = {}
     for name in ORIGINALS:
         about = loaded[name]
-        out[name] = Original(about["title"], about["origin"], tuple(Line(**row) for row in about["rows"]))
+        out[name] = Original(about["title"], about["origin"], tuple(MappingLine(**row) for row in about["rows"]))
     return out
 
 

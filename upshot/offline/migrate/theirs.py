@@ -30,7 +30,7 @@ _OPERATORS |= {ast.Div: operator.floordiv, ast.FloorDiv: operator.floordiv}
 
 
 @dataclass
-class Theirs:
+class OriginalSettings:
     """What a file of theirs sets."""
 
     program: str = ""
@@ -46,14 +46,14 @@ class Theirs:
         return "verl" if any("." in key for key in self.settings) else "collabllm"
 
 
-def read_all(paths: Sequence[str]) -> Theirs:
+def read_all(paths: Sequence[str]) -> OriginalSettings:
     """The settings of a script and the configs it names; what an earlier file sets stands."""
     files = [read(path) for path in paths]
     settings = {key: value for file in reversed(files) for key, value in file.settings.items()}
-    return Theirs(next((file.program for file in files if file.program), ""), settings)
+    return OriginalSettings(next((file.program for file in files if file.program), ""), settings)
 
 
-def read(path: str) -> Theirs:
+def read(path: str) -> OriginalSettings:
     """The settings of a file of theirs."""
     file = Path(path)
     try:
@@ -70,7 +70,7 @@ def read(path: str) -> Theirs:
     raise UserError(f"'{path}' is no .sh, .yaml or .json file")
 
 
-def read_config(text: str, path: str = "config") -> Theirs:
+def read_config(text: str, path: str = "config") -> OriginalSettings:
     """A Hydra config, or the flat file of arguments that CollabLLM's scripts take."""
     try:
         loaded = yaml.safe_load(text)
@@ -80,11 +80,11 @@ def read_config(text: str, path: str = "config") -> Theirs:
         raise UserError(f"'{path}' is no mapping of settings")
     flat = dict(flatten({k: v for k, v in loaded.items() if k not in ("hydra", "defaults")}))
     if any("." in key for key in flat):
-        return Theirs(settings=flat)
-    return Theirs(settings={f"--{key}": value for key, value in flat.items()})
+        return OriginalSettings(settings=flat)
+    return OriginalSettings(settings={f"--{key}": value for key, value in flat.items()})
 
 
-def read_script(text: str) -> Theirs:
+def read_script(text: str) -> OriginalSettings:
     """The first launch of a training in a shell script."""
     variables: dict[str, str] = {}
     for line in _lines(text):
@@ -98,8 +98,8 @@ def read_script(text: str) -> Theirs:
             settings = dict(_settings(words[start + 1 :]))
             if settings:
                 settings |= {key: v for key, v in _settings(words[:start]) if key == PROCESSES}
-                return Theirs(words[start], settings)
-    return Theirs()
+                return OriginalSettings(words[start], settings)
+    return OriginalSettings()
 
 
 def _lines(text: str) -> Iterator[str]:

@@ -15,9 +15,9 @@ from upshot.core.conversation import Conversation, Message, Row, Turn
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.score import Reason, Score
 from upshot.core.thought import find_thought
-from upshot.offline.verify import Settings, check_verifier, options_of, response_of, source_of
+from upshot.offline.verify import VerifySettings, check_verifier, options_of, response_of, source_of
 from upshot.offline.verify import claim_of as claim_of_row
-from upshot.rewards.monitor import METRIC, Case, claim_of, thoughts, verdict_of, verifier_behind
+from upshot.rewards.monitor import METRIC, MonitorCase, claim_of, thoughts, verdict_of, verifier_behind
 from upshot.rewards.workers.base import Manager, managers
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.datasets.rows import row_of
@@ -31,17 +31,17 @@ THOUGHTS = ("thought", "reasoning", "reasoning_content")
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class MonitorItem:
     """A reply to look at, known again by its key."""
 
     key: str
-    case: Case
+    case: MonitorCase
     step: int | None = None
     claim: Claim | None = None
     """What gives the verdict, where the row does not have it; the case's own is missing until then."""
 
 
-def read_run(path: Path, only: str | None = None) -> list[Item]:
+def read_run(path: Path, only: str | None = None) -> list[MonitorItem]:
     """The replies of a run's rollouts.jsonl; of one of its tasks where `only` says so."""
     file = path / ROLLOUTS
     if not file.is_file():
@@ -66,7 +66,7 @@ def _task(folder: Path) -> Task | None:
         return None
 
 
-def _of_line(line: Mapping[str, Any], index: int, task: Task | None, manager: Manager) -> Item:
+def _of_line(line: Mapping[str, Any], index: int, task: Task | None, manager: Manager) -> MonitorItem:
     turns = [Turn(Message.from_dict(said), note=said.get("note") or {}) for said in line["messages"]]
     start = _first_reply(line["messages"])
     opening = tuple(turn.message for turn in turns[:start])
@@ -74,8 +74,8 @@ def _of_line(line: Mapping[str, Any], index: int, task: Task | None, manager: Ma
     label = str(groups.get("task") or source or (task.name if task else ""))
     row = Row(str(line["row"]), opening, source=source, meta={KEY: label})
     claim = claim_of(task, Conversation(row, turns=tuple(turns))) if task else Claim(source or label, "", None)
-    case = Case(opening, thoughts(turns[start:]), _verdict(line), verifier_behind(claim, manager), label)
-    return Item(_key(line, index), case, int(line["step"]))
+    case = MonitorCase(opening, thoughts(turns[start:]), _verdict(line), verifier_behind(claim, manager), label)
+    return MonitorItem(_key(line, index), case, int(line["step"]))
 
 
 def _first_reply(messages: Sequence[Mapping[str, Any]]) -> int:
@@ -93,7 +93,7 @@ def _verdict(line: Mapping[str, Any]) -> Score:
     return verdict_of(means, Score.from_dict(reward.get("total") or {"missing": Reason.NOT_SCORED}))
 
 
-def read_file(path: Path, settings: Settings, think: tuple[str, str]) -> list[Item]:
+def read_file(path: Path, settings: VerifySettings, think: tuple[str, str]) -> list[MonitorItem]:
     """The rows of a file, each checked before any model is asked."""
     rows = read_table(path)
     if not rows:
@@ -107,8 +107,8 @@ def read_file(path: Path, settings: Settings, think: tuple[str, str]) -> list[It
 
 
 def _of_row(
-    row: Mapping[str, Any], number: int, path: Path, settings: Settings, think: tuple[str, str], manager: Manager
-) -> Item:
+    row: Mapping[str, Any], number: int, path: Path, settings: VerifySettings, think: tuple[str, str], manager: Manager
+) -> MonitorItem:
     where = f"{path}, row {number}"
     thought, answer = _thought(row, think)
     source = source_of(row, settings)
@@ -121,9 +121,9 @@ def _of_row(
         claim = unverified = claim_of_row({**row, "response": answer}, settings, number, str(path))
         verdict = Score.missing(Reason.NOT_SCORED, "not verified yet")
     label = str(row.get("data_source") or source)
-    case = Case(_question(row, where), thought, verdict, verifier_behind(claim, manager), label)
+    case = MonitorCase(_question(row, where), thought, verdict, verifier_behind(claim, manager), label)
     step = row.get("step")
-    return Item(_key(row, number), case, step if isinstance(step, int) else None, unverified)
+    return MonitorItem(_key(row, number), case, step if isinstance(step, int) else None, unverified)
 
 
 def _thought(row: Mapping[str, Any], think: tuple[str, str]) -> tuple[str, str | None]:
@@ -157,7 +157,7 @@ def _score(row: Mapping[str, Any], where: str) -> Score | None:
     return Score(value)
 
 
-def _demand(items: Sequence[Item], where: str) -> None:
+def _demand(items: Sequence[MonitorItem], where: str) -> None:
     if not items:
         raise UserError(f"'{where}' holds no replies")
     if not any(item.case.thought.strip() for item in items):
@@ -167,7 +167,7 @@ def _demand(items: Sequence[Item], where: str) -> None:
         )
 
 
-def _tasks(items: Sequence[Item]) -> list[str]:
+def _tasks(items: Sequence[MonitorItem]) -> list[str]:
     return sorted({item.case.task for item in items})
 
 

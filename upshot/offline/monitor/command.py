@@ -20,11 +20,11 @@ from upshot.models.client.budget import Budget
 from upshot.offline.data.gather import read_spec
 from upshot.offline.data.journal import Journal
 from upshot.offline.data.outage import Outage
-from upshot.offline.monitor.cases import ROLLOUTS, Item, read_file, read_run
+from upshot.offline.monitor.cases import ROLLOUTS, MonitorItem, read_file, read_run
 from upshot.offline.monitor.table import report, table
 from upshot.offline.progress import progress
-from upshot.offline.verify import Settings
-from upshot.rewards.monitor import Look, Monitor
+from upshot.offline.verify import VerifySettings
+from upshot.rewards.monitor import Monitor, MonitorPrediction
 from upshot.rollout.services import assemble
 
 
@@ -55,12 +55,12 @@ def run(args: argparse.Namespace) -> int:
     return 0 if found["all"]["valid"] else 1
 
 
-def _items(args: argparse.Namespace, path: Path) -> list[Item]:
+def _items(args: argparse.Namespace, path: Path) -> list[MonitorItem]:
     if path.is_dir():
         return read_run(path, args.task)
     if not path.is_file():
         raise UserError(f"'{args.source}' is neither a run folder nor a file of rows with thoughts")
-    settings = Settings(task=args.task, options=args.option, judge=args.judge)
+    settings = VerifySettings(task=args.task, options=args.option, judge=args.judge)
     return read_file(path, settings, (args.think[0], args.think[1]))
 
 
@@ -71,7 +71,7 @@ def settled(line: Mapping[str, Any]) -> bool:
 
 
 async def _look(
-    args: argparse.Namespace, items: Sequence[Item], lines: dict[str, Any], log: Journal, results: Journal
+    args: argparse.Namespace, items: Sequence[MonitorItem], lines: dict[str, Any], log: Journal, results: Journal
 ) -> None:
     """Look at all items without a line; every line is on the disk as soon as it is known."""
     todo = [item for item in items if item.key not in lines]
@@ -82,14 +82,14 @@ async def _look(
         return
     gate, outage = asyncio.Semaphore(args.at_once), Outage("looks")
     try:
-        async with assemble(None, {"judge": read_spec(args.judge)}, budget=budget, sandbox=args.sandbox) as company:
-            monitor = Monitor(company.models["judge"])
+        async with assemble(None, {"judge": read_spec(args.judge)}, budget=budget, sandbox=args.sandbox) as services:
+            monitor = Monitor(services.models["judge"])
 
-            async def one(item: Item, told: Callable[[], None]) -> None:
+            async def one(item: MonitorItem, told: Callable[[], None]) -> None:
                 async with gate:
                     case = item.case
                     if item.claim is not None and case.thought.strip():
-                        case = replace(case, verdict=await company.manager.verify(item.claim))
+                        case = replace(case, verdict=await services.manager.verify(item.claim))
                     look = await monitor.look(case)
                 lines[item.key] = _line(item, look)
                 results.append(lines[item.key])
@@ -105,11 +105,11 @@ async def _look(
             log.append({"spent": budget.state()})
 
 
-def _line(item: Item, look: Look) -> dict[str, Any]:
+def _line(item: MonitorItem, look: MonitorPrediction) -> dict[str, Any]:
     scores = {"verdict": look.case.verdict.to_dict(), "prediction": look.prediction.to_dict()}
     return {"key": item.key, "step": item.step, "task": item.case.task, **scores, "invalid": look.invalid}
 
 
-def _recalled(item: Item, line: Mapping[str, Any]) -> Look:
+def _recalled(item: MonitorItem, line: Mapping[str, Any]) -> MonitorPrediction:
     case = replace(item.case, verdict=Score.from_dict(line["verdict"]))
-    return Look(case, Score.from_dict(line["prediction"]))
+    return MonitorPrediction(case, Score.from_dict(line["prediction"]))

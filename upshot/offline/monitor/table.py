@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from upshot.rewards.monitor import Look, agreement, grouped
+from upshot.rewards.monitor import MonitorPrediction, agreement, grouped
 
 COLUMNS = ("valid", "no_thought", "no_verdict", "no_prediction")
 COUNTS = ("tp", "tn", "fp", "fn")
@@ -14,7 +14,7 @@ SHORT = {"no_thought": "no thought", "no_verdict": "no verdict", "no_prediction"
 SHORT |= {"mean_prediction": "predicted", "mean_truth": "verdict"}
 
 
-def report(looks: Sequence[tuple[int | None, Look]]) -> dict[str, Any]:
+def report(looks: Sequence[tuple[int | None, MonitorPrediction]]) -> dict[str, Any]:
     """Over all looks, by task, and by step and task where the replies have steps."""
     every = [look for _, look in looks]
     steps = [
@@ -26,7 +26,7 @@ def report(looks: Sequence[tuple[int | None, Look]]) -> dict[str, Any]:
     return {"all": agreement(every), "tasks": tasks, "steps": steps}
 
 
-def _by_task(looks: Sequence[Look]) -> dict[str, list[Look]]:
+def _by_task(looks: Sequence[MonitorPrediction]) -> dict[str, list[MonitorPrediction]]:
     return dict(sorted(grouped(looks, lambda look: look.case.task).items()))
 
 

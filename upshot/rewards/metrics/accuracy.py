@@ -6,11 +6,11 @@ from upshot.core.conversation import Conversation
 from upshot.core.score import Reason, Score
 from upshot.models.base import Model
 from upshot.rewards.metric import metrics
-from upshot.rewards.metrics.judged import Judged
+from upshot.rewards.metrics.judged import JudgedMetric
 
 
 @metrics.register("accuracy")
-class Accuracy(Judged):
+class Accuracy(JudgedMetric):
     """1 when the assistant's last answer agrees with the row's reference, else 0."""
 
     def __init__(

@@ -73,7 +73,7 @@ class ByJudge(Extractor):
         return await extract_artefact(self.judge, self.artefact, conversation)
 
 
-class Extracted(Metric):
+class ExtractedMetric(Metric):
     """A metric of the artefact instead of the whole conversation."""
 
     def __init__(self, extractor: Extractor, inner: Metric) -> None:

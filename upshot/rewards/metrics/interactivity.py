@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from upshot.models.base import Model
 from upshot.rewards.metric import metrics
-from upshot.rewards.metrics.judged import Judged
+from upshot.rewards.metrics.judged import JudgedMetric
 
 
 @metrics.register("interactivity")
-class Interactivity(Judged):
+class Interactivity(JudgedMetric):
     """Understanding, clarification and suggestions, from 0 to 1, by a judge who knows no more than the assistant did.
 
     `show_goal: true` tells the judge what the person wanted.

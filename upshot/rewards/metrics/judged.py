@@ -12,7 +12,7 @@ from upshot.tasks.participants.template import template_source
 
 
 @metrics.register("judged")
-class Judged(Metric):
+class JudgedMetric(Metric):
     """What a judge says under `key` by the rubric file; missing when it says nothing usable.
 
     The rubric is a Jinja template that may use task, goal, reference and conversation, and asks for a JSON object with

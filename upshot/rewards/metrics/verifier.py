@@ -11,7 +11,7 @@ from upshot.tasks.base import Task
 
 
 @metrics.register("verifier")
-class Verifier(Metric):
+class VerifierMetric(Metric):
     """What the environment decided at the end of its session, else the verdict on the task's claim."""
 
     def __init__(self, task: Task, manager: Manager | None = None) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 from upshot.core.score import Score
 from upshot.rewards.workers.base import managers, verify_here
-from upshot.rewards.workers.pool import Pool
+from upshot.rewards.workers.pool import PoolManager
 from upshot.tasks.verifiers.base import Claim
 
 
 @managers.register("inline")
-class Inline(Pool):
+class InlineManager(PoolManager):
     """Scores here; risky verifiers that `quick` did not settle go to worker processes."""
 
     def __init__(self, workers: int = 2, seconds: float = 10.0, **options: Any) -> None:

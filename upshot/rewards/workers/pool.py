@@ -10,11 +10,11 @@ from typing import Any
 from upshot.core.score import Score
 from upshot.rewards.workers.base import Manager, managers, verify_here
 from upshot.tasks.verifiers.base import Claim
-from upshot.tasks.verifiers.workers import COUNTED, Workers
+from upshot.tasks.verifiers.workers import COUNTED, VerifierWorkers
 
 
 @managers.register("pool")
-class Pool(Manager):
+class PoolManager(Manager):
     """Every verifier that computes runs in a worker; those that wait for a model or sandbox wait here."""
 
     def __init__(
@@ -27,7 +27,7 @@ class Pool(Manager):
     ) -> None:
         super().__init__(**context)
         self._limits = (workers or len(os.sched_getaffinity(0)), seconds, memory_mb, recycle)
-        self._workers: Workers | None = None
+        self._workers: VerifierWorkers | None = None
         self._before: Counter[str] = Counter()
 
     async def verify(self, claim: Claim) -> Score:
@@ -37,7 +37,7 @@ class Pool(Manager):
 
     async def _in_worker(self, claim: Claim) -> Score:
         if self._workers is None:  # made on the event loop that uses it
-            self._workers = Workers(*self._limits)
+            self._workers = VerifierWorkers(*self._limits)
         return await self._workers.verify(claim)
 
     async def aclose(self) -> None:

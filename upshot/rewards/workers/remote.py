@@ -17,7 +17,7 @@ from upshot.tasks.verifiers.base import Claim
 
 
 @managers.register("remote")
-class Remote(Manager):
+class RemoteManager(Manager):
     """POSTs each claim to `url`/verify; retries what may pass (connection, 429, 5xx) with jittered backoff.
 
     The scorer's key, where it wants one, comes from UPSHOT_SCORER_KEY.

@@ -17,7 +17,7 @@ from upshot.core.errors import UserError
 from upshot.rewards.credit import Credit
 from upshot.rewards.reward import Reward
 from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +38,25 @@ class Futures(ABC):
     """Continues replies and settles what they are worth. Serves all replies at once, keeps nothing of a single one."""
 
     every_turn: bool = False
-    """Whether it continues the episode after every turn of the policy (`Reply.moments`), not only after the last."""
+    """Whether it continues the episode after every turn of the policy (`Rollout.moments`), not only after the last."""
 
     @abstractmethod
-    async def play(self, reply: Reply, policy: Policy) -> None:
+    async def play(self, reply: Rollout, policy: Policy) -> None:
         """Continue the reply and score where that leads: fills `reply.futures`. What fails fails alone, as missing."""
 
     @abstractmethod
-    def settle(self, reply: Reply) -> tuple[Reward, Credit]:
+    def settle(self, reply: Rollout) -> tuple[Reward, Credit]:
         """The reward of a played reply, and the tokens that earned its parts."""
 
     @abstractmethod
-    def decided(self, reply: Reply, reward: Reward) -> Credit:
+    def decided(self, reply: Rollout, reward: Reward) -> Credit:
         """The tokens that earn a reward which was decided without any future."""
 
-    async def rescore(self, reply: Reply) -> None:
+    async def rescore(self, reply: Rollout) -> None:
         """Score again where the reply's futures led, as they are: nobody continues anything."""
         raise UserError(f"futures of the kind '{type(self).__name__}' cannot be scored again")
 
-    def measure(self, replies: Sequence[Reply]) -> dict[str, float]:
+    def measure(self, replies: Sequence[Rollout]) -> dict[str, float]:
         """Numbers of this kind over the replies of a step, for the metrics."""
         return {}
 

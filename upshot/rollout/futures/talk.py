@@ -14,12 +14,12 @@ from upshot.core.score import Score
 from upshot.core.stopwatch import at_work
 from upshot.rewards.credit import MAIN, Credit, credit_turns, only, sampled_spans
 from upshot.rewards.metric import Metric
-from upshot.rewards.reward import Reward, Weighted, combine
+from upshot.rewards.reward import MetricWeight, Reward, combine
 from upshot.rollout.episode import play_future
 from upshot.rollout.futures.base import CreditRule, Futures, kinds
 from upshot.rollout.guard import guard, score_conversation
 from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Future, Reply
+from upshot.rollout.rollout import Future, Rollout
 from upshot.tasks.participants.base import Participant
 
 
@@ -30,7 +30,7 @@ class Talk(Futures):
     def __init__(
         self,
         metrics: Mapping[str, Metric],
-        weights: Mapping[str, Weighted],
+        weights: Mapping[str, MetricWeight],
         user: Participant | None = None,
         samples: int = 1,
         window: int = 0,
@@ -44,13 +44,13 @@ class Talk(Futures):
         self.credit = credit or CreditRule()
         self.every_turn = self.credit.by == "turns" and self.user is not None
 
-    async def play(self, reply: Reply, policy: Policy) -> None:
+    async def play(self, reply: Rollout, policy: Policy) -> None:
         """Play and score all futures at once; one is scored as soon as it ends."""
-        moments = reply.moments if self.every_turn else [reply.conversation]
+        turn_snapshots = reply.turn_snapshots if self.every_turn else [reply.conversation]
         async with asyncio.TaskGroup() as tasks:
             played = [
                 tasks.create_task(self._future(moment, policy, index, turn))
-                for turn, moment in enumerate(moments)
+                for turn, moment in enumerate(turn_snapshots)
                 # Without a next turn all futures would be the same conversation: one is enough.
                 for index in range(self.samples if self._goes_on(moment) else 1)
             ]
@@ -73,7 +73,7 @@ class Talk(Futures):
             future.scores = await score_conversation(self.metrics, fork)
         return future
 
-    async def rescore(self, reply: Reply) -> None:
+    async def rescore(self, reply: Rollout) -> None:
         """All metrics of all futures that were played to their end."""
         played = [future for future in reply.futures if not future.cut and future.missing is None]
         scores = await asyncio.gather(*(score_conversation(self.metrics, future.conversation) for future in played))
@@ -84,7 +84,7 @@ class Talk(Futures):
         """Whether futures have turns of their own; in an episode that ran out of room nobody could answer them."""
         return self.user is not None and moment.ended != "length"
 
-    def settle(self, reply: Reply) -> tuple[Reward, Credit]:
+    def settle(self, reply: Rollout) -> tuple[Reward, Credit]:
         """The weighted metrics, averaged over the futures; to the whole reply, or turn by turn."""
         own = [future for future in reply.futures if not future.cut]
         reward = combine([future.scores for future in own], self.weights)
@@ -92,11 +92,11 @@ class Talk(Futures):
             return reward, self.decided(reply, reward)
         by_turn = [
             combine([future.scores for future in own if future.turn == turn], self.weights).total
-            for turn in range(len(reply.moments))
+            for turn in range(len(reply.turn_snapshots))
         ]
         return reward, self._by_turns(reply, by_turn)
 
-    def decided(self, reply: Reply, reward: Reward) -> Credit:
+    def decided(self, reply: Rollout, reward: Reward) -> Credit:
         """The reward to all trained tokens; by turns to the last one, after what the environment gave each of them."""
         conversation = reply.conversation
         if self.credit.by == "turns":
@@ -106,17 +106,17 @@ class Talk(Futures):
         spans = only(sampled_spans(conversation.mask), conversation, self.credit.tokens)
         return Credit({MAIN: reward.total}, spans)
 
-    def _by_turns(self, reply: Reply, rewards: Sequence[Score]) -> Credit:
+    def _by_turns(self, reply: Rollout, rewards: Sequence[Score]) -> Credit:
         credit = credit_turns(rewards, reply.conversation, self.credit.gamma, self.credit.split)
         return replace(credit, spans=only(credit.spans, reply.conversation, self.credit.tokens))
 
 
 @kinds.register("none")
-class Nobody(Talk):
+class NoFutures(Talk):
     """The reply as it stands: the baseline of every other kind."""
 
     def __init__(
-        self, metrics: Mapping[str, Metric], weights: Mapping[str, Weighted], credit: CreditRule | None = None
+        self, metrics: Mapping[str, Metric], weights: Mapping[str, MetricWeight], credit: CreditRule | None = None
     ) -> None:
         super().__init__(metrics, weights, credit=credit)
 

@@ -12,7 +12,7 @@ from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.rollout.services import check_names
 from upshot.run.checks import data, helpers, memory, output, policy, prompts, trackers, vllm
-from upshot.run.checks.bench import Bench, Check, Finding
+from upshot.run.checks.bench import Check, CheckContext, Finding
 from upshot.training.metrics.best import check_evaluations
 
 CHECKS: Sequence[Check] = (
@@ -31,7 +31,7 @@ def find(recipe: Recipe, offline: bool = False, resumed: bool = False, ranks: in
         check_evaluations(recipe)
     except UserError as error:
         return [Finding(str(error))]
-    bench = Bench(recipe, offline, resumed, ranks)
+    bench = CheckContext(recipe, offline, resumed, ranks)
     findings = [finding for check in CHECKS for finding in _caught(check, bench)]
     return list(dict.fromkeys(findings))  # what several checks stumble over is said once
 
@@ -43,7 +43,7 @@ def refuse(findings: Sequence[Finding]) -> None:
         raise UserError(wrong[0] if len(wrong) == 1 else f"{len(wrong)} things to mend: " + "; ".join(wrong))
 
 
-def _caught(check: Check, bench: Bench) -> Iterator[Finding]:
+def _caught(check: Check, bench: CheckContext) -> Iterator[Finding]:
     try:
         yield from check(bench)
     except UserError as error:

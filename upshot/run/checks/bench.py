@@ -15,8 +15,7 @@ from upshot.core.conversation import Row
 from upshot.core.errors import UserError
 from upshot.models.local import local_path
 from upshot.models.rendering import Renderer
-from upshot.rollout.prompt_length import Room
-from upshot.run.plan import SAMPLED
+from upshot.rollout.prompt_length import PromptLengthFilter
 from upshot.tasks.base import Task, tasks
 from upshot.training.setup import find_context, find_tokenizer
 
@@ -32,7 +31,7 @@ class Finding:
     """Whether the run cannot begin like this; else it is only worth knowing."""
 
 
-class Bench:
+class CheckContext:
     """A recipe with its task, rows and tokenizer."""
 
     def __init__(self, recipe: Recipe, offline: bool = False, resumed: bool = False, ranks: int = 1) -> None:
@@ -47,7 +46,7 @@ class Bench:
     @property
     def sampled(self) -> bool:
         """Whether the method learns from replies of its own."""
-        return self.recipe.train.method in SAMPLED
+        return self.recipe.train.samples
 
     @cached_property
     def task(self) -> Task:
@@ -86,7 +85,7 @@ class Bench:
         return Renderer(self.tokenizer, self.recipe.model.template_options)
 
     @cached_property
-    def room(self) -> Room:
+    def room(self) -> PromptLengthFilter:
         """How much the policy can take in."""
         return room_of(self.recipe, self.task, self.renderer, find_context(self.recipe.model))
 
@@ -95,11 +94,11 @@ class Bench:
         return self.task.rows(split)
 
 
-Check = Callable[[Bench], Iterable[Finding]]
+Check = Callable[[CheckContext], Iterable[Finding]]
 """Says what it found; a `UserError` that it lets pass is a finding, too."""
 
 
-def room_of(recipe: Recipe, task: Task, renderer: Renderer, context: int) -> Room:
+def room_of(recipe: Recipe, task: Task, renderer: Renderer, context: int) -> PromptLengthFilter:
     """The room of a recipe's policy."""
     episode = recipe.episode
-    return Room(renderer, context, episode.max_tokens, episode.system, task.tools())
+    return PromptLengthFilter(renderer, context, episode.max_tokens, episode.system, task.tools())

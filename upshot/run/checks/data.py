@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from upshot.config.phases import WARM_START, phases_of
 from upshot.config.recipe import Recipe
-from upshot.run.checks.bench import Bench, Finding
-from upshot.run.phases import WARM_START, phases_of
+from upshot.run.checks.bench import CheckContext, Finding
 from upshot.run.plan import count_examples
 from upshot.tasks.base import Task
 
 
-def check(bench: Bench) -> Iterator[Finding]:
+def check(bench: CheckContext) -> Iterator[Finding]:
     """Read the rows as the run would; what is wrong with a file is the reader's `UserError`."""
     recipe, task = bench.recipe, bench.task
     if WARM_START in phases_of(recipe) and not task.dialogues("train"):

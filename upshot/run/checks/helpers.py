@@ -6,21 +6,22 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 
-from upshot.api.reward import run_anywhere
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Recipe
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
+from upshot.core.event_loop import run_anywhere
 from upshot.models.absent import AbsentPolicy
-from upshot.models.base import ModelCallError, Request, Sampling
+from upshot.models.base import ModelCallError, Request
 from upshot.models.client.budget import Budget
 from upshot.models.connect import connect
 from upshot.models.endpoint import headers_of
 from upshot.models.local import local_path
 from upshot.rollout.futures.classmates.map_file import read_map
 from upshot.rollout.play import spoken
-from upshot.rollout.services import of_recipe
-from upshot.run.checks.bench import Bench, Finding
+from upshot.rollout.services import build_services
+from upshot.run.checks.bench import CheckContext, Finding
 from upshot.serving.servers.state import folder_of, read_state, ready, served_name, with_addresses
 
 ATTEMPTS, SECONDS, TOKENS = 2, 30.0, 16
@@ -31,13 +32,15 @@ HEALTH_SECONDS = 5.0
 NOT_YET = "http://127.0.0.1:1/v1"
 
 
-def check(bench: Bench) -> Iterator[Finding]:
+def check(bench: CheckContext) -> Iterator[Finding]:
     """Build everybody, as the run would, and try every endpoint at once."""
     if not bench.sampled:
         return
     recipe, later = _with_servers(bench.recipe)
-    company = of_recipe(recipe, bench.task, AbsentPolicy(), None)
-    silent = [] if company.user is not None else [row.id for row in bench.rows("train") if row.goal and not spoken(row)]
+    services = build_services(recipe, bench.task, AbsentPolicy(), None)
+    silent = (
+        [] if services.user is not None else [row.id for row in bench.rows("train") if row.goal and not spoken(row)]
+    )
     if silent:
         says = f"{len(silent)} rows (such as '{silent[0]}') have a goal and no message, and there is no user to open"
         yield Finding(f"{says}; set futures.user")
@@ -47,7 +50,7 @@ def check(bench: Bench) -> Iterator[Finding]:
         tries += [_try_server(what, url) for what, url in _servers(recipe).items()]
 
     async def all_of_them() -> list[str | None]:
-        async with aclosing(company):
+        async with aclosing(services):
             return await asyncio.gather(*tries)
 
     yield from (Finding(says) for says in run_anywhere(all_of_them()) if says)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from upshot.run.checks.bench import Bench, Finding
+from upshot.run.checks.bench import CheckContext, Finding
 from upshot.run.folder import RunFolder, cannot_write, place_of
 
 
-def check(bench: Bench) -> Iterator[Finding]:
+def check(bench: CheckContext) -> Iterator[Finding]:
     """Look at the folder; nothing is made."""
     if bench.resumed:
         return

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from upshot.models.local import local_path, pick_device
-from upshot.run.checks.bench import Bench, Finding
+from upshot.run.checks.bench import CheckContext, Finding
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 
 
-def check(bench: Bench) -> Iterator[Finding]:
+def check(bench: CheckContext) -> Iterator[Finding]:
     """Look for what loading would look for."""
     config = bench.recipe.model
     if config.device not in ("auto", "cpu"):

@@ -6,20 +6,20 @@ from collections.abc import Iterator
 
 from upshot.core.conversation import Row
 from upshot.rollout.prompt_length import tell, too_long
-from upshot.run.checks.bench import Bench, Finding
+from upshot.run.checks.bench import CheckContext, Finding
 from upshot.tasks.datasets.examples import read_dialogues
 
 DONE = {"filter": "left out", "truncate": "cut at their beginning"}
 
 
-def check(bench: Bench) -> Iterator[Finding]:
+def check(bench: CheckContext) -> Iterator[Finding]:
     """Count them; what `episode.long_prompts` does with them is worth knowing, its default refuses them."""
     if not bench.model_here:
         return  # its tokenizer is at the hub
     yield from _openings(bench) if bench.sampled else _dialogues(bench)
 
 
-def _openings(bench: Bench) -> Iterator[Finding]:
+def _openings(bench: CheckContext) -> Iterator[Finding]:
     evaluated = bench.recipe.eval
     rule = bench.recipe.episode.long_prompts
     for split, most in (("train", None), (evaluated.split, evaluated.rows if evaluated.every else 0)):
@@ -31,7 +31,7 @@ def _openings(bench: Bench) -> Iterator[Finding]:
             yield Finding(f"{len(long)} of {len(rows)} prompts ({split}) do not fit and are {DONE[rule]}", False)
 
 
-def _dialogues(bench: Bench) -> Iterator[Finding]:
+def _dialogues(bench: CheckContext) -> Iterator[Finding]:
     config, room = bench.recipe.train, bench.room
     if config.method != "sft" or not room.context:
         return

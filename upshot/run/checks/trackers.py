@@ -7,13 +7,13 @@ import netrc
 import os
 from collections.abc import Iterator
 
-from upshot.run.checks.bench import Bench, Finding
+from upshot.run.checks.bench import CheckContext, Finding
 from upshot.run.trackers import check_names
 
 WITHOUT_KEY = ("offline", "disabled", "dryrun")
 
 
-def check(bench: Bench) -> Iterator[Finding]:
+def check(bench: CheckContext) -> Iterator[Finding]:
     """Look for what starting the trackers would need."""
     names = bench.recipe.trackers
     check_names(names)

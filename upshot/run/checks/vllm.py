@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from upshot.core.errors import UserError
-from upshot.run.checks.bench import Bench, Finding
+from upshot.run.checks.bench import CheckContext, Finding
+from upshot.run.policy_server import server_of, wanted
 from upshot.serving.servers.command import check_program
-from upshot.serving.servers.file import FleetConfig
+from upshot.serving.servers.file import ServersConfig
 from upshot.serving.servers.shares import placed, visible_gpus
-from upshot.serving.vllm.launch import NAME, server_of, wanted
+from upshot.serving.vllm.launch import NAME
 
 
-def check(bench: Bench) -> Iterator[Finding]:
+def check(bench: CheckContext) -> Iterator[Finding]:
     """Look at the program, the devices and what vLLM cannot do."""
     recipe = bench.recipe
     if not wanted(recipe):
@@ -31,7 +32,7 @@ def check(bench: Bench) -> Iterator[Finding]:
             "cut, or before the temperature; set temperature: 1, or leave the cuts out"
         )
     try:
-        fleet = FleetConfig(servers={NAME: server_of(recipe, recipe.model.path or "tiny")})
+        fleet = ServersConfig(servers={NAME: server_of(recipe, recipe.model.path or "tiny")})
         check_program(fleet)
         placed(fleet.servers, visible_gpus())
     except ValidationError as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from upshot.run.report.lines import Skipped, number, read_objects, shorten
+from upshot.run.report.lines import SkippedLines, number, read_objects, shorten
 
 NOT_METRICS = {"step", "phase"}
 
@@ -31,7 +31,7 @@ class Curves:
     """Points logged again for the same phase and step (a resumed run); the later value is kept."""
     not_finite: int = 0
     """Values that were NaN or infinite; shown as missing."""
-    skipped: Skipped = field(default_factory=Skipped)
+    skipped: SkippedLines = field(default_factory=SkippedLines)
 
     def names(self) -> list[tuple[str, str]]:
         """Every curve as (phase, key)."""

@@ -23,7 +23,7 @@ MAX_RECIPE = 200_000
 
 
 @dataclass(slots=True)
-class RunFolder:
+class ReportFolder:
     """One run folder, read."""
 
     path: Path
@@ -42,7 +42,7 @@ def is_run(path: Path) -> bool:
     return any((path / name).is_file() for name in LOGS + OTHERS)
 
 
-def find_runs(root: Path) -> list[RunFolder]:
+def find_runs(root: Path) -> list[ReportFolder]:
     """The run folder itself (if it is one), then its sub-runs in the order they were started."""
     found = [read_run(root, root.resolve().name)] if is_run(root) else []
     inner = [read_run(path, path.relative_to(root).as_posix()) for path in _subfolders(root, DEPTH)]
@@ -60,9 +60,9 @@ def _subfolders(root: Path, depth: int) -> Iterator[Path]:
             yield from _subfolders(path, depth - 1)
 
 
-def read_run(path: Path, name: str) -> RunFolder:
+def read_run(path: Path, name: str) -> ReportFolder:
     """The small files of one run folder."""
-    run = RunFolder(path, name)
+    run = ReportFolder(path, name)
     recipe = path / "recipe.yaml"
     if recipe.is_file():
         text = recipe.read_text("utf-8", "replace")
@@ -75,7 +75,7 @@ def read_run(path: Path, name: str) -> RunFolder:
     return run
 
 
-def _read_object(run: RunFolder, name: str) -> dict[str, Any] | None:
+def _read_object(run: ReportFolder, name: str) -> dict[str, Any] | None:
     path = run.path / name
     if not path.is_file():
         return None
@@ -90,7 +90,7 @@ def _read_object(run: RunFolder, name: str) -> dict[str, Any] | None:
     return value
 
 
-def _read_table(run: RunFolder) -> dict[str, Any] | None:
+def _read_table(run: ReportFolder) -> dict[str, Any] | None:
     table = _read_object(run, "table.json")
     if table is None:
         return None
@@ -101,7 +101,7 @@ def _read_table(run: RunFolder) -> dict[str, Any] | None:
     return table
 
 
-def duration(run: RunFolder) -> float | None:
+def duration(run: ReportFolder) -> float | None:
     """Seconds the run took, from its status: stated, or the end (or last sign of life) minus the start."""
     for key in ("seconds", "duration", "elapsed"):
         stated = number(run.status.get(key))
@@ -113,7 +113,7 @@ def duration(run: RunFolder) -> float | None:
     return end - start if start is not None and end is not None and end >= start else None
 
 
-def _since(run: RunFolder) -> float:
+def _since(run: ReportFolder) -> float:
     """Seconds from the status of a running run to its last sign of life."""
     told, log = moment(run.status.get("time")), run.path / LOGS[0]
     return max(0.0, log.stat().st_mtime - told) if told is not None and log.is_file() else 0.0
@@ -129,7 +129,7 @@ def moment(value: Any) -> float | None:
     return number(value)
 
 
-def started(run: RunFolder) -> float:
+def started(run: ReportFolder) -> float:
     """When the run began: as its status says, else its oldest file."""
     stated = moment(run.status.get("started"))
     if stated is not None:

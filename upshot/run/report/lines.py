@@ -15,7 +15,7 @@ from upshot.core import jsonl
 
 
 @dataclass(slots=True)
-class Skipped:
+class SkippedLines:
     """Lines that could not be read: their numbers (from 1), and whether the last line was cut short."""
 
     lines: list[int] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Skipped:
         return f"{name}: {'; '.join(said)}." if said else None
 
 
-def read_objects(path: Path, skipped: Skipped) -> Iterator[tuple[int, int, dict[str, Any]]]:
+def read_objects(path: Path, skipped: SkippedLines) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """Byte offset, byte length and object of every readable line; the others go into `skipped`."""
     if not path.is_file():
         return

@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import upshot
 from upshot.core.errors import UserError
+from upshot.core.version import __version__
 from upshot.run.report import curves as curves_of
 from upshot.run.report import rollouts as rollouts_of
-from upshot.run.report.folder import RunFolder, duration, find_runs, is_run, started
+from upshot.run.report.folder import ReportFolder, duration, find_runs, is_run, started
 from upshot.run.report.page import render
 
 ROLLOUT_BYTES = 3_200_000
@@ -58,7 +58,7 @@ def collect(root: Path) -> dict[str, Any]:
     logs = [curves_of.read_curves(run.path / "metrics.jsonl") for run in runs]
     total = sum(len(log.names()) for log in logs)
     limit = max(FEWEST_POINTS, min(MOST_POINTS, POINTS // max(1, total)))
-    texts = rollouts_of.Texts()
+    texts = rollouts_of.TextTable()
     packed = []
     room = MAX_CURVES
     for run, log in zip(runs, logs, strict=True):
@@ -72,13 +72,13 @@ def collect(root: Path) -> dict[str, Any]:
         "title": title_of(runs[0]) if is_run(root) or len(runs) == 1 else root.resolve().name,
         "own": is_run(root) or len(runs) == 1,
         "written": written,
-        "upshot": upshot.__version__,
+        "upshot": __version__,
         "runs": packed,
         "texts": texts.all,
     }
 
 
-def title_of(run: RunFolder) -> str:
+def title_of(run: ReportFolder) -> str:
     """The recipe's name, else the folder's."""
     for line in (run.recipe or "").splitlines():
         if line.startswith("name:"):
@@ -86,7 +86,7 @@ def title_of(run: RunFolder) -> str:
     return run.path.resolve().name
 
 
-def _head(run: RunFolder, log: curves_of.Curves) -> dict[str, Any]:
+def _head(run: ReportFolder, log: curves_of.Curves) -> dict[str, Any]:
     lasted = duration(run)
     return {
         "name": run.name,
@@ -101,7 +101,7 @@ def _head(run: RunFolder, log: curves_of.Curves) -> dict[str, Any]:
     }
 
 
-def _curves(run: RunFolder, log: curves_of.Curves, limit: int, room: int) -> dict[str, Any]:
+def _curves(run: ReportFolder, log: curves_of.Curves, limit: int, room: int) -> dict[str, Any]:
     wanted = [(phase, key, log.series[phase][key]) for phase, key in log.names()]
     packed = curves_of.pack(wanted[:room], limit)
     longest = max((len(points) for _, _, points in wanted), default=0)
@@ -116,7 +116,7 @@ def _curves(run: RunFolder, log: curves_of.Curves, limit: int, room: int) -> dic
     return packed | {"rows": log.rows, "steps_by_phase": log.last_steps}
 
 
-def _rollouts(run: RunFolder, budget: int, texts: rollouts_of.Texts) -> dict[str, Any]:
+def _rollouts(run: ReportFolder, budget: int, texts: rollouts_of.TextTable) -> dict[str, Any]:
     path = run.path / "rollouts.jsonl"
     found = rollouts_of.survey(path)
     chosen = rollouts_of.choose(found.steps, budget)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from upshot.core import jsonl
-from upshot.run.report.lines import Skipped, number, read_objects
+from upshot.run.report.lines import SkippedLines, number, read_objects
 
 MAX_TEXT = 12_000
 """Characters of one message or reason that are kept."""
@@ -25,7 +25,7 @@ MANY_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class RolloutLine:
     """Where a reply lies in the file, and about how many bytes it adds to the page."""
 
     offset: int
@@ -35,28 +35,28 @@ class Line:
 
 
 @dataclass(slots=True)
-class Survey:
+class RolloutSurvey:
     """All replies of a run, counted."""
 
-    steps: dict[float, list[Line]] = field(default_factory=dict)
+    steps: dict[float, list[RolloutLine]] = field(default_factory=dict)
     replies: int = 0
     futures: int = 0
     missing: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(what is missing, reason) → how often."""
     scored: Counter[str] = field(default_factory=Counter)
     """What could be missing → how many there are, present or not."""
-    skipped: Skipped = field(default_factory=Skipped)
+    skipped: SkippedLines = field(default_factory=SkippedLines)
 
 
-def survey(path: Path) -> Survey:
+def survey(path: Path) -> RolloutSurvey:
     """Count every reply of a rollouts file."""
-    found = Survey()
+    found = RolloutSurvey()
     seen: dict[float, set[int]] = defaultdict(set)
     for offset, length, row in read_objects(path, found.skipped):
         step = number(row.get("step")) or 0.0
         cost = length - _repeated(row, seen[step])
         group = (row.get("phase"), row.get("group"), row.get("row"))
-        found.steps.setdefault(step, []).append(Line(offset, length, max(cost, 1), group))
+        found.steps.setdefault(step, []).append(RolloutLine(offset, length, max(cost, 1), group))
         found.replies += 1
         _count(row, found)
     return found
@@ -82,7 +82,7 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def _count(row: Mapping[str, Any], found: Survey) -> None:
+def _count(row: Mapping[str, Any], found: RolloutSurvey) -> None:
     futures = _dicts(row.get("futures"))
     found.futures += len(futures)
     for future in futures:
@@ -95,7 +95,7 @@ def _count(row: Mapping[str, Any], found: Survey) -> None:
         _count_scores({"reward of a reply": reward["total"]}, found, "")
 
 
-def _count_scores(scores: Any, found: Survey, prefix: str) -> None:
+def _count_scores(scores: Any, found: RolloutSurvey, prefix: str) -> None:
     if not isinstance(scores, dict):
         return
     for name, score in scores.items():
@@ -115,7 +115,7 @@ def missing_reason(score: Any) -> str | None:
     return None if number(score) is not None else "no value and no reason in the log"
 
 
-def choose(steps: Mapping[float, Sequence[Line]], budget: int) -> dict[float, list[Line]]:
+def choose(steps: Mapping[float, Sequence[RolloutLine]], budget: int) -> dict[float, list[RolloutLine]]:
     """The replies to embed: the first, the last and evenly spaced steps, as many as fit into `budget` bytes."""
     whole = {step: sum(line.cost for line in lines) for step, lines in steps.items()}
     if sum(whole.values()) <= budget:
@@ -135,12 +135,12 @@ def evenly(total: int, count: int) -> list[int]:
     return sorted({round(index * (total - 1) / (count - 1)) for index in range(count)})
 
 
-def _first_groups(lines: Sequence[Line], share: int) -> list[Line]:
+def _first_groups(lines: Sequence[RolloutLine], share: int) -> list[RolloutLine]:
     """Whole prompt groups from the start of a step while they fit; of a group too big for that, its first replies."""
-    groups: dict[Any, list[Line]] = defaultdict(list)
+    groups: dict[Any, list[RolloutLine]] = defaultdict(list)
     for line in lines:
         groups[line.group].append(line)
-    kept: list[Line] = []
+    kept: list[RolloutLine] = []
     left = share
     for group in groups.values():
         cost = sum(line.cost for line in group)
@@ -151,8 +151,8 @@ def _first_groups(lines: Sequence[Line], share: int) -> list[Line]:
     return kept or _first_fitting(next(iter(groups.values())), share)
 
 
-def _first_fitting(lines: Sequence[Line], share: int) -> list[Line]:
-    kept: list[Line] = []
+def _first_fitting(lines: Sequence[RolloutLine], share: int) -> list[RolloutLine]:
+    kept: list[RolloutLine] = []
     for line in lines:
         share -= line.cost
         if kept and share < 0:
@@ -161,7 +161,7 @@ def _first_fitting(lines: Sequence[Line], share: int) -> list[Line]:
     return kept
 
 
-def load(path: Path, lines: Iterable[Line]) -> Iterator[dict[str, Any]]:
+def load(path: Path, lines: Iterable[RolloutLine]) -> Iterator[dict[str, Any]]:
     """The chosen replies of a rollouts file."""
     with path.open("rb") as file:
         for line in lines:
@@ -171,7 +171,7 @@ def load(path: Path, lines: Iterable[Line]) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-class Texts:
+class TextTable:
     """Message texts stored once and referred to by number."""
 
     def __init__(self) -> None:
@@ -194,7 +194,7 @@ class Texts:
         return f"{text[:MAX_TEXT]}\n… [{len(text) - MAX_TEXT:,} more characters are left out of this page]"
 
 
-def pack(row: dict[str, Any], texts: Texts) -> dict[str, Any]:
+def pack(row: dict[str, Any], texts: TextTable) -> dict[str, Any]:
     """A reply with the texts of its messages and credited spans replaced by their numbers."""
     for message in _messages(row):
         content = message.pop("content", "")

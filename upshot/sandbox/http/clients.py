@@ -18,7 +18,7 @@ from upshot.sandbox.inside.cases import standalone
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.local.script_runner import ScriptRunner, without_invalid
 from upshot.sandbox.outcome import CompileResult, Outcome, RunResult, StdioTest, TestResult
-from upshot.sandbox.runner import CodeRunner, Job, Session
+from upshot.sandbox.runner import CodeRunner, ProgramJob, Session
 
 ATTEMPTS = 6
 PATIENCE = 120.0
@@ -121,7 +121,7 @@ class CompatibleRunner(CodeRunner):
             for value, seconds in zip(results, runtimes, strict=True)
         ]
 
-    async def _run(self, job: Job) -> RunResult:
+    async def _run(self, job: ProgramJob) -> RunResult:
         raise UserError(
             "the compatible code API only runs tests; use an Upshot or SandboxFusion server to run programs"
         )
@@ -145,7 +145,7 @@ class UpshotRunner(CompatibleRunner):
             raise ValueError(f"{len(results)} results for {count} tests")
         return results
 
-    async def _run(self, job: Job) -> RunResult:
+    async def _run(self, job: ProgramJob) -> RunResult:
         body = {
             "code": job.code,
             "language": job.language,
@@ -207,7 +207,7 @@ class FusionRunner(ScriptRunner):
         self.connection = Connection(url, api_key)
         self.limits = limits or Limits()
 
-    async def _run(self, job: Job) -> RunResult:
+    async def _run(self, job: ProgramJob) -> RunResult:
         limits = job.limits
         body: dict[str, Any] = {
             "code": job.code,

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from upshot.core.errors import UserError
-from upshot.core.http import CalmEnd, Gate, TooLarge, TooSlow, demand_key
+from upshot.core.http import CalmEnd, RequestGate, TooLarge, TooSlow, demand_key
 from upshot.sandbox.connection import KEY_VARIABLE
 from upshot.sandbox.http.doorkeeper import READ_SECONDS, connections_at_once, http_protocol
 from upshot.sandbox.http.service import SandboxFault, Service
@@ -30,7 +30,7 @@ CLOSE = {"Connection": "close"}
 DRAIN_SECONDS = 60
 
 
-class Gone(Exception):
+class HungUp(Exception):
     """The client has hung up."""
 
 
@@ -50,7 +50,7 @@ def build_app(sandbox: Sandbox, api_key: str | None = None, max_bytes: int = MAX
 
     app = FastAPI(title="Upshot sandbox", lifespan=life, openapi_url=None)
     _add_routes(app, service)
-    app.add_middleware(Gate, key=api_key, max_bytes=max_bytes, read_s=READ_SECONDS, refuse=_refused)
+    app.add_middleware(RequestGate, key=api_key, max_bytes=max_bytes, read_s=READ_SECONDS, refuse=_refused)
     app.add_middleware(CalmEnd)
     return app
 
@@ -117,7 +117,7 @@ async def _guarded(sandbox: Sandbox, request: Request, verb: Callable[[dict[str,
         return _json({"error": str(busy)}, 429, {"Retry-After": str(int(busy.retry_after + 0.999))})
     except SandboxFault as fault:
         return _json({"error": f"sandbox_fault: {fault}"}, 503, {"Retry-After": "1"})
-    except Gone:
+    except HungUp:
         return _json({"error": "the client has hung up"}, 499)
     except TooLarge:
         return _json({"error": "the request is over the size limit"}, 413, CLOSE)
@@ -156,7 +156,7 @@ async def _while_wanted(request: Request, work: Awaitable[Any]) -> Any:
         return await work
     except asyncio.CancelledError:
         if hung_up.done() and caller.uncancel() == 0:
-            raise Gone from None
+            raise HungUp from None
         raise
     finally:
         over = True

@@ -27,7 +27,7 @@ class CaseError(Exception):
     """A unittest case that raised something else than a failed assertion."""
 
 
-class Checked:
+class CheckCounter:
     """Counts the checks that are executed; one that `foreign` says is the program's own does not count."""
 
     def __init__(self, foreign: Callable[[Any], bool] = lambda function: False) -> None:
@@ -137,7 +137,7 @@ def _count() -> ast.Expr:
     return ast.Expr(ast.Call(ast.Name(COUNTER, ast.Load()), [], []))
 
 
-def run(tree: ast.Module, namespace: dict[str, Any], checked: Checked) -> None:
+def run(tree: ast.Module, namespace: dict[str, Any], checked: CheckCounter) -> None:
     """Run a test and all cases in it; raises what fails."""
     functions, classes = _uncalled(tree), [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
     namespace[COUNTER] = checked

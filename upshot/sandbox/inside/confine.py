@@ -50,7 +50,7 @@ class Confinement:
         self.filter: seccomp.Filter | None = None
         if walls.seccomp:
             # Without a PID namespace the filter must name the only process that may be signalled: the run's own.
-            policy = seccomp.Policy() if walls.namespaces else seccomp.Policy(processes=False, alone=True)
+            policy = seccomp.FilterPolicy() if walls.namespaces else seccomp.FilterPolicy(processes=False, alone=True)
             self.filter = seccomp.Filter(policy)
             self._last.append(self.filter.step)
         self._plans: dict[str, list[kernel.Step]] = {}

@@ -97,7 +97,7 @@ class Handle(Proxy):
         raise NotEvidence(peer.refused)
 
 
-class View:
+class ObjectView:
     """What an object says it holds: the same every time, until the program is called again.
 
     Otherwise an object could have three items for `len` and none for the loop that checks them.

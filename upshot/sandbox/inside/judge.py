@@ -30,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from upshot.sandbox.inside import cases, program
-from upshot.sandbox.inside.handle import Handle, NotEvidence, View, in_role
+from upshot.sandbox.inside.handle import Handle, NotEvidence, ObjectView, in_role
 from upshot.sandbox.inside.peer import Peer, PeerGone
 from upshot.sandbox.inside.proxy import take_over
 
@@ -56,7 +56,7 @@ LIBRARIES = {
 MODULE = "__main__"
 
 
-class Judge(Peer):
+class ProgramJudge(Peer):
     """The judge's end of the wire."""
 
     def __init__(self, descriptor: int) -> None:
@@ -66,16 +66,16 @@ class Judge(Peer):
         self.asked = 0
         """How often the program has been asked for something."""
         self.pending: dict[int, collections.deque[Any]] = {}
-        self.views: dict[int, View] = {}
+        self.views: dict[int, ObjectView] = {}
 
     def proxy(self, number: int, kind: str) -> Any:
         if number not in self.proxies:
             self.proxies[number] = Handle(self, number, kind)
         return _coroutine(self.proxies[number]) if kind == "coroutine" else self.proxies[number]
 
-    def view(self, number: int) -> View:
+    def view(self, number: int) -> ObjectView:
         """What one of the program's objects has said it holds since the program was last called."""
-        return self.views.setdefault(number, View())
+        return self.views.setdefault(number, ObjectView())
 
     def permit(self, op: str, target: Any, name: str) -> None:
         """The program may call what a test gave it and use objects of the test's own classes, by public names."""
@@ -148,7 +148,7 @@ def judge(payload: dict[str, Any], results: program.Results, descriptor: int) ->
     results.put({"invalid": {str(index): why for index, why in invalid.items()}})
     if any("unittest" in test for test in payload["tests"]):
         importlib.import_module("unittest").__dict__["main"] = lambda *_, **__: None  # we run the cases ourselves
-    peer = Judge(descriptor)
+    peer = ProgramJudge(descriptor)
     try:
         failure = peer.guarded(lambda: peer.wire.receive()["loaded"])
         if failure is not None:
@@ -165,7 +165,7 @@ def judge(payload: dict[str, Any], results: program.Results, descriptor: int) ->
 class Court:
     """The namespace tests share, and the verdict on each."""
 
-    def __init__(self, peer: Judge, trees: Sequence[ast.Module]) -> None:
+    def __init__(self, peer: ProgramJudge, trees: Sequence[ast.Module]) -> None:
         self.peer = peer
         module = types.ModuleType(MODULE)
         sys.modules[MODULE] = module
@@ -184,7 +184,7 @@ class Court:
             return {"x": tree}
         peer, names = self.peer, _names([tree])[0]
         peer.refused, before = "", peer.asked
-        checked = cases.Checked(lambda function: type(function) is Handle)
+        checked = cases.CheckCounter(lambda function: type(function) is Handle)
         failure: BaseException | None = None
         try:
             cases.run(tree, self.namespace, checked)

@@ -55,7 +55,7 @@ def _make(step: kernel.Step) -> None:
 
 def _seccomp() -> None:
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    _make(seccomp.Filter(seccomp.Policy()).step)
+    _make(seccomp.Filter(seccomp.FilterPolicy()).step)
     os.getpid()
 
 

@@ -9,7 +9,7 @@ from upshot.sandbox.inside.peer import Peer, PeerGone, mutable
 from upshot.sandbox.inside.proxy import Proxy
 
 
-class Given(Proxy):
+class TestObject(Proxy):
     """An object of the test's in the program's hands: with operators, and attributes that are changed in place."""
 
     __slots__ = ()
@@ -37,7 +37,7 @@ def _operation(name: str) -> Any:
 
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "contains"):
-    setattr(Given, f"__{_name}__", _operation(_name))
+    setattr(TestObject, f"__{_name}__", _operation(_name))
 
 
 class Program(Peer):
@@ -51,7 +51,7 @@ class Program(Peer):
 
     def proxy(self, number: int, kind: str) -> Any:
         if number not in self.proxies:
-            self.proxies[number] = Given(self, number, kind)
+            self.proxies[number] = TestObject(self, number, kind)
         return self.proxies[number]
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:

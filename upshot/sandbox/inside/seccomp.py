@@ -39,7 +39,7 @@ Instruction = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
-class Policy:
+class FilterPolicy:
     """What the filter of one run permits beyond the fixed lists."""
 
     processes: bool = True
@@ -49,7 +49,7 @@ class Policy:
     mount namespaces make that needless."""
 
 
-def build(policy: Policy, machine: str = MACHINE) -> bytes:
+def build(policy: FilterPolicy, machine: str = MACHINE) -> bytes:
     """The filter's instructions, ready for the kernel."""
     table = numbers(machine)
     blocks = {name: _errno(code) for name, code in _softly_denied(policy).items()}
@@ -69,7 +69,7 @@ def build(policy: Policy, machine: str = MACHINE) -> bytes:
 class Filter:
     """A filter built once in the zygote; `step` installs it in a child, for good, after no_new_privs."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: FilterPolicy) -> None:
         program = build(policy)
         self._buffer = ctypes.create_string_buffer(program, len(program))
         described = ctypes.pointer(_Program(len(program) // 8, ctypes.cast(self._buffer, ctypes.c_void_p)))
@@ -97,14 +97,14 @@ def _errno(code: int) -> list[Instruction]:
     return [_ret(RET_ERRNO | code)]
 
 
-def _softly_denied(policy: Policy) -> dict[str, int]:
+def _softly_denied(policy: FilterPolicy) -> dict[str, int]:
     denied = {"clone3": ENOSYS}
     if not policy.processes:
         denied |= dict.fromkeys(("fork", "vfork", "execve", "execveat"), EPERM)
     return denied
 
 
-def _guarded(policy: Policy) -> dict[str, list[Instruction]]:
+def _guarded(policy: FilterPolicy) -> dict[str, list[Instruction]]:
     """Blocks for the calls whose arguments decide."""
     allow, deny = _ret(RET_ALLOW), _ret(RET_ERRNO | EPERM)
     arg0 = (LOAD, 0, 0, OFFSET_ARG0)

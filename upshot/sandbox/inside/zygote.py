@@ -30,7 +30,7 @@ LOOKS = 20
 """At most so many looks at a run's CPU clock for each of its CPU limits."""
 
 
-class Zygote:
+class ZygoteProcess:
     """One slot's process: takes a request from the control socket, forks, watches, answers."""
 
     def __init__(self, control: socket.socket, spec: dict[str, Any]) -> None:
@@ -77,7 +77,7 @@ class Zygote:
         request["limits"]["base_bytes"] = _address_space()
         plan = self.confinement.plan(request["limits"])
         started = time.monotonic()
-        watched: list[Watched] = []
+        watched: list[WatchedChild] = []
         try:
             for role in request["roles"]:
                 watched.append(self._start(role, plan, fds))
@@ -98,7 +98,7 @@ class Zygote:
             _empty(self.walls.scratch)
         return {"children": reports, "wall": wall}
 
-    def _start(self, role: dict[str, Any], plan: list[kernel.Step], fds: list[int]) -> Watched:
+    def _start(self, role: dict[str, Any], plan: list[kernel.Step], fds: list[int]) -> WatchedChild:
         ours, theirs = os.pipe()
         own = [fds[index] for index in role["fds"]]
         pid = kernel.fork_into(self.confinement.flags)
@@ -106,7 +106,7 @@ class Zygote:
             os.close(ours)
             self._become_child(role, plan, own, theirs)
         os.close(theirs)
-        return Watched(pid, ours, self)
+        return WatchedChild(pid, ours, self)
 
     def _become_child(self, role: dict[str, Any], plan: list[kernel.Step], fds: list[int], link: int) -> None:
         """In the child: take the descriptors, put up the walls, say so, run. Never returns."""
@@ -121,7 +121,7 @@ class Zygote:
         child.main(role, descriptors)
         os._exit(0)
 
-    def _wait(self, watched: list[Watched], request: dict[str, Any], started: float) -> list[dict[str, Any]]:
+    def _wait(self, watched: list[WatchedChild], request: dict[str, Any], started: float) -> list[dict[str, Any]]:
         limits = request["limits"]
         poller = select.poll()
         poller.register(self.control, select.POLLIN if request.get("announce") else 0)
@@ -150,10 +150,10 @@ class Zygote:
         return [one.report() for one in watched]
 
 
-class Watched:
+class WatchedChild:
     """One child under watch: its clocks, and why it was ended if it was."""
 
-    def __init__(self, pid: int, link: int, zygote: Zygote) -> None:
+    def __init__(self, pid: int, link: int, zygote: ZygoteProcess) -> None:
         self.pid = pid
         self.link = link
         self.zygote = zygote
@@ -338,7 +338,7 @@ def _become_zygote(control: socket.socket, spec: dict[str, Any]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     spare = control.dup()
     try:
-        zygote = Zygote(control, spec)
+        zygote = ZygoteProcess(control, spec)
     except OSError as error:
         spare.send(json.dumps({"ready": False, "error": str(error)}).encode())
         os._exit(1)

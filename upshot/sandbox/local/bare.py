@@ -20,7 +20,7 @@ from upshot.sandbox.limits import Limits
 from upshot.sandbox.local.languages import canonical
 from upshot.sandbox.local.script_runner import ScriptRunner
 from upshot.sandbox.outcome import Outcome, RunResult
-from upshot.sandbox.runner import Job
+from upshot.sandbox.runner import ProgramJob
 
 
 class BareRunner(ScriptRunner):
@@ -30,7 +30,7 @@ class BareRunner(ScriptRunner):
         self.limits = limits or Limits()
         self._gate = asyncio.Semaphore(concurrency or os.cpu_count() or 1)
 
-    async def _run(self, job: Job) -> RunResult:
+    async def _run(self, job: ProgramJob) -> RunResult:
         if canonical(job.language) != "python":
             raise UserError(f"the subprocess runner runs python only, not {job.language!r}; use a sandbox")
         async with self._gate:

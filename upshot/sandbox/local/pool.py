@@ -24,12 +24,12 @@ from upshot.sandbox.http.metrics import Metrics
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.local import languages, layers
 from upshot.sandbox.local.cgroup import Cgroups
-from upshot.sandbox.local.run import Run
+from upshot.sandbox.local.run import RunRequest
 from upshot.sandbox.local.sessions import LocalSession
-from upshot.sandbox.local.slots import Busy, Slots
+from upshot.sandbox.local.slots import Busy, SandboxSlots
 from upshot.sandbox.local.zygotes import ZygoteGone
 from upshot.sandbox.outcome import Outcome, RunResult, StdioTest, TestResult
-from upshot.sandbox.runner import CodeRunner, Job, Session
+from upshot.sandbox.runner import CodeRunner, ProgramJob, Session
 
 log = logging.getLogger("upshot.sandbox")
 FORGOTTEN_SECONDS = 30.0
@@ -74,7 +74,7 @@ class Sandbox(CodeRunner):
         self.metrics = Metrics()
         self.layers: layers.Layers | None = None
         self._starting = asyncio.Lock()
-        self._slots: Slots | None = None
+        self._slots: SandboxSlots | None = None
         self._workdir: Path | None = None
         self._sessions: set[LocalSession] = set()
         self._session_count = 0
@@ -103,7 +103,7 @@ class Sandbox(CodeRunner):
             layers.demand(found, cgroups.active, self.required)
             self._workdir = _make_workdir()
             self.layers = found
-            self._slots = Slots(self.count, self.queue, found, cgroups, self._workdir)
+            self._slots = SandboxSlots(self.count, self.queue, found, cgroups, self._workdir)
             await self._slots.warm("plain", 1)
         except BaseException:
             cgroups.close()
@@ -142,13 +142,13 @@ class Sandbox(CodeRunner):
             shutil.rmtree(self._workdir, ignore_errors=True)
             self._workdir = None
 
-    async def _ready(self) -> Slots:
+    async def _ready(self) -> SandboxSlots:
         """The slots, opened now if they are not: a runner from a recipe may be used before anybody enters it."""
         if self._slots is None:
             await self.start()
         return self._open()
 
-    def _open(self) -> Slots:
+    def _open(self) -> SandboxSlots:
         if self._slots is None:
             raise UserError("the sandbox is not open; use `async with Sandbox(...) as sandbox`")
         return self._slots
@@ -194,7 +194,7 @@ class Sandbox(CodeRunner):
         self.metrics.count_tests(done)
         return done
 
-    async def _run(self, job: Job) -> RunResult:
+    async def _run(self, job: ProgramJob) -> RunResult:
         limits, stdin = job.limits, job.stdin.encode(errors=ANY_TEXT)
         encoded = {name: base64.b64encode(data).decode() for name, data in job.files.items()}
         payload: dict[str, Any] = {"program": job.code, "files": encoded, "fetch": list(job.fetch)}
@@ -277,7 +277,7 @@ class Sandbox(CodeRunner):
             for attempt in range(2):
                 try:
                     zygote = await slot.zygote(tier)
-                    run = Run(mode, payload, stdin, limits, judge, native_wall)
+                    run = RunRequest(mode, payload, stdin, limits, judge, native_wall)
                     remains = await run.on(zygote, slot.groups.get(tier))
                 except (ZygoteGone, OSError) as error:
                     remains = Remains(fault=str(error))

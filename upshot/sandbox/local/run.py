@@ -27,7 +27,7 @@ JUDGED = ("stdin", "stdout", "stderr", "input", "own results", "program's wire")
 JUDGE = ("nothing", "nothing", "nothing", "tests", "results", "judge's wire")
 
 
-class Run:
+class RunRequest:
     """One request's memory files and message."""
 
     def __init__(

@@ -27,7 +27,7 @@ from upshot.sandbox.runner import Session
 
 if TYPE_CHECKING:
     from upshot.sandbox.local.pool import Sandbox
-    from upshot.sandbox.local.slots import Slots
+    from upshot.sandbox.local.slots import SandboxSlots
 
 log = logging.getLogger("upshot.sandbox")
 MAX_REPLY = 64 << 10
@@ -66,7 +66,7 @@ class LocalSession(Session):
         self._eviction: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, sandbox: Sandbox, slots: Slots, limits: Limits, tier: str = "plain") -> LocalSession:
+    async def open(cls, sandbox: Sandbox, slots: SandboxSlots, limits: Limits, tier: str = "plain") -> LocalSession:
         """Start a zygote and in it the session's process."""
         index = sandbox.next_session_index()
         group = slots.cgroups.slot(f"session-{index}")

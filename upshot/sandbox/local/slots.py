@@ -30,7 +30,7 @@ class Busy(Exception):
 class Slot:
     """One place to run: a zygote per tier, started when first needed."""
 
-    def __init__(self, index: int, pool: Slots) -> None:
+    def __init__(self, index: int, pool: SandboxSlots) -> None:
         self.index = index
         self.pool = pool
         self.zygotes: dict[str, Zygote] = {}
@@ -56,7 +56,7 @@ class Slot:
             zygote.close()
 
 
-class Slots:
+class SandboxSlots:
     """A fixed number of slots and a bounded queue before them."""
 
     def __init__(self, count: int, queue: int, layers: Layers, cgroups: Cgroups, workdir: Path) -> None:

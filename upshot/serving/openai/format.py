@@ -14,10 +14,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.thought import MARKERS
-from upshot.models.base import Completion, Request, Sampling
+from upshot.models.base import Completion, Request
 from upshot.models.pieces import Pieces
 
 BOOKKEEPING = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
@@ -47,7 +48,7 @@ def encodes(value: Any) -> bool:
     return all(map(encodes, value)) if isinstance(value, list) else True
 
 
-class Strict(BaseModel):
+class StrictBody(BaseModel):
     """A JSON object without unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
@@ -70,13 +71,13 @@ class Strict(BaseModel):
         return asked
 
 
-class StreamOptions(Strict):
+class StreamOptions(StrictBody):
     """How a stream is sent."""
 
     include_usage: bool = False
 
 
-class Shared(Strict):
+class CommonFields(StrictBody):
     """Fields of both endpoints."""
 
     model: str = ""
@@ -96,7 +97,7 @@ class Shared(Strict):
     return_tokens_as_token_ids: bool = False
 
     @model_validator(mode="after")
-    def _options_of_streams(self) -> Shared:
+    def _options_of_streams(self) -> CommonFields:
         if self.stream_options is not None and not self.stream:
             raise ValueError("'stream_options' are for streams: set stream to true or leave them out")
         return self
@@ -137,7 +138,7 @@ class Shared(Strict):
         raise UserError(f"response_format.type '{kind}' is not known; use text, json_object or json_schema")
 
 
-class ChatRequest(Shared):
+class ChatRequest(CommonFields):
     """POST /v1/chat/completions."""
 
     messages: list[dict[str, Any]] = Field(min_length=1)
@@ -192,7 +193,7 @@ class ChatRequest(Shared):
         return Request(messages, self.sampling(most), self.n, self.schema_of(), tools, "", self.top_logprobs)
 
 
-class CompletionRequest(Shared):
+class CompletionRequest(CommonFields):
     """POST /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
@@ -285,7 +286,7 @@ def usage(prompt: int, completion: int) -> dict[str, int]:
 class Names:
     """How a response names tokens: by their text or, if asked to, by their ids."""
 
-    def __init__(self, pieces: Pieces, asked: Shared) -> None:
+    def __init__(self, pieces: Pieces, asked: CommonFields) -> None:
         self.pieces = pieces
         self.by_ids = asked.return_tokens_as_token_ids
 

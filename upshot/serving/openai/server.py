@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from upshot.core.errors import UserError
-from upshot.core.http import CalmEnd, Gate, TooLarge, TooSlow
+from upshot.core.http import CalmEnd, RequestGate, TooLarge, TooSlow
 from upshot.engine.sequence import DONE, Sequence
 from upshot.models.base import Completion, ModelCallError, Request
 from upshot.models.engine_model import EngineModel, RuledRequest, cut_at_stop
@@ -33,7 +33,7 @@ from upshot.serving.openai.format import (
     text_logprobs,
     usage,
 )
-from upshot.serving.openai.speech import Dialect, Hearing, Speech
+from upshot.serving.openai.speech import Dialect, ReplyFormat, Speech
 from upshot.serving.openai.stream import GrowingText
 
 MAX_BYTES = 64 << 20
@@ -43,7 +43,7 @@ READ_S = 60.0
 STATUS = {"too_long": 400, "rate_limited": 429, "aborted": 499}
 
 
-class Gone(Exception):
+class ClientGone(Exception):
     """The client went away."""
 
 
@@ -58,7 +58,7 @@ def failure(status: int, message: str, kind: str = "invalid_request_error") -> J
     return JSONResponse(body, status_code=status, headers=headers)
 
 
-class Server:
+class OpenAIServer:
     """Routes and counters of one served model."""
 
     def __init__(
@@ -79,13 +79,13 @@ class Server:
         self.counts = {"requests": 0, "refused": 0, "failed": 0, "disconnected": 0}
         self.seconds = 0.0
         self.app = FastAPI(title="upshot", docs_url=None, redoc_url=None)
-        self.app.add_middleware(Gate, key=api_key, max_bytes=MAX_BYTES, read_s=READ_S, refuse=self._turned_away)
+        self.app.add_middleware(RequestGate, key=api_key, max_bytes=MAX_BYTES, read_s=READ_S, refuse=self._turned_away)
         self.app.add_middleware(CalmEnd)
         self._routes()
 
     def _routes(self) -> None:
         app = self.app
-        for kind in (RequestValidationError, UserError, ModelCallError, OtherModel, Gone, HTTPException):
+        for kind in (RequestValidationError, UserError, ModelCallError, OtherModel, ClientGone, HTTPException):
             app.exception_handler(kind)(self._refuse)
         app.get("/health")(self.health)
         app.get("/metrics")(self.metrics)
@@ -121,7 +121,7 @@ class Server:
             return failure(error.status_code, "no JSON" if unread else _nothing_at(http.method, http.url.path))
         if isinstance(error, OtherModel):
             return failure(404, str(error))
-        if isinstance(error, Gone):
+        if isinstance(error, ClientGone):
             self.counts["disconnected"] += 1
             return failure(499, "the client went away", "disconnected")
         if isinstance(error, ModelCallError):
@@ -176,7 +176,7 @@ class Server:
         counts = usage(done[0].prompt_tokens, sum(c.completion_tokens for c in done))
         return {**envelope("chat.completion", self.model.name), "choices": choices, "usage": counts}
 
-    def _heard(self, asked: ChatRequest) -> tuple[Request, Hearing]:
+    def _heard(self, asked: ChatRequest) -> tuple[Request, ReplyFormat]:
         """The request by its exact ids, and how the replies to it are read."""
         request = asked.request(self.max_tokens, self.dialect.thinks)
         prompt = self.model.prompt_ids(request)
@@ -187,7 +187,7 @@ class Server:
         return RuledRequest(prompt, *fields, lark=rules), hearing
 
     def _chat_choice(
-        self, index: int, done: Completion, asked: ChatRequest, request: Request, hearing: Hearing
+        self, index: int, done: Completion, asked: ChatRequest, request: Request, hearing: ReplyFormat
     ) -> dict[str, Any]:
         speech = hearing.speech()
         text, _ = cut_at_stop(hearing.decode(done.ids or ()), request.sampling.stop)
@@ -202,7 +202,7 @@ class Server:
         for ids in prompts:  # also those of which nothing is computed, and before anything is
             self.model.engine.check_prompt(ids)
         if asked.stream:
-            return self._stream(asked, requests, Hearing(self.model.tokenizer), http)
+            return self._stream(asked, requests, ReplyFormat(self.model.tokenizer), http)
         # Scores first: they leave the prompts' pages to those that continue them.
         finished = await self._finish([*scores, *requests], http)
         scored = iter(finished[: len(scores)])
@@ -238,14 +238,14 @@ class Server:
         return choice
 
     async def _finish(self, requests: list[Request], http: HttpRequest) -> list[list[Completion]]:
-        """All completions, or `Gone` if the client went away meanwhile."""
+        """All completions, or `ClientGone` if the client went away meanwhile."""
         work = asyncio.ensure_future(self.model.generate_all(requests))
         watch: asyncio.Future[None] = asyncio.create_task(_disconnected(http))
         began = time.perf_counter()
         try:
             await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
             if not work.done():
-                raise Gone
+                raise ClientGone
             return work.result()
         finally:
             self.seconds += time.perf_counter() - began
@@ -253,7 +253,7 @@ class Server:
             work.cancel()
 
     def _stream(
-        self, asked: ChatRequest | CompletionRequest, requests: list[Request], hearing: Hearing, http: HttpRequest
+        self, asked: ChatRequest | CompletionRequest, requests: list[Request], hearing: ReplyFormat, http: HttpRequest
     ) -> StreamingResponse:
         queue: asyncio.Queue[tuple[int, Sequence, int | None, float]] = asyncio.Queue()
         running: list[Sequence] = []
@@ -283,7 +283,7 @@ class Server:
         asked: ChatRequest | CompletionRequest,
         running: list[Sequence],
         queue: asyncio.Queue,
-        hearing: Hearing,
+        hearing: ReplyFormat,
         stops: tuple[str, ...],
         http: HttpRequest,
     ) -> AsyncIterator[str]:

@@ -14,7 +14,7 @@ from typing import Any
 from upshot.core.errors import UserError
 from upshot.core.thought import MARKERS, GrowingThought, opens_thought
 from upshot.models.grammar import WHITESPACE
-from upshot.models.tool_calls.base import Called, CallParser, parser_for
+from upshot.models.tool_calls.base import CallParser, ToolCall, parser_for
 
 
 class Speech:
@@ -55,17 +55,17 @@ class Speech:
         """Why the message ended, in OpenAI's words."""
         return "tool_calls" if self.calls and finish == "stop" else finish
 
-    def _delta(self, thought: str, parts: Iterable[str | Called]) -> dict[str, Any]:
+    def _delta(self, thought: str, parts: Iterable[str | ToolCall]) -> dict[str, Any]:
         delta: dict[str, Any] = {"reasoning_content": thought} if thought else {}
         for part in parts:
-            if isinstance(part, Called):
+            if isinstance(part, ToolCall):
                 if self._several or not self.calls:
                     delta.setdefault("tool_calls", []).append(self._call(part))
             elif part:
                 delta["content"] = delta.get("content", "") + part
         return delta
 
-    def _call(self, call: Called) -> dict[str, Any]:
+    def _call(self, call: ToolCall) -> dict[str, Any]:
         assert self._parser is not None
         function = {"name": call.name, "arguments": call.arguments}
         self.calls += 1
@@ -78,7 +78,7 @@ class Speech:
 
 
 @dataclass(frozen=True, slots=True)
-class Hearing:
+class ReplyFormat:
     """How the replies to one request are read."""
 
     tokenizer: Any
@@ -115,18 +115,18 @@ class Dialect:
         added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
         self._special = {token: str(entry) for token, entry in added.items() if entry.special}
 
-    def hearing(self, prompt: Sequence[int], tools: bool, schema: bool, several: bool) -> Hearing:
+    def hearing(self, prompt: Sequence[int], tools: bool, schema: bool, several: bool) -> ReplyFormat:
         """How to read replies to a prompt; a schema's text is JSON from its first character on."""
         if schema:
-            return Hearing(self.tokenizer)
+            return ReplyFormat(self.tokenizer)
         parser = self.parser if tools else None
         markers = {*(parser.markers if parser else ()), *(MARKERS if self.thinks else ())}
         heard = {token for token, text in self._special.items() if text in markers}
         unheard = frozenset(self._special.keys() - heard) if heard else frozenset()
         opened = self.thinks and opens_thought(self.tokenizer.decode(list(prompt[-16:]), skip_special_tokens=False))
-        return Hearing(self.tokenizer, parser, self.thinks, opened, several, unheard)
+        return ReplyFormat(self.tokenizer, parser, self.thinks, opened, several, unheard)
 
-    def grammar(self, tools: Sequence[Mapping[str, Any]], hearing: Hearing) -> str:
+    def grammar(self, tools: Sequence[Mapping[str, Any]], hearing: ReplyFormat) -> str:
         """The Lark grammar of a reply that calls these tools and says nothing else; it may think before."""
         if self.parser is None:
             raise UserError(

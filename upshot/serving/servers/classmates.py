@@ -10,10 +10,10 @@ from typing import Any
 
 from upshot.core.errors import UserError
 from upshot.core.whole_files import write_whole
-from upshot.serving.servers.file import FleetConfig
+from upshot.serving.servers.file import ServersConfig
 
 
-def check_map(fleet: FleetConfig) -> None:
+def check_map(fleet: ServersConfig) -> None:
     """Refuse a map in which two servers would have one key."""
     seen: dict[str, str] = {}
     for name, server in fleet.servers.items():
@@ -25,7 +25,7 @@ def check_map(fleet: FleetConfig) -> None:
         seen[server.model] = name
 
 
-def write_map(path: Path, fleet: FleetConfig, servers: Mapping[str, tuple[int, str]]) -> None:
+def write_map(path: Path, fleet: ServersConfig, servers: Mapping[str, tuple[int, str]]) -> None:
     """Write the map of servers by name → (port, status)."""
     anywhere = fleet.host in ("0.0.0.0", "::")
     entries: dict[str, dict[str, Any]] = {}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from upshot.core.errors import UserError
-from upshot.serving.servers.file import FleetConfig
+from upshot.serving.servers.file import ServersConfig
 
 VLLM_KEY, UPSHOT_KEY = "VLLM_API_KEY", "UPSHOT_API_KEY"
 
@@ -24,7 +24,7 @@ class Command:
 
 
 def compose(
-    fleet: FleetConfig, name: str, port: int, gpus: Sequence[str], share: float | None, inherited: Mapping[str, str]
+    fleet: ServersConfig, name: str, port: int, gpus: Sequence[str], share: float | None, inherited: Mapping[str, str]
 ) -> Command:
     """The command of a server. `gpus`: its devices as CUDA names them, none: the CPU; `inherited`: our environment.
 
@@ -47,7 +47,7 @@ def compose(
     return Command([*words, *server.arguments], environment)
 
 
-def check_program(fleet: FleetConfig) -> None:
+def check_program(fleet: ServersConfig) -> None:
     """Refuse a vLLM that is not there, before anything starts."""
     for name, server in fleet.servers.items():
         if server.engine == "vllm" and shutil.which(server.program) is None:

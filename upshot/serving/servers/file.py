@@ -116,7 +116,7 @@ class ServerConfig(BaseModel):
         return out
 
 
-class FleetConfig(BaseModel):
+class ServersConfig(BaseModel):
     """A set of model servers."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
@@ -142,7 +142,7 @@ class FleetConfig(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _one_a_process(self) -> FleetConfig:
+    def _one_a_process(self) -> ServersConfig:
         """Replace servers by their processes."""
         found: dict[str, ServerConfig] = {}
         for name, server in self.servers.items():
@@ -168,16 +168,16 @@ class FleetConfig(BaseModel):
         return os.environ.get(self.api_key_env, "")
 
 
-def read(path: str | Path) -> FleetConfig:
+def read(path: str | Path) -> ServersConfig:
     """A checked serve file; model folders beside it are made absolute."""
     file = Path(path).expanduser()
     data = config.read_yaml(file, "serve file")
     if not isinstance(data, dict):
         raise UserError(f"serve file '{path}': a mapping with `servers` is needed, not {type(data).__name__}")
     try:
-        fleet = FleetConfig.model_validate(data)
+        fleet = ServersConfig.model_validate(data)
     except ValidationError as error:
-        where, told = ".".join(map(str, error.errors()[0]["loc"])), config.explain(error, FleetConfig)
+        where, told = ".".join(map(str, error.errors()[0]["loc"])), config.explain(error, ServersConfig)
         raise UserError(f"{path}: {told if where in told else f'{where}: {told}'}") from None
     demand_key(fleet.host, fleet.key, f"set the environment variable {fleet.api_key_env}", f"{path}: host")
     for server in fleet.servers.values():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from upshot.core.errors import UserError
 from upshot.serving.servers.command import Command
-from upshot.serving.servers.undertaker import Undertaker, dying_with_us, end_group
+from upshot.serving.servers.undertaker import Reaper, dying_with_us, end_group
 
 LOOK_S = 0.25
 """Between looks at a server that starts."""
@@ -22,12 +22,12 @@ GRACE_S = 15.0
 """From SIGTERM to SIGKILL."""
 
 
-class Ended(Exception):
+class ServerEnded(Exception):
     """The server's process is gone, or had to be ended; the text says why."""
 
 
 @dataclass
-class Server:
+class ModelServer:
     """A server that can be started again and again on its port."""
 
     name: str
@@ -35,7 +35,7 @@ class Server:
     host: str
     port: int
     log: Path
-    undertaker: Undertaker
+    undertaker: Reaper
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while it starts; shared by those that must not start at once."""
     status: str = "waiting"
@@ -51,7 +51,7 @@ class Server:
         return self.process.pid if self.process is not None else None
 
     async def start(self, within_s: float) -> None:
-        """Start the process and wait until it is healthy; `Ended` if that does not come about."""
+        """Start the process and wait until it is healthy; `ServerEnded` if that does not come about."""
         began = time.monotonic()
         with self.log.open("ab") as log:
             try:
@@ -69,10 +69,10 @@ class Server:
         self.undertaker.watch(self.process.pid)
         while not await self.healthy():
             if await self._gone(LOOK_S):
-                raise Ended(await self._buried())
+                raise ServerEnded(await self._buried())
             if time.monotonic() - began > within_s:
                 await self.stop(0.0)
-                raise Ended(f"was not ready after {within_s:g} s")
+                raise ServerEnded(f"was not ready after {within_s:g} s")
         self.seconds = time.monotonic() - began
 
     async def ended(self, hung_s: float) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 
 
-class Undertaker:
+class Reaper:
     """A forked process that outlives us by a moment. To be made before the process has threads."""
 
     def __init__(self) -> None:

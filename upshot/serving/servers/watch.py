@@ -16,11 +16,11 @@ from typing import Any
 from upshot.core.errors import UserError
 from upshot.serving.servers.classmates import write_map
 from upshot.serving.servers.command import check_program, compose, tail
-from upshot.serving.servers.file import FleetConfig, digest
-from upshot.serving.servers.server import GRACE_S, Ended, Server
+from upshot.serving.servers.file import ServersConfig, digest
+from upshot.serving.servers.server import GRACE_S, ModelServer, ServerEnded
 from upshot.serving.servers.shares import placed, shares, visible_gpus
 from upshot.serving.servers.state import STATE, USERS_LOCK, lock, write_state
-from upshot.serving.servers.undertaker import Undertaker
+from upshot.serving.servers.undertaker import Reaper
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 """Before a crashed server starts again: the first pause, doubled with each crash up to the longest."""
@@ -30,11 +30,11 @@ USERS_S = 0.3
 """Between looks whether anybody still uses the fleet."""
 
 
-class Fleet:
+class Supervisor:
     """The servers of a file, in this process's care. The caller holds the fleet's lock."""
 
     def __init__(
-        self, file: Path, fleet: FleetConfig, folder: Path, say: Callable[[str], None], map_file: Path | None = None
+        self, file: Path, fleet: ServersConfig, folder: Path, say: Callable[[str], None], map_file: Path | None = None
     ) -> None:
         self.file, self.fleet, self.folder, self.say, self.map_file = file, fleet, folder, say, map_file
         check_program(fleet)
@@ -43,13 +43,13 @@ class Fleet:
         self.shares = shares(fleet.servers, self.places)
         ports = pick_ports(fleet)
         self.digest = digest(file)
-        self.undertaker = Undertaker()
+        self.undertaker = Reaper()
         turns: dict[int, asyncio.Lock] = {}
-        self.servers: list[Server] = []
+        self.servers: list[ModelServer] = []
         for name, settings in fleet.servers.items():
             own = [gpus[number] for number in self.places[name]]
             command = compose(fleet, name, ports[name], own, self.shares.get(name), os.environ)
-            server = Server(name, command, fleet.host, ports[name], folder / f"{name}.log", self.undertaker)
+            server = ModelServer(name, command, fleet.host, ports[name], folder / f"{name}.log", self.undertaker)
             if settings.engine == "vllm" and own:
                 # vLLM measures what is free while it starts: two that start on one GPU would each count the other.
                 server.turn = turns.setdefault(self.places[name][0], server.turn)
@@ -116,7 +116,7 @@ class Fleet:
             },
         }
 
-    def _mark(self, server: Server, status: str) -> None:
+    def _mark(self, server: ModelServer, status: str) -> None:
         """Tell how a server stands. A disk that is full must not end servers that run."""
         server.status = status
         try:
@@ -124,7 +124,7 @@ class Fleet:
         except OSError as error:
             self.say(f"{server.name} is {status}, but that cannot be written: {error.strerror} ({self.folder})")
 
-    async def _keep(self, server: Server) -> None:
+    async def _keep(self, server: ModelServer) -> None:
         """Start a server, and again whenever it ends."""
         crashes, was_ready = 0, False
         while True:
@@ -138,7 +138,7 @@ class Fleet:
                     self.say(f"{server.name} is back after {server.seconds:.1f} s")
                 was_ready = True
                 reason = await server.ended(self.fleet.hung_s)
-            except Ended as error:
+            except ServerEnded as error:
                 reason = str(error)
                 if not was_ready:
                     raise UserError(f"server '{server.name}' {reason}; {server.log}: {tail(server.log)}") from None
@@ -179,7 +179,7 @@ class Fleet:
         """Stop all at once, and say that nothing runs."""
         hurried = asyncio.create_task(self._hurry.wait())
 
-        async def stop(server: Server) -> None:
+        async def stop(server: ModelServer) -> None:
             patient = asyncio.create_task(server.stop(GRACE_S))
             await asyncio.wait([patient, hurried], return_when=asyncio.FIRST_COMPLETED)
             if not patient.done():
@@ -195,7 +195,7 @@ class Fleet:
         self.undertaker.close()
 
 
-def pick_ports(fleet: FleetConfig) -> dict[str, int]:
+def pick_ports(fleet: ServersConfig) -> dict[str, int]:
     """A port for each server: the one that is wished for, if it is free, or any."""
     held: list[socket.socket] = []
     out: dict[str, int] = {}

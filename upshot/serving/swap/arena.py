@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from upshot.serving.swap.overlay import Overlay, Place
+from upshot.serving.swap.overlay import MemoryLayout, Region
 
 PIECE = 32 << 20
 """Bytes copied at once: few enough for the small copies of other engines to get in between."""
@@ -15,17 +15,17 @@ PIECE = 32 << 20
 class Arena:
     """The memory behind an overlay; whoever takes a place that is not free is refused."""
 
-    def __init__(self, overlay: Overlay, device: torch.device) -> None:
+    def __init__(self, overlay: MemoryLayout, device: torch.device) -> None:
         self.overlay, self.device = overlay, device
         with torch.inference_mode(False):  # parameters become views of it
             self.memory = torch.empty(overlay.size, dtype=torch.uint8, device=device)
         self._settle()
-        self.held: dict[str, Place] = {}
+        self.held: dict[str, Region] = {}
         """Who is there."""
         self.most = 0
         """The most bytes that were held at once."""
 
-    def claim(self, place: Place) -> None:
+    def claim(self, place: Region) -> None:
         """The place is its model's from now on."""
         wrong = [other.name for other in self.held.values() if other.overlaps(place)]
         if wrong or place.stop > self.overlay.size:
@@ -33,11 +33,11 @@ class Arena:
         self.held[place.name] = place
         self.most = max(self.most, sum(held.size for held in self.held.values()))
 
-    def free(self, place: Place) -> None:
+    def free(self, place: Region) -> None:
         """The place is nobody's."""
         self.held.pop(place.name, None)
 
-    def bytes_of(self, place: Place) -> torch.Tensor:
+    def bytes_of(self, place: Region) -> torch.Tensor:
         """The place's memory; the same view whenever it is asked for."""
         return self.memory[place.start : place.stop]
 
@@ -69,7 +69,7 @@ class Arena:
             self._settle()
 
 
-class Load:
+class HostCopy:
     """A copy from the host into the arena, piece by piece, while the device computes other things.
 
     On the CPU each look at it copies a piece, so that a load takes its time there, too.

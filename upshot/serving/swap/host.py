@@ -17,7 +17,7 @@ GROUP = 256
 
 
 @dataclass(frozen=True)
-class Piece:
+class ParameterSpan:
     """Where one parameter lies in the flat memory."""
 
     parameter: torch.nn.Parameter
@@ -26,15 +26,15 @@ class Piece:
     stop: int
 
 
-def pieces(module: torch.nn.Module) -> list[Piece]:
+def pieces(module: torch.nn.Module) -> list[ParameterSpan]:
     """All parameters, in an order in which those that an engine joins lie side by side."""
-    found: list[Piece] = []
+    found: list[ParameterSpan] = []
     at = 0
     for group in neighbours(module):
         at = -(-at // GROUP) * GROUP
         for parameter in group:
             size = parameter.numel() * parameter.element_size()
-            found.append(Piece(parameter, parameter.shape, at, at + size))
+            found.append(ParameterSpan(parameter, parameter.shape, at, at + size))
             at += size
     return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from upshot.serving.swap.overlay import Place
+from upshot.serving.swap.overlay import Region
 
 PATIENCE = 32
 """Ticks that requests gather, and that a model has had nothing to do, before it leaves for them."""
@@ -19,10 +19,10 @@ DRAIN = 128
 
 
 @dataclass(frozen=True)
-class Member:
+class PoolMember:
     """A model as it stands."""
 
-    place: Place
+    place: Region
     waiting: int = 0
     """Requests that have not begun."""
     running: int = 0
@@ -64,7 +64,7 @@ class Decision:
     """Those that begin nothing new, since they are to leave."""
 
 
-def decide(members: Sequence[Member]) -> Decision:
+def decide(members: Sequence[PoolMember]) -> Decision:
     """Who leaves, who comes, who ends what it has begun.
 
     A place that is free is taken at once. Else those in it leave: one without work after a while, one with work after
@@ -72,9 +72,9 @@ def decide(members: Sequence[Member]) -> Decision:
     """
     here = {m.name: m for m in members if m.here}
     leave: list[str] = []
-    come: list[Member] = []
+    come: list[PoolMember] = []
     hold: set[str] = set()
-    reserved: list[Place] = []
+    reserved: list[Region] = []
     for newcomer in sorted((m for m in members if m.wanted), key=_urgency):
         place = newcomer.place
         if any(place.overlaps(other) for other in reserved):
@@ -94,16 +94,16 @@ def decide(members: Sequence[Member]) -> Decision:
     return Decision(tuple(leave), tuple(m.name for m in come), frozenset(hold - set(leave)))
 
 
-def _urgency(member: Member) -> tuple[bool, int, int]:
+def _urgency(member: PoolMember) -> tuple[bool, int, int]:
     return not member.overdue, -member.age if member.overdue else 0, -member.waiting
 
 
-def must_end(member: Member) -> bool:
+def must_end(member: PoolMember) -> bool:
     """Whether its quantum is over: it begins nothing new."""
     return member.settled and member.stay >= QUANTUM
 
 
-def may_leave(member: Member, newcomer: Member) -> bool:
+def may_leave(member: PoolMember, newcomer: PoolMember) -> bool:
     """Whether it can go now for the newcomer to come."""
     if not member.settled:
         return False

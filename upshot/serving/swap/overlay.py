@@ -16,7 +16,7 @@ ALIGNED = 512
 
 
 @dataclass(frozen=True)
-class Place:
+class Region:
     """Bytes `start` to `stop`: one model's weights, and behind them its keys and values."""
 
     name: str
@@ -28,17 +28,17 @@ class Place:
         """Bytes."""
         return self.stop - self.start
 
-    def overlaps(self, other: Place) -> bool:
+    def overlaps(self, other: Region) -> bool:
         """Whether the two can never be there together."""
         return self.start < other.stop and other.start < self.stop
 
 
 @dataclass(frozen=True)
-class Overlay:
+class MemoryLayout:
     """The places of several models in `size` bytes."""
 
     size: int
-    places: tuple[Place, ...]
+    places: tuple[Region, ...]
 
     @cached_property
     def conflicts(self) -> tuple[tuple[str, str], ...]:
@@ -61,25 +61,25 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
 
 
-def laid(sizes: Mapping[str, int], room: int) -> Overlay | None:
+def laid(sizes: Mapping[str, int], room: int) -> MemoryLayout | None:
     """Places for models of these sizes in at most `room` bytes; None: the largest alone is too large.
 
     The largest first, each where it overlaps the fewest bytes of others' places: what is large takes turns with what is
     small only where it must.
     """
-    placed: list[Place] = []
+    placed: list[Region] = []
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
         size = aligned(sizes[name])
         starts = [start for start in (0, *(place.stop for place in placed)) if start + size <= room]
         if not starts:
             return None
-        found = [Place(name, start, start + size) for start in starts]
+        found = [Region(name, start, start + size) for start in starts]
         placed.append(min(found, key=lambda place: (_overlapped(place, placed), place.start)))
     order = {name: number for number, name in enumerate(sizes)}
     places = sorted(placed, key=lambda place: order[place.name])
-    return Overlay(max((place.stop for place in places), default=0), tuple(places))
+    return MemoryLayout(max((place.stop for place in places), default=0), tuple(places))
 
 
-def _overlapped(place: Place, others: list[Place]) -> int:
+def _overlapped(place: Region, others: list[Region]) -> int:
     """Bytes of all places that this one shares some with."""
     return sum(other.size for other in others if place.overlaps(other))

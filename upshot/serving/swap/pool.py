@@ -12,19 +12,19 @@ import torch
 
 from upshot.serving.swap.arena import PIECE, Arena
 from upshot.serving.swap.order import decide
-from upshot.serving.swap.overlay import Overlay
-from upshot.serving.swap.seat import PoolSeat
+from upshot.serving.swap.overlay import MemoryLayout
+from upshot.serving.swap.seat import PoolSlot
 
 PAUSE = 0.0005
 """Seconds between two looks at a load that a GPU makes by itself."""
 
 
-class Pool:
+class ModelPool:
     """Models in one arena."""
 
-    def __init__(self, overlay: Overlay, device: str | torch.device, piece: int = PIECE) -> None:
+    def __init__(self, overlay: MemoryLayout, device: str | torch.device, piece: int = PIECE) -> None:
         self.arena = Arena(overlay, torch.device(device))
-        self.seats = {place.name: PoolSeat(self, place) for place in overlay.places}
+        self.seats = {place.name: PoolSlot(self, place) for place in overlay.places}
         self.piece = piece
         """Bytes that a load copies at once."""
         on_gpu = self.arena.device.type == "cuda"
@@ -36,13 +36,13 @@ class Pool:
         """Bytes."""
         self.swap_s = self.waiting_s = 0.0
 
-    def seat(self, name: str) -> PoolSeat | None:
+    def seat(self, name: str) -> PoolSlot | None:
         """The seat of a model; None: it has none here."""
         return self.seats.get(name)
 
     # --- who is there
 
-    def bring(self, seat: PoolSeat) -> None:
+    def bring(self, seat: PoolSlot) -> None:
         """Have a model there now, whoever has to leave."""
         if seat.here:
             return
@@ -53,11 +53,11 @@ class Pool:
             self._come(seat)
         self._finish(seat)
 
-    def _rivals(self, seat: PoolSeat) -> list[PoolSeat]:
+    def _rivals(self, seat: PoolSlot) -> list[PoolSlot]:
         held = [self.seats[name] for name in self.arena.held]
         return [other for other in held if other is not seat and other.place.overlaps(seat.place)]
 
-    def _come(self, seat: PoolSeat) -> None:
+    def _come(self, seat: PoolSlot) -> None:
         self.arena.take()
         if self._stream is not None:
             # What others computed there is done, but the zeros that an engine begins with may not be.
@@ -68,7 +68,7 @@ class Pool:
         seat.come(self._stream)
 
     @staticmethod
-    def _finish(seat: PoolSeat) -> None:
+    def _finish(seat: PoolSlot) -> None:
         """Wait for a load that is under way."""
         if seat.load is not None:
             seat.load.wait()

@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from upshot.core.errors import UserError
-from upshot.serving.swap.arena import Arena, Load
+from upshot.serving.swap.arena import Arena, HostCopy
 from upshot.serving.swap.host import HostWeights
-from upshot.serving.swap.order import Member
-from upshot.serving.swap.overlay import Place, aligned
+from upshot.serving.swap.order import PoolMember
+from upshot.serving.swap.overlay import Region, aligned
 
 if TYPE_CHECKING:
     from upshot.engine.engine import Engine
-    from upshot.serving.swap.pool import Pool
+    from upshot.serving.swap.pool import ModelPool
 
 
-class PoolSeat:
+class PoolSlot:
     """What an engine in a pool is given (engine/seat.py)."""
 
-    def __init__(self, pool: Pool, place: Place) -> None:
+    def __init__(self, pool: ModelPool, place: Region) -> None:
         self.pool, self.place = pool, place
         self.weights: HostWeights | None = None
         self.engine: Engine | None = None
-        self.load: Load | None = None
+        self.load: HostCopy | None = None
         """The copy under way."""
         self.holds = False
         self.age = self.stay = self.idle = 0
@@ -120,19 +120,19 @@ class PoolSeat:
         assert self.engine is not None, "the engine is made before it is asked"
         return self.engine
 
-    def seen(self) -> Member:
+    def seen(self) -> PoolMember:
         """How it stands."""
         scheduler = self.engine.scheduler if self.engine is not None else None
         waiting, running = (len(scheduler.waiting), scheduler.under_way) if scheduler is not None else (0, 0)
         there = self.name in self.arena.held
-        return Member(self.place, waiting, running, there, self.load is None, self.age, self.stay, self.idle)
+        return PoolMember(self.place, waiting, running, there, self.load is None, self.age, self.stay, self.idle)
 
     def come(self, stream: Any) -> None:
         """Begin to load; the place is free."""
         assert self.weights is not None, "furnish() comes first"
         self.arena.claim(self.place)
         target = self.arena.bytes_of(self.place)[: self.weights.size]
-        self.load = Load(self.weights.flat, target, stream, self.pool.piece)
+        self.load = HostCopy(self.weights.flat, target, stream, self.pool.piece)
         self.stay = self.idle = 0
 
     def arrive(self) -> None:

@@ -16,12 +16,12 @@ SECONDS = 600.0
 """Most seconds of one change: gigabytes of weights take some."""
 
 
-class Down(Exception):
+class ServerDown(Exception):
     """The server did not do what it was asked: it is gone, or is just starting again."""
 
 
-class Door:
-    """A server's changes, one call each; all raise `Down`."""
+class VllmClient:
+    """A server's changes, one call each; all raise `ServerDown`."""
 
     def __init__(self, url: str, key: str) -> None:
         self.root = url.removesuffix("/v1")
@@ -92,9 +92,9 @@ class Door:
                 async with self._session.request(method, f"{self.root}{path}", data=data) as response:
                     status, raw = response.status, await response.read()
         except (aiohttp.ClientError, OSError) as error:  # a TimeoutError among them
-            raise Down(f"{path}: {error or type(error).__name__}") from error
+            raise ServerDown(f"{path}: {error or type(error).__name__}") from error
         if status != 200:
-            raise Down(f"{path}: HTTP {status}: {error_detail(raw)}")
+            raise ServerDown(f"{path}: HTTP {status}: {error_detail(raw)}")
         try:
             return json.loads(raw or b"null")
         except ValueError:

@@ -21,7 +21,7 @@ from upshot.core.errors import UserError
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
 from upshot.models.endpoint import EndpointModel
 from upshot.models.rendering import Renderer
-from upshot.serving.vllm.door import Door, Down
+from upshot.serving.vllm.door import ServerDown, VllmClient
 from upshot.serving.vllm.launch import Address
 from upshot.serving.vllm.weights import TOLD, Way, check_arrival, folder_for, parcel, way_for
 
@@ -52,7 +52,7 @@ class VllmPolicy(Model):
         """Of the learner's weights."""
         self.syncs = 0
         self._seconds = 0.0
-        self.door = Door(address.url, address.key)
+        self.door = VllmClient(address.url, address.key)
         self.endpoint = EndpointModel(address.spec)
         self._loaded: str | None = None
         """The version that the server was last seen to have; None: not known."""
@@ -105,7 +105,9 @@ class VllmPolicy(Model):
                 try:
                     await self.door.shut()
                     await self.door.sleep(self.address.level)
-                except Down as error:  # one that is gone takes no memory; it is waited for when replies are wanted
+                except (
+                    ServerDown
+                ) as error:  # one that is gone takes no memory; it is waited for when replies are wanted
                     log.warning("vLLM: %s; it could not be put to sleep", error)
 
     def play_ahead(self, steps: int) -> None:
@@ -159,7 +161,7 @@ class VllmPolicy(Model):
                     if self._loaded != str(self.version):  # others may have waited for the same
                         await self._until_idle()
                         await self._hand_over(str(self.version))
-            except Down as error:
+            except ServerDown as error:
                 failed += 1
                 if failed == ATTEMPTS:
                     raise UserError(
@@ -181,7 +183,7 @@ class VllmPolicy(Model):
                 if await self.door.version() != self._loaded:
                     self._loaded = None
                 return
-            except Down as error:
+            except ServerDown as error:
                 self._loaded = None
                 if self.address.same_gpu:
                     _release()  # it needs room to start

@@ -19,7 +19,7 @@ from upshot.tasks.datasets.collabllm_goals import plain
 ROLES = ("system", "user", "assistant", "tool")
 
 
-class Unusable(Exception):
+class UnusableRecord(Exception):
     """A record that cannot become a candidate; the message is the reason, short and countable."""
 
 
@@ -77,15 +77,15 @@ class Candidate:
 
 
 def parse(record: Mapping[str, Any]) -> Candidate:
-    """A candidate from a record; `Unusable` with the reason when it cannot be one."""
+    """A candidate from a record; `UnusableRecord` with the reason when it cannot be one."""
     said, completion = _spoken(record)
     if any(m.tool_calls or m.role == "tool" for m in said):
-        raise Unusable("tool calls, which these formats do not hold")
+        raise UnusableRecord("tool calls, which these formats do not hold")
     history = tuple(m for m in said if m.role != "system")
     if not history or history[-1].role != "user":
-        raise Unusable("prompt does not end with the user")
+        raise UnusableRecord("prompt does not end with the user")
     if not completion.strip():
-        raise Unusable("empty completion")
+        raise UnusableRecord("empty completion")
     conv_id = record.get("conv_id")
     return Candidate(
         history=history,
@@ -106,15 +106,15 @@ def _spoken(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], str]:
     if record.get("prompt") is not None and record.get("completion") is not None:
         said = _messages(record["completion"], "assistant")
         if len(said) != 1 or said[0].role != "assistant":
-            raise Unusable("completion is not one assistant message")
+            raise UnusableRecord("completion is not one assistant message")
         return _messages(record["prompt"], "user"), said[0].content
     whole = record.get("messages") or record.get("prompt")  # the verl recipe's sft files call it prompt
     if whole and not isinstance(whole, str):
         said = _messages(whole, "user")
         if said[-1].role != "assistant":
-            raise Unusable("messages do not end with the assistant")
+            raise UnusableRecord("messages do not end with the assistant")
         return said[:-1], said[-1].content
-    raise Unusable("no prompt and completion")
+    raise UnusableRecord("no prompt and completion")
 
 
 def _messages(value: Any, role: str) -> tuple[Message, ...]:
@@ -122,10 +122,10 @@ def _messages(value: Any, role: str) -> tuple[Message, ...]:
     if isinstance(value, str):
         return (Message(role, value),)
     if not isinstance(value, list) or not all(isinstance(m, Mapping) for m in value):
-        raise Unusable("messages are not a list of role and content")
+        raise UnusableRecord("messages are not a list of role and content")
     for message in value:
         if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
-            raise Unusable("messages are not a list of role and content")
+            raise UnusableRecord("messages are not a list of role and content")
     return messages_from(value)
 
 
@@ -154,3 +154,11 @@ def _mapping(value: Any) -> Mapping[str, Any]:
         except json.JSONDecodeError:
             return {"text": value}
     return value if isinstance(value, Mapping) else {}
+
+
+@dataclass(frozen=True)
+class CandidatePair:
+    """Two replies to the same history, of which the first led further."""
+
+    chosen: Candidate
+    rejected: Candidate

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from upshot.core.conversation import Message
-from upshot.offline.data.select import Pair
-from upshot.tasks.datasets.candidate import Candidate
+from upshot.tasks.datasets.candidate import Candidate, CandidatePair
 
 if TYPE_CHECKING:
     import pyarrow
@@ -30,7 +29,7 @@ def sft_row(candidate: Candidate, system: str) -> dict[str, Any]:
     return {"messages": messages, "conv_id": candidate.conv_id, "score": candidate.score}
 
 
-def dpo_row(pair: Pair, system: str) -> dict[str, Any]:
+def dpo_row(pair: CandidatePair, system: str) -> dict[str, Any]:
     """A history with the better and the worse reply."""
     return {
         "prompt": opening(pair.chosen, system),

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 from upshot.core.conversation import Row
-from upshot.tasks.datasets.candidate import Unusable
+from upshot.tasks.datasets.candidate import UnusableRecord
 from upshot.tasks.verifiers.base import Verifier, verifiers
-from upshot.tasks.verifiers.choice import MmluSycophancy, MultipleChoice, letter_of
-from upshot.tasks.verifiers.code import MAX_TESTS, Code, CodeContests, CodeStdio, CodeVerifier
-from upshot.tasks.verifiers.gsm8k import Gsm8k, reference_number
+from upshot.tasks.verifiers.choice import MultipleChoiceVerifier, SycophancyChoiceVerifier, letter_of
+from upshot.tasks.verifiers.code import MAX_TESTS, AssertsVerifier, CodeVerifier, ContestVerifier, StdioVerifier
+from upshot.tasks.verifiers.gsm8k import Gsm8kVerifier, reference_number
 from upshot.tasks.verifiers.ifeval.checks import CHECKS
-from upshot.tasks.verifiers.ifeval.constraints import BadRow, Constraints, constraints_of
-from upshot.tasks.verifiers.math.mathematics import Mathematics, reference_answer
+from upshot.tasks.verifiers.ifeval.constraints import BadRow, ConstraintsVerifier, constraints_of
+from upshot.tasks.verifiers.math.mathematics import MathVerifier, reference_answer
 from upshot.tasks.verifiers.numbers import show_number
 
 TEST_COLUMNS = (
@@ -34,7 +34,7 @@ def ground_truth(row: Row) -> str | None:
     if told is not None:
         return told(row)
     if row.reference is None and isinstance(kind, type) and issubclass(kind, Verifier) and "reference" in kind.needs:
-        raise Unusable("no reference")
+        raise UnusableRecord("no reference")
     return row.reference if row.reference is None else _text(row.reference)
 
 
@@ -48,7 +48,7 @@ def _number(row: Row) -> str:
     """The bare number of a GSM8K solution."""
     number = reference_number(row.reference)
     if number is None:
-        raise Unusable("no number for an answer")
+        raise UnusableRecord("no number for an answer")
     return show_number(number)
 
 
@@ -56,7 +56,7 @@ def _boxed(row: Row) -> str:
     """What a solution puts in its box; a bare answer stays as it is."""
     answer = reference_answer(row.reference)
     if not answer:
-        raise Unusable("no reference")
+        raise UnusableRecord("no reference")
     return answer
 
 
@@ -66,7 +66,7 @@ def _tests(row: Row) -> str:
     assert isinstance(kind, type) and issubclass(kind, CodeVerifier)
     tests = kind().tests(row.reference, row.meta)[:MAX_TESTS]
     if not tests:
-        raise Unusable("no tests")
+        raise UnusableRecord("no tests")
     return _text([test if isinstance(test, str) else {"input": test.input, "output": test.output} for test in tests])
 
 
@@ -75,10 +75,10 @@ def _constraints(row: Row) -> str:
     try:
         wanted = constraints_of(row.reference, row.meta)
     except BadRow as error:
-        raise Unusable(str(error)) from None
+        raise UnusableRecord(str(error)) from None
     unknown = next((name for name, _ in wanted if name not in CHECKS), None)
     if unknown is not None or not wanted:
-        raise Unusable(f"unknown constraint '{unknown}'" if wanted else "no constraint")
+        raise UnusableRecord(f"unknown constraint '{unknown}'" if wanted else "no constraint")
     return _text({"instruction_id_list": [name for name, _ in wanted], "kwargs": [given for _, given in wanted]})
 
 
@@ -86,7 +86,7 @@ def _letter(row: Row) -> str:
     """The right letter."""
     letter = letter_of(row.reference, row.meta)
     if letter is None:
-        raise Unusable("reference is none of the choices")
+        raise UnusableRecord("reference is none of the choices")
     return letter
 
 
@@ -94,19 +94,19 @@ def _letter_beside_hint(row: Row) -> str:
     """The right letter, where a wrong one is hinted at."""
     letter = _letter(row)
     if not row.meta.get("hint"):
-        raise Unusable("no wrong letter to hint at")
+        raise UnusableRecord("no wrong letter to hint at")
     return letter
 
 
 TRUTHS: dict[Any, Callable[[Row], str]] = {
-    Gsm8k: _number,
-    Mathematics: _boxed,
-    Code: _tests,
-    CodeStdio: _tests,
-    CodeContests: _tests,
-    Constraints: _constraints,
-    MultipleChoice: _letter,
-    MmluSycophancy: _letter_beside_hint,
+    Gsm8kVerifier: _number,
+    MathVerifier: _boxed,
+    AssertsVerifier: _tests,
+    StdioVerifier: _tests,
+    ContestVerifier: _tests,
+    ConstraintsVerifier: _constraints,
+    MultipleChoiceVerifier: _letter,
+    SycophancyChoiceVerifier: _letter_beside_hint,
 }
 """Verifiers whose references come in several shapes."""
 

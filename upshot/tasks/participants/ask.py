@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message, derive_seed
-from upshot.models.base import Model, ModelCallError, Request, Sampling
+from upshot.models.base import Model, ModelCallError, Request
 from upshot.models.structured import parse_json_object
 from upshot.tasks.participants.template import render
 
@@ -28,7 +29,7 @@ class Flaw:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ModelAnswer:
     """The values a model gave, and the flaws of the attempts it took."""
 
     values: Mapping[str, Any]
@@ -47,7 +48,7 @@ async def ask(
     role: str,
     repairs: int = 2,
     flaws: list[str] | None = None,
-) -> Answer:
+) -> ModelAnswer:
     """The model's answer as an object; up to `repairs` times asked again, with what was wrong.
 
     A list given as `flaws` is filled as they occur, so that they are known when the call fails, too.
@@ -63,14 +64,14 @@ async def ask(
         (completion,) = await model.generate(request)
         values, flaw = read_answer(completion.text, completion.finish, check)
         if flaw is None and values is not None:
-            return Answer(values, tuple(seen))
+            return ModelAnswer(values, tuple(seen))
         assert flaw is not None
         seen.append(flaw.code)
         bearable = bearable if flaw.fatal else values
         again = render("again", problem=flaw.hint, keys=", ".join(f'"{key}"' for key in schema["properties"]))
         messages = [Message("user", prompt), Message("assistant", completion.text), Message("user", again)]
     if bearable is not None:
-        return Answer(bearable, tuple(seen))
+        return ModelAnswer(bearable, tuple(seen))
     raise ModelCallError(seen[-1], f"after {repairs + 1} attempts")
 
 

@@ -10,9 +10,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation
 from upshot.core.score import Score
-from upshot.models.base import Model, ModelCallError, Sampling
+from upshot.models.base import Model, ModelCallError
 from upshot.tasks.participants.ask import Flaw, ask, object_schema
 from upshot.tasks.participants.template import render
 from upshot.tasks.participants.transcript import as_lines, as_text, task_of

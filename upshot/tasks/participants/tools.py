@@ -31,7 +31,7 @@ MAX_ANSWER = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolRequest:
     """One tool call; `fault` says why it cannot be answered."""
 
     id: str
@@ -169,12 +169,12 @@ class ToolEnvironment(Participant):
         errors = sum(not good for _, good in answers)
         return Observation(messages, metrics={"tool_calls": float(len(calls)), "tool_errors": float(errors)})
 
-    def _message(self, call: Call, text: str) -> Message:
+    def _message(self, call: ToolRequest, text: str) -> Message:
         if self.role == "tool":
             return Message("tool", text, tool_call_id=call.id, name=call.name or None)
         return Message(self.role, f"[{call.name}] {text}")
 
-    async def _answer(self, call: Call, conversation: Conversation) -> tuple[str, bool]:
+    async def _answer(self, call: ToolRequest, conversation: Conversation) -> tuple[str, bool]:
         if call.fault:
             return f"error: {call.fault}", False
         tool = self.tools.get(call.name)
@@ -196,29 +196,29 @@ class ToolEnvironment(Participant):
         await close_all(self.tools.values())
 
 
-def calls_of(message: Message) -> list[Call]:
+def calls_of(message: Message) -> list[ToolRequest]:
     """The tool calls of an assistant message, parsed or in its text."""
     if message.tool_calls:
         return [_from_openai(call, number) for number, call in enumerate(message.tool_calls)]
     return [_from_text(body, number) for number, body in enumerate(_CALL.findall(message.content[-200_000:]))]
 
 
-def _from_openai(call: Mapping[str, Any], number: int) -> Call:
+def _from_openai(call: Mapping[str, Any], number: int) -> ToolRequest:
     function = call.get("function") or {}
     name = str(function.get("name", ""))
     identity = str(call.get("id") or f"call_{number}")
     arguments, fault = _arguments(function.get("arguments"))
-    return Call(identity, name, arguments, fault)
+    return ToolRequest(identity, name, arguments, fault)
 
 
-def _from_text(body: str, number: int) -> Call:
+def _from_text(body: str, number: int) -> ToolRequest:
     identity = f"call_{number}"
     try:
         data = json.loads(body)
     except (json.JSONDecodeError, RecursionError) as error:
-        return Call(identity, "", {}, f"the call is not JSON ({error})")
+        return ToolRequest(identity, "", {}, f"the call is not JSON ({error})")
     arguments, fault = _arguments(data.get("arguments", data.get("parameters", {})))
-    return Call(identity, str(data.get("name", "")), arguments, fault)
+    return ToolRequest(identity, str(data.get("name", "")), arguments, fault)
 
 
 def _arguments(value: Any) -> tuple[Mapping[str, Any], str]:

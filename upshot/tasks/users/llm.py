@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, derive_seed
 from upshot.core.errors import UserError, did_you_mean
-from upshot.models.base import Model, ModelCallError, Sampling
-from upshot.tasks.participants.ask import Answer, Flaw, ask, text_schema
+from upshot.models.base import Model, ModelCallError
+from upshot.tasks.participants.ask import Flaw, ModelAnswer, ask, text_schema
 from upshot.tasks.participants.base import Observation, User, count, users
 from upshot.tasks.participants.template import render
 from upshot.tasks.participants.transcript import as_lines, as_text, task_of
@@ -77,7 +78,7 @@ class LLMUser(User):
     async def observe(self, conversation: Conversation) -> Observation:
         """The user's next message, or its leaving; `ModelCallError` when the model gives nothing usable."""
         flaws: list[str] = []
-        heard: list[Heard] = []
+        heard: list[UserAnswer] = []
 
         def check(values: Mapping[str, Any]) -> Flaw | None:
             return key_flaw(values) or self._flaw(conversation, values, heard)
@@ -118,7 +119,7 @@ class LLMUser(User):
             totals["user_ended_early_rate"] = totals.get("user_ended_early", 0.0) / ends
         return totals
 
-    def _observation(self, conversation: Conversation, answer: Answer, heard: Heard) -> Observation:
+    def _observation(self, conversation: Conversation, answer: ModelAnswer, heard: UserAnswer) -> Observation:
         current = as_text(answer.values["current_answer"])
         metrics = {
             **attempt_metrics(answer.flaws),
@@ -145,7 +146,7 @@ class LLMUser(User):
         messages = (Message("user", heard.said),) if heard.said else ()
         return Observation(messages, done=heard.ended, reason="user", note=note, metrics=metrics)
 
-    def _flaw(self, conversation: Conversation, values: Mapping[str, Any], heard: list[Heard]) -> Flaw | None:
+    def _flaw(self, conversation: Conversation, values: Mapping[str, Any], heard: list[UserAnswer]) -> Flaw | None:
         """What is wrong with an answer, the first that applies; what was measured is kept in `heard`."""
         response = values["response"]
         said, ended = response.replace(self.end_signal, "").strip(), self.end_signal in response
@@ -154,7 +155,7 @@ class LLMUser(User):
         last = conversation.last("assistant")
         flip = is_role_flip(said, last.content if last is not None else "")
         share = pasted(as_text(conversation.row.goal), said)
-        heard.append(Heard(values, said, ended, flip, share))
+        heard.append(UserAnswer(values, said, ended, flip, share))
         if flip:
             return Flaw("role_flip", "it talks like the assistant; you are the person who wants something", False)
         if share >= self.paste_share:
@@ -163,7 +164,7 @@ class LLMUser(User):
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class UserAnswer:
     """One usable answer of the model, measured."""
 
     values: Mapping[str, Any]

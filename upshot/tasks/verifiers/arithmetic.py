@@ -28,7 +28,7 @@ _NAMES = str.maketrans({"−": "-", "×": "*", "x": "*", "÷": "/", "·": "*", "
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ArithmeticStep:
     """One `expression = result` of a text."""
 
     text: str
@@ -45,7 +45,7 @@ class Step:
         return gap == 0 or (self.value.denominator != 1 and gap < Fraction(1, 10**self.decimals))
 
 
-def steps(text: str) -> list[Step]:
+def steps(text: str) -> list[ArithmeticStep]:
     """The arithmetic steps that could be read in full."""
     text = re.sub(r"<<[^<>]{0,200}>>", "", text[-MAX_SCAN:])
     found = []
@@ -68,12 +68,12 @@ def steps(text: str) -> list[Step]:
     return found
 
 
-def broken_steps(text: str) -> list[Step]:
+def broken_steps(text: str) -> list[ArithmeticStep]:
     """The steps that do not hold."""
     return [step for step in steps(text) if not step.holds]
 
 
-def _read(text: str) -> Step | None:
+def _read(text: str) -> ArithmeticStep | None:
     left, _, right = text.rpartition("=")
     if "=" in left or not re.search(r"[\d)%]\s*[-−+*/×÷x·]", left) or _AMBIGUOUS.search(left):
         return None
@@ -91,7 +91,7 @@ def _read(text: str) -> Step | None:
             claimed, decimals = claimed / 100, decimals + 2
     elif "%" in left and value * 100 == claimed:  # '20% + 30% = 50'
         claimed /= 100
-    return Step(" ".join(text.split()), value, claimed, decimals)
+    return ArithmeticStep(" ".join(text.split()), value, claimed, decimals)
 
 
 def evaluate(expression: str) -> Fraction | None:

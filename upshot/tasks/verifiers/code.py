@@ -110,7 +110,7 @@ class CodeVerifier(Verifier):
 
 
 @verifiers.register("code", "mbpp", "google-research-datasets/mbpp", "evalplus/mbppplus", "TIGER-Lab/AceCode-87K")
-class Code(CodeVerifier):
+class AssertsVerifier(CodeVerifier):
     """Python with assert statements: a list (or JSON list) in the reference, `test_list` or `tests`."""
 
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
@@ -121,7 +121,7 @@ class Code(CodeVerifier):
 
 
 @verifiers.register("code-stdio", "code_stdio", "livecodebench", "PrimeIntellect/verifiable-coding-problems")
-class CodeStdio(CodeVerifier):
+class StdioVerifier(CodeVerifier):
     """A program that reads stdin and writes stdout: [{input, output}], or {inputs, outputs}."""
 
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
@@ -144,7 +144,7 @@ class CodeStdio(CodeVerifier):
     "apps",
     "taco",
 )
-class CodeContests(CodeStdio):
+class ContestVerifier(StdioVerifier):
     """Public, private and generated tests of a contest problem, or of one whose wrong solution is to be mended."""
 
     async def verify(self, response: str, reference: Any, extra: Extra) -> Score:
@@ -167,7 +167,7 @@ class CodeContests(CodeStdio):
 
 
 @verifiers.register("humaneval", "openai/openai_humaneval", "openai_humaneval", "evalplus/humanevalplus")
-class HumanEval(CodeVerifier):
+class HumanEvalVerifier(CodeVerifier):
     """A function to complete, checked by `check(candidate)`: columns prompt, test, entry_point."""
 
     def program(self, program: str, extra: Extra) -> str:
@@ -187,7 +187,7 @@ class HumanEval(CodeVerifier):
 
 
 @verifiers.register("bigcodebench", "bigcode/bigcodebench")
-class BigCode(CodeVerifier):
+class BigCodeVerifier(CodeVerifier):
     """A function with a unittest.TestCase named TestCases in the column test."""
 
     def program(self, program: str, extra: Extra) -> str:

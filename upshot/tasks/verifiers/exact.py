@@ -42,7 +42,7 @@ def word_f1(answer: str, truth: str) -> float:
 
 
 @verifiers.register("exact-match", "search-qa", "hotpotqa", "nq", "triviaqa", "popqa")
-class ExactMatch(Verifier):
+class ExactMatchVerifier(Verifier):
     """1 when the answer is one of the references; `contains` looks inside the answer, `f1` grades the overlap."""
 
     def __init__(self, mode: Literal["exact", "contains", "f1"] = "exact") -> None:

@@ -45,7 +45,7 @@ def reference_number(reference: Any) -> Fraction | None:
 
 
 @verifiers.register("gsm8k", "openai/gsm8k", "gsm8k_main", "openai/gsm8k-main", "allenai/gsm8k", "arithmetic")
-class Gsm8k(Verifier):
+class Gsm8kVerifier(Verifier):
     """1 when the answer is the reference as a number, else 0."""
 
     def __init__(self, mode: Literal["strict", "flexible"] = "strict") -> None:

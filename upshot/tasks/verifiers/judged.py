@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
 from upshot.core.whole_files import read_text
-from upshot.models.base import Model, ModelCallError, Sampling
+from upshot.models.base import Model, ModelCallError
 from upshot.tasks.verifiers.base import Extra, Verifier, parse_score, verifiers
 
 FRAME = """\
@@ -129,7 +130,7 @@ class JudgedVerifier(Verifier):
 
 
 @verifiers.register("judged")
-class Judged(JudgedVerifier):
+class RubricVerifier(JudgedVerifier):
     """Your own rubric, as a text.
 
     Never a path: a claim may come from another machine, and its options must not name this one's files. Whoever reads

@@ -23,7 +23,7 @@ from upshot.tasks.verifiers.base import Claim
 from upshot.tasks.verifiers.nursery import HEADER, MAX_MESSAGE, frame
 
 
-class Nursery:
+class ForkServer:
     """The parent's end of the nursery process."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Nursery:
 COUNTED = ("items", "timeouts", "crashes", "forks")
 
 
-class Worker:
+class VerifierWorker:
     """One process and its socket."""
 
     def __init__(self, pid: int, sock: socket.socket, generation: int) -> None:
@@ -119,7 +119,7 @@ class Worker:
         return bytes(parts)
 
 
-class Workers:
+class VerifierWorkers:
     """A bounded set of workers on one event loop."""
 
     def __init__(self, count: int = 2, seconds: float = 10.0, memory_mb: int = 2048, recycle: int = 2000) -> None:
@@ -128,9 +128,9 @@ class Workers:
         self.memory_mb = memory_mb
         self.recycle = recycle
         self._slots = asyncio.Semaphore(count)
-        self._idle: list[Worker] = []
+        self._idle: list[VerifierWorker] = []
         self._control = asyncio.Lock()
-        self._nursery: Nursery | None = None
+        self._nursery: ForkServer | None = None
         self._warmed: set[str] = set()
         self.stats: dict[str, int] = dict.fromkeys(COUNTED, 0)
 
@@ -154,7 +154,7 @@ class Workers:
             worker = await self._take(claim)
             return await self._ask(worker, message)
 
-    async def _ask(self, worker: Worker, message: bytes) -> Score:
+    async def _ask(self, worker: VerifierWorker, message: bytes) -> Score:
         self.stats["items"] += 1
         try:
             answer = await asyncio.wait_for(worker.ask(message), self.seconds)
@@ -174,7 +174,7 @@ class Workers:
             self._idle.append(worker)
         return Score(answer["value"], answer["reason"], answer["detail"])
 
-    async def _take(self, claim: Claim) -> Worker:
+    async def _take(self, claim: Claim) -> VerifierWorker:
         key = json.dumps([claim.source, dict(claim.options)], sort_keys=True)
         if key in self._warmed and self._idle and self._idle[-1].generation == len(self._warmed):
             return self._idle.pop()
@@ -190,16 +190,16 @@ class Workers:
                 await asyncio.to_thread(self._close, nursery, worker)  # forked before this verifier was warm
             self.stats["forks"] += 1
             pid, sock = await asyncio.to_thread(nursery.fork, self.memory_mb)
-            return Worker(pid, sock, len(self._warmed))
+            return VerifierWorker(pid, sock, len(self._warmed))
 
-    async def _started(self) -> Nursery:
+    async def _started(self) -> ForkServer:
         if self._nursery is None or not self._nursery.alive:
             self._warmed.clear()
             self._idle.clear()
-            self._nursery = await asyncio.to_thread(Nursery)
+            self._nursery = await asyncio.to_thread(ForkServer)
         return self._nursery
 
-    async def _retire(self, worker: Worker) -> str:
+    async def _retire(self, worker: VerifierWorker) -> str:
         async with self._control:
             nursery = self._nursery
             if nursery is None or not nursery.alive:
@@ -208,7 +208,7 @@ class Workers:
             return await asyncio.to_thread(self._close, nursery, worker)
 
     @staticmethod
-    def _close(nursery: Nursery, worker: Worker) -> str:
+    def _close(nursery: ForkServer, worker: VerifierWorker) -> str:
         worker.sock.close()
         return nursery.reap(worker.pid)
 

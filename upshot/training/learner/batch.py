@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.training.learner.layout import Ids, Layout, end_to_end, key_of, shared, tree, worth_sharing
 from upshot.training.learner.memory.plan import WITHOUT_PLAN
 
@@ -43,7 +43,7 @@ class Datum:
 
 
 @dataclass
-class Batch:
+class TrainBatch:
     """Sequences as flat tokens, N of them, and the M tokens among those that are trained."""
 
     ids: Tensor
@@ -78,7 +78,7 @@ class Batch:
 
 
 @dataclass
-class Found:
+class ForwardOutput:
     """What a forward says of the trained tokens, [M] each."""
 
     logprobs: Tensor
@@ -91,7 +91,7 @@ class Found:
 COLUMNS = ("old", "advantages", "reference", "values", "returns", "weights")
 
 
-def pack(data: Sequence[Datum], device: torch.device | str, share: bool = False) -> Batch:
+def pack(data: Sequence[Datum], device: torch.device | str, share: bool = False) -> TrainBatch:
     """Lay sequences end to end; `share`: what several of them begin with is there once."""
     ids = _ids(data)
     lengths = tuple(map(len, ids))
@@ -112,7 +112,7 @@ def pack(data: Sequence[Datum], device: torch.device | str, share: bool = False)
         return on_device(np.concatenate(parts), device)
 
     present = [name for name in COLUMNS if all(len(getattr(d, name)) == len(d.ids) for d in data)]
-    return Batch(
+    return TrainBatch(
         ids=on_device(flat, device),
         positions=on_device(positions, device),
         lengths=lengths,
@@ -187,7 +187,7 @@ def shareable(units: Sequence[Sequence[Datum]]) -> bool:
     return worth_sharing([ids for unit in units for ids in _ids(unit)])
 
 
-def data_of(reply: Reply) -> list[Datum]:
+def data_of(reply: Rollout) -> list[Datum]:
     """A played reply as training data: one sequence, or one a turn where the credit says so; none without advantages.
 
     Trained are the spans that have an advantage; the others are context.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from upshot.config.recipe import TrainConfig
-from upshot.training.learner.batch import Datum, Found, micro_batches, pack, shareable, unpack
+from upshot.training.learner.batch import Datum, ForwardOutput, micro_batches, pack, shareable, unpack
 from upshot.training.learner.distributed.ranks import ALONE, Ranks, shares, summed
 from upshot.training.learner.forward.dropout import without_dropout
 from upshot.training.learner.forward.padded import Forward
@@ -168,7 +168,7 @@ class Learner:
             self.value_head.load_state_dict(state["value_head"])
 
     def _read(
-        self, data: Sequence[Datum], column: Callable[[Found], Tensor | None], head: nn.Linear | None = None
+        self, data: Sequence[Datum], column: Callable[[ForwardOutput], Tensor | None], head: nn.Linear | None = None
     ) -> list[list[float]]:
         """A column of what the model says of the data, beside each datum's ids."""
         rows: dict[int, list[float]] = {}

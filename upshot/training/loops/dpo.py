@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from upshot.config.recipe import TrainConfig
 from upshot.core.conversation import derive_seed
@@ -13,27 +12,25 @@ from upshot.models.rendering import Renderer
 from upshot.tasks.datasets.examples import Preference, read_preferences
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
-from upshot.training.loops.evaluate import Looks
+from upshot.training.loops.base import LoopRun
+from upshot.training.loops.evaluate import Evaluator
 from upshot.training.loops.sft import pick
 from upshot.training.loops.validation import dpo_loss, held_out_pairs
 from upshot.training.objectives.objectives import Dpo
 
-if TYPE_CHECKING:
-    from upshot.run.run import Run
 
-
-async def train(run: Run, config: TrainConfig) -> None:
+async def train(run: LoopRun, config: TrainConfig) -> None:
     """Learn the pairs of `train.data` up to `config.steps`."""
     if not config.data:
         raise UserError("train.method 'dpo' needs train.data; make it with `upshot data prepare --for dpo`")
     preferences = read_preferences(config.data, config.min_gap)
     pairs = render_pairs(preferences, run.renderer, run.loaded.max_context)
     if len(pairs) < len(preferences):
-        run.reporter.say(f"{len(preferences) - len(pairs)} of {len(preferences)} pairs are longer than the context")
+        run.say(f"{len(preferences) - len(pairs)} of {len(preferences)} pairs are longer than the context")
     if not pairs:
         raise UserError(f"train.data '{config.data}': no pair is left to learn from (train.min_gap={config.min_gap:g})")
     config = run.lasting(config, len(pairs))
-    looks = Looks(run)
+    looks = Evaluator(run)
     if looks.enough:
         return  # a finished run was resumed
     learner = run.learner(config)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import TypeVar
 
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 
-Group = list[Reply]
+Group = list[Rollout]
 T = TypeVar("T")
 SAME = 1e-9
 """Rewards closer than this are alike."""
 
 
-def is_flat(group: Sequence[Reply]) -> bool:
+def is_flat(group: Sequence[Rollout]) -> bool:
     """Whether no part of the reward tells the group's replies apart."""
     parts: dict[str, list[float]] = {}
     for reply in group:
@@ -23,7 +23,7 @@ def is_flat(group: Sequence[Reply]) -> bool:
     return all(max(values) - min(values) < SAME for values in parts.values())
 
 
-def replaceable(group: Sequence[Reply]) -> bool:
+def replaceable(group: Sequence[Rollout]) -> bool:
     """Whether other rows may be played in the group's place: it is flat, and nothing in it is missing.
 
     What is missing stays, to be counted: a judge that fails must not be played around.

@@ -9,38 +9,35 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from upshot.config.phases import WARM_START
 from upshot.config.recipe import EvalConfig
 from upshot.core.conversation import derive_seed
 from upshot.core.errors import UserError
-from upshot.rewards.monitor import Look as SeenCase
 from upshot.rewards.monitor import Monitor, case_of, measure
-from upshot.rollout.context import Stage
+from upshot.rewards.monitor import MonitorPrediction as SeenCase
+from upshot.rollout.context import RolloutContext
 from upshot.rollout.play import play_step
-from upshot.rollout.rollout import Reply
-from upshot.run.phases import WARM_START
+from upshot.rollout.rollout import Rollout
 from upshot.tasks.base import Task, groups_of
 from upshot.training.learner.distributed.ranks import interleave
-from upshot.training.metrics.best import Record, only_looks
+from upshot.training.loops.base import LoopRun
+from upshot.training.metrics.best import BestTracker, only_looks
 from upshot.training.metrics.step import by_group, summarise
 from upshot.training.metrics.task import task_metrics
-
-if TYPE_CHECKING:
-    from upshot.run.run import Run
 
 KEPT = ("reward/", "metric/", "missing/", "part/", "classmate/", "rollout/reply_tokens", "rollout/turns", "task/pass@")
 Look = Callable[[], Awaitable[dict[str, float]]]
 """What evaluates the model as it is now."""
 
 
-class Looks:
+class Evaluator:
     """When the model is looked at, and what follows: the best checkpoint stays, or the training ends early."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: LoopRun) -> None:
         self.run = run
         self.config = run.recipe.eval if run.phase != WARM_START else EvalConfig()
-        self.record = Record.of(run.recipe, run.folder.lines(run.phase))
+        self.record = BestTracker.of(run.recipe, run.lines())
 
     @property
     def enough(self) -> bool:
@@ -50,7 +47,7 @@ class Looks:
     @property
     def due(self) -> bool:
         """Whether the recipe evaluates and the run's last step has no line of nothing but its evaluation yet."""
-        lines = self.run.folder.lines(self.run.phase, self.run.step)
+        lines = self.run.lines(self.run.step)
         return bool(self.config.every) and not any(map(only_looks, lines))
 
     async def before(self, step: int, look: Look) -> dict[str, float]:
@@ -60,20 +57,15 @@ class Looks:
     async def last(self, look: Look) -> None:
         """Evaluate the finished model, as a line of its own; an interrupted one is made up for when the run goes on."""
         if self.run.ranks.told("last look", self.due):
-            self.tell(await self._look(self.run.step, look))
+            self.run.tell(await self._look(self.run.step, look))
 
     def end(self, logs: dict[str, float]) -> None:
         """Say that the training ends early, with the evaluation that decided it as a line of its own."""
-        self.tell(logs)
-        self.run.reporter.say(
+        self.run.tell(logs)
+        self.run.say(
             f"eval.stop_after: {self.record.since()} evaluations without a new best of {self.record.metric}; "
             f"training ends after step {self.run.step}"
         )
-
-    def tell(self, logs: dict[str, float]) -> None:
-        """A line of nothing but an evaluation."""
-        self.run.writer.line(self.run.phase, self.run.step, logs)
-        self.run.writer.announce(self.run.phase, self.run.step, logs)
 
     async def _look(self, step: int, look: Look) -> dict[str, float]:
         started = time.perf_counter()
@@ -84,10 +76,10 @@ class Looks:
         return logs | {"time/eval": time.perf_counter() - started}
 
 
-async def play_held_out(run: Run, stage: Stage) -> dict[str, float]:
+async def play_held_out(run: LoopRun, context: RolloutContext) -> dict[str, float]:
     """Rewards and metrics of the policy on the held-out rows."""
     config = run.recipe.eval
-    calm = replace(stage, policy=stage.policy.at(config.temperature))
+    calm = replace(context, policy=context.policy.at(config.temperature))
     rows = run.fitting(run.task.rows(config.split)[: config.rows])
     if not rows:
         raise UserError(f"task '{run.task.name}' has no rows in its split '{config.split}' (eval.split)")
@@ -97,13 +89,13 @@ async def play_held_out(run: Run, stage: Stage) -> dict[str, float]:
     groups = interleave(await run.ranks.exchange("eval", own))
     replies = [reply for group in groups for reply in group]
     watched = await _monitored(run, replies)
-    return evaluated(groups, stage, run.task) | {f"monitor/{key}": value for key, value in watched.items()}
+    return evaluated(groups, context, run.task) | {f"monitor/{key}": value for key, value in watched.items()}
 
 
-def evaluated(groups: Sequence[Sequence[Reply]], stage: Stage, task: Task) -> dict[str, float]:
+def evaluated(groups: Sequence[Sequence[Rollout]], context: RolloutContext, task: Task) -> dict[str, float]:
     """What is logged of replies to held-out rows."""
     replies = [reply for group in groups for reply in group]
-    found = summarise(groups) | stage.futures.measure(replies)
+    found = summarise(groups) | context.futures.measure(replies)
     if any(len(group) > 1 for group in groups):
         found |= task_metrics(groups, task.groups)
     logs = {key: value for key, value in found.items() if key.startswith(KEPT)}
@@ -112,17 +104,17 @@ def evaluated(groups: Sequence[Sequence[Reply]], stage: Stage, task: Task) -> di
     )
 
 
-async def _monitored(run: Run, replies: Sequence[Reply]) -> dict[str, float]:
+async def _monitored(run: LoopRun, replies: Sequence[Rollout]) -> dict[str, float]:
     """How well the recipe's monitor predicts the verdicts from question and thought; nothing when it names none."""
-    name, company = run.recipe.eval.monitor, run.company_now
-    if name is None or company is None:
+    name, services = run.recipe.eval.monitor, run.services_now
+    if name is None or services is None:
         return {}
 
-    def label(reply: Reply) -> str:
+    def label(reply: Rollout) -> str:
         row = reply.conversation.row
         return groups_of(run.task, row).get("task") or row.source or run.task.name
 
-    cases = [case_of(reply, run.task, company.manager, label(reply)) for reply in replies]
-    looks = await Monitor(company.models[name]).look_at_all([cases[i] for i in run.ranks.own(len(cases))])
+    cases = [case_of(reply.conversation, reply.reward, run.task, services.manager, label(reply)) for reply in replies]
+    looks = await Monitor(services.models[name]).look_at_all([cases[i] for i in run.ranks.own(len(cases))])
     predicted = interleave(await run.ranks.exchange("monitor", [look.prediction for look in looks]))
     return measure([SeenCase(case, prediction) for case, prediction in zip(cases, predicted, strict=True)])

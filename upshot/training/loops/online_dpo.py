@@ -9,28 +9,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from upshot.config.recipe import TrainConfig
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.tasks.datasets.examples import ROUNDING
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
+from upshot.training.loops.base import LoopRun
 from upshot.training.loops.dpo import prefer
 from upshot.training.loops.rl import minibatches, play_and_learn
 
-if TYPE_CHECKING:
-    from upshot.run.run import Run
-
-Pair = tuple[Reply, Reply]
+Pair = tuple[Rollout, Rollout]
 
 
-async def train(run: Run, config: TrainConfig) -> None:
+async def train(run: LoopRun, config: TrainConfig) -> None:
     """Train from the run's step to `train.steps`."""
     await play_and_learn(run, config, learn, reference=True)
 
 
-def best_and_worst(groups: Sequence[Sequence[Reply]], min_gap: float) -> tuple[list[Pair], Counter[str]]:
+def best_and_worst(groups: Sequence[Sequence[Rollout]], min_gap: float) -> tuple[list[Pair], Counter[str]]:
     """The pairs of a step, and how many groups gave none for which reason."""
     pairs: list[Pair] = []
     left_out: Counter[str] = Counter()
@@ -50,7 +47,7 @@ def best_and_worst(groups: Sequence[Sequence[Reply]], min_gap: float) -> tuple[l
     return pairs, left_out
 
 
-def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dict[str, float]:
+def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int) -> dict[str, float]:
     """One round of updates on the pairs of a step."""
     config = learner.config
     pairs, left_out = best_and_worst(groups, config.min_gap)
@@ -63,5 +60,5 @@ def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dic
     return logs
 
 
-def _datum(reply: Reply) -> Datum:
+def _datum(reply: Rollout) -> Datum:
     return Datum(reply.conversation.ids, reply.conversation.mask)

@@ -12,32 +12,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from upshot.config.recipe import TrainConfig
 from upshot.rewards.credit import Credit, Span
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
+from upshot.training.loops.base import LoopRun
 from upshot.training.loops.gae import gae
 from upshot.training.loops.rl import minibatches, play_and_learn
 from upshot.training.objectives.importance import weigh
-from upshot.training.objectives.logprob_source import Estimates, Lesson
-from upshot.training.objectives.mismatch import Watched, known
+from upshot.training.objectives.logprob_source import Lesson, LogprobSource
+from upshot.training.objectives.mismatch import MismatchObjective, known
 from upshot.training.objectives.objectives import Ppo
 from upshot.training.objectives.surrogates.base import surrogate
 
-if TYPE_CHECKING:
-    from upshot.run.run import Run
 
-
-async def train(run: Run, config: TrainConfig) -> None:
+async def train(run: LoopRun, config: TrainConfig) -> None:
     """Train from the run's step to `train.steps`."""
     surrogate(config.loss.name, config.loss.options)
     await play_and_learn(run, config, learn, reference=bool(config.kl), value_head=True)
 
 
-def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dict[str, float]:
+def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int) -> dict[str, float]:
     """One round of updates on a step's replies."""
     lesson, logs = lesson_of(learner, groups)
     data = [datum for _, datum in lesson]
@@ -46,7 +43,7 @@ def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dic
     config = learner.config
     drift = known(logs)
     for part in minibatches(data, config.minibatches, seed):
-        objective = Watched(Ppo(config))
+        objective = MismatchObjective(Ppo(config))
         logs |= learner.forward_backward([[datum] for datum in part], objective) | learner.step()
         drift = drift or objective.drift(learner.ranks)
     logs |= drift
@@ -55,7 +52,7 @@ def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dic
     return logs
 
 
-def lesson_of(learner: Estimates, groups: Sequence[Sequence[Reply]]) -> tuple[Lesson, dict[str, float]]:
+def lesson_of(learner: LogprobSource, groups: Sequence[Sequence[Rollout]]) -> tuple[Lesson, dict[str, float]]:
     """What a step's replies teach, with values, targets, advantages and importance set, and what to log."""
     kept = [(reply, earned) for group in groups for reply in group for earned in [earnings(reply.credit)] if earned]
     if not kept:
@@ -85,7 +82,7 @@ def token_rewards(earned: Sequence[tuple[Span, float]]) -> list[float]:
     return paid
 
 
-def _datum(reply: Reply, earned: Sequence[tuple[Span, float]]) -> Datum:
+def _datum(reply: Rollout, earned: Sequence[tuple[Span, float]]) -> Datum:
     """The reply as training data: trained are its credited spans."""
     conversation = reply.conversation
     mask = [0] * len(conversation.ids)
@@ -94,7 +91,7 @@ def _datum(reply: Reply, earned: Sequence[tuple[Span, float]]) -> Datum:
     return Datum(conversation.ids, mask, conversation.logprobs)
 
 
-def estimate(learner: Estimates, data: Sequence[Datum], rewards: Sequence[Sequence[float]]) -> dict[str, float]:
+def estimate(learner: LogprobSource, data: Sequence[Datum], rewards: Sequence[Sequence[float]]) -> dict[str, float]:
     """Set values, targets and advantages of the data as the value head sees them now; what to log."""
     config = learner.config
     references = learner.logprobs(data, reference=True) if config.kl else [datum.old for datum in data]

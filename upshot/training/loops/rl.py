@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from upshot.config.recipe import Named, Recipe, TrainConfig
 from upshot.core.conversation import Row, derive_seed
@@ -15,45 +15,43 @@ from upshot.core.score import Reason, tell_missing
 from upshot.core.stopwatch import Stopwatch
 from upshot.rewards.advantages.base import estimator
 from upshot.rewards.credit import MAIN, Credit
-from upshot.rollout.context import Stage
+from upshot.rollout.context import RolloutContext
 from upshot.rollout.play import play_step
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.training.learner.batch import data_of
 from upshot.training.learner.distributed.ranks import ALONE, Ranks, interleave
 from upshot.training.learner.learner import Learner
+from upshot.training.loops.base import LoopRun
 from upshot.training.loops.dynamic_sampling import play_until_varied
-from upshot.training.loops.evaluate import Looks, play_held_out
-from upshot.training.loops.rollouts import Played, Rollouts, staleness
+from upshot.training.loops.evaluate import Evaluator, play_held_out
+from upshot.training.loops.rollouts import RolloutSchedule, StepRollouts, staleness
 from upshot.training.loops.sft import pick
 from upshot.training.metrics.step import missing_scores, summarise
 from upshot.training.metrics.throughput import sampled
 from upshot.training.objectives.importance import weigh
 from upshot.training.objectives.kl import charged
-from upshot.training.objectives.logprob_source import Estimates, Lesson
-from upshot.training.objectives.mismatch import Watched, known
+from upshot.training.objectives.logprob_source import Lesson, LogprobSource
+from upshot.training.objectives.mismatch import MismatchObjective, known
 from upshot.training.objectives.objectives import PolicyGradient
 from upshot.training.objectives.surrogates.base import surrogate
-
-if TYPE_CHECKING:
-    from upshot.run.run import Run
 
 T = TypeVar("T")
 
 OWN_DOING = (Reason.NO_THOUGHT,)
 """Reasons for a missing part that are the policy's own doing, not a failure to measure."""
 
-Learn = Callable[[Learner, Sequence[Sequence[Reply]], int], dict[str, float]]
+Learn = Callable[[Learner, Sequence[Sequence[Rollout]], int], dict[str, float]]
 """One round of updates on a step's groups, with a seed for the order of minibatches; what to log."""
 
 
-async def train(run: Run, config: TrainConfig) -> None:
+async def train(run: LoopRun, config: TrainConfig) -> None:
     """Policy gradient over groups, from the run's step to `train.steps`."""
     surrogate(config.loss.name, config.loss.options)
     await play_and_learn(run, config, learn, reference=bool(config.kl))
 
 
 async def play_and_learn(
-    run: Run, config: TrainConfig, learn: Learn, reference: bool, value_head: bool = False
+    run: LoopRun, config: TrainConfig, learn: Learn, reference: bool, value_head: bool = False
 ) -> None:
     """The loop of every method that learns from its own replies: play a round, learn from it, write it down."""
     recipe = run.recipe
@@ -61,28 +59,28 @@ async def play_and_learn(
     if not rows:
         raise UserError(f"task '{run.task.name}' has no rows in its split 'train'; look at the options under `task`")
     config = run.lasting(config, len(rows))
-    looks = Looks(run)
+    looks = Evaluator(run)
     if looks.enough or (run.step and run.step >= config.steps and not looks.due):
         return  # a finished run was resumed
-    async with run.company() as (_, stage):
+    async with run.services() as (_, context):
         learner = run.learner(config, value_head)
         if reference:
             run.keep_reference(learner)
         run.begin(learner, config)
         steps, ahead = range(run.step, config.steps), config.async_steps
 
-        def playing(step: int) -> Coroutine[Any, Any, Played]:
-            return timed_play(recipe, stage, rows, step, run.reporter.within, run.ranks)
+        def playing(step: int) -> Coroutine[Any, Any, StepRollouts]:
+            return timed_play(recipe, context, rows, step, run.within, run.ranks)
 
         def look() -> Awaitable[dict[str, float]]:
-            return play_held_out(run, stage)
+            return play_held_out(run, context)
 
-        async with Rollouts(playing, run.loaded.sampler, stage.futures, ahead, steps) as rollouts:
+        async with RolloutSchedule(playing, run.loaded.sampler, context.futures, ahead, steps) as rollouts:
             for step in steps:
                 with run.meter.step() as times:
                     played = await rollouts.of(step)
                     groups = played.groups
-                    logs = played.times | summarise(groups) | measure(groups, stage)
+                    logs = played.times | summarise(groups) | measure(groups, context)
                     logs |= run.loaded.sync_times() | (staleness(groups, step) if ahead else {})
                     evaluation = await looks.before(step, look)
                     if looks.enough:
@@ -103,45 +101,45 @@ async def play_and_learn(
 
 async def timed_play(
     recipe: Recipe,
-    stage: Stage,
+    context: RolloutContext,
     rows: Sequence[Row],
     step: int,
     played: Callable[[int, int], None],
     ranks: Ranks = ALONE,
-) -> Played:
+) -> StepRollouts:
     """The replies of a step and where the time went that they took."""
     started = time.perf_counter()
     with Stopwatch().running() as watch:
-        groups = await play(recipe, stage, rows, step, played, ranks)
+        groups = await play(recipe, context, rows, step, played, ranks)
     took = time.perf_counter() - started
     times = {f"time/{name}": watch.seconds[name] for name in ("sample", "futures", "judges") if watch.seconds[name]}
     tokens = sampled(reply for group in groups for reply in group)
-    return Played(groups, times | {"time/rollout": took, "time/sampled_per_s": tokens / max(took, 1e-9)})
+    return StepRollouts(groups, times | {"time/rollout": took, "time/sampled_per_s": tokens / max(took, 1e-9)})
 
 
 async def play(
     recipe: Recipe,
-    stage: Stage,
+    context: RolloutContext,
     rows: Sequence[Row],
     step: int,
     played: Callable[[int, int], None],
     ranks: Ranks = ALONE,
-) -> list[list[Reply]]:
+) -> list[list[Rollout]]:
     """The replies of a step, grouped by row; each rank plays some groups and gets all."""
     config = recipe.train
     finished = total = 0
 
-    def one(_: Reply) -> None:
+    def one(_: Rollout) -> None:
         nonlocal finished
         finished += 1
         played(finished, total)
 
-    async def play_round(some: Sequence[int], number: int) -> list[list[Reply]]:
+    async def play_round(some: Sequence[int], number: int) -> list[list[Rollout]]:
         nonlocal total
         own = ranks.own(len(some))
         total += len(own) * config.group_size
         seed = derive_seed(recipe.seed, "step", step, *([number] if number else []))
-        groups = await play_step(stage, [rows[i] for i in some], config.group_size, seed, one, own)
+        groups = await play_step(context, [rows[i] for i in some], config.group_size, seed, one, own)
         return interleave(await ranks.exchange(f"play/{step}/{number}", groups))
 
     first = pick(len(rows), config.prompts_per_step, step, recipe.seed)
@@ -162,13 +160,13 @@ def others(ids: Sequence[str], first: Sequence[int], step: int, seed: int) -> Ca
     return more
 
 
-def measure(groups: Sequence[Sequence[Reply]], stage: Stage) -> dict[str, float]:
+def measure(groups: Sequence[Sequence[Rollout]], context: RolloutContext) -> dict[str, float]:
     """What the kind of future itself reports of a step."""
-    return stage.futures.measure([reply for group in groups for reply in group])
+    return context.futures.measure([reply for group in groups for reply in group])
 
 
 def set_advantages(
-    groups: Sequence[Sequence[Reply]], named: Named, credits: Sequence[Sequence[Credit | None]] | None = None
+    groups: Sequence[Sequence[Rollout]], named: Named, credits: Sequence[Sequence[Credit | None]] | None = None
 ) -> None:
     """Give every reply the advantages of its credit spans, or of those in `credits`."""
     estimate = estimator(named.name, named.options)
@@ -178,7 +176,7 @@ def set_advantages(
             reply.advantages = spans
 
 
-def stop_if_missing(groups: Sequence[Sequence[Reply]], limit: float) -> None:
+def stop_if_missing(groups: Sequence[Sequence[Rollout]], limit: float) -> None:
     """A step in which too much is missing stops the run, with the reasons."""
     replies = [reply for group in groups for reply in group]
     silent = sum(reply.credit is None or not reply.credit.trains for reply in replies)
@@ -196,7 +194,7 @@ def stop_if_missing(groups: Sequence[Sequence[Reply]], limit: float) -> None:
             )
 
 
-def lesson_of(learner: Estimates, groups: Sequence[Sequence[Reply]]) -> tuple[Lesson, dict[str, float]]:
+def lesson_of(learner: LogprobSource, groups: Sequence[Sequence[Rollout]]) -> tuple[Lesson, dict[str, float]]:
     """What a step's replies teach, with advantages and importance set, and what to log."""
     config = learner.config
     credits, logs = charged(learner, groups) if config.kl and config.kl_in == "reward" else (None, {})
@@ -205,7 +203,7 @@ def lesson_of(learner: Estimates, groups: Sequence[Sequence[Reply]]) -> tuple[Le
     return lesson, logs | (weigh(learner, [datum for _, datum in lesson]) if lesson else {})
 
 
-def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dict[str, float]:
+def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int) -> dict[str, float]:
     """One round of updates on a step's replies."""
     config = learner.config
     lesson, logs = lesson_of(learner, groups)
@@ -217,7 +215,7 @@ def learn(learner: Learner, groups: Sequence[Sequence[Reply]], seed: int) -> dic
             datum.reference = reference
     drift = known(logs)
     for part in minibatches(data, config.minibatches, seed):
-        objective = Watched(PolicyGradient(config))
+        objective = MismatchObjective(PolicyGradient(config))
         logs |= learner.forward_backward([[datum] for datum in part], objective)
         # Of the first: later ones have other weights than the sampler had.
         drift = drift or objective.drift(learner.ranks)

@@ -16,27 +16,27 @@ from typing import Any, TypeVar
 
 from upshot.models.base import Model
 from upshot.rollout.futures.base import Futures
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.training.snapshots import PLAYING, PolicyModel
 
 T = TypeVar("T")
-Groups = list[list[Reply]]
+Groups = list[list[Rollout]]
 
 
 @dataclass(frozen=True)
-class Played:
+class StepRollouts:
     """A step's replies, grouped by row, and how long it took to play them."""
 
     groups: Groups
     times: dict[str, float]
 
 
-class Rollouts:
+class RolloutSchedule:
     """Plays the steps of a phase."""
 
     def __init__(
         self,
-        play: Callable[[int], Coroutine[Any, Any, Played]],
+        play: Callable[[int], Coroutine[Any, Any, StepRollouts]],
         sampler: Model,
         futures: Futures,
         ahead: int,
@@ -47,9 +47,9 @@ class Rollouts:
         self.futures = futures
         self.ahead = ahead
         self.steps = steps
-        self._under_way: dict[int, asyncio.Task[Played]] = {}
+        self._under_way: dict[int, asyncio.Task[StepRollouts]] = {}
 
-    async def __aenter__(self) -> Rollouts:
+    async def __aenter__(self) -> RolloutSchedule:
         for step in range(self.steps.start, self.steps.start + self.ahead):
             self.copies[step % self.ahead].version = max(step - self.ahead, 0)
             self._begin(step)
@@ -60,7 +60,7 @@ class Rollouts:
             task.cancel()
         await asyncio.gather(*self._under_way.values(), return_exceptions=True)
 
-    async def of(self, step: int) -> Played:
+    async def of(self, step: int) -> StepRollouts:
         """The replies of a step."""
         if self.ahead:
             return await self._under_way.pop(step)
@@ -85,7 +85,7 @@ class Rollouts:
             self._under_way[step] = asyncio.get_running_loop().create_task(self.play(step), context=context)
 
 
-def staleness(groups: Sequence[Sequence[Reply]], step: int) -> dict[str, float]:
+def staleness(groups: Sequence[Sequence[Rollout]], step: int) -> dict[str, float]:
     """How many steps behind the learner the weights were that sampled a step's tokens: mean and most."""
     samples = [sample for group in groups for reply in group for sample in reply.conversation.samples() if sample.ids]
     tokens = sum(len(sample.ids) for sample in samples)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from upshot.config.recipe import TrainConfig
 from upshot.core.conversation import Message, derive_seed
@@ -13,12 +13,10 @@ from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
 from upshot.tasks.datasets.examples import read_dialogues
 from upshot.training.learner.batch import Datum
-from upshot.training.loops.evaluate import Looks
+from upshot.training.loops.base import LoopRun
+from upshot.training.loops.evaluate import Evaluator
 from upshot.training.loops.validation import held_out_dialogues, sft_loss
 from upshot.training.objectives.objectives import Sft
-
-if TYPE_CHECKING:
-    from upshot.run.run import Run
 
 
 class Dialogues(Sequence[Datum]):
@@ -74,7 +72,7 @@ def _order(size: int, seed: int) -> list[int]:
     return _orders[size, seed]
 
 
-async def train(run: Run, config: TrainConfig) -> None:
+async def train(run: LoopRun, config: TrainConfig) -> None:
     """Imitate the dialogues of `train.data`, or the task's own, up to `config.steps`."""
     dialogues = read_dialogues(config.data) if config.data else run.task.dialogues("train")
     if not dialogues:
@@ -84,7 +82,7 @@ async def train(run: Run, config: TrainConfig) -> None:
     if not data:
         raise UserError("no dialogue has an assistant turn to imitate")
     config = run.lasting(config, len(data))
-    looks = Looks(run)
+    looks = Evaluator(run)
     if looks.enough:
         return  # a finished run was resumed
     learner = run.learner(config)

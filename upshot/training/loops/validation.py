@@ -12,12 +12,12 @@ from upshot.core.errors import UserError
 from upshot.tasks.datasets.examples import Preference, read_dialogues, read_preferences
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
+from upshot.training.loops.base import LoopRun
 from upshot.training.objectives import losses
 
 if TYPE_CHECKING:
     from upshot.config.recipe import Recipe
     from upshot.core.conversation import Message
-    from upshot.run.run import Run
     from upshot.tasks.base import Task
 
 
@@ -30,7 +30,7 @@ def held_out_dialogues(recipe: Recipe, task: Task) -> Sequence[tuple[Message, ..
     return found[: config.rows]
 
 
-def held_out_pairs(run: Run) -> list[Preference]:
+def held_out_pairs(run: LoopRun) -> list[Preference]:
     """The pairs that a recipe evaluates dpo on."""
     config = run.recipe.eval
     assert config.data, "check_evaluations() comes first"

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
-from upshot.run.checkpoints import Best
 
 ONLY = ("eval/", "time/eval")
 """What a line of nothing but an evaluation has."""
 DEFAULTS = {"sft": "eval/loss/nll", "dpo": "eval/loss/dpo"}
 
 
-class Record:
+class BestMark(NamedTuple):
+    """What an evaluation said of the best model so far."""
+
+    metric: str
+    value: float
+
+
+class BestTracker:
     """The values of one metric, by the step whose model was evaluated."""
 
     def __init__(self, metric: str) -> None:
@@ -24,14 +30,14 @@ class Record:
         self.values: dict[int, float] = {}
 
     @classmethod
-    def of(cls, recipe: Recipe, lines: Iterable[Mapping[str, Any]]) -> Record:
+    def of(cls, recipe: Recipe, lines: Iterable[Mapping[str, Any]]) -> BestTracker:
         """What a run's evaluations are compared by, with those that its lines tell of."""
         record = cls(recipe.train.keep_best or DEFAULTS.get(recipe.train.method, "eval/reward/mean"))
         for line in lines:
             record.add(evaluated(line), line)
         return record
 
-    def add(self, step: int, logs: Mapping[str, Any]) -> Best | None:
+    def add(self, step: int, logs: Mapping[str, Any]) -> BestMark | None:
         """Take note of an evaluation; when it is the best one so far, what it says."""
         value = logs.get(self.metric)
         if value is None:
@@ -39,7 +45,7 @@ class Record:
         before = [other for at, other in self.values.items() if at != step]
         self.values[step] = value
         new = not before or (value < min(before) if self.smallest else value > max(before))
-        return Best(self.metric, value) if new else None
+        return BestMark(self.metric, value) if new else None
 
     def since(self) -> int:
         """Evaluations since the best one (the first of equal ones)."""

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from upshot.core.score import Score
 from upshot.rewards.credit import MAIN
 from upshot.rollout.policy import cut_short
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.training.loops.dynamic_sampling import is_flat
 
 
-def summarise(groups: Sequence[Sequence[Reply]]) -> dict[str, float]:
+def summarise(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     """Means of rewards, parts and metrics, counts of what is missing, and the shape of the conversations."""
     replies = [reply for group in groups for reply in group]
     out: dict[str, float] = {"reward/missing": float(sum(r.reward.total.is_missing for r in replies))}
@@ -40,7 +40,7 @@ def summarise(groups: Sequence[Sequence[Reply]]) -> dict[str, float]:
 
 
 def by_group(
-    replies: Iterable[Reply], groups_of: Callable[[Reply], Mapping[str, str]], value: Callable[[Reply], Score]
+    replies: Iterable[Rollout], groups_of: Callable[[Rollout], Mapping[str, str]], value: Callable[[Rollout], Score]
 ) -> dict[str, float]:
     """Means by the task's groups: {'by/opening=ambiguous/reward': …}."""
     values: dict[str, list[float]] = {}
@@ -52,12 +52,12 @@ def by_group(
     return {key: statistics.fmean(values[key]) for key in sorted(values)}
 
 
-def missing_reasons(replies: Iterable[Reply]) -> dict[str, int]:
+def missing_reasons(replies: Iterable[Rollout]) -> dict[str, int]:
     """How often each reason for a missing score occurred, over rewards without futures and single futures."""
     return dict(sorted(Counter(str(score.reason) for score in missing_scores(replies)).items()))
 
 
-def missing_scores(replies: Iterable[Reply]) -> Iterator[Score]:
+def missing_scores(replies: Iterable[Rollout]) -> Iterator[Score]:
     """What is missing: rewards without futures, and of every future one score a reason."""
     for reply in replies:
         if reply.futures:
@@ -77,7 +77,7 @@ def _put(out: dict[str, float], name: str, values: Sequence[float]) -> None:
         out[name] = statistics.fmean(values)
 
 
-def _shape(replies: Sequence[Reply]) -> dict[str, float]:
+def _shape(replies: Sequence[Rollout]) -> dict[str, float]:
     samples = [list(reply.conversation.samples()) for reply in replies]
     spoken = [s for s in samples if s]
     out: dict[str, float] = {}

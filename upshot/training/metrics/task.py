@@ -13,13 +13,13 @@ from math import comb
 
 from upshot.core.conversation import Row
 from upshot.core.score import Score
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 
 SOLVED = 1.0 - 1e-9
 GroupsOf = Callable[[Row], Mapping[str, str]]
 
 
-def task_metrics(groups: Sequence[Sequence[Reply]], groups_of: GroupsOf | None = None) -> dict[str, float]:
+def task_metrics(groups: Sequence[Sequence[Rollout]], groups_of: GroupsOf | None = None) -> dict[str, float]:
     """All the numbers, under 'task/'; and under 'by/KEY=VALUE/' for each of the rows' groups."""
     out = {f"task/{name}": value for name, value in measure(groups).items()}
     for label, part in _by_label(groups, groups_of or default_groups).items():
@@ -34,7 +34,7 @@ def default_groups(row: Row) -> Mapping[str, str]:
     return ({"task": row.source} if row.source else {}) | ({"difficulty": str(level)} if level else {})
 
 
-def measure(groups: Sequence[Sequence[Reply]]) -> dict[str, float]:
+def measure(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     """The numbers of some groups of replies."""
     replies = [reply for group in groups for reply in group]
     out: dict[str, float] = {}
@@ -54,12 +54,12 @@ def measure(groups: Sequence[Sequence[Reply]]) -> dict[str, float]:
     return out | {f"missing/{reason}": float(count) for reason, count in sorted(missing.items())}
 
 
-def verdict(reply: Reply) -> Score:
+def verdict(reply: Rollout) -> Score:
     """The verifier's score of a reply; the total reward where the recipe has no verifier."""
     return reply.reward.means.get("verifier", reply.reward.total)
 
 
-def verdicts(group: Iterable[Reply]) -> list[bool]:
+def verdicts(group: Iterable[Rollout]) -> list[bool]:
     """Solved or not, of the replies that have a verdict."""
     return [value >= SOLVED for reply in group if (value := verdict(reply).value) is not None]
 
@@ -72,7 +72,7 @@ def pass_at_k(solved: Sequence[bool], k: int) -> float | None:
     return 1.0 - comb(n - c, k) / comb(n, k)
 
 
-def majority(group: Sequence[Reply]) -> float | None:
+def majority(group: Sequence[Rollout]) -> float | None:
     """Whether the commonest answer of a group is right; ties share the vote; None when no reply shows its answer."""
     votes: dict[str, list[bool]] = defaultdict(list)
     for reply in group:
@@ -85,7 +85,7 @@ def majority(group: Sequence[Reply]) -> float | None:
     return statistics.fmean(float(own[0]) for own in votes.values() if len(own) == most)
 
 
-def answer_of(reply: Reply) -> str | None:
+def answer_of(reply: Rollout) -> str | None:
     """The answer the verifier read from a reply, as it noted it with the score."""
     for future in reply.futures:
         answer = future.scores["verifier"].detail.get("answer") if "verifier" in future.scores else None
@@ -94,12 +94,12 @@ def answer_of(reply: Reply) -> str | None:
     return None
 
 
-def turns_of(reply: Reply) -> int:
+def turns_of(reply: Rollout) -> int:
     """How often the policy spoke in the episode."""
     return sum(1 for _ in reply.conversation.samples())
 
 
-def _counts(replies: Iterable[Reply]) -> dict[str, float]:
+def _counts(replies: Iterable[Rollout]) -> dict[str, float]:
     totals: dict[str, float] = defaultdict(float)
     for reply in replies:
         for name, value in reply.conversation.session.get("metrics", {}).items():
@@ -107,8 +107,8 @@ def _counts(replies: Iterable[Reply]) -> dict[str, float]:
     return dict(totals)
 
 
-def _by_label(groups: Sequence[Sequence[Reply]], groups_of: GroupsOf) -> dict[str, list[Sequence[Reply]]]:
-    out: dict[str, list[Sequence[Reply]]] = defaultdict(list)
+def _by_label(groups: Sequence[Sequence[Rollout]], groups_of: GroupsOf) -> dict[str, list[Sequence[Rollout]]]:
+    out: dict[str, list[Sequence[Rollout]]] = defaultdict(list)
     for group in groups:
         if group:
             for name, value in groups_of(group[0].conversation.row).items():

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.training.learner.learner import Learner
 
 PEAK = {"B200": 2250, "H200": 989, "H100": 989, "A100": 312, "L40S": 362, "A10G": 70, "4090": 165, "3090": 71}
 """TFLOP/s of dense bfloat16, by a part of the device's name."""
 
 
-class Meter:
+class ThroughputMeter:
     """Measures the learner of a model."""
 
     def __init__(self, module: Any, devices: int = 1) -> None:
@@ -61,7 +61,7 @@ class Meter:
 class StepTimes:
     """Where the time of one step goes."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: ThroughputMeter) -> None:
         self.meter = meter
         self.logs: dict[str, float] = {}
 
@@ -79,7 +79,7 @@ def finite(weights: Sequence[torch.Tensor]) -> bool:
     return not weights or bool(torch.stack([weight.detach().isfinite().all() for weight in weights]).all())
 
 
-def sampled(replies: Iterable[Reply]) -> int:
+def sampled(replies: Iterable[Rollout]) -> int:
     """Tokens that the policy sampled for replies and their futures."""
     count = 0
     for reply in replies:

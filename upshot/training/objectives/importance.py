@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 from upshot.config.recipe import ImportanceConfig
 from upshot.training.learner.batch import Datum
-from upshot.training.objectives.logprob_source import Estimates
+from upshot.training.objectives.logprob_source import LogprobSource
 from upshot.training.objectives.mismatch import drift_of
 
 
-def weigh(learner: Estimates, data: Sequence[Datum]) -> dict[str, float]:
+def weigh(learner: LogprobSource, data: Sequence[Datum]) -> dict[str, float]:
     """Set `old` and `weights` of the data where the recipe asks for it; what to log."""
     config = learner.config.importance
     if config.rule == "none":

@@ -13,13 +13,13 @@ from dataclasses import replace
 
 from upshot.core.score import Score
 from upshot.rewards.credit import MAIN, Credit
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.training.learner.batch import Datum
-from upshot.training.objectives.logprob_source import Estimates
+from upshot.training.objectives.logprob_source import LogprobSource
 
 
 def charged(
-    learner: Estimates, groups: Sequence[Sequence[Reply]]
+    learner: LogprobSource, groups: Sequence[Sequence[Rollout]]
 ) -> tuple[list[list[Credit | None]], dict[str, float]]:
     """The credits of a step's replies with the divergence taken off, and what to log."""
     replies = [reply for group in groups for reply in group if reply.credit is not None]

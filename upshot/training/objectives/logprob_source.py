@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from upshot.config.recipe import TrainConfig
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.training.learner.batch import Datum
 
-Lesson = list[tuple[Reply, Datum]]
+Lesson = list[tuple[Rollout, Datum]]
 """What is learned from a step's replies, each sequence with the reply that it is of."""
 
 
-class Estimates(Protocol):
+class LogprobSource(Protocol):
     """A learner, or numbers that another program's learner has told."""
 
     @property

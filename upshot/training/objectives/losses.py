@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from upshot.training.learner.batch import Batch
+from upshot.training.learner.batch import TrainBatch
 
 
 def token_logprobs(logits_B_T_V: Tensor, ids_B_T: Tensor, temperature: float = 1.0) -> Tensor:
@@ -44,7 +44,7 @@ class Denominator:
     max_tokens: int
 
 
-def normalise(loss_M: Tensor, batch: Batch, by: Denominator) -> Tensor:
+def normalise(loss_M: Tensor, batch: TrainBatch, by: Denominator) -> Tensor:
     """Token losses → a scalar: 'sequence', 'token' or 'constant' (see the recipe's train.length_norm)."""
     if by.mode == "sequence":
         return (batch.sums(loss_M) / batch.counts().clamp(min=1)).sum() / max(by.sequences, 1)

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from upshot.training.learner.batch import Batch, Datum, Found
+from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
 from upshot.training.learner.distributed.ranks import ALONE, Ranks
 from upshot.training.objectives.objectives import Objective
 
 
-class Watched(Objective):
+class MismatchObjective(Objective):
     """An objective that also sees how far its log-probabilities are from the sampled ones."""
 
     def __init__(self, inner: Objective) -> None:
@@ -31,7 +31,7 @@ class Watched(Objective):
         self._gaps.clear()
         self.inner.begin(data, max_tokens, mode)
 
-    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, batch: TrainBatch, found: ForwardOutput) -> tuple[Tensor, dict[str, float]]:
         """The objective's own."""
         if "old" in batch.columns and len(batch.columns["old"]):
             gap = (found.logprobs.detach() - batch.columns["old"]).abs()

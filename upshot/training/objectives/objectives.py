@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from upshot.config.recipe import TrainConfig
-from upshot.training.learner.batch import Batch, Datum, Found
+from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
 from upshot.training.objectives import losses
 from upshot.training.objectives.surrogates.base import surrogate
 
@@ -37,7 +37,7 @@ class Objective(ABC):
         self.by = losses.Denominator(mode, len(data), tokens, max_tokens)
 
     @abstractmethod
-    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, Logs]:
+    def loss(self, batch: TrainBatch, found: ForwardOutput) -> tuple[Tensor, Logs]:
         """This micro-batch's share of the loss and of the logged values."""
 
     def share(self, per_token: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class Sft(Objective):
 
     dropout = True
 
-    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, Logs]:
+    def loss(self, batch: TrainBatch, found: ForwardOutput) -> tuple[Tensor, Logs]:
         """Mean negative log-likelihood."""
         loss = losses.normalise(-found.logprobs, batch, self.by)
         return loss, {"loss/nll": loss.detach()}
@@ -64,7 +64,7 @@ class PolicyGradient(Objective):
         self.surrogate = surrogate(config.loss.name, config.loss.options)
         self.needs_entropy = bool(config.entropy)
 
-    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, Logs]:
+    def loss(self, batch: TrainBatch, found: ForwardOutput) -> tuple[Tensor, Logs]:
         """Surrogate x importance + kl x divergence - entropy bonus."""
         config, columns, logprobs = self.config, batch.columns, found.logprobs
         pg = self.surrogate(batch, logprobs, config)
@@ -92,7 +92,7 @@ class Ppo(PolicyGradient):
 
     needs_values = True
 
-    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, Logs]:
+    def loss(self, batch: TrainBatch, found: ForwardOutput) -> tuple[Tensor, Logs]:
         """Policy loss + value_weight × value loss."""
         loss, logs = super().loss(batch, found)
         if found.values is None:
@@ -110,7 +110,7 @@ class Dpo(Objective):
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
 
-    def loss(self, batch: Batch, found: Found) -> tuple[Tensor, Logs]:
+    def loss(self, batch: TrainBatch, found: ForwardOutput) -> tuple[Tensor, Logs]:
         """Mean over pairs of the preference loss."""
         own, reference = batch.sums(found.logprobs), batch.sums(batch.columns["reference"])
         gained = own - reference

@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from upshot.config.recipe import Recipe
 from upshot.run.checks.bench import Finding
 from upshot.verl.checks import refuse, wish_of
-from upshot.verl.checks.node import IMPORT_S, Wish, look, marked
+from upshot.verl.checks.node import IMPORT_S, NodeRequirements, look, marked
 from upshot.verl.checks.resources import Node, compared, needed
 
 QUEUE = ("TransferQueueController", "transfer_queue")
@@ -62,7 +62,7 @@ def _other_run() -> Iterator[Finding]:
     )
 
 
-def _everywhere(wish: Wish) -> Iterator[Finding]:
+def _everywhere(wish: NodeRequirements) -> Iterator[Finding]:
     """Look around on every node at once; the plug-ins were imported here already before Ray was started."""
     here = ray.get_runtime_context().get_node_id()
     asked = {}

@@ -14,7 +14,7 @@ import ray
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.run.folder import RunFolder
-from upshot.verl.budget.ledger import Grant, Ledger, Report, standing
+from upshot.verl.budget.ledger import Ledger, WorkerGrant, WorkerReport, standing
 from upshot.verl.budget.share import Tell, gone
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class LedgerActor:
         """A worker that will report; by its id Ray tells whether it lives (with its handle would come all of verl)."""
         self._ids[worker], self._heard[worker] = actor_id, time.monotonic()
 
-    async def report(self, said: Report) -> Grant:
+    async def report(self, said: WorkerReport) -> WorkerGrant:
         """See `Ledger`."""
         self._heard[said.worker] = time.monotonic()
         grant = self.ledger.report(said)
@@ -160,8 +160,8 @@ def teller(name: str) -> Tell:
     ledger = find_ledger()
     ledger.join.remote(name, ray.get_runtime_context().get_actor_id())
 
-    async def tell(report: Report) -> Grant:
-        grant: Grant = await ledger.report.remote(report)
+    async def tell(report: WorkerReport) -> WorkerGrant:
+        grant: WorkerGrant = await ledger.report.remote(report)
         return grant
 
     return tell

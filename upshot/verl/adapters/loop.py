@@ -1,4 +1,4 @@
-"""verl's agent loop around `Worker`: one instance a trajectory, one worker a process."""
+"""verl's agent loop around `RolloutWorker`: one instance a trajectory, one worker a process."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from upshot.training.learner.distributed.handover import packed
 from upshot.verl.adapters.ledger import died, name_here, teller
 from upshot.verl.config import RECIPE
 from upshot.verl.parquet import AGENT
-from upshot.verl.served import Line
+from upshot.verl.served import ConversationLink
 from upshot.verl.trajectory import Trajectory, numbers, refuse_long, trajectories_of
-from upshot.verl.worker import Order, Worker
+from upshot.verl.worker import PlayRequest, RolloutWorker
 
 log = logging.getLogger(__name__)
 
-_workers: dict[str, Worker] = {}
+_workers: dict[str, RolloutWorker] = {}
 
 
 REPLY, FAULT = "upshot_reply", "upshot_fault"
@@ -40,8 +40,10 @@ class UpshotLoop(AgentLoopBase):  # type: ignore[misc]
         """The rows of a reply."""
         started = time.perf_counter()
         rollout = self.rollout_config
-        line = Line(Servers(self.server_manager), uuid4().hex, sampling_params, seeded=rollout.name == AGENT)
-        order = Order(row["extra_info"], row["raw_prompt"], int(row["session_id"]), step_of(row) - 1)
+        line = ConversationLink(
+            Servers(self.server_manager), uuid4().hex, sampling_params, seeded=rollout.name == AGENT
+        )
+        order = PlayRequest(row["extra_info"], row["raw_prompt"], int(row["session_id"]), step_of(row) - 1)
         filler = int(self.tokenizer.eos_token_id)
         try:
             worker = worker_here(self.tokenizer, int(rollout.max_model_len or 0))
@@ -54,7 +56,7 @@ class UpshotLoop(AgentLoopBase):  # type: ignore[misc]
                 log.exception("a conversation could not be played")
             why = str(told or f"{type(error).__name__}: {error}; where it was raised is in verl.log")
             return [_output(Trajectory([filler], [filler], [0], [0.0]), 0.0, {FAULT: why}, started)]
-        seen = numbers(reply, list(worker.company.weights))
+        seen = numbers(reply, list(worker.services.weights))
         extra |= {**line.extra, "reward_extra_info": seen, "turn_scores": [], "tool_rewards": []}
         score = reply.reward.total.value or 0.0
         return [
@@ -90,13 +92,13 @@ class Servers:
             raise UserError(died("a rollout server", error)) from error
 
 
-def worker_here(tokenizer: Any, max_context: int) -> Worker:
+def worker_here(tokenizer: Any, max_context: int) -> RolloutWorker:
     """The worker of this process, made at the first call; inside Ray it has a part of the run's budget and limits."""
     path = recipe_path()
     if path not in _workers:
         name = name_here()
         tell = teller(name) if ray.is_initialized() else None
-        _workers[path] = Worker(recipe_here(), tokenizer, max_context, tell, name)
+        _workers[path] = RolloutWorker(recipe_here(), tokenizer, max_context, tell, name)
     return _workers[path]
 
 

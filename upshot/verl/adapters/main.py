@@ -19,11 +19,11 @@ from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
 from upshot.core.errors import UserError
-from upshot.verl.adapters.oversight import Overseen, reason
+from upshot.verl.adapters.oversight import OverseenRunner, reason
 from upshot.verl.process import REASON
 
 
-class Runner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc]
+class ClusterRunner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc]
     """verl's runner, in its own process of Ray, which knows our trainer."""
 
     def run(self, config: Any) -> None:
@@ -39,7 +39,7 @@ def main(config: Any) -> None:
     auto_set_device(config)
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     try:
-        run_ppo(config, task_runner_class=Overseen(ray.remote(Runner)))
+        run_ppo(config, task_runner_class=OverseenRunner(ray.remote(ClusterRunner)))
     except (UserError, RayError) as error:
         told, code = reason(error)
         print(f"{REASON}{told}", flush=True)

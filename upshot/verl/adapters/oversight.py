@@ -1,6 +1,6 @@
 """Around verl's runner: a ledger for its workers, a watchdog, an end with the reason, helpers closed at the end.
 
-verl's `run_ppo` makes a runner and waits for its `run`; `Overseen` stands in for the runner's class there.
+verl's `run_ppo` makes a runner and waits for its `run`; `OverseenRunner` stands in for the runner's class there.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ CLOSE_S, HASTY_S = 20.0, 5.0
 
 
 @dataclass(frozen=True)
-class Overseen:
+class OverseenRunner:
     """A runner class of Ray whose `run` is overseen from its start to its end."""
 
     runner: Any
 
-    def options(self, **given: Any) -> Overseen:
+    def options(self, **given: Any) -> OverseenRunner:
         """See Ray."""
-        return Overseen(self.runner.options(**given))
+        return OverseenRunner(self.runner.options(**given))
 
     def remote(self) -> SimpleNamespace:
         """The runner; `run.remote(config)` comes back when it has ended."""

@@ -9,14 +9,14 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
 from upshot.core.errors import UserError
-from upshot.rollout.rollout import Reply
+from upshot.rollout.rollout import Rollout
 from upshot.training.learner.distributed.handover import unpacked
 from upshot.verl.adapters.loop import FAULT, REPLY
 
-Groups = list[list[Reply]]
+Groups = list[list[Rollout]]
 
 
-class Replies:
+class PlayedRollouts:
     """What was played last, by verl's partition ('train', 'val'), and which row is of which reply."""
 
     def __init__(self, buffer: Any, play_on: Callable[[Groups], Groups]) -> None:
@@ -25,7 +25,7 @@ class Replies:
         """Given the groups of a training step, those that are learned from; it may play more of them (`read`)."""
         self.groups: dict[str, Groups] = {}
         """By the rows' places in the step, replies in the order of their sessions: as local mode has them."""
-        self.of_key: dict[str, Reply] = {}
+        self.of_key: dict[str, Rollout] = {}
         self._tags: dict[str, Any] = {}
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
@@ -47,7 +47,7 @@ class Replies:
                 raise UserError(extra[FAULT])
         first = {_session(key): unpacked(extra[REPLY]) for key, extra in extras.items() if extra[REPLY]}
         self.of_key |= {key: first[_session(key)] for key in batch.keys}
-        groups: dict[int, list[tuple[int, Reply]]] = {}
+        groups: dict[int, list[tuple[int, Rollout]]] = {}
         for (_, session), reply in first.items():
             groups.setdefault(reply.group, []).append((session, reply))
         return [[r for _, r in sorted(groups[at], key=_by_session)] for at in sorted(groups)], logs
@@ -63,7 +63,7 @@ class Replies:
         return KVBatchMeta(partition_id=partition_id, keys=kept, tags=[self._tags[key] for key in kept])
 
 
-def _counts(reply: Reply, partition_id: str) -> bool:
+def _counts(reply: Rollout, partition_id: str) -> bool:
     if partition_id == "val":
         return not reply.reward.total.is_missing
     return reply.credit is not None and reply.credit.trains
@@ -75,5 +75,5 @@ def _session(key: str) -> tuple[str, int]:
     return uid, int(session)
 
 
-def _by_session(pair: tuple[int, Reply]) -> int:
+def _by_session(pair: tuple[int, Rollout]) -> int:
     return pair[0]

@@ -21,10 +21,10 @@ from upshot.core.errors import UserError
 from upshot.models.local import load_local, pick_dtype
 from upshot.models.rendering import Renderer
 from upshot.verl.on_cpu import BACKEND
-from upshot.verl.sampler import Packed, Sampler, parts
+from upshot.verl.sampler import PackedTensor, Sampler, parts
 
 
-class Server:
+class RankServer:
     """The actor that samples for one rank."""
 
     def __init__(self, path: str, dtype: str, device: str, seed: int, most_tokens: int, frees: bool) -> None:
@@ -53,7 +53,7 @@ class Server:
         """Weights are about to come."""
         self.sampler.begin()
 
-    async def load_weights(self, part: dict[str, Packed]) -> None:
+    async def load_weights(self, part: dict[str, PackedTensor]) -> None:
         """Take a part of the weights."""
         self.sampler.load(part)
 
@@ -110,7 +110,7 @@ class UpshotReplica(RolloutReplica):  # type: ignore[misc]
             )
         )
         told = {**dict.fromkeys(platform.ray_noset_envvars(), "1"), **platform.rollout_env_vars()}
-        server = ray.remote(Server).options(
+        server = ray.remote(RankServer).options(
             name=server_name(self.replica_rank),
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
             runtime_env={"env_vars": told},

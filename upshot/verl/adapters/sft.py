@@ -43,7 +43,7 @@ class Examples(Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": ids, "position_ids": torch.arange(len(ids)), "loss_mask": mask}
 
 
-class Order(Sampler[int]):
+class RankOrder(Sampler[int]):
     """This rank's rows of every step: together the ranks take what local mode takes."""
 
     def __init__(self, size: int, steps: int, batch: int, seed: int, rank: int, ranks: int) -> None:
@@ -60,7 +60,7 @@ class Order(Sampler[int]):
         """verl tells of epochs; there is one."""
 
 
-class Trainer(SFTTrainer):  # type: ignore[misc]
+class SftTrainer(SFTTrainer):  # type: ignore[misc]
     """verl's, with our loaders."""
 
     def _build_dataloader(self) -> None:
@@ -69,7 +69,7 @@ class Trainer(SFTTrainer):  # type: ignore[misc]
         size, batch = len(self.train_dataset), int(self.config.data.train_batch_size)
         steps, seed = int(self.config.trainer.total_training_steps), derive_seed(recipe.seed, recipe.train.method)
         super()._build_dataloader()
-        self.train_sampler = Order(size, steps, batch, seed, rank, ranks)
+        self.train_sampler = RankOrder(size, steps, batch, seed, rank, ranks)
         self.train_dataloader = self._loader(self.train_dataset, self.train_sampler, batch // ranks)
         if self.val_dataset is not None:
             own = range(rank, -(-len(self.val_dataset) // ranks) * ranks, ranks)
@@ -85,7 +85,7 @@ def main(settings: Any) -> None:
     """What verl's own program does, with our trainer."""
     auto_set_device(settings)
     initialize_global_process_group()
-    Trainer(config=settings).fit()
+    SftTrainer(config=settings).fit()
     destroy_global_process_group()
 
 

@@ -29,12 +29,12 @@ from upshot.training.metrics.step import summarise
 from upshot.verl.adapters.critic import CriticWorker
 from upshot.verl.adapters.loop import recipe_here, recipe_path
 from upshot.verl.adapters.phases import phased
-from upshot.verl.adapters.replies import Groups, Replies
+from upshot.verl.adapters.replies import Groups, PlayedRollouts
 from upshot.verl.folder import played
-from upshot.verl.lesson import Row, Told, teach
+from upshot.verl.lesson import BatchRow, LearnerInputs, teach
 from upshot.verl.metrics import OWN
 from upshot.verl.parquet import AGENT
-from upshot.verl.worker import Worker, placed
+from upshot.verl.worker import RolloutWorker, placed
 
 
 @register_trainer(AGENT)
@@ -46,9 +46,9 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         self.recipe = recipe_here()
         super().__init__(config)
 
-    def _build_replay_buffer(self) -> Replies:
+    def _build_replay_buffer(self) -> PlayedRollouts:
         self.trainer_mode = "sync"  # by any other name verl takes the asynchronous buffer and checkpoints
-        self.replies = Replies(super()._build_replay_buffer(), self._play_on)
+        self.replies = PlayedRollouts(super()._build_replay_buffer(), self._play_on)
         return self.replies
 
     def _init_resource_pool_mgr(self) -> None:
@@ -60,7 +60,7 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         """All is loaded."""
         super().on_init_end()
         # Never started: it only says what the kind of future measures of replies.
-        self.worker = Worker(self.recipe, self.tokenizer)
+        self.worker = RolloutWorker(self.recipe, self.tokenizer)
 
     def on_train_begin(self) -> None:
         """verl counts minibatches in prompts × replies; from here on this process counts rows."""
@@ -113,7 +113,7 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **more: Any) -> KVBatchMeta:
         """Say what came of the replies, stop where too much is missing, and cut the recipe's minibatches."""
         groups = self.replies.groups["train"]
-        metrics.update(named(summarise(groups) | measure(groups, self.worker.stage)))
+        metrics.update(named(summarise(groups) | measure(groups, self.worker.context)))
         stop_if_missing(groups, self.recipe.reward.max_missing)
         rows = -(-len(batch.keys) // min(self.recipe.train.minibatches, len(batch.keys)))
         # verl fills a minibatch up so that every rank has as many.
@@ -132,16 +132,16 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         fields = columns([next(left) if row is not None else None for row in rows], self.recipe.train.importance.rule)
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
-    def _measured(self, batch: KVBatchMeta) -> list[Row | None]:
+    def _measured(self, batch: KVBatchMeta) -> list[BatchRow | None]:
         """The rows with what verl computed of them; None where verl filled up."""
         wanted = ["old_log_probs", *(["ref_log_prob"] if self.use_reference_policy else [])]
         wanted += ["values"] if self.use_critic else []
         found = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=wanted)
         told = [[one.tolist() for one in found[name].unbind()] if name in wanted else [] for name in COMPUTED]
-        out: list[Row | None] = []
+        out: list[BatchRow | None] = []
         for at, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
             own = [column[at] if column else () for column in told]
-            out.append(None if tag.get("is_padding") else Row(self.replies.of_key[key], int(tag["seq_len"]), *own))
+            out.append(None if tag.get("is_padding") else BatchRow(self.replies.of_key[key], int(tag["seq_len"]), *own))
         return out
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -156,15 +156,15 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _validate(self) -> dict[str, float]:
         found: dict[str, float] = super()._validate()
-        seen = evaluated(self.replies.groups["val"], self.worker.stage, self.worker.book.task)
+        seen = evaluated(self.replies.groups["val"], self.worker.context, self.worker.book.task)
         return found | named({f"eval/{key}": value for key, value in seen.items()})
 
 
 COMPUTED = ("old_log_probs", "ref_log_prob", "values")
-"""What verl computes of a row, in the order of `Row`'s fields."""
+"""What verl computes of a row, in the order of `BatchRow`'s fields."""
 
 
-def columns(told: Sequence[Told | None], rule: str) -> TensorDict:
+def columns(told: Sequence[LearnerInputs | None], rule: str) -> TensorDict:
     """What is told of each row, in verl's names; None: a row of verl's filling, of one token that is not trained."""
 
     def nested(name: str, kind: torch.dtype) -> torch.Tensor:

@@ -17,7 +17,7 @@ BATCH = 8
 
 
 @dataclass(frozen=True)
-class Load:
+class EndpointLoad:
     """How a worker stands at one endpoint."""
 
     bound: int
@@ -32,7 +32,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Report:
+class WorkerReport:
     """What a worker says. Counts are of its whole life, so that a report said twice counts once."""
 
     worker: str
@@ -41,13 +41,13 @@ class Report:
     """Calls that it may send in its life, as granted and not given back."""
     wants: int = 0
     """Calls that wait for leave."""
-    loads: Mapping[str, Load] = field(default_factory=dict)
+    loads: Mapping[str, EndpointLoad] = field(default_factory=dict)
     last: bool = False
     """Whether it is closed and will send nothing any more."""
 
 
 @dataclass(frozen=True)
-class Grant:
+class WorkerGrant:
     """What a worker is told."""
 
     others: Mapping[str, float]
@@ -65,7 +65,7 @@ class _Worker:
     allowed: int = 0
     leased: dict[str, int] = field(default_factory=dict)
     """Slots by endpoint that count as its own, until it is known to have given them back."""
-    loads: Mapping[str, Load] = field(default_factory=dict)
+    loads: Mapping[str, EndpointLoad] = field(default_factory=dict)
 
     @property
     def calls(self) -> float:
@@ -82,7 +82,7 @@ class Ledger:
         self.workers: dict[str, _Worker] = {}
         self._before = dict.fromkeys(SPENT, 0.0) | dict(spent or {})
 
-    def report(self, said: Report) -> Grant:
+    def report(self, said: WorkerReport) -> WorkerGrant:
         """Hear a worker, and give it its part."""
         own = self.workers.setdefault(said.worker, _Worker(dict.fromkeys(SPENT, 0.0)))
         own.spent, own.allowed, own.loads = dict(said.spent), said.allowed, said.loads
@@ -95,7 +95,7 @@ class Ledger:
             own.allowed = 0
             self.bury(said.worker)
         others = {what: total[what] - own.spent[what] for what in SPENT}
-        return Grant(others, None if self.max_calls is None else own.allowed, caps, self.closing)
+        return WorkerGrant(others, None if self.max_calls is None else own.allowed, caps, self.closing)
 
     def bury(self, worker: str) -> None:
         """A worker is gone: its slots are free again. Calls it had leave for may have been sent, and count as spent."""
@@ -107,15 +107,15 @@ class Ledger:
         """What all have spent, as far as they have said."""
         return _sum([self._before, *(worker.spent for worker in self.workers.values())])
 
-    def loads(self) -> dict[str, Load]:
+    def loads(self) -> dict[str, EndpointLoad]:
         """How all workers together stand at every endpoint."""
-        out: dict[str, Load] = {}
+        out: dict[str, EndpointLoad] = {}
         for worker in self.workers.values():
             for name, load in worker.loads.items():
                 out[name] = _together(out[name], load) if name in out else load
         return out
 
-    def _cap(self, worker: str, name: str, load: Load) -> int:
+    def _cap(self, worker: str, name: str, load: EndpointLoad) -> int:
         """The slots of an endpoint for a worker: its fair part, of what nobody else has."""
         others = [other for who, other in self.workers.items() if who != worker]
         known = {who: w.loads[name] for who, w in self.workers.items() if name in w.loads}
@@ -145,7 +145,7 @@ def fair(bound: int, demands: Mapping[str, int]) -> dict[str, int]:
     return {name: part + left // len(out) + (place < left % len(out)) for place, (name, part) in enumerate(out.items())}
 
 
-def standing(loads: Mapping[str, Load]) -> str:
+def standing(loads: Mapping[str, EndpointLoad]) -> str:
     """How the endpoints stand, in a line; those that nobody calls are left out."""
     told = (
         f"{name}: {load.held} of {load.bound} calls in flight, {load.waiting} waiting, the slowest for "
@@ -156,8 +156,8 @@ def standing(loads: Mapping[str, Load]) -> str:
     return "; ".join(told)
 
 
-def _together(one: Load, other: Load) -> Load:
-    return Load(
+def _together(one: EndpointLoad, other: EndpointLoad) -> EndpointLoad:
+    return EndpointLoad(
         max(one.bound, other.bound),
         one.cap + other.cap,
         one.held + other.held,

@@ -11,12 +11,12 @@ from upshot.core.errors import UserError
 from upshot.models.base import Model
 from upshot.models.client.budget import SPENT, Budget
 from upshot.models.client.guarded import GuardedModel
-from upshot.models.client.limits import Limits
-from upshot.verl.budget.ledger import Grant, Load, Report
+from upshot.models.client.limits import EndpointLimits
+from upshot.verl.budget.ledger import EndpointLoad, WorkerGrant, WorkerReport
 
 log = logging.getLogger(__name__)
 
-Tell = Callable[[Report], Awaitable[Grant]]
+Tell = Callable[[WorkerReport], Awaitable[WorkerGrant]]
 """Reports to the ledger, wherever that is."""
 HUNGRY_S, IDLE_S = 0.02, 0.25
 """Seconds between two reports while calls wait for a part that the worker does not have, and otherwise."""
@@ -24,7 +24,7 @@ SHARED = ("endpoint", "provider", "replicas")
 """Kinds of models that all workers call; others are of one process."""
 
 
-class Share:
+class WorkerQuota:
     """Governs the limits of a worker's models and its budget. Nothing is let through before the first grant."""
 
     def __init__(self, worker: str, tell: Tell, budget: Budget, models: Iterable[Model]) -> None:
@@ -61,9 +61,9 @@ class Share:
             beat.cancel()
             await asyncio.gather(beat, return_exceptions=True)
         self._fail(UserError("the run is over"))
-        await self._tell(Report(self.worker, dict(self._own), last=True))
+        await self._tell(WorkerReport(self.worker, dict(self._own), last=True))
 
-    def _limits(self) -> list[Limits]:
+    def _limits(self) -> list[EndpointLimits]:
         return [models[0].limits for models in self._at.values()]
 
     async def _report_on(self) -> None:
@@ -86,14 +86,14 @@ class Share:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), IDLE_S)
 
-    def _report(self) -> Report:
+    def _report(self) -> WorkerReport:
         loads = {name: _load(models) for name, models in self._at.items()}
         busy = self._wants or any(load.held + load.waiting for load in loads.values())
         if self._allowed is not None and not busy:
             self._allowed = int(self._own["calls"])  # nobody wants the rest: others may
-        return Report(self.worker, dict(self._own), self._allowed or 0, self._wants, loads)
+        return WorkerReport(self.worker, dict(self._own), self._allowed or 0, self._wants, loads)
 
-    def _take(self, grant: Grant) -> None:
+    def _take(self, grant: WorkerGrant) -> None:
         self._others, self._allowed = dict(grant.others), grant.allowed
         for name, cap in grant.caps.items():
             limits = self._at[name][0].limits
@@ -148,7 +148,7 @@ def by_endpoint(models: Iterable[Model]) -> dict[str, list[GuardedModel]]:
     return out
 
 
-def _load(models: list[GuardedModel]) -> Load:
+def _load(models: list[GuardedModel]) -> EndpointLoad:
     slots = models[0].limits.slots
     slowest = max(model.traffic.slowest for model in models)
-    return Load(slots.bound, slots.cap or 0, slots.held, slots.waiting, slowest)
+    return EndpointLoad(slots.bound, slots.cap or 0, slots.held, slots.waiting, slowest)

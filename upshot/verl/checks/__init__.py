@@ -17,10 +17,10 @@ from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.models.local import local_path
 from upshot.run.checks import data, helpers, output, prompts, refuse
-from upshot.run.checks.bench import Bench, Check, Finding
+from upshot.run.checks.bench import Check, CheckContext, Finding
 from upshot.verl.checks import resources
-from upshot.verl.checks.node import Wish, look
-from upshot.verl.config import MAIN, Plan
+from upshot.verl.checks.node import NodeRequirements, look
+from upshot.verl.config import MAIN, VerlPlan
 from upshot.verl.table import MODEL
 
 __all__ = ["find", "refuse", "wish_of"]
@@ -33,23 +33,25 @@ VERL = "0.9."
 
 
 def find(
-    recipe: Recipe, plan: Plan, offline: bool = False, resumed: bool = False, env: Mapping[str, str] | None = None
+    recipe: Recipe, plan: VerlPlan, offline: bool = False, resumed: bool = False, env: Mapping[str, str] | None = None
 ) -> list[Finding]:
     """Everything that is wrong as far as this machine can tell; `offline` calls no endpoint.
 
     `env`: what verl's processes are told besides our own environment.
     """
-    bench = Bench(recipe, offline, resumed)
+    bench = CheckContext(recipe, offline, resumed)
     in_ray = plan.program == (MAIN,)  # verl's SFT trainer runs without
     own = (lambda _: resources.before_ray(plan.value) if in_ray else (), lambda _: _here(recipe, plan, env or {}))
     found = [finding for check in (*SAME, *own) for finding in _caught(check, bench)]
     return list(dict.fromkeys(found))
 
 
-def wish_of(recipe: Recipe, read: resources.Read, folder: str, env: Mapping[str, str] | None = None) -> Wish:
+def wish_of(
+    recipe: Recipe, read: resources.Read, folder: str, env: Mapping[str, str] | None = None
+) -> NodeRequirements:
     """What every node must have, by a recipe and verl's config."""
     told = {**(env or {}), **os.environ}
-    return Wish(
+    return NodeRequirements(
         model=local_path(recipe.model.path) if recipe.model.path else "",
         folder=folder,
         code=tuple(recipe.code),
@@ -78,7 +80,7 @@ def plugins_of(read: resources.Read, environment: str) -> list[str]:
     return [*dict.fromkeys([*map(str.strip, given), *many])]
 
 
-def _here(recipe: Recipe, plan: Plan, env: Mapping[str, str]) -> Iterator[Finding]:
+def _here(recipe: Recipe, plan: VerlPlan, env: Mapping[str, str]) -> Iterator[Finding]:
     """This machine; the run folder and the endpoints are looked at by local mode's checks.
 
     Our own plug-ins are not imported: the program does so at once, and says what fails.
@@ -95,7 +97,7 @@ def _here(recipe: Recipe, plan: Plan, env: Mapping[str, str]) -> Iterator[Findin
     yield from map(Finding, look(replace(wish, endpoints=(), plugins=plugins, ports=ports)))
 
 
-def _caught(check: Check, bench: Bench) -> Iterator[Finding]:
+def _caught(check: Check, bench: CheckContext) -> Iterator[Finding]:
     try:
         yield from check(bench)
     except UserError as error:

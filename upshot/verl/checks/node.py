@@ -21,7 +21,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "voc
 
 
 @dataclass(frozen=True)
-class Wish:
+class NodeRequirements:
     """What a run needs on every node; plain data, so that it travels."""
 
     model: str
@@ -40,13 +40,13 @@ class Wish:
     """What must stand in a file of the run folder: written on the driver's node, read on all."""
 
 
-def look(wish: Wish) -> list[str]:
+def look(wish: NodeRequirements) -> list[str]:
     """What is wrong on this machine."""
     checks = (_model, _storage, _code, _endpoints, _plugins, _memory, _ports)
     return [said for check in checks for said in check(wish)]
 
 
-def _model(wish: Wish) -> Iterator[str]:
+def _model(wish: NodeRequirements) -> Iterator[str]:
     path = Path(wish.model)
     if not wish.model or (not path.is_absolute() and not path.exists()):
         return  # a name of the hub; the driver has looked it up, a node without network must have it in its cache
@@ -59,7 +59,7 @@ def _model(wish: Wish) -> Iterator[str]:
         yield f"the model folder {path} has no tokenizer ({', '.join(TOKENIZERS)})"
 
 
-def _storage(wish: Wish) -> Iterator[str]:
+def _storage(wish: NodeRequirements) -> Iterator[str]:
     if not wish.folder:
         return
     folder = Path(wish.folder)
@@ -80,13 +80,13 @@ def _storage(wish: Wish) -> Iterator[str]:
         yield f"the run folder {folder} has {free / 1e9:.1f} GB left; checkpoints need more"
 
 
-def _code(wish: Wish) -> Iterator[str]:
+def _code(wish: NodeRequirements) -> Iterator[str]:
     for path in wish.code:
         if not Path(path).exists():
             yield f"your code {path} (`code`) is not there; put it on storage that all nodes share"
 
 
-def _endpoints(wish: Wish) -> Iterator[str]:
+def _endpoints(wish: NodeRequirements) -> Iterator[str]:
     for url in wish.endpoints:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -99,7 +99,7 @@ def _endpoints(wish: Wish) -> Iterator[str]:
             )
 
 
-def _plugins(wish: Wish) -> Iterator[str]:
+def _plugins(wish: NodeRequirements) -> Iterator[str]:
     """Import as verl will, in a process of its own: nothing of it stays in this one."""
     if not wish.plugins:
         return
@@ -127,7 +127,7 @@ for name in sys.argv[1:]:
 """
 
 
-def _memory(_: Wish) -> Iterator[str]:
+def _memory(_: NodeRequirements) -> Iterator[str]:
     shm = Path("/dev/shm")
     if not shm.is_dir():
         return
@@ -139,7 +139,7 @@ def _memory(_: Wish) -> Iterator[str]:
         )
 
 
-def _ports(wish: Wish) -> Iterator[str]:
+def _ports(wish: NodeRequirements) -> Iterator[str]:
     for port in wish.ports:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

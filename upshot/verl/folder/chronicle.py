@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from upshot.config.phases import phases_of
 from upshot.config.recipe import Recipe
 from upshot.run.folder import RunFolder
-from upshot.run.phases import phases_of
 from upshot.run.reporter import Reporter
 from upshot.run.trackers import make_trackers
 from upshot.run.writer import Writer
@@ -23,7 +23,7 @@ from upshot.verl.folder import played
 from upshot.verl.metrics import Follower, line_of
 
 
-class Chronicle:
+class VerlRunWriter:
     """Writes the run folder of a run that verl makes."""
 
     def __init__(

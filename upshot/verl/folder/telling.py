@@ -16,14 +16,14 @@ from upshot.run.report.report import write_report
 from upshot.run.reporter import Reporter
 from upshot.tasks.base import tasks
 from upshot.verl.checkpoints import make_whole, newest
-from upshot.verl.config import Plan
-from upshot.verl.folder.chronicle import Chronicle
+from upshot.verl.config import VerlPlan
+from upshot.verl.folder.chronicle import VerlRunWriter
 from upshot.verl.metrics import Follower
 from upshot.verl.table import PROJECT
 
 
 @contextmanager
-def telling(recipe: Recipe, folder: RunFolder, plan: Plan, reporter: Reporter) -> Iterator[Chronicle]:
+def telling(recipe: Recipe, folder: RunFolder, plan: VerlPlan, reporter: Reporter) -> Iterator[VerlRunWriter]:
     """Inside, verl runs. Afterwards its last lines are written, the newest checkpoint as a whole, status and report."""
     chronicle = open_chronicle(recipe, folder, reporter)
     chronicle.begin(int(plan.value("trainer.total_training_steps", 0)), newest(folder))
@@ -58,7 +58,7 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _stopped(chronicle: Chronicle, error: BaseException) -> None:
+def _stopped(chronicle: VerlRunWriter, error: BaseException) -> None:
     """What can still be told of a run that ends with an error; what goes wrong with that is said beside it."""
     folder, say = chronicle.folder, chronicle.reporter.say
 
@@ -76,9 +76,9 @@ def _stopped(chronicle: Chronicle, error: BaseException) -> None:
         say(f"go on with  upshot train --engine verl --resume {folder.path}")
 
 
-def open_chronicle(recipe: Recipe, folder: RunFolder, reporter: Reporter) -> Chronicle:
+def open_chronicle(recipe: Recipe, folder: RunFolder, reporter: Reporter) -> VerlRunWriter:
     """The chronicle of a recipe's run."""
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     renderer = Renderer(load_tokenizer(recipe.model.path), recipe.model.template_options)
     follower = Follower(folder.path / "verl" / PROJECT / f"{recipe.name}.jsonl")
-    return Chronicle(recipe, folder, follower, task, renderer.spelled, reporter)
+    return VerlRunWriter(recipe, folder, follower, task, renderer.spelled, reporter)

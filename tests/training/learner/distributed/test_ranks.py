@@ -21,15 +21,15 @@ from tests.training.workshop import recipe
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import BudgetExceeded, UserError
 from upshot.models.client.budget import Budget
-from upshot.rewards.workers.pool import Pool
-from upshot.rollout.rollout import Reply
+from upshot.rewards.workers.pool import PoolManager
+from upshot.rollout.rollout import Rollout
 from upshot.run.folder import RunFolder
-from upshot.run.onlooker import Onlooker
+from upshot.run.onlooker import ReadOnlyRunFolder
 from upshot.run.plan import plan
 from upshot.run.run import limits_shared
 from upshot.training.learner.distributed.handover import packed, unpacked
 from upshot.training.learner.distributed.ranks import ALONE, Ranks, assign, counted, interleave, shares
-from upshot.training.learner.distributed.together import PIECE, RankLost, Stopped, Together, open_ranks
+from upshot.training.learner.distributed.together import PIECE, ProcessGroup, RankLost, RankStopped, open_ranks
 from upshot.training.learner.optim.adamw import MasterAdamW
 from upshot.training.learner.optim.shards import part, whole
 from upshot.training.learner.optim.zero import ShardedAdamW
@@ -41,7 +41,7 @@ SIZES = st.lists(st.integers(0, 50), max_size=30)
 class ByStore:
     """torch.distributed's collectives, by what ranks hand over."""
 
-    def __init__(self, ranks: Callable[[], Together]) -> None:
+    def __init__(self, ranks: Callable[[], ProcessGroup]) -> None:
         self.ranks = ranks
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
@@ -66,13 +66,13 @@ class ByStore:
         return int(counts[what])
 
 
-def on_ranks(size: int, work: Callable[[Together], T]) -> list[T]:
+def on_ranks(size: int, work: Callable[[ProcessGroup], T]) -> list[T]:
     """Work done by so many ranks, each a thread."""
     store = torch.distributed.HashStore()
 
     def one(rank: int) -> T:
-        found: list[Together] = []
-        found.append(Together(store, rank, size, ByStore(lambda: found[0])))
+        found: list[ProcessGroup] = []
+        found.append(ProcessGroup(store, rank, size, ByStore(lambda: found[0])))
         return work(found[0])
 
     with ThreadPoolExecutor(size) as pool:
@@ -119,7 +119,7 @@ def test_counters_of_ranks_add_up_to_those_of_the_whole() -> None:
 
 
 def test_a_manager_that_is_told_the_whole_count_counts_on_from_there() -> None:
-    pool = Pool()
+    pool = PoolManager()
     pool._workers = type("Busy", (), {"stats": {"items": 3, "timeouts": 1}})()  # type: ignore[assignment]
     pool.restore({"items": 10.0, "timeouts": 1.0})
     assert pool.state()["items"] == 10 and pool.state()["timeouts"] == 1
@@ -138,7 +138,7 @@ def test_a_dry_run_says_how_many_ranks_there_are_and_who_would_idle(tmp_path: Pa
 
 
 def test_a_rank_that_looks_on_writes_nothing(tmp_path: Path) -> None:
-    folder = Onlooker(tmp_path)
+    folder = ReadOnlyRunFolder(tmp_path)
     with folder.locked(print):
         folder.metrics("rl", 1, {"x": 1})
         folder.rollouts([{"x": 1}])
@@ -152,14 +152,14 @@ def test_a_rank_that_looks_on_writes_nothing(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
     reads = {"create", "open", "check_free", "begun", "recipe", "lines", "spent", "latest"}
     does = {name for name in vars(RunFolder) if not name.startswith("_")}
-    assert does - reads <= vars(Onlooker).keys(), "whatever else a run folder learns to do is writing"
+    assert does - reads <= vars(ReadOnlyRunFolder).keys(), "whatever else a run folder learns to do is writing"
 
 
 # What is handed over
 
 
 def test_everything_given_for_a_topic_reaches_all_in_order_also_when_it_is_large() -> None:
-    def work(ranks: Together) -> tuple[Any, Any, Any]:
+    def work(ranks: ProcessGroup) -> tuple[Any, Any, Any]:
         large = ranks.exchange_now("large", bytes([ranks.rank]) * (PIECE + 10))
         again = ranks.exchange_now("large", ranks.rank)
         return [(len(x), x[-1]) for x in large], again, ranks.told("first", ranks.rank)
@@ -168,7 +168,7 @@ def test_everything_given_for_a_topic_reaches_all_in_order_also_when_it_is_large
 
 
 def test_what_was_handed_over_is_cleared_from_the_store() -> None:
-    def work(ranks: Together) -> Any:
+    def work(ranks: ProcessGroup) -> Any:
         before = ranks.store.num_keys()
         ranks.exchange_now("x", "y")
         ranks.exchange_now("end", None)
@@ -182,7 +182,7 @@ def test_a_reply_is_handed_over_without_its_connections_but_with_its_counts() ->
     conversation = Conversation(Row("a", (Message("user", "hi"),)), seed=3, key="a#1")
     conversation.session = {"metrics": {"turns": 2}, "connection": threading.Lock()}
     conversation.ended = "done"
-    there = unpacked(packed([Reply(conversation, group=2)]))[0]
+    there = unpacked(packed([Rollout(conversation, group=2)]))[0]
     assert (there.group, there.conversation.key, there.conversation.ended) == (2, "a#1", "done")
     assert there.conversation.session == {"metrics": {"turns": 2}}
     assert there.conversation.rng.random() == conversation.rng.random()
@@ -191,11 +191,11 @@ def test_a_reply_is_handed_over_without_its_connections_but_with_its_counts() ->
 def test_what_cannot_be_handed_over_is_named() -> None:
     conversation = Conversation(Row("a", (), goal=threading.Lock()))
     with pytest.raises(UserError, match=r"cannot be handed to the other ranks: .*lock.*plain data"):
-        packed([Reply(conversation)])
+        packed([Rollout(conversation)])
 
 
 def test_ranks_never_spend_more_calls_than_their_budget() -> None:
-    def work(ranks: Together) -> int:
+    def work(ranks: ProcessGroup) -> int:
         budget = Budget(max_calls=50)
         budget.restore({"calls": 10, "tokens": 3, "dollars": 0.5})
         ranks.share(budget)
@@ -217,7 +217,7 @@ def test_ranks_never_spend_more_calls_than_their_budget() -> None:
 
 
 def test_a_wish_to_stop_is_granted_before_the_same_update_on_all_ranks() -> None:
-    def work(ranks: Together) -> tuple[int, int, bool]:
+    def work(ranks: ProcessGroup) -> tuple[int, int, bool]:
         done = 0
         try:
             while True:
@@ -226,7 +226,7 @@ def test_a_wish_to_stop_is_granted_before_the_same_update_on_all_ranks() -> None
                 with ranks.update():
                     ranks.exchange_now("learn", done)
                 done += 1
-        except Stopped as why:
+        except RankStopped as why:
             return done, why.signal, ranks.stop(str(why), whole=True)
 
     found = on_ranks(3, work)
@@ -234,12 +234,12 @@ def test_a_wish_to_stop_is_granted_before_the_same_update_on_all_ranks() -> None
 
 
 def test_a_rank_that_fails_between_updates_stops_the_waiting_others_with_its_reason() -> None:
-    def work(ranks: Together) -> tuple[bool, str]:
+    def work(ranks: ProcessGroup) -> tuple[bool, str]:
         with ranks.update():
             pass
         if ranks.rank == 1:
             return ranks.stop("no money", whole=True), ranks.reason
-        with pytest.raises(Stopped, match="rank 1: no money") as why:
+        with pytest.raises(RankStopped, match="rank 1: no money") as why:
             ranks.exchange_now("play", None)
         return ranks.stop(str(why.value), whole=ranks.rank != 2), ranks.reason
 
@@ -250,7 +250,7 @@ def test_a_rank_that_fails_between_updates_stops_the_waiting_others_with_its_rea
 def test_a_rank_that_fails_inside_an_update_has_nothing_to_save(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("upshot.training.learner.distributed.together.GONE_SECONDS", 0.01)
 
-    def work(ranks: Together) -> bool:
+    def work(ranks: ProcessGroup) -> bool:
         with pytest.raises(ZeroDivisionError), ranks.update():
             raise ZeroDivisionError
         return ranks.stop("broken", whole=True)
@@ -262,7 +262,7 @@ def test_whoever_waits_for_a_rank_that_is_gone_is_told_which() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
 
-    def work(ranks: Together) -> None:
+    def work(ranks: ProcessGroup) -> None:
         if ranks.rank == 1:
             return
         ranks._pids[1] = gone.pid
@@ -322,7 +322,7 @@ def test_moments_of_8_bits_are_sharded_too() -> None:
     alone = small(own)
     trained(alone, own, [0, 1, 2])
 
-    def work(ranks: Together) -> Any:
+    def work(ranks: ProcessGroup) -> Any:
         mine = parameters(torch.bfloat16)
         optimizer = ShardedAdamW(mine, ranks, small)
         trained(optimizer, mine, [0, 2] if ranks.rank == 0 else [1, None])
@@ -344,7 +344,7 @@ def test_a_sharded_optimizer_steps_clips_and_saves_as_one_does(dtype: torch.dtyp
     alone = adam(own)
     norms = trained(alone, own, [0, 1, 2])
 
-    def work(ranks: Together) -> Any:
+    def work(ranks: ProcessGroup) -> Any:
         mine = parameters(dtype)
         optimizer = ShardedAdamW(mine, ranks, adam)
         found = trained(optimizer, mine, [0, 2] if ranks.rank == 0 else [1, None])

@@ -15,9 +15,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.thought import MARKERS, find_thought
-from upshot.models.base import Completion, Model, Request, Sampling
+from upshot.models.base import Completion, Model, Request
 from upshot.models.rendering import Renderer
 
 IN_WORDS = """\
@@ -66,7 +67,7 @@ class ClassmateConfig(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class ClassmatePrompt:
     """What a classmate is given: the conversation up to the reply, and (part of) the thought."""
 
     messages: Sequence[Message]
@@ -77,7 +78,7 @@ class Handed:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ClassmateAnswer:
     """What a classmate answered."""
 
     text: str
@@ -115,7 +116,7 @@ class Classmate:
             tokenizer = AutoTokenizer.from_pretrained(path)
         self._renderer = Renderer(tokenizer) if tokenizer is not None else None
 
-    async def answer(self, handed: Handed, n: int, seed: int) -> list[Said]:
+    async def answer(self, handed: ClassmatePrompt, n: int, seed: int) -> list[ClassmateAnswer]:
         """`n` answers to what was handed over; `ModelCallError` when there are none."""
         sampling = replace(self.sampling, seed=seed)
         prompt: Sequence[Message] | list[int] = self.in_words(handed)
@@ -124,7 +125,7 @@ class Classmate:
         completions = await self.model.generate(Request(prompt, sampling, n, role=f"classmate {self.name}"))
         return [self._heard(completion, handed) for completion in completions]
 
-    async def likelihood(self, handed: Handed, reference: str) -> float:
+    async def likelihood(self, handed: ClassmatePrompt, reference: str) -> float:
         """The geometric mean of the probabilities it gives the tokens of the reference answer, from 0 to 1."""
         if self._renderer is None:
             raise ValueError(f"classmate '{self.name}' scores token ids: name its tokenizer")
@@ -133,7 +134,7 @@ class Classmate:
         logprobs = await self.model.logprobs(prompt, ids, role=f"classmate {self.name}")
         return math.exp(sum(logprobs) / len(logprobs))
 
-    def prompt_text(self, handed: Handed) -> str:
+    def prompt_text(self, handed: ClassmatePrompt) -> str:
         """The classmate's own template, with the thought between its own markers."""
         assert self._renderer is not None
         opening, closing = self.config.think
@@ -143,12 +144,12 @@ class Classmate:
         text = f"{text.rstrip()}\n{handed.thought}"
         return text if handed.mode == "continue" and handed.thought else f"{text.rstrip()}\n{closing}\n\n"
 
-    def prompt_ids(self, handed: Handed) -> list[int]:
+    def prompt_ids(self, handed: ClassmatePrompt) -> list[int]:
         """Token ids of `prompt_text`."""
         assert self._renderer is not None
         return self._renderer.encode(self.prompt_text(handed))
 
-    def in_words(self, handed: Handed) -> list[Message]:
+    def in_words(self, handed: ClassmatePrompt) -> list[Message]:
         """The same for a model that takes messages only."""
         messages = self._messages(handed)
         if not handed.thought:
@@ -157,11 +158,11 @@ class Classmate:
         text = IN_WORDS.format(question=last.content, thought=handed.thought, wish=WISHES[handed.mode])
         return [*before, replace(last, content=text)]
 
-    def _messages(self, handed: Handed) -> list[Message]:
+    def _messages(self, handed: ClassmatePrompt) -> list[Message]:
         own = [Message("system", self.config.system)] if self.config.system else []
         return [*own, *handed.messages]
 
-    def _heard(self, completion: Completion, handed: Handed) -> Said:
+    def _heard(self, completion: Completion, handed: ClassmatePrompt) -> ClassmateAnswer:
         """The answer, apart from what the classmate thought on."""
         text, thought = completion.text, ""
         opened = handed.mode == "continue" and bool(handed.thought) and self._renderer is not None
@@ -174,7 +175,7 @@ class Classmate:
             text = "".join(pieces[found.answer :])
             if self._renderer is not None and completion.ids is not None:
                 text = self._renderer.decode(completion.ids[found.answer :])
-        return Said(text.lstrip(), thought, completion.finish, completion.completion_tokens)
+        return ClassmateAnswer(text.lstrip(), thought, completion.finish, completion.completion_tokens)
 
 
 def before_another(question: Sequence[Message], thought: str, other: Sequence[Message]) -> list[Message]:

@@ -19,36 +19,43 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
+from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Row, Sample, derive_seed
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.score import Score, mean_score
 from upshot.core.stopwatch import at_work
-from upshot.models.base import Model, Sampling
+from upshot.models.base import Model
 from upshot.models.rendering import Renderer
 from upshot.rewards.build import build_metric
 from upshot.rewards.classmate import agreement, gains, gated, no_thought, scaled, weighted_mean
 from upshot.rewards.credit import Credit, relabel
 from upshot.rewards.metric import Metric, score_by
-from upshot.rewards.reward import Reward, Weighted
+from upshot.rewards.reward import MetricWeight, Reward
 from upshot.rewards.workers.base import Manager
 from upshot.rollout.futures.base import CreditRule, Futures, kinds
-from upshot.rollout.futures.classmates.classmate import Classmate, ClassmateConfig, Handed, Said, before_another
-from upshot.rollout.futures.classmates.similar import Others
-from upshot.rollout.futures.classmates.thought_cut import Keep
+from upshot.rollout.futures.classmates.classmate import (
+    Classmate,
+    ClassmateAnswer,
+    ClassmateConfig,
+    ClassmatePrompt,
+    before_another,
+)
+from upshot.rollout.futures.classmates.similar import OtherQuestions
+from upshot.rollout.futures.classmates.thought_cut import ThoughtCut
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.policy import Policy
-from upshot.rollout.rollout import Future, Reply
+from upshot.rollout.rollout import Future, Rollout
 from upshot.tasks.base import Task
 from upshot.tasks.participants.base import Participant
 
 CLASSMATE = "classmate"
-ALL = Keep()
+ALL = ThoughtCut()
 Kind = Literal["vanilla", "without-thought", "steps", "other-question", "similar-question"]
 Gate = Literal["always", "no_classmate", "no_classmate_when_main_incorrect", "neg_classmate_when_main_incorrect"]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CutPoint:
     """A thought up to a point: token positions in the episode's ids, and the text that is handed on."""
 
     number: int
@@ -67,7 +74,7 @@ class Classmates(Futures):
     def __init__(
         self,
         metrics: Mapping[str, Metric],
-        weights: Mapping[str, Weighted],
+        weights: Mapping[str, MetricWeight],
         classmates: list[ClassmateConfig],
         models: Mapping[str, Model],
         task: Task,
@@ -80,7 +87,7 @@ class Classmates(Futures):
         seed: int = 0,
         samples: int = 1,
         window: int = 0,
-        keep: Keep = ALL,
+        keep: ThoughtCut = ALL,
         mode: Literal["answer", "continue"] = "answer",
         reward: Kind = "vanilla",
         measure: Literal["sampled", "likelihood", "mixed"] = "sampled",
@@ -116,7 +123,7 @@ class Classmates(Futures):
         self.renderer = renderer
         self.seed = seed
         self.samples = samples
-        self.keep = Keep.parse(keep, "futures.keep")
+        self.keep = ThoughtCut.parse(keep, "futures.keep")
         self.mode = mode
         self.kind = reward
         self.share = {"sampled": 0.0, "likelihood": 1.0, "mixed": mix}[measure]
@@ -125,7 +132,7 @@ class Classmates(Futures):
         self.gate = gate
         self.right_from = right_from
         self.tokens = tokens
-        self.others = Others(task, similar_by if reward == "similar-question" else "", seed)
+        self.others = OtherQuestions(task, similar_by if reward == "similar-question" else "", seed)
         given = {"task": task, "manager": manager, "judge": judge, "models": models, "sandbox": sandbox}
         self.metric = build_metric(metric, {}, "futures.metric", **given)
         self._without: dict[tuple[str, str], asyncio.Task[list[Score]]] = {}
@@ -141,7 +148,7 @@ class Classmates(Futures):
             task.cancel()
         self._without.clear()
 
-    async def play(self, reply: Reply, policy: Policy) -> None:
+    async def play(self, reply: Rollout, policy: Policy) -> None:
         """The reply's own futures and the classmates' answers, all at once."""
         if self.gate == "no_classmate":
             await self.main.play(reply, policy)
@@ -158,7 +165,7 @@ class Classmates(Futures):
         main.result()
         reply.futures = [*reply.futures, *continued.result()]
 
-    async def _continue(self, reply: Reply) -> list[Future]:
+    async def _continue(self, reply: Rollout) -> list[Future]:
         """Every classmate's answers to every cut of the thought."""
         cuts = self._cut(reply)
         work: list[Coroutine[Any, Any, list[Future]]] = [
@@ -168,7 +175,7 @@ class Classmates(Futures):
             await asyncio.gather(*(self._baseline(reply.conversation, classmate) for classmate in self.classmates))
         return [future for futures in await asyncio.gather(*work) for future in futures]
 
-    def _cut(self, reply: Reply) -> list[Cut]:
+    def _cut(self, reply: Rollout) -> list[CutPoint]:
         """What is handed on of the last turn's thought; nothing where there is none."""
         place = _last(reply.conversation)
         if place is None or place[1].thought is None or self.renderer is None:
@@ -182,17 +189,17 @@ class Classmates(Futures):
             # A cut may fall inside a character: the half that is no text yet is not handed over.
             text = self.renderer.decode(sample.ids[kept[0] : high]).strip("\ufffd").strip()
             if high > low and text:
-                cuts.append(Cut(number, at + kept[0], at + low, at + high, text))
+                cuts.append(CutPoint(number, at + kept[0], at + low, at + high, text))
         return cuts
 
-    async def _answers(self, reply: Reply, classmate: Classmate, cut: Cut) -> list[Future]:
+    async def _answers(self, reply: Rollout, classmate: Classmate, cut: CutPoint) -> list[Future]:
         """One classmate's answers to one cut, verified."""
         talk = reply.conversation
         asked = replace(talk.row, messages=tuple(turn.message for turn in talk.turns[:-1]))
-        handed = Handed(asked.messages, cut.text, self.mode)
+        handed = ClassmatePrompt(asked.messages, cut.text, self.mode)
         if self.kind in ("other-question", "similar-question"):
             other = self.others.row(talk)
-            handed = Handed(before_another(asked.messages, cut.text, other.messages), "", self.mode)
+            handed = ClassmatePrompt(before_another(asked.messages, cut.text, other.messages), "", self.mode)
             asked = other
         seed = derive_seed(talk.seed, CLASSMATE, classmate.name, cut.number)
         conversation = Conversation(asked, seed, f"{talk.key}/{classmate.name}/{cut.number}")
@@ -204,7 +211,7 @@ class Classmates(Futures):
             future.span = (cut.begin, cut.stop)
         return answered
 
-    async def _ask(self, classmate: Classmate, handed: Handed, conversation: Conversation) -> list[Future]:
+    async def _ask(self, classmate: Classmate, handed: ClassmatePrompt, conversation: Conversation) -> list[Future]:
         """Answers of one classmate as futures of one conversation, scored; a call that fails makes them missing."""
         row = conversation.row
         jobs: list[Any] = []
@@ -222,13 +229,13 @@ class Classmates(Futures):
             count = self.samples if self.share < 1 else 1
             forks = [_fork(conversation, index) for index in range(count)]
             return [Future(fork, missing=failed.reason, scores={CLASSMATE: failed}) for fork in forks]
-        said: list[Said | None] = results[0] if self.share < 1 else [None]
+        said: list[ClassmateAnswer | None] = results[0] if self.share < 1 else [None]
         likely = results[-1] if self.share > 0 else 0.0
         return list(
             await asyncio.gather(*(self._score(_fork(conversation, i), one, likely) for i, one in enumerate(said)))
         )
 
-    async def _score(self, conversation: Conversation, said: Said | None, likely: float) -> Future:
+    async def _score(self, conversation: Conversation, said: ClassmateAnswer | None, likely: float) -> Future:
         """One answer and its verdict, mixed with the likelihood of the reference where that is asked for."""
         if said is None:
             return Future(conversation, scores={CLASSMATE: Score(likely)})
@@ -243,7 +250,7 @@ class Classmates(Futures):
             verdict = Score((1 - self.share) * verdict.value + self.share * likely, detail=detail)
         return verdict
 
-    async def rescore(self, reply: Reply) -> None:
+    async def rescore(self, reply: Rollout) -> None:
         """The main reward's futures, and the answers that classmates sampled."""
         await self.main.rescore(reply)
         answered = [future for future in reply.futures if future.cut and future.missing is None and self.share < 1]
@@ -269,16 +276,16 @@ class Classmates(Futures):
 
     async def _alone(self, row: Row, classmate: Classmate) -> list[Score]:
         seed = derive_seed(self.seed, "without", classmate.name, row.id)
-        handed = Handed(row.messages, "", "answer")
+        handed = ClassmatePrompt(row.messages, "", "answer")
         futures = await self._ask(classmate, handed, Conversation(row, seed, f"{row.id}/{classmate.name}/without"))
         return [future.scores[CLASSMATE] for future in futures]
 
-    def _known(self, reply: Reply) -> dict[str, list[Score]]:
+    def _known(self, reply: Rollout) -> dict[str, list[Score]]:
         """The baselines of the reply's row, as far as they are known."""
         tasks = {c.name: self._without.get((c.name, reply.conversation.row.id)) for c in self.classmates}
         return {name: task.result() for name, task in tasks.items() if task is not None and task.done()}
 
-    def settle(self, reply: Reply) -> tuple[Reward, Credit]:
+    def settle(self, reply: Rollout) -> tuple[Reward, Credit]:
         """Main and classmate parts, and the tokens that earn them."""
         reward, credit = self.main.settle(reply)
         parts = self._parts(reply, reward)
@@ -292,7 +299,7 @@ class Classmates(Futures):
         total = Credit({"main": reward.total, **parts}, ()).total(("main", *parts))
         return replace(reward, total=total), replace(credit, parts={**credit.parts, **parts}, spans=spans)
 
-    def _parts(self, reply: Reply, reward: Reward) -> dict[str, Score]:
+    def _parts(self, reply: Rollout, reward: Reward) -> dict[str, Score]:
         """The classmate part of the reward; with `steps` one for every cut."""
         weights = {classmate.name: classmate.config.weight for classmate in self.classmates}
         cuts = defaultdict(lambda: defaultdict(list))  # type: ignore[var-annotated]
@@ -319,11 +326,11 @@ class Classmates(Futures):
         """Whether the main answer is right: the verifier's word, else the main reward."""
         return reward.means.get("verifier", reward.total)
 
-    def decided(self, reply: Reply, reward: Reward) -> Credit:
+    def decided(self, reply: Rollout, reward: Reward) -> Credit:
         """A rule's reward is the main part; no classmate was asked."""
         return self.main.decided(reply, reward)
 
-    def measure(self, replies: Sequence[Reply]) -> dict[str, float]:
+    def measure(self, replies: Sequence[Rollout]) -> dict[str, float]:
         """Classmates' scores, lengths of thoughts and answers, cut answers, agreement."""
         return measure(replies, [classmate.name for classmate in self.classmates])
 
@@ -335,7 +342,7 @@ class Classmates(Futures):
                     del self._without[key]
 
 
-def measure(replies: Sequence[Reply], names: Sequence[str]) -> dict[str, float]:
+def measure(replies: Sequence[Rollout], names: Sequence[str]) -> dict[str, float]:
     """The numbers of a step, under classmate/."""
     out: dict[str, float] = {}
 

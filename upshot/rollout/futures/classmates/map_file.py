@@ -13,13 +13,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from upshot.config.model_spec import ModelSpec
+from upshot.config.recipe import FuturesConfig
 from upshot.core.errors import UserError
 from upshot.rollout.futures.classmates.classmate import ClassmateConfig
 
 UP = ("", "running", "ready", "up", "ok", "healthy", "serving")
 
 
-class Served(BaseModel):
+class MapEntry(BaseModel):
     """One entry of the map."""
 
     model_config = ConfigDict(extra="ignore")  # other tools may keep more in it
@@ -71,10 +72,18 @@ def _load(path: str) -> Mapping[str, Any]:
     return data
 
 
-def _served(path: str, name: str, given: Any) -> Served:
+def _served(path: str, name: str, given: Any) -> MapEntry:
     try:
-        return Served.model_validate(given)
+        return MapEntry.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "entry"
         raise UserError(f"classmate map '{path}': '{name}': {field}: {first['msg']}") from error
+
+
+def classmate_names(futures: FuturesConfig) -> list[str]:
+    """The classmates that a recipe names, in it or in a map; none where there are no such futures."""
+    if futures.map_file is not None:
+        return [classmate.name for classmate in read_map(futures.map_file)[1]]
+    named = futures.options.get("classmates") or []
+    return [str(entry["name"] if isinstance(entry, Mapping) else entry) for entry in named]

@@ -16,7 +16,7 @@ NEAREST = 8
 _WORD = re.compile(r"\w+")
 
 
-class Others:
+class OtherQuestions:
     """Draws another row of the task's training split for a conversation, by its own seed."""
 
     def __init__(self, task: Task, similar_by: str = "", seed: int = 0) -> None:

@@ -17,7 +17,7 @@ _TOKENS = re.compile(r"(first|last)-(\d+)-tokens")
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class ThoughtCut:
     """Which tokens of a thought are kept."""
 
     low: float = 1.0
@@ -36,9 +36,9 @@ class Keep:
         return core_schema.no_info_plain_validator_function(lambda spec: cls.parse(spec, "futures.keep"))
 
     @classmethod
-    def parse(cls, spec: Any, where: str = "keep") -> Keep:
+    def parse(cls, spec: Any, where: str = "keep") -> ThoughtCut:
         """A keep spec of a recipe."""
-        if isinstance(spec, Keep):
+        if isinstance(spec, ThoughtCut):
             return spec
         if isinstance(spec, int | float) and not isinstance(spec, bool) and 0 < spec <= 1:
             return cls(float(spec), float(spec))

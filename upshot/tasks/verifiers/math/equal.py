@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from upshot.tasks.verifiers.math.answer import MAX_ANSWER
-from upshot.tasks.verifiers.math.expressions import MALFORMED, READABLE, Reading, may_be_number, reading, same_value
+from upshot.tasks.verifiers.math.expressions import MALFORMED, READABLE, PointValue, may_be_number, reading, same_value
 from upshot.tasks.verifiers.math.kinds import (
     Assignments,
     Chain,
@@ -155,7 +155,7 @@ def _same_worth(given: str, wanted: str) -> bool | None:
 
 def _letters(text: str) -> bool:
     found = reading(text)
-    return isinstance(found, Reading) and found.letters
+    return isinstance(found, PointValue) and found.letters
 
 
 def _refused(given: str, wanted: str) -> bool:
@@ -165,9 +165,9 @@ def _refused(given: str, wanted: str) -> bool:
     first, second = reading(given), reading(wanted)
     if first == MALFORMED:
         return True
-    if not isinstance(first, Reading):
-        return isinstance(second, Reading) and not second.letters and not may_be_number(given)
-    if not isinstance(second, Reading):
+    if not isinstance(first, PointValue):
+        return isinstance(second, PointValue) and not second.letters and not may_be_number(given)
+    if not isinstance(second, PointValue):
         return first.undone and second is None and not re.search(r"[-+*/]|\\cdot|\\times", wanted)
     return not second.letters and (first.letters or (first.undone and not second.undone))
 
@@ -186,7 +186,7 @@ def _same_equation(given: Kind, wanted: Kind) -> bool | None:
     values = [(reading(first, point), reading(second, point)) for point in ("first", "second", "negative")]
     ratios = []
     for one, other in values:
-        if not isinstance(one, Reading) or not isinstance(other, Reading):
+        if not isinstance(one, PointValue) or not isinstance(other, PointValue):
             return None
         if not one.value or not other.value:
             return None

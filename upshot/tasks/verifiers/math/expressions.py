@@ -19,7 +19,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Final, Literal
 
-from upshot.tasks.verifiers.math.quantities import Number, Unsure, close, exact_root, joined, raised
+from upshot.tasks.verifiers.math.quantities import Number, UnsureQuantity, close, exact_root, joined, raised
 
 MALFORMED: Final = "malformed"
 _TOKEN = re.compile(
@@ -84,7 +84,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PointValue:
     """What an expression comes to at one point."""
 
     value: Number
@@ -118,7 +118,7 @@ def _variable(letter: str, point: str) -> Fraction:
 
 
 @lru_cache(maxsize=16_384)
-def reading(text: str, point: str = "first") -> Reading | Literal["malformed"] | None:
+def reading(text: str, point: str = "first") -> PointValue | Literal["malformed"] | None:
     """What an expression comes to at a point; None when it may mean two things or is not known."""
     if len(text) > 400 or _WORD.search(text):
         return None
@@ -129,18 +129,18 @@ def reading(text: str, point: str = "first") -> Reading | Literal["malformed"] |
             return MALFORMED
     except _Malformed:
         return MALFORMED
-    except (Unsure, ArithmeticError, ValueError, RecursionError):
+    except (UnsureQuantity, ArithmeticError, ValueError, RecursionError):
         return None
     if isinstance(value, complex) and not (cmath.isfinite(value) and abs(value) < 1e12):
         return None
-    return Reading(value, reader.undone, reader.letters)
+    return PointValue(value, reader.undone, reader.letters)
 
 
 def may_be_number(text: str) -> bool:
     """Whether a text holds nothing but what numbers are made of: no letter besides e and i, no sign of another kind."""
     try:
         return not any(len(token) == 1 and token.isalpha() and token not in "ei" for token in _tokens(text))
-    except Unsure:
+    except UnsureQuantity:
         return False
 
 
@@ -151,7 +151,7 @@ def _tokens(text: str) -> list[str]:
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
-            raise Unsure
+            raise UnsureQuantity
         out.append(f"\\{match[2]}" if match[2] else match[1] or match[3] or match[4])
         position = match.end()
     return out
@@ -194,7 +194,7 @@ class _Reader:
                 divided = True
             elif self._starts_factor(token):
                 if divided:
-                    raise Unsure  # 1/2x means either
+                    raise UnsureQuantity  # 1/2x means either
                 if token[0].isdigit():
                     raise _Malformed  # two numbers side by side
                 term = self._times(term, self._power())
@@ -232,9 +232,9 @@ class _Reader:
     def _factorial(self, base: Term) -> Term:
         self._next()
         if self._peek() == "!" or not isinstance(base.value, Fraction) or self.letters:
-            raise Unsure
+            raise UnsureQuantity
         if base.value.denominator != 1 or not 0 <= base.value <= 500:
-            raise Unsure
+            raise UnsureQuantity
         return Term(Fraction(math.factorial(int(base.value))))
 
     def _atom(self) -> Term:
@@ -265,7 +265,7 @@ class _Reader:
 
     def _number(self, token: str) -> Term:
         if len(token) > 100:
-            raise Unsure
+            raise UnsureQuantity
         value = Fraction(token)
         if (
             self._peek() == "\\frac" and value.denominator == 1
@@ -281,7 +281,7 @@ class _Reader:
 
     def _letter(self, letter: str) -> Number:
         if self._peek() == "_" or (self._peek() == "(" and letter in _CALLED):  # a subscript, or f(x)
-            raise Unsure
+            raise UnsureQuantity
         if letter == "i":
             return 1j
         if letter == "e":
@@ -302,12 +302,12 @@ class _Reader:
             return Term(_variable(name, self.point))
         if name == "log":
             if self._next() != "_":  # without a base some mean ten and some mean e
-                raise Unsure
+                raise UnsureQuantity
             base = complex(self._argument().value)
             return Term(cmath.log(complex(self._operand().value)) / cmath.log(base))
         if name in _FUNCTIONS:
             return Term(self._function(_FUNCTIONS[name]))
-        raise Unsure
+        raise UnsureQuantity
 
     def _root(self) -> Term:
         degree: Number = Fraction(2)
@@ -330,7 +330,7 @@ class _Reader:
             self._next()
             exponent = complex(self._argument().value)
             if exponent.real < 0:  # sin^{-1}: an inverse or a reciprocal
-                raise Unsure
+                raise UnsureQuantity
         return function(complex(self._operand().value)) ** exponent
 
     def _operand(self) -> Term:
@@ -339,14 +339,14 @@ class _Reader:
             return self._power()
         term = self._power()
         if self._starts_factor(self._peek()):
-            raise Unsure
+            raise UnsureQuantity
         return term
 
     def _argument(self) -> Term:
         """A group, or the single digit or letter that TeX takes."""
         token = self._peek()
         if token[:1].isdigit() and len(token) > 1:
-            raise Unsure  # x^12 without braces, \frac123: ambiguous
+            raise UnsureQuantity  # x^12 without braces, \frac123: ambiguous
         return self._atom()
 
     def _starts_factor(self, token: str) -> bool:

@@ -26,7 +26,7 @@ from upshot.tasks.verifiers.math.equal import quick_verdict
     "aime",
     "collabllm/collabllm-multiturn-math-hard",
 )
-class Mathematics(Verifier):
+class MathVerifier(Verifier):
     """1 when the final answer has the reference's value, else 0."""
 
     risky = True

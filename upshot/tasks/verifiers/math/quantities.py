@@ -13,7 +13,7 @@ _COMMON = 10**6
 """A decimal with a larger denominator is not one that a root or function comes to, only near."""
 
 
-class Unsure(Exception):
+class UnsureQuantity(Exception):
     """Something that may mean two things, or that is not known or too large here."""
 
 
@@ -36,7 +36,7 @@ def joined(first: Number, operator: str, second: Number) -> Number:
     if isinstance(first, Fraction) and isinstance(second, Fraction):
         value = _exactly(first, operator, second)
         if _bits(value) > _MAX_BITS:
-            raise Unsure
+            raise UnsureQuantity
         return value
     one, two = complex(first), complex(second)
     if operator == "+":
@@ -59,13 +59,13 @@ def raised(base: Number, exponent: Number) -> Number:
     if isinstance(base, Fraction) and isinstance(exponent, Fraction):
         if exponent.denominator == 1:
             if _bits(base) * abs(exponent.numerator) > _MAX_BITS:
-                raise Unsure
+                raise UnsureQuantity
             return base**exponent.numerator
         root = exact_root(base, Fraction(exponent.denominator))
         if root is not None:
             return raised(root, Fraction(exponent.numerator))
     if abs(complex(exponent)) > 200:
-        raise Unsure
+        raise UnsureQuantity
     return complex(base) ** complex(exponent)
 
 

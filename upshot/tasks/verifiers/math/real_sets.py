@@ -13,7 +13,7 @@ Real = Fraction | float
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Interval:
     """An interval; a point when both ends are the same."""
 
     low: Real
@@ -31,7 +31,7 @@ class Piece:
 class RealSet:
     """Pieces in order, none touching the next."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Interval, ...]
 
     def union(self, other: RealSet) -> RealSet:
         """What lies in either."""
@@ -39,13 +39,13 @@ class RealSet:
 
     def complement(self) -> RealSet:
         """What lies outside."""
-        out: list[Piece] = []
+        out: list[Interval] = []
         low: Real = -math.inf
         open_low = False
         for piece in self.pieces:
-            out.append(Piece(low, piece.low, open_low, not piece.has_low))
+            out.append(Interval(low, piece.low, open_low, not piece.has_low))
             low, open_low = piece.high, not piece.has_high
-        out.append(Piece(low, math.inf, open_low, has_high=False))
+        out.append(Interval(low, math.inf, open_low, has_high=False))
         return joined(piece for piece in out if not math.isinf(piece.low) or piece.low != piece.high)
 
     def intersection(self, other: RealSet) -> RealSet:
@@ -69,26 +69,26 @@ def _same_end(one: Real, two: Real) -> bool | None:
     return close(*(end if isinstance(end, Fraction) else complex(end) for end in (one, two)))
 
 
-def joined(pieces: Iterable[Piece]) -> RealSet:
+def joined(pieces: Iterable[Interval]) -> RealSet:
     """The set of several pieces, with those that overlap or touch made one."""
-    out: list[Piece] = []
+    out: list[Interval] = []
     for piece in sorted((p for p in pieces if not p.empty), key=lambda p: (p.low, not p.has_low)):
         last = out[-1] if out else None
         if last is None or piece.low > last.high or (piece.low == last.high and not (last.has_high or piece.has_low)):
             out.append(piece)
         elif piece.high > last.high or (piece.high == last.high and piece.has_high):
-            out[-1] = Piece(last.low, piece.high, last.has_low, piece.has_high)
+            out[-1] = Interval(last.low, piece.high, last.has_low, piece.has_high)
     return RealSet(tuple(out))
 
 
 def interval(low: Real, high: Real, has_low: bool, has_high: bool) -> RealSet:
     """One interval; infinite ends are never part of it."""
-    return joined([Piece(low, high, has_low and not math.isinf(low), has_high and not math.isinf(high))])
+    return joined([Interval(low, high, has_low and not math.isinf(low), has_high and not math.isinf(high))])
 
 
 def points(values: Iterable[Real]) -> RealSet:
     """Single points."""
-    return joined(Piece(value, value, has_low=True, has_high=True) for value in values)
+    return joined(Interval(value, value, has_low=True, has_high=True) for value in values)
 
 
 EMPTY = RealSet(())

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import reduce
 
-from upshot.tasks.verifiers.math.expressions import Reading, reading
+from upshot.tasks.verifiers.math.expressions import PointValue, reading
 from upshot.tasks.verifiers.math.kinds import Collection, Kind, Opaque, Reals, Value
 from upshot.tasks.verifiers.math.real_sets import Real, RealSet, interval, points
 
@@ -48,7 +48,7 @@ def real(text: str) -> Real | None:
     if infinite:
         return -math.inf if infinite[1] == "-" else math.inf
     found = reading(text)
-    if not isinstance(found, Reading) or found.letters:
+    if not isinstance(found, PointValue) or found.letters:
         return None
     if isinstance(found.value, Fraction):
         return found.value

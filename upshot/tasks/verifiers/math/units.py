@@ -66,7 +66,7 @@ _FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 
 
 @dataclass(frozen=True, slots=True)
-class Dressed:
+class UnitValue:
     """A value and what it stands in."""
 
     body: str
@@ -75,7 +75,7 @@ class Dressed:
     """The letter of a choice in front of it: `(C) 12`."""
 
 
-def undressed(text: str) -> Dressed | None:
+def undressed(text: str) -> UnitValue | None:
     """The value in a canonical answer and its unit; None when the words around it say something about it."""
     label = ""
     if opening := _OPENING.match(text):
@@ -88,37 +88,37 @@ def undressed(text: str) -> Dressed | None:
     elif lead := _LEAD.match(text):
         text = text[lead.end() :].strip() or text
     if money := _MONEY.match(text):
-        return Dressed(money[1] + money[3] + text[money.end() :].strip(), _CURRENCIES[money[2]], label)
+        return UnitValue(money[1] + money[3] + text[money.end() :].strip(), _CURRENCIES[money[2]], label)
     if percent := _PERCENT.search(text):
-        return Dressed(text[: percent.start()], "percent", label)
+        return UnitValue(text[: percent.start()], "percent", label)
     if (degrees := _DEGREES.search(text)) and not _FUNCTION.search(text):
-        return Dressed(text[: degrees.start()], "degree", label)
+        return UnitValue(text[: degrees.start()], "degree", label)
     return _with_ending(text, label)
 
 
-def _with_ending(text: str, label: str) -> Dressed | None:
+def _with_ending(text: str, label: str) -> UnitValue | None:
     ending = _ENDING.search(text)
     if ending and ending.start() > 0:
         return _split(text[: ending.start()].strip(), re.sub("[⟪⟫]", " ", ending[0]), label, sure=True)
     if bare := _WORDS.search(text):
         return _split(text[: bare.start()].strip(), bare[1] + bare[2], label, sure=False)
-    return Dressed(text, "", label)
+    return UnitValue(text, "", label)
 
 
-def _split(body: str, phrase: str, label: str, sure: bool) -> Dressed | None:
+def _split(body: str, phrase: str, label: str, sure: bool) -> UnitValue | None:
     """A value and the phrase behind it; a bare word that is no unit may be a product of letters, a text may not."""
     words = phrase.split()
     if words and words[0].lower() in _SCALES:
         scaled = f"{body}\\times 10^{{{_SCALES[words[0].lower()]}}}"
         if len(words) == 1:
-            return Dressed(scaled, "", label)
+            return UnitValue(scaled, "", label)
         body, phrase = scaled, " ".join(words[1:])
     unit = unit_of(phrase)
     if unit is not None:
-        return Dressed(body, unit, label)
+        return UnitValue(body, unit, label)
     said = any(word.lower().strip(".,") in _ABOUT for word in words)
     letters = len(phrase.partition("^")[0])
-    return Dressed(f"{body} {phrase}", "", label) if not sure and not said and letters <= 4 else None
+    return UnitValue(f"{body} {phrase}", "", label) if not sure and not said and letters <= 4 else None
 
 
 def unit_of(phrase: str) -> str | None:

@@ -48,7 +48,7 @@ SCALE = {"dollars": 1e9}
 """The store counts in whole numbers."""
 
 
-class Stopped(UserError):
+class RankStopped(UserError):
     """The run stops because of another rank, or of a signal that one was sent."""
 
     def __init__(self, why: dict[str, Any]) -> None:
@@ -61,7 +61,7 @@ class RankLost(UserError):
     """A process of the run is gone."""
 
 
-class Together(Ranks):
+class ProcessGroup(Ranks):
     """One of several ranks. `store`: torch's, by which ranks find each other."""
 
     def __init__(self, store: Any, rank: int, size: int, collectives: Any = None) -> None:
@@ -146,12 +146,12 @@ class Together(Ranks):
     # When to stop
 
     def look(self) -> None:
-        """Raise `Stopped` when the ranks have agreed to stop, `RankLost` when one is gone."""
+        """Raise `RankStopped` when the ranks have agreed to stop, `RankLost` when one is gone."""
         if not self.agreed:
             self._propose(self._wish)
             said = None if self._updating else self._decided()
             if said is not None:
-                raise Stopped(said)
+                raise RankStopped(said)
         elif self.store.check([APART]):
             raise RankLost("the ranks did not come to a stop together; what was done since the last checkpoint is lost")
         for rank, pid in enumerate(self._pids):
@@ -172,11 +172,11 @@ class Together(Ranks):
 
     @contextmanager
     def update(self) -> Iterator[None]:
-        """See `Ranks`; raises `Stopped` where the ranks have agreed on that instead."""
+        """See `Ranks`; raises `RankStopped` where the ranks have agreed on that instead."""
         self._propose(self._wish)
         said = self.store.compare_set(f"update/{self._updates}", "", GO).decode()
         if said != GO:
-            raise Stopped(json.loads(said))
+            raise RankStopped(json.loads(said))
         self._updates += 1
         self._updating = True
         yield
@@ -187,13 +187,13 @@ class Together(Ranks):
         name = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
         self._wish = self._wish or {"rank": self.rank, "reason": name, "signal": number}
 
-    async def watch(self, stop: Callable[[], object]) -> Stopped | RankLost:
+    async def watch(self, stop: Callable[[], object]) -> RankStopped | RankLost:
         """Look from time to time; when the run is to stop, call `stop` and return why."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 self.look()
-            except (Stopped, RankLost) as why:
+            except (RankStopped, RankLost) as why:
                 stop()
                 return why
 
@@ -210,7 +210,7 @@ class Together(Ranks):
             self.reason = str(self.lost or "")
             return False
         self.agreed = True
-        self.reason = str(Stopped(said)) if said["rank"] != self.rank or "signal" in said else reason
+        self.reason = str(RankStopped(said)) if said["rank"] != self.rank or "signal" in said else reason
         try:
             arrived = self._exchange("stop", whole, ARRIVE_SECONDS)
             self.look()
@@ -229,7 +229,7 @@ class Together(Ranks):
         while time.monotonic() - before < GONE_SECONDS:
             try:
                 self.look()
-            except Stopped:
+            except RankStopped:
                 return None
             except RankLost as lost:
                 return lost
@@ -287,7 +287,7 @@ class Together(Ranks):
                 time.sleep(LOOK_SECONDS)
 
 
-async def until_stopped(ranks: Together, training: asyncio.Future[Any]) -> None:
+async def until_stopped(ranks: ProcessGroup, training: asyncio.Future[Any]) -> None:
     """Let a run train to its end, or until the ranks agree to stop: then raise why. Signals are wishes to stop."""
     # To the end of the process, and not only of this loop: `torchrun` sends SIGTERM as soon as one rank has failed,
     # when others are still about to say why.
@@ -327,7 +327,7 @@ def open_ranks(device: str = "auto") -> Ranks:
     gpu = device != "cpu" and torch.cuda.is_available()
     collectives.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout=COLLECTIVE)
     store = collectives.PrefixStore("upshot", collectives.distributed_c10d._get_default_store())
-    ranks = Together(store, collectives.get_rank(), size, collectives)
+    ranks = ProcessGroup(store, collectives.get_rank(), size, collectives)
     found = ranks.exchange_now("gpu", gpu)
     if any(found) and not all(found):
         raise UserError(f"{size} ranks, but {sum(found)} GPUs; start torchrun with --nproc-per-node {sum(found)}")

@@ -26,7 +26,7 @@ LIKE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class Padded:
+class PaddedSegments:
     """Segments of like length side by side: S of them, up to Q queries and K keys each."""
 
     queries: Tensor
@@ -40,10 +40,10 @@ class Padded:
     """[S, Q] Which are queries and no padding."""
 
 
-class Parts(NamedTuple):
+class SegmentParts(NamedTuple):
     """All segments, padded with those of like length."""
 
-    each: list[Padded]
+    each: list[PaddedSegments]
     queries: Tensor
     """Those of all parts, one part after the other."""
     keys: Tensor
@@ -110,7 +110,7 @@ class PackedAttention:
         return torch.cat(found).index_select(0, parts.places)
 
     @cached_property
-    def _parts(self) -> Parts:
+    def _parts(self) -> SegmentParts:
         """All segments, those of like length together."""
         alike: list[list[int]] = []
         for i in sorted(range(len(self.lines)), key=lambda i: (-len(self.lines[i]), i)):
@@ -122,9 +122,9 @@ class PackedAttention:
         queries, keys, own = (torch.cat([getattr(p, x).flatten() for p in each]) for x in ("queries", "keys", "own"))
         places = torch.empty(self.layout.tokens, dtype=torch.long, device=self.device)
         places[queries[own]] = own.nonzero()[:, 0]
-        return Parts(each, queries, keys, places)
+        return SegmentParts(each, queries, keys, places)
 
-    def _part(self, some: Sequence[int]) -> Padded:
+    def _part(self, some: Sequence[int]) -> PaddedSegments:
         segments, lines = [self.layout.segments[i] for i in some], [self.lines[i] for i in some]
         lengths, widths = np.array([s.length for s in segments]), np.array([len(line) for line in lines])
         at = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
@@ -133,7 +133,7 @@ class PackedAttention:
         if (lengths != widths).any():
             before = (widths - lengths)[:, None] + at
             seen = on_device(before[:, :, None] - np.arange(widths.max()), self.device)
-        return Padded(
+        return PaddedSegments(
             queries=on_device(np.array([s.start for s in segments])[:, None] + at, self.device),
             keys=on_device(np.stack([line[own] for line, own in zip(lines, key, strict=True)]), self.device),
             seen=seen,
@@ -144,7 +144,7 @@ class PackedAttention:
 def softly(
     q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float, window: int, softcap: float, dropout: float
 ) -> Tensor:
-    """Attention of [S, heads, Q, dim] to [S, heads, K, dim]; see `Padded.seen`."""
+    """Attention of [S, heads, Q, dim] to [S, heads, K, dim]; see `PaddedSegments.seen`."""
     gqa = q.shape[1] != k.shape[1]
     if seen is None and not window and not softcap:
         return F.scaled_dot_product_attention(q, k, v, None, dropout, is_causal=True, scale=scale, enable_gqa=gqa)

@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from upshot.engine.llama.blocks import Layer
-from upshot.training.learner.forward.lora_linear import Called, Gradients, Product
+from upshot.training.learner.forward.lora_linear import CalledProjections, Gradients, Product
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float, int], Tensor]
 """(layer, q [N, H, D], k [N, KV, D], v [N, KV, D], scale, window) → [N, H, D], differentiable."""
 
 
 @dataclass(slots=True)
-class Kept:
+class SavedActivations:
     """What a block's derivative needs."""
 
     first: Tensor
@@ -42,7 +42,7 @@ class Kept:
 
 
 @dataclass(slots=True)
-class Batch:
+class BlockInputs:
     """What all blocks of one forward share."""
 
     cos: Tensor
@@ -60,7 +60,7 @@ class Batch:
 class Block:
     """A layer with its products as they are now."""
 
-    def __init__(self, index: int, layer: Layer, products: tuple[Product | Called, ...]) -> None:
+    def __init__(self, index: int, layer: Layer, products: tuple[Product | CalledProjections, ...]) -> None:
         self.index, self.scale, self.window, self.turns = index, layer.scale, layer.window, layer.turns
         self.products = products
         self.qkv, self.o, self.gate_up, self.down = products
@@ -76,7 +76,7 @@ class Block:
         self.needs = [weight.requires_grad for weight in self.weights]
         self.trained = [w for w in self.weights if w.requires_grad] + [p for each in products for p in each.trained]
 
-    def holds(self, products: tuple[Product | Called, ...]) -> bool:
+    def holds(self, products: tuple[Product | CalledProjections, ...]) -> bool:
         """Whether nothing changed since."""
         same = all(a is b for a, b in zip(products, self.products, strict=True))
         return same and self.needs == [weight.requires_grad for weight in self.weights]
@@ -87,8 +87,8 @@ class Block:
         return self.qkv.random or self.o.random or self.gate_up.random or self.down.random
 
     def forward(
-        self, batch: Batch, h: Tensor, delta: Tensor | None, keep: bool, hollow: bool = False
-    ) -> tuple[Tensor, Tensor, Kept | None]:
+        self, batch: BlockInputs, h: Tensor, delta: Tensor | None, keep: bool, hollow: bool = False
+    ) -> tuple[Tensor, Tensor, SavedActivations | None]:
         """The residual, what is to be added to it, and what the derivative needs if `keep`.
 
         `hollow`: only that is asked for, so the last product is left out.
@@ -109,9 +109,15 @@ class Block:
         if not keep:
             return second, delta, None
         raw = None if self.norms is None else qkv
-        return second, delta, Kept(first, raw, q, k, v, out, second, gate_up, (of_qkv, of_o, of_gate_up, of_down))
+        return (
+            second,
+            delta,
+            SavedActivations(first, raw, q, k, v, out, second, gate_up, (of_qkv, of_o, of_gate_up, of_down)),
+        )
 
-    def backward(self, batch: Batch, kept: Kept, d: Tensor, further: bool) -> tuple[Tensor | None, Gradients]:
+    def backward(
+        self, batch: BlockInputs, kept: SavedActivations, d: Tensor, further: bool
+    ) -> tuple[Tensor | None, Gradients]:
         """The gradient of the sum the block begins with (None where nobody asks `further`), from that of the one it
         ends with; and those of what is trained."""
         kernels = batch.kernels
@@ -128,7 +134,7 @@ class Block:
         dx, of_q, of_k = kernels.turn_backward(dq, dk, dv, self._turn(batch), kept.raw, self.norms, wants)
         if wants and self.norms is not None:
             grads += [(self.norms[0], of_q), (self.norms[1], of_k)]
-        if further or self.norm1.requires_grad or isinstance(self.qkv, Called):
+        if further or self.norm1.requires_grad or isinstance(self.qkv, CalledProjections):
             return self._norm_backward(batch, self.qkv, self.norm1, dx, kept.first, d, of_qkv, grads), grads
         x, _ = kernels.add_norm(kept.first, None, self.norm1, self.eps)
         grads += self.qkv.gradients(dx, x, of_qkv, self.qkv.thin_gradient(dx))
@@ -136,8 +142,8 @@ class Block:
 
     def _norm_backward(
         self,
-        batch: Batch,
-        product: Product | Called,
+        batch: BlockInputs,
+        product: Product | CalledProjections,
         weight: Tensor,
         dy: Tensor,
         summed: Tensor,
@@ -155,11 +161,11 @@ class Block:
         grads += product.gradients(dy, x, kept, more)
         return d
 
-    def _turn(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _turn(self, batch: BlockInputs) -> tuple[Tensor, Tensor]:
         return (batch.cos, batch.sin) if self.turns or batch.still is None else batch.still
 
 
-def attention_gradients(kept: Kept, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def attention_gradients(kept: SavedActivations, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Those of queries, keys and values."""
     node, arguments = kept.out.grad_fn, (kept.q, kept.k, kept.v)
     if isinstance(node, BackwardCFunction):

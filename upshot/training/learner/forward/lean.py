@@ -29,7 +29,7 @@ from torch.autograd.function import once_differentiable
 from upshot.engine.kernels import plain
 from upshot.engine.llama.blocks import Layer, embedded
 from upshot.engine.llama.driver import causal_lm, shape_of
-from upshot.training.learner.forward.block import Attend, Batch, Block, Kept
+from upshot.training.learner.forward.block import Attend, Block, BlockInputs, SavedActivations
 from upshot.training.learner.forward.lora_linear import join, products_of
 
 
@@ -53,13 +53,13 @@ class LeanForward:
         h: Tensor = embedded(self.core.embed_tokens, ids)
         with torch.no_grad():
             blocks = self._blocks()
-            stack = Stack(blocks, self.core.norm, self._batch(h, positions, attend), self.every)
+            stack = BlockStack(blocks, self.core.norm, self._batch(h, positions, attend), self.every)
         if not torch.is_grad_enabled():
             return stack.forward(h, False)
         trained = [p for block in blocks for p in block.trained]
         if self.core.norm.weight.requires_grad:
             trained.append(self.core.norm.weight)
-        return Whole.apply(stack, h, *trained)
+        return StackFunction.apply(stack, h, *trained)
 
     def _blocks(self) -> list[Block]:
         """All layers as they are now; those of the last forward where nothing changed."""
@@ -72,13 +72,13 @@ class LeanForward:
         self._last = list(blocks)
         return blocks
 
-    def _batch(self, h: Tensor, positions: Tensor, attend: Attend) -> Batch:
+    def _batch(self, h: Tensor, positions: Tensor, attend: Attend) -> BlockInputs:
         cos, sin = self.core.rotary_emb(h, positions[None])
         half = self.shape.head_dim // 2
         cos, sin = cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
         turns = all(layer.turns for layer in self.layers)
         still = None if turns else (torch.ones_like(cos), torch.zeros_like(sin))
-        return Batch(cos, sin, still, self.shape.heads, self.shape.kv_heads, attend, kernels_for(h))
+        return BlockInputs(cos, sin, still, self.shape.heads, self.shape.kv_heads, attend, kernels_for(h))
 
 
 def kernels_for(x: Tensor) -> Any:
@@ -91,19 +91,19 @@ def kernels_for(x: Tensor) -> Any:
 
 
 @dataclass(slots=True)
-class Again:
+class RecomputedBlock:
     """A block that is computed again: the sum it begins with, and the random states if it draws numbers."""
 
     h: Tensor
     states: tuple[Tensor, list[Tensor]] | None
 
 
-class Stack:
+class BlockStack:
     """All blocks and the last norm in one forward and one backward."""
 
-    def __init__(self, blocks: list[Block], norm: Any, batch: Batch, every: int) -> None:
+    def __init__(self, blocks: list[Block], norm: Any, batch: BlockInputs, every: int) -> None:
         self.blocks, self.norm, self.batch, self.every = blocks, norm, batch, every
-        self.kept: list[Kept | Again | None] = []
+        self.kept: list[SavedActivations | RecomputedBlock | None] = []
         self.summed: Tensor | None = None
 
     def forward(self, h: Tensor, keep: bool) -> Tensor:
@@ -112,10 +112,10 @@ class Stack:
         before = not h.requires_grad
         for block in self.blocks:
             before = before and not block.trained
-            kept: Kept | Again | None = None
+            kept: SavedActivations | RecomputedBlock | None = None
             if keep and not before and self.every and block.index % self.every == 0:
                 h = h if delta is None else h + delta
-                kept = Again(h, random_states(h) if block.random else None)
+                kept = RecomputedBlock(h, random_states(h) if block.random else None)
                 h, delta, _ = block.forward(self.batch, h, None, False)
             else:
                 h, delta, kept = block.forward(self.batch, h, delta, keep and not before)
@@ -142,7 +142,7 @@ class Stack:
             kept = self.kept.pop()
             if kept is None:
                 break
-            if isinstance(kept, Again):
+            if isinstance(kept, RecomputedBlock):
                 kept = self._again(block, kept)
             further = wants_input or (bool(self.kept) and self.kept[-1] is not None)
             d, grads = block.backward(self.batch, kept, d, further)
@@ -151,18 +151,18 @@ class Stack:
                 found[id(parameter)] = grad if before is None else before + grad
         return d, found
 
-    def _again(self, block: Block, kept: Again) -> Kept:
+    def _again(self, block: Block, kept: RecomputedBlock) -> SavedActivations:
         with drawn_again(kept):
             _, _, found = block.forward(self.batch, kept.h, None, True, hollow=True)
         assert found is not None
         return found
 
 
-class Whole(torch.autograd.Function):
+class StackFunction(torch.autograd.Function):
     """A stack as one step of autograd's."""
 
     @staticmethod
-    def forward(ctx: Any, stack: Stack, h: Tensor, *trained: Tensor) -> Tensor:
+    def forward(ctx: Any, stack: BlockStack, h: Tensor, *trained: Tensor) -> Tensor:
         """What the head is applied to."""
         ctx.stack, ctx.trained = stack, [id(p) for p in trained]
         return stack.forward(h, any(ctx.needs_input_grad))
@@ -181,7 +181,7 @@ def random_states(h: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 @contextmanager
-def drawn_again(kept: Again) -> Iterator[None]:
+def drawn_again(kept: RecomputedBlock) -> Iterator[None]:
     """Inside, the numbers are drawn that were drawn when the block was first computed."""
     if kept.states is None:
         yield

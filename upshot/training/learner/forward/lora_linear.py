@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from upshot.engine.llama.joined import Joined, side_by_side
+from upshot.engine.llama.joined import JoinedProjections, side_by_side
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,12 @@ def join(modules: Sequence[Any]) -> None:
     plain = [base for base in bases if base is not None]
     kinds = {(b.weight.dtype, b.weight.device, b.weight.shape[1], b.bias is None) for b in plain}
     if len(plain) == len(bases) and len(kinds) == 1:
-        Joined(plain)
+        JoinedProjections(plain)
 
 
-def products_of(modules: Sequence[Any], before: Product | Called | None = None) -> Product | Called:
+def products_of(
+    modules: Sequence[Any], before: Product | CalledProjections | None = None
+) -> Product | CalledProjections:
     """These projections as they are now: as one product, or called, where one of them can do what only it can.
 
     What they were `before` is given back where nothing changed.
@@ -82,7 +84,7 @@ def products_of(modules: Sequence[Any], before: Product | Called | None = None) 
     plain = [base for base in bases if base is not None]
     adapters = [each for each in found if each is not None]
     if len(adapters) < len(modules) or len({base.bias is None for base in plain}) > 1:
-        return Called(modules)
+        return CalledProjections(modules)
     with torch.no_grad():
         return Product(plain, adapters)
 
@@ -219,7 +221,7 @@ class Product:
         return [(p, g if g.dtype == p.dtype else g.to(p.dtype)) for p, g, need in found if need and g is not None]
 
 
-class Called:
+class CalledProjections:
     """Projections that must be called themselves (DoRA, dropout, 4-bit weights …): autograd has their derivatives."""
 
     random = True

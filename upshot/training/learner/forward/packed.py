@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from upshot.engine.llama.driver import causal_lm, configs_of
-from upshot.training.learner.batch import Batch, Found
+from upshot.training.learner.batch import ForwardOutput, TrainBatch
 from upshot.training.learner.forward.attention import PackedAttention
 from upshot.training.learner.forward.logprobs import linear_logprobs
 from upshot.training.learner.forward.padded import Forward, values_of
@@ -20,7 +20,7 @@ Attend = Callable[..., Tensor]
 """attend(layer, q [N, heads, dim], k, v [N, kv_heads, dim], scale, window) → [N, heads, dim]."""
 
 
-class Hidden(Protocol):
+class HiddenStates(Protocol):
     """How the states that the head reads are computed."""
 
     def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -29,36 +29,36 @@ class Hidden(Protocol):
 
 
 class PackedForward(Forward):
-    """Flat tokens through `Hidden`, then the head where there is loss."""
+    """Flat tokens through `HiddenStates`, then the head where there is loss."""
 
     shares = True
 
-    def __init__(self, module: Any, states: Hidden) -> None:
+    def __init__(self, module: Any, states: HiddenStates) -> None:
         self.lm = causal_lm(module)
         self.states = states
         self.cap = float(getattr(self.lm.config.get_text_config(), "final_logit_softcapping", None) or 0)
 
     def read(
-        self, batch: Batch, temperature: float, entropy: bool = False, value_head: nn.Linear | None = None
-    ) -> Found:
+        self, batch: TrainBatch, temperature: float, entropy: bool = False, value_head: nn.Linear | None = None
+    ) -> ForwardOutput:
         """See `Forward`."""
         hidden = self.rows(batch)
         head = self.lm.get_output_embeddings()
         logprobs, spread = linear_logprobs(hidden, head, batch.targets, temperature, entropy, self.cap)
-        return Found(logprobs, spread, None if value_head is None else values_of(hidden, value_head))
+        return ForwardOutput(logprobs, spread, None if value_head is None else values_of(hidden, value_head))
 
-    def rows(self, batch: Batch) -> Tensor:
+    def rows(self, batch: TrainBatch) -> Tensor:
         """[M, hidden] where the trained tokens are predicted."""
         attention = PackedAttention(batch.layout, batch.ids.device)
         states = self.states.hidden(batch.ids, batch.positions, attention.attend)
-        return Rows.apply(states, batch.rows) if batch.layout.shares else states.index_select(0, batch.rows)  # type: ignore[no-any-return]
+        return IndexedRows.apply(states, batch.rows) if batch.layout.shares else states.index_select(0, batch.rows)  # type: ignore[no-any-return]
 
     def open(self) -> AbstractContextManager[None]:
         """See `Forward`."""
         return self.states.open() if isinstance(self.states, ModuleHidden) else nullcontext()
 
 
-class Rows(torch.autograd.Function):
+class IndexedRows(torch.autograd.Function):
     """Rows by index, of which some are taken more than once: their gradients add up in float32."""
 
     @staticmethod
@@ -90,7 +90,7 @@ class ModuleHidden:
         self.configs = configs_of(lm)
 
     def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """See `Hidden`."""
+        """See `HiddenStates`."""
         _attends[-1] = attend
         out = self.core(input_ids=ids[None], position_ids=positions[None], attention_mask=None, use_cache=False)
         return out.last_hidden_state[0]  # type: ignore[no-any-return]

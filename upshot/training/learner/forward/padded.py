@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from upshot.engine.exact.forward import ExactForward
-from upshot.training.learner.batch import Batch, Found
+from upshot.training.learner.batch import ForwardOutput, TrainBatch
 from upshot.training.objectives import losses
 
 
@@ -27,8 +27,8 @@ class Forward(ABC):
 
     @abstractmethod
     def read(
-        self, batch: Batch, temperature: float, entropy: bool = False, value_head: nn.Linear | None = None
-    ) -> Found:
+        self, batch: TrainBatch, temperature: float, entropy: bool = False, value_head: nn.Linear | None = None
+    ) -> ForwardOutput:
         """Log-probabilities of the trained tokens under softmax(logits / temperature), and what else is asked for."""
 
 
@@ -40,14 +40,14 @@ class PaddedForward(Forward):
         self.exact = exact
 
     def read(
-        self, batch: Batch, temperature: float, entropy: bool = False, value_head: nn.Linear | None = None
-    ) -> Found:
+        self, batch: TrainBatch, temperature: float, entropy: bool = False, value_head: nn.Linear | None = None
+    ) -> ForwardOutput:
         """See `Forward`."""
         ids = pad_sequence(batch.ids.split(batch.lengths), batch_first=True)
         attention = pad_sequence([torch.ones_like(own) for own in batch.ids.split(batch.lengths)], batch_first=True)
         out = self._output(ids, attention, value_head is not None)
         places = self._padded_rows(batch, ids.shape[1])
-        return Found(
+        return ForwardOutput(
             self._logprobs(out.logits, ids, temperature).flatten()[places + 1],
             losses.entropies(out.logits.flatten(0, 1)[places], temperature) if entropy else None,
             None if value_head is None else values_of(out.hidden_states[-1].flatten(0, 1)[places], value_head),
@@ -57,7 +57,7 @@ class PaddedForward(Forward):
         """See `Forward`."""
         return self.exact.attention(self.module) if self.exact is not None else nullcontext()
 
-    def _padded_rows(self, batch: Batch, width: int) -> Tensor:
+    def _padded_rows(self, batch: TrainBatch, width: int) -> Tensor:
         """Where the batch's rows are in the padded tensor."""
         lengths = torch.tensor(batch.lengths, device=batch.rows.device)
         return batch.rows + (width - lengths).cumsum(0).roll(1).index_fill(0, lengths.new_zeros(1), 0)[batch.owner]

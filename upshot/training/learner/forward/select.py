@@ -16,7 +16,7 @@ from upshot.training.learner.batch import Datum, pack
 from upshot.training.learner.forward.dropout import without_dropout
 from upshot.training.learner.forward.lean import LeanForward
 from upshot.training.learner.forward.logprobs import bent
-from upshot.training.learner.forward.packed import Hidden, ModuleHidden, PackedForward
+from upshot.training.learner.forward.packed import HiddenStates, ModuleHidden, PackedForward
 from upshot.training.learner.forward.padded import Forward, PaddedForward
 
 IDS = 22
@@ -61,13 +61,13 @@ def rehearse(forward: PackedForward, module: Any) -> None:
     module.zero_grad(set_to_none=True)
 
 
-def states_of(module: Any) -> list[Callable[[], Hidden]]:
+def states_of(module: Any) -> list[Callable[[], HiddenStates]]:
     """What may compute a model's hidden states, the leanest first."""
 
-    def lean() -> Hidden:
+    def lean() -> HiddenStates:
         return LeanForward(module, "block" if causal_lm(module).is_gradient_checkpointing else "none")
 
-    def transformers() -> Hidden:
+    def transformers() -> HiddenStates:
         return ModuleHidden(module)
 
     config = causal_lm(module).config.get_text_config()

@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from upshot.serving.swap.overlay import Overlay, aligned, laid
+from upshot.serving.swap.overlay import MemoryLayout, aligned, laid
 from upshot.training.learner.memory.plan import (
     GPU_PARTS,
     PAGES,
     WITHOUT_PLAN,
     Checkpointing,
     Helpers,
-    Job,
+    MemoryJob,
     MemoryPlan,
+    MemorySetting,
     Merging,
-    Setting,
-    Wish,
+    RequestedSetting,
     parts_of,
 )
 
@@ -34,7 +34,7 @@ ENOUGH_KV, MOST_KV = 0.2, 0.4
 """Shares of a GPU for keys and values: with less the engine waits, more is not taken."""
 
 
-def settings(job: Job, wish: Wish) -> Iterator[Setting]:
+def settings(job: MemoryJob, wish: RequestedSetting) -> Iterator[MemorySetting]:
     """What can be chosen."""
     merges: tuple[Merging, ...] = ("copy", "in place", "never") if job.lends else ("copy", "never")
     pauses = (False, True) if job.samples and not job.overlaps else (False,)
@@ -43,16 +43,16 @@ def settings(job: Job, wish: Wish) -> Iterator[Setting]:
         for checkpointing, park, helpers in product(kinds, pauses, _turns(job)):
             if merge != "in place" or park:
                 for tokens in sizes(job, wish):
-                    yield Setting(tokens, checkpointing, merge, park, helpers)
+                    yield MemorySetting(tokens, checkpointing, merge, park, helpers)
 
 
-def _turns(job: Job) -> tuple[Helpers, ...]:
+def _turns(job: MemoryJob) -> tuple[Helpers, ...]:
     if not job.helpers:
         return ("stay",)
     return ("stay", "swap") if job.overlaps else ("stay", "swap", "leave")
 
 
-def sizes(job: Job, wish: Wish) -> list[int]:
+def sizes(job: MemoryJob, wish: RequestedSetting) -> list[int]:
     """Tokens of a micro-batch to try, the largest first; never fewer than the longest sequence has."""
     if wish.tokens:
         return [max(wish.tokens, job.longest)]
@@ -63,7 +63,7 @@ def sizes(job: Job, wish: Wish) -> list[int]:
     ] + [least]
 
 
-def room(job: Job, setting: Setting, limit: int) -> int:
+def room(job: MemoryJob, setting: MemorySetting, limit: int) -> int:
     """Bytes that are left for keys and values of all models; below zero: what is missing."""
     parts = parts_of(job, setting, 0, 0)
     sampling, learning = sum(p.sampling for p in parts), sum(p.learning for p in parts)
@@ -72,27 +72,27 @@ def room(job: Job, setting: Setting, limit: int) -> int:
     return limit - sampling if limit - learning >= 0 else limit - learning
 
 
-def _kv_of_a_token(job: Job) -> int:
+def _kv_of_a_token(job: MemoryJob) -> int:
     """Bytes of one token's keys and values in all engines."""
     return job.shape.kv_numbers * job.size * job.samples + sum(guest.kv for guest in job.guests)
 
 
-def least_tokens(job: Job) -> int:
+def least_tokens(job: MemoryJob) -> int:
     """Tokens of the longest sequence, without whose keys and values an engine cannot serve it."""
     return max(job.longest, 2048)
 
 
-def least_kv(job: Job) -> int:
+def least_kv(job: MemoryJob) -> int:
     """Bytes of those in all engines."""
     return least_tokens(job) * _kv_of_a_token(job)
 
 
-def wanted_kv(job: Job) -> int:
+def wanted_kv(job: MemoryJob) -> int:
     """Bytes beyond which there is nothing to put into them."""
     return max(job.wanted * _kv_of_a_token(job), least_kv(job))
 
 
-def cost(job: Job, setting: Setting, kv: int, limit: int) -> float:
+def cost(job: MemoryJob, setting: MemorySetting, kv: int, limit: int) -> float:
     """How long a step takes, in steps with everything in memory: half of it sampling, half learning, by rule of thumb.
 
     Computing blocks again is a third more learning; a micro-batch reads all weights; a parked engine captures its
@@ -105,17 +105,17 @@ def cost(job: Job, setting: Setting, kv: int, limit: int) -> float:
     return learn + (sample * (1 + scarce) if job.samples else 0)
 
 
-def choose(job: Job, limit: int, wish: Wish | None = None) -> MemoryPlan | None:
+def choose(job: MemoryJob, limit: int, wish: RequestedSetting | None = None) -> MemoryPlan | None:
     """The fastest settings that fit into `limit` bytes, with the rest for keys and values; None: nothing does."""
     fitting = [
         found
-        for setting in settings(job, wish or Wish())
+        for setting in settings(job, wish or RequestedSetting())
         for found in (_together if setting.helpers == "stay" else _in_turns)(job, setting, limit)
     ]
     return min(fitting, key=lambda found: found[0])[1] if fitting else None
 
 
-def _together(job: Job, setting: Setting, limit: int) -> Iterator[tuple[float, MemoryPlan]]:
+def _together(job: MemoryJob, setting: MemorySetting, limit: int) -> Iterator[tuple[float, MemoryPlan]]:
     """Costs and plans in which all models are always there."""
     left = room(job, setting, limit)
     if left >= least_kv(job):
@@ -123,7 +123,7 @@ def _together(job: Job, setting: Setting, limit: int) -> Iterator[tuple[float, M
         yield cost(job, setting, left, limit), _made(job, setting, most, limit)
 
 
-def _in_turns(job: Job, setting: Setting, limit: int) -> Iterator[tuple[float, MemoryPlan]]:
+def _in_turns(job: MemoryJob, setting: MemorySetting, limit: int) -> Iterator[tuple[float, MemoryPlan]]:
     """Costs and plans in which helpers take turns, with keys and values of more or fewer tokens."""
     parts, awake = parts_of(job, setting, 0, 0), not setting.park
     sampling, learning = (limit - sum(getattr(p, phase) for p in parts) for phase in ("sampling", "learning"))
@@ -147,7 +147,7 @@ def _halves(most: int, least: int) -> Iterator[int]:
     yield least
 
 
-def _taking_turns(job: Job, setting: Setting, tokens: int, overlay: Overlay, limit: int) -> MemoryPlan:
+def _taking_turns(job: MemoryJob, setting: MemorySetting, tokens: int, overlay: MemoryLayout, limit: int) -> MemoryPlan:
     """The plan with keys and values of so many tokens for every engine; helpers come back from the host."""
     made = _made(job.staying, replace(setting, helpers="stay"), tokens * _kv_of_a_token(job.staying), limit)
     parts = parts_of(job, setting, made.kv_bytes, sum(made.guest_kv.values()), overlay.size)
@@ -155,12 +155,15 @@ def _taking_turns(job: Job, setting: Setting, tokens: int, overlay: Overlay, lim
     return replace(made, setting=setting, parts=parts, host=host, overlay=overlay, guests=job.guests)
 
 
-def smallest(job: Job, limit: int, wish: Wish | None = None) -> MemoryPlan:
+def smallest(job: MemoryJob, limit: int, wish: RequestedSetting | None = None) -> MemoryPlan:
     """The settings that come nearest to fitting."""
-    return min((_least(job, setting, limit) for setting in settings(job, wish or Wish())), key=lambda plan: plan.peak)
+    return min(
+        (_least(job, setting, limit) for setting in settings(job, wish or RequestedSetting())),
+        key=lambda plan: plan.peak,
+    )
 
 
-def _least(job: Job, setting: Setting, limit: int) -> MemoryPlan:
+def _least(job: MemoryJob, setting: MemorySetting, limit: int) -> MemoryPlan:
     if setting.helpers == "stay":
         return _made(job, setting, least_kv(job), limit)
     tokens = least_tokens(job)
@@ -170,7 +173,7 @@ def _least(job: Job, setting: Setting, limit: int) -> MemoryPlan:
     return _taking_turns(job, setting, tokens, overlay, limit)
 
 
-def _made(job: Job, setting: Setting, kv: int, limit: int) -> MemoryPlan:
+def _made(job: MemoryJob, setting: MemorySetting, kv: int, limit: int) -> MemoryPlan:
     """The plan with `kv` bytes shared among the engines by what a token takes in each."""
     own, each = job.shape.kv_numbers * job.size * job.samples, _kv_of_a_token(job)
     shares = {guest.name: kv * guest.kv // each for guest in job.guests} if each else {}
@@ -182,9 +185,9 @@ def _made(job: Job, setting: Setting, kv: int, limit: int) -> MemoryPlan:
     return MemoryPlan(setting, policy, shares, parts, limit, host, guests=job.guests)
 
 
-def unlimited(job: Job, wish: Wish) -> MemoryPlan:
+def unlimited(job: MemoryJob, wish: RequestedSetting) -> MemoryPlan:
     """The plan where nothing is limited (the CPU): what the recipe says, and the engine's own sizes."""
-    setting = Setting(wish.tokens or WITHOUT_PLAN, wish.checkpointing or "none")
+    setting = MemorySetting(wish.tokens or WITHOUT_PLAN, wish.checkpointing or "none")
     without = replace(job, guests=tuple(replace(guest, step=0) for guest in job.guests))
     parts = parts_of(without, setting, PAGES * job.samples, PAGES * len(job.guests))
     return MemoryPlan(setting, 0, {}, tuple(p for p in parts if p.name not in GPU_PARTS), 0, guests=without.guests)

@@ -7,7 +7,7 @@ from typing import Any
 from upshot.config.recipe import PolicyConfig, Recipe, TrainConfig
 from upshot.engine.engine import EngineSettings
 from upshot.models.local import pick_device
-from upshot.serving.swap.pool import Pool
+from upshot.serving.swap.pool import ModelPool
 from upshot.training.learner.memory.job import named_models, plan_of, shape_of
 from upshot.training.learner.memory.model_shape import ModelShape
 from upshot.training.learner.memory.plan import MemoryPlan
@@ -81,9 +81,9 @@ def with_helpers(recipe: Recipe, plan: MemoryPlan) -> Recipe:
     return recipe.model_copy(update={"models": models})
 
 
-def pool_of(recipe: Recipe, plan: MemoryPlan) -> Pool | None:
+def pool_of(recipe: Recipe, plan: MemoryPlan) -> ModelPool | None:
     """The pool of helper models that take turns; None where all are always there."""
-    return None if plan.overlay is None else Pool(plan.overlay, pick_device(recipe.model.device))
+    return None if plan.overlay is None else ModelPool(plan.overlay, pick_device(recipe.model.device))
 
 
 def kv_of_copies(recipe: Recipe, plan: MemoryPlan) -> dict[str, int]:

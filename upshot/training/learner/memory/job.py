@@ -9,11 +9,11 @@ from typing import Any
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import LoraConfig, Recipe, TrainConfig
 from upshot.core.errors import UserError
-from upshot.run.plan import SAMPLED, classmate_names
+from upshot.rollout.futures.classmates.map_file import classmate_names
 from upshot.training.learner.memory import activations
 from upshot.training.learner.memory.choice import choose, smallest, unlimited
 from upshot.training.learner.memory.model_shape import SEVEN, ModelShape, read_config
-from upshot.training.learner.memory.plan import Guest, Job, MemoryPlan, Wish, usable
+from upshot.training.learner.memory.plan import HelperModel, MemoryJob, MemoryPlan, RequestedSetting, usable
 from upshot.training.learner.memory.table import arithmetic
 
 FOUR_BIT = 0.52
@@ -41,7 +41,9 @@ def targets_of(lora: LoraConfig) -> list[str]:
     return list(lora.targets or SEVEN)
 
 
-def job_of(recipe: Recipe, shape: ModelShape, size: int, config: TrainConfig | None = None, processes: int = 1) -> Job:
+def job_of(
+    recipe: Recipe, shape: ModelShape, size: int, config: TrainConfig | None = None, processes: int = 1
+) -> MemoryJob:
     """What a recipe must have in memory; `size`: bytes of one of the model's numbers, `config`: the phase's."""
     config = config or recipe.train
     model = recipe.model
@@ -50,14 +52,14 @@ def job_of(recipe: Recipe, shape: ModelShape, size: int, config: TrainConfig | N
     weights = shape.parameters * size
     if model.quantize == "4bit":
         weights = int(shape.projections * FOUR_BIT) + shape.outside * size
-    samples = config.method in SAMPLED
+    samples = config.samples
     inside = [name for name in targets if name in SEVEN]
     called = lora is not None and (
         model.quantize != "none" or lora.kind == "dora" or (lora.dropout > 0 and config.method == "sft")
     )
     guests = tuple(_guests(recipe, shape, size)) if samples else ()
     samples = samples and model.engine.name == "upshot"  # vLLM has memory of its own
-    return Job(
+    return MemoryJob(
         shape=shape,
         size=size,
         weights=weights,
@@ -89,7 +91,7 @@ def _wanted(recipe: Recipe, shape: ModelShape) -> int:
     return replies * min(length, shape.context or length)
 
 
-def _guests(recipe: Recipe, policy: ModelShape, size: int) -> Iterator[Guest]:
+def _guests(recipe: Recipe, policy: ModelShape, size: int) -> Iterator[HelperModel]:
     """Helper models on the policy's device, and frozen copies of it."""
     lora = recipe.model.lora
     ahead = {f"ahead-{n}": ModelSpec(model="policy@1") for n in range(recipe.train.async_steps)}
@@ -117,9 +119,9 @@ def _guests(recipe: Recipe, policy: ModelShape, size: int) -> Iterator[Guest]:
                 yield replace(found, kv=0, pages=pages) if pages else found
 
 
-def _guest(name: str, weights: int, shape: ModelShape, size: int, copy: bool = False) -> Guest:
+def _guest(name: str, weights: int, shape: ModelShape, size: int, copy: bool = False) -> HelperModel:
     step = activations.sampling(shape, size) + activations.graphs(shape, size)
-    return Guest(name, weights, step, shape.kv_numbers * size, copy)
+    return HelperModel(name, weights, step, shape.kv_numbers * size, copy)
 
 
 def named_models(recipe: Recipe) -> dict[str, ModelSpec]:
@@ -129,10 +131,10 @@ def named_models(recipe: Recipe) -> dict[str, ModelSpec]:
     }
 
 
-def wish_of(recipe: Recipe, config: TrainConfig | None = None) -> Wish:
+def wish_of(recipe: Recipe, config: TrainConfig | None = None) -> RequestedSetting:
     """What the recipe has decided."""
     again = recipe.model.gradient_checkpointing
-    return Wish((config or recipe.train).token_budget, None if again == "auto" else again)
+    return RequestedSetting((config or recipe.train).token_budget, None if again == "auto" else again)
 
 
 def plan_of(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from upshot.serving.swap.overlay import Overlay
+from upshot.serving.swap.overlay import MemoryLayout
 from upshot.training.learner.memory import activations
 from upshot.training.learner.memory.model_shape import ModelShape
 
@@ -28,7 +28,7 @@ GPU_PARTS = ("captured steps", "engine's step")
 
 
 @dataclass(frozen=True)
-class Guest:
+class HelperModel:
     """Another model on the same device: a helper, or a frozen copy of the policy."""
 
     name: str
@@ -49,7 +49,7 @@ class Guest:
 
 
 @dataclass(frozen=True)
-class Job:
+class MemoryJob:
     """What a run must have in memory, whatever is chosen."""
 
     shape: ModelShape
@@ -82,17 +82,17 @@ class Job:
     """Whether nobody but engine and learner reads the weights, so that adapters can be merged in place."""
     overlaps: bool = False
     """Whether the engine samples while the learner works: then it is not parked, and is lent nothing."""
-    guests: tuple[Guest, ...] = ()
+    guests: tuple[HelperModel, ...] = ()
     processes: int = 1
     """Ranks that train together, each on a device of its own."""
 
     @property
-    def helpers(self) -> tuple[Guest, ...]:
+    def helpers(self) -> tuple[HelperModel, ...]:
         """Models that can be brought in and out: nobody trains them or their copies."""
         return tuple(guest for guest in self.guests if not guest.copy)
 
     @property
-    def staying(self) -> Job:
+    def staying(self) -> MemoryJob:
         """The job without them."""
         return replace(self, guests=tuple(guest for guest in self.guests if guest.copy))
 
@@ -121,12 +121,12 @@ class Job:
     @property
     def state(self) -> int:
         """Bytes of the optimizer: float32 masters where the weights are none, and two moments."""
-        moments = 2 * 1.02 if self.small_state else 8
-        return int(self.share * (moments + (4 if self.offload or self.trained_size < 4 else 0)))
+        turn_snapshots = 2 * 1.02 if self.small_state else 8
+        return int(self.share * (turn_snapshots + (4 if self.offload or self.trained_size < 4 else 0)))
 
 
 @dataclass(frozen=True)
-class Setting:
+class MemorySetting:
     """What can be chosen."""
 
     tokens: int
@@ -139,7 +139,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Wish:
+class RequestedSetting:
     """What the recipe says already; empty: it is to be chosen."""
 
     tokens: int = 0
@@ -147,7 +147,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Part:
+class MemoryPart:
     """One line of the arithmetic, in bytes."""
 
     name: str
@@ -160,19 +160,19 @@ class Part:
 class MemoryPlan:
     """Settings and what they need."""
 
-    setting: Setting
+    setting: MemorySetting
     kv_bytes: int
     """For the policy's keys and values; 0: as the engine finds right."""
     guest_kv: dict[str, int]
     """For those of each guest."""
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     limit: int
     """Bytes to use; 0: not known."""
     host: int = 0
     """Bytes on the host beside the program."""
-    overlay: Overlay | None = None
+    overlay: MemoryLayout | None = None
     """The places of helper models that take turns."""
-    guests: tuple[Guest, ...] = ()
+    guests: tuple[HelperModel, ...] = ()
 
     @property
     def peak(self) -> int:
@@ -185,12 +185,12 @@ def usable(total: int) -> int:
     return int(max(total - CONTEXT, 0) * (1 - SLACK))
 
 
-def parts_of(job: Job, setting: Setting, kv: int, guest_kv: int, arena: int = 0) -> tuple[Part, ...]:
+def parts_of(job: MemoryJob, setting: MemorySetting, kv: int, guest_kv: int, arena: int = 0) -> tuple[MemoryPart, ...]:
     """The arithmetic of one setting, with so many bytes for keys and values of the policy and of its guests.
 
     Of guests that take turns keys and values are in the arena.
     """
-    helpers: tuple[Guest, ...] = ()
+    helpers: tuple[HelperModel, ...] = ()
     if setting.helpers != "stay":
         job, helpers = job.staying, job.helpers
     beside = 0 if setting.helpers == "leave" else 1
@@ -208,20 +208,22 @@ def parts_of(job: Job, setting: Setting, kv: int, guest_kv: int, arena: int = 0)
     kept = job.trained * job.trained_size if job.reference else 0
     others = sum(guest.weights + guest.step + guest.pages for guest in job.guests)
     found = [
-        Part("weights", job.weights, job.weights, f"{counted(shape.parameters)} parameters"),
-        Part("adapters", own, own, f"{counted(job.trained)} parameters in float32"),
-        Part("merged adapters", copy, copy * awake, "a copy of the weights they sit on, for the sampler"),
-        Part("optimizer", state, state, _state(job)),
-        Part("reference", kept, kept, "the trained weights as they were"),
-        Part("gradients", 0, job.gradients + behind, "float32"),
-        Part("activations", 0, forward, f"{tokens} tokens, {_checkpointing(setting)}"),
-        Part("backward", 0, backward, "logits in chunks, or one layer"),
-        Part("keys and values", kv, kv * awake, "the engine's pages"),
-        Part("captured steps", graphs, graphs * awake, "CUDA graphs"),
-        Part("engine's step", step, 0, f"{activations.PROMPT_IDS} prompt ids"),
-        Part("other models", others + guest_kv, others + guest_kv, ", ".join(guest.name for guest in job.guests)),
-        Part("helpers' arena", arena, arena * beside, f"{', '.join(helper.name for helper in helpers)} take turns"),
-        Part("helpers' steps", steps, steps * beside, "CUDA graphs and what a step needs"),
+        MemoryPart("weights", job.weights, job.weights, f"{counted(shape.parameters)} parameters"),
+        MemoryPart("adapters", own, own, f"{counted(job.trained)} parameters in float32"),
+        MemoryPart("merged adapters", copy, copy * awake, "a copy of the weights they sit on, for the sampler"),
+        MemoryPart("optimizer", state, state, _state(job)),
+        MemoryPart("reference", kept, kept, "the trained weights as they were"),
+        MemoryPart("gradients", 0, job.gradients + behind, "float32"),
+        MemoryPart("activations", 0, forward, f"{tokens} tokens, {_checkpointing(setting)}"),
+        MemoryPart("backward", 0, backward, "logits in chunks, or one layer"),
+        MemoryPart("keys and values", kv, kv * awake, "the engine's pages"),
+        MemoryPart("captured steps", graphs, graphs * awake, "CUDA graphs"),
+        MemoryPart("engine's step", step, 0, f"{activations.PROMPT_IDS} prompt ids"),
+        MemoryPart("other models", others + guest_kv, others + guest_kv, ", ".join(guest.name for guest in job.guests)),
+        MemoryPart(
+            "helpers' arena", arena, arena * beside, f"{', '.join(helper.name for helper in helpers)} take turns"
+        ),
+        MemoryPart("helpers' steps", steps, steps * beside, "CUDA graphs and what a step needs"),
     ]
     return tuple(part for part in found if part.sampling or part.learning)
 
@@ -231,10 +233,10 @@ def counted(number: int) -> str:
     return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"
 
 
-def _state(job: Job) -> str:
+def _state(job: MemoryJob) -> str:
     masters = "float32 masters and " if job.trained_size < 4 else ""
     return f"{masters}two {'8-bit' if job.small_state else 'float32'} moments"
 
 
-def _checkpointing(setting: Setting) -> str:
+def _checkpointing(setting: MemorySetting) -> str:
     return "each block computed again" if setting.checkpointing == "block" else "nothing computed again"

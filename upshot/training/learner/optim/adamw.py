@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from upshot.training.learner.optim.adamw_8bit import SmallAdamW
+from upshot.training.learner.optim.adamw_8bit import AdamW8bit
 
 
 class MasterAdamW:
@@ -40,7 +40,7 @@ class MasterAdamW:
         # One kernel for all, and nothing beside the state; on the host all cores work at it.
         fused = (offload or all(m.is_cuda for m in self.masters)) or None
         self.adam: Any = (
-            SmallAdamW(groups, lr, betas) if small else torch.optim.AdamW(groups, lr=lr, betas=betas, fused=fused)
+            AdamW8bit(groups, lr, betas) if small else torch.optim.AdamW(groups, lr=lr, betas=betas, fused=fused)
         )
 
     def _master(self, parameter: torch.nn.Parameter) -> torch.nn.Parameter:

@@ -21,7 +21,7 @@ HIGHEST, LEAST = torch.finfo(KIND).max, 2.0**-9
 """The largest number of the kind, and the smallest above zero."""
 
 
-class Small:
+class EightBitTensor:
     """A float32 tensor in 8 bits, in blocks with a scale each."""
 
     def __init__(self, count: int, device: torch.device, floor: bool) -> None:
@@ -58,15 +58,15 @@ class Small:
         self.scale.copy_(state["scale"])
 
 
-class SmallAdamW:
+class AdamW8bit:
     """The part of `torch.optim.AdamW` that the learner uses, with moments of 8 bits."""
 
     def __init__(self, groups: Sequence[dict[str, Any]], lr: float, betas: tuple[float, float]) -> None:
         self.param_groups = [{**group, "lr": lr} for group in groups]
         self.betas, self.eps = betas, 1e-8
         self.steps = 0
-        self.moments = [
-            (Small(p.numel(), p.device, floor=False), Small(p.numel(), p.device, floor=True))
+        self.turn_snapshots = [
+            (EightBitTensor(p.numel(), p.device, floor=False), EightBitTensor(p.numel(), p.device, floor=True))
             for p in self._parameters()
         ]
 
@@ -76,15 +76,17 @@ class SmallAdamW:
     def step(self) -> None:
         """One update of every parameter that has a gradient."""
         self.steps += 1
-        moments = iter(self.moments)
+        turn_snapshots = iter(self.turn_snapshots)
         with torch.no_grad():
             for group in self.param_groups:
                 for parameter in group["params"]:
-                    own = next(moments)
+                    own = next(turn_snapshots)
                     if parameter.grad is not None:
                         self._update(parameter, parameter.grad, own, group["lr"], group["weight_decay"])
 
-    def _update(self, parameter: Tensor, grad: Tensor, own: tuple[Small, Small], lr: float, decay: float) -> None:
+    def _update(
+        self, parameter: Tensor, grad: Tensor, own: tuple[EightBitTensor, EightBitTensor], lr: float, decay: float
+    ) -> None:
         one, two = self.betas
         whole, slope = parameter.view(-1), grad.reshape(-1)
         for at in range(0, len(whole), CHUNK):
@@ -100,11 +102,11 @@ class SmallAdamW:
 
     def state_dict(self) -> dict[str, Any]:
         """Steps and moments."""
-        return {"steps": self.steps, "moments": [(mean.state(), root.state()) for mean, root in self.moments]}
+        return {"steps": self.steps, "moments": [(mean.state(), root.state()) for mean, root in self.turn_snapshots]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self.steps = int(state["steps"])
-        for own, saved in zip(self.moments, state["moments"], strict=True):
+        for own, saved in zip(self.turn_snapshots, state["moments"], strict=True):
             for moment, values in zip(own, saved, strict=True):
                 moment.load(values)

@@ -39,7 +39,7 @@ def part(state: State, places: Sequence[int], matrices: Sequence[bool]) -> dict[
 def whole(parts: Sequence[State], owners: Sequence[int], matrices: Sequence[bool]) -> dict[str, Any]:
     """The state of all parameters, from that of each rank; one without parameters has an empty one."""
     numbers = {place: n for n, place in enumerate(numbered(range(len(matrices)), matrices))}
-    moments: dict[int, Any] = {}
+    turn_snapshots: dict[int, Any] = {}
     masters: dict[int, Tensor] = {}
     groups: dict[bool, dict[str, Any]] = {}
     for rank, state in enumerate(parts):
@@ -49,11 +49,11 @@ def whole(parts: Sequence[State], owners: Sequence[int], matrices: Sequence[bool
             continue
         adam = state["adam"]
         found = dict(enumerate(adam["moments"])) if "moments" in adam else adam["state"]
-        moments |= {numbers[own[n]]: value for n, value in found.items()}
+        turn_snapshots |= {numbers[own[n]]: value for n, value in found.items()}
         masters |= {places[i]: value for i, value in state["masters"].items()}
         for group in adam.get("param_groups", ()):
             groups.setdefault(matrices[own[group["params"][0]]], group)
-    ordered = {n: moments[n] for n in sorted(moments)}
+    ordered = {n: turn_snapshots[n] for n in sorted(turn_snapshots)}
     if not groups:
         adam = next(state["adam"] for state in parts if state)
         return {"adam": {**adam, "moments": [*ordered.values()]}, "masters": dict(sorted(masters.items()))}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from upshot.config.recipe import TrainConfig
 from upshot.config.registry import Registry, check_options
-from upshot.training.learner.batch import Batch
+from upshot.training.learner.batch import TrainBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class PolicyLoss:
     """1 where the clip binds: where the token is not pushed any further."""
 
 
-Surrogate = Callable[[Batch, Tensor, TrainConfig], PolicyLoss]
+Surrogate = Callable[[TrainBatch, Tensor, TrainConfig], PolicyLoss]
 
 surrogates: Registry[PolicyLoss] = Registry("surrogate", "upshot.training.objectives.surrogates")
 """Surrogates that a recipe can name in `train.loss`."""

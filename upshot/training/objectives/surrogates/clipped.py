@@ -6,25 +6,25 @@ import torch
 from torch import Tensor
 
 from upshot.config.recipe import TrainConfig
-from upshot.training.learner.batch import Batch
+from upshot.training.learner.batch import TrainBatch
 from upshot.training.objectives.surrogates.base import PolicyLoss, surrogates
 
 
 @surrogates.register("clipped")
-def clipped(batch: Batch, logprobs_M: Tensor, config: TrainConfig) -> PolicyLoss:
+def clipped(batch: TrainBatch, logprobs_M: Tensor, config: TrainConfig) -> PolicyLoss:
     """The smaller of ratio x advantage and clipped ratio x advantage, per token (PPO, GRPO, DAPO)."""
     return pessimistic((logprobs_M - batch.columns["old"]).exp(), batch, config)
 
 
 @surrogates.register("gspo")
-def gspo(batch: Batch, logprobs_M: Tensor, config: TrainConfig) -> PolicyLoss:
+def gspo(batch: TrainBatch, logprobs_M: Tensor, config: TrainConfig) -> PolicyLoss:
     """The same with one ratio a sequence: the geometric mean of its tokens' (GSPO). Clip narrowly: 3e-4 or so."""
     difference = logprobs_M - batch.columns["old"]
     means = batch.sums(difference) / batch.counts().clamp(min=1)
     return pessimistic(means[batch.owner].exp(), batch, config)
 
 
-def pessimistic(ratio_M: Tensor, batch: Batch, config: TrainConfig) -> PolicyLoss:
+def pessimistic(ratio_M: Tensor, batch: TrainBatch, config: TrainConfig) -> PolicyLoss:
     """The clipped surrogate of given ratios."""
     advantages = batch.columns["advantages"]
     low, high = 1 - config.clip_low, 1 + config.clip_high

@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from upshot.config.recipe import TrainConfig
-from upshot.training.learner.batch import Batch
+from upshot.training.learner.batch import TrainBatch
 from upshot.training.objectives.surrogates.base import PolicyLoss, surrogates
 
 
 @surrogates.register("cispo")
-def cispo(batch: Batch, logprobs_M: Tensor, config: TrainConfig) -> PolicyLoss:
+def cispo(batch: TrainBatch, logprobs_M: Tensor, config: TrainConfig) -> PolicyLoss:
     """Log-probability x advantage x ratio capped at 1 + clip_high (CISPO): no token's gradient is dropped."""
     ratio = (logprobs_M - batch.columns["old"]).exp()
     weight = ratio.detach().clamp(max=1 + config.clip_high)
@@ -20,7 +20,7 @@ def cispo(batch: Batch, logprobs_M: Tensor, config: TrainConfig) -> PolicyLoss:
 
 
 @surrogates.register("reinforce")
-def reinforce(batch: Batch, logprobs_M: Tensor, config: TrainConfig) -> PolicyLoss:
+def reinforce(batch: TrainBatch, logprobs_M: Tensor, config: TrainConfig) -> PolicyLoss:
     """Log-probability x advantage: plain REINFORCE, for strictly on-policy steps."""
     ratio = (logprobs_M - batch.columns["old"]).exp()
     return PolicyLoss(-batch.columns["advantages"] * logprobs_M, ratio, ratio.detach() * 0)
