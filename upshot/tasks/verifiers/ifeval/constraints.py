@@ -13,6 +13,7 @@ from upshot.core.score import Reason, Score
 from upshot.tasks.verifiers.base import Extra, Verifier, verifiers
 from upshot.tasks.verifiers.ifeval import olmo  # noqa: F401 (registers its kinds)
 from upshot.tasks.verifiers.ifeval.checks import CHECKS, UnknownKind, keeps
+from upshot.tasks.verifiers.ifeval.languages import model
 from upshot.tasks.verifiers.ifeval.old_constraints import SAME
 
 Constraint = tuple[str, dict[str, Any]]
@@ -74,6 +75,10 @@ class ConstraintsVerifier(Verifier):
         self.mode = mode
         self.partial = partial
         self.graded = partial
+
+    def warm(self) -> None:
+        """Load the model of languages: its half second must not be an item's."""
+        model()
 
     def score(self, response: str, reference: Any, extra: Extra) -> Score:
         """The verdict; missing when the row has no constraint, or one that cannot be checked decides it."""

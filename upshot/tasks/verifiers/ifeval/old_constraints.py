@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from upshot.tasks.verifiers.ifeval.checks import check
 
 SAME: dict[str, tuple[str, dict[str, str]]] = {
+    "verify_keywords": ("keywords:existence", {"keyword_list": "keywords"}),
+    "validate_quotation": ("startend:quotation", {}),
     "validate_response_language": ("language:response_language", {}),
     "validate_placeholders": ("detectable_content:number_placeholders", {"N": "num_placeholders"}),
     "validate_title": ("detectable_format:title", {}),
@@ -33,12 +35,6 @@ def quantified(count: int, quantifier: str, wanted: int, slack: int) -> bool:
 def tenth(wanted: int) -> int:
     """The slack of 'around'."""
     return max(round(wanted * 0.1), 1)
-
-
-@check("verify_keywords")
-def keywords(text: str, keyword_list: Sequence[str]) -> bool:
-    """All keywords occur, inside words too."""
-    return all(word.lower() in text.lower() for word in keyword_list)
 
 
 @check("verify_keyword_frequency")
@@ -152,10 +148,3 @@ def capital_word_count(text: str, N: int, quantifier: str) -> bool:
 def ends_with(text: str, end_phrase: str) -> bool:
     """The response ends with a phrase, to the letter."""
     return text.rstrip().endswith(end_phrase.rstrip())
-
-
-@check("validate_quotation")
-def quoted(text: str) -> bool:
-    """The whole response is in double quotation marks."""
-    bare = text.strip()
-    return len(bare) > 1 and bare.startswith('"') and bare.endswith('"')
