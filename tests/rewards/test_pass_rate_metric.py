@@ -16,7 +16,7 @@ from upshot.core.errors import UserError
 from upshot.models.base import Request
 from upshot.rewards.build import build_metric
 from upshot.sandbox.inside.cases import standalone
-from upshot.tasks.datasets.collabllm_records import code_row
+from upshot.tasks.collabllm import BigCodeBench
 
 UNIT = """
 import unittest
@@ -140,7 +140,7 @@ def test_right_code_under_another_name_passes_once_it_is_extracted_in_the_form_t
         "entry_point": "add",
         "test": UNIT,
     }
-    row = code_row(record, "bigcodebench")
+    row = BigCodeBench().parse(record)
     assert row is not None
 
     def judge(request: Request) -> str:

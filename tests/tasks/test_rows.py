@@ -11,7 +11,7 @@ import pytest
 from upshot.core.errors import UserError
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.datasets.parquet import write_parquet
-from upshot.tasks.datasets.rows import row_of
+from upshot.tasks.datasets.records import row_of
 
 SAMPLE = Path(__file__).parent / "gsm8k_sample.jsonl"
 
@@ -88,7 +88,7 @@ def test_one_file_per_split_and_no_question_in_two(tmp_path: Path) -> None:
     task = tasks.create("gsm8k", {"train_file": train, "test_file": test})
     assert len(task.rows("test")) == 7
     assert len(task.rows("train")) == 5
-    with pytest.raises(UserError, match="no split 'validation'"):
+    with pytest.raises(UserError, match="no rows in split 'validation'"):
         task.rows("validation")
 
 

@@ -6,7 +6,7 @@ from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.rollout.futures.classmates.map_file import classmate_names
 from upshot.tasks.base import Task, tasks
-from upshot.tasks.datasets.examples import read_dialogues, read_preferences
+from upshot.tasks.datasets.records import read_dialogues, read_preferences
 
 
 def plan(recipe: Recipe, ranks: int = 1) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from upshot.core.conversation import Row
 from upshot.tasks.base import tasks
-from upshot.tasks.datasets.rows import row_of
+from upshot.tasks.datasets.records import row_of
 from upshot.tasks.verified import VerifiedTask
 from upshot.tasks.verifiers.code import program_in
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.tasks import arithmetic
 from upshot.tasks.base import tasks
-from upshot.tasks.datasets.rows import row_of
+from upshot.tasks.datasets.records import row_of
 from upshot.tasks.participants.base import Participant
 from upshot.tasks.participants.environments import Fault, Feedback
 from upshot.tasks.verified import VerifiedTask
@@ -124,12 +125,12 @@ class Gsm8k(VerifiedTask):
         if "difficulty" in row.meta or not steps:
             return row
         level = "1-2 steps" if steps <= 2 else "3-4 steps" if steps <= 4 else "5+ steps"
-        return Row(row.id, row.messages, row.goal, row.reference, row.source, {**row.meta, "difficulty": level})
+        return replace(row, meta={**row.meta, "difficulty": level})
 
     @cached_property
     def _splits(self) -> dict[str, list[Row]]:
         if not self.made:
-            return VerifiedTask._splits.func(self)  # type: ignore[attr-defined]
+            return super()._splits
         sizes = {"train": 4000, "validation": 400, "test": 400}
         return {split: [self._made_row(p) for p in self._problems(split, n)] for split, n in sizes.items()}
 

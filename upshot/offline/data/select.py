@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from upshot.tasks.datasets.candidate import Candidate, CandidatePair
+from upshot.tasks.datasets.candidates import Candidate, CandidatePair
 
 ROUNDING = 1e-9
 """So that 0.7 − 0.2 counts as a gap of 0.5; equal scores are never a pair."""

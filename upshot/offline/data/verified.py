@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +17,13 @@ from upshot.core.errors import UserError
 from upshot.core.whole_files import check_writable
 from upshot.offline.data.prepare import PrepareSummary, check_rows, check_share, write_splits
 from upshot.tasks.base import tasks
-from upshot.tasks.collabllm import goal_key
-from upshot.tasks.datasets.candidate import UnusableRecord
-from upshot.tasks.datasets.collabllm_goals import held_out, plain
-from upshot.tasks.datasets.rows import METADATA
-from upshot.tasks.datasets.tables import Record, read_tables
-from upshot.tasks.datasets.truth import TEST_COLUMNS, ground_truth, style
+from upshot.tasks.datasets.files import Record, read_tables
+from upshot.tasks.datasets.records import METADATA
+from upshot.tasks.datasets.splits import goal_key, plain, split_in_two
 from upshot.tasks.judged import is_behaviour
 from upshot.tasks.verified import VerifiedTask
-from upshot.tasks.verifiers.base import verifiers
+from upshot.tasks.verifiers.base import BadRow, Verifier, verifiers
+from upshot.tasks.verifiers.code import TEST_COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow
@@ -57,7 +55,10 @@ def prepare_verified(
     tables = read_tables(dataset, without=UNUSED)
     summary = PrepareSummary("rl", read=sum(map(len, tables.values())))
     parsed = {split: _rows(task, records, summary.dropped) for split, records in tables.items()}
-    splits = split_rows(parsed, validation, seed, summary.dropped)
+    train, validated, leaked = split_in_two(parsed, lambda rows: [*map(question_key, rows)], validation, seed)
+    if leaked:
+        summary.dropped["question also in validation"] += leaked
+    splits = {"train": train, "validation": validated}
     check_rows(splits, dataset, summary)
     for split, rows in splits.items():
         summary.rows[split] = len(rows)
@@ -73,10 +74,10 @@ def _rows(task: VerifiedTask, records: Sequence[Record], dropped: Counter[str]) 
     for record in records:
         try:
             row = task.parse(record)
-            ground_truth(row)
+            verifier_of(row).ground_truth(row.reference, row.meta)
         except UserError as error:
             dropped[str(error).partition(" (")[0].partition(";")[0]] += 1
-        except UnusableRecord as why:
+        except BadRow as why:
             dropped[str(why)] += 1
         else:
             if found.setdefault(goal_key(row), row) is not row:
@@ -84,24 +85,12 @@ def _rows(task: VerifiedTask, records: Sequence[Record], dropped: Counter[str]) 
     return list(found.values())
 
 
-def split_rows(
-    tables: Mapping[str, Sequence[Row]], share: float, seed: int, dropped: Counter[str]
-) -> dict[str, list[Row]]:
-    """Train and validation without a shared question; the source's own split where it has one, its test included."""
-    train = list(tables.get("train", ()))
-    held = [row for split, rows in tables.items() if split != "train" for row in rows]
-    if train and held:
-        taken = set(map(question_key, held))
-        kept = [row for row in train if question_key(row) not in taken]
-        if len(kept) < len(train):
-            dropped["question also in validation"] += len(train) - len(kept)
-        return {"train": kept, "validation": held}
-    rows = train or held
-    taken = held_out(map(question_key, rows), share, seed)
-    return {
-        "train": [row for row in rows if question_key(row) not in taken],
-        "validation": [row for row in rows if question_key(row) in taken],
-    }
+def verifier_of(row: Row) -> type[Verifier]:
+    """The verifier that a row goes to."""
+    kind = verifiers.get(row.source, "the row's source")
+    if not (isinstance(kind, type) and issubclass(kind, Verifier)):
+        raise UserError(f"verifier '{row.source}' is no class of `Verifier`")
+    return kind
 
 
 def question_key(row: Row) -> str:
@@ -112,10 +101,12 @@ def question_key(row: Row) -> str:
 def record_of(row: Row, index: int, split: str) -> dict[str, Any]:
     """A row in verl's columns: what its verifier compares with is the ground truth, what else it knows is JSON."""
     meta = {key: value for key, value in row.meta.items() if key not in SAID_ELSEWHERE}
+    verifier = verifier_of(row)
+    style = "model" if "judge" in verifier.needs else "rule"
     return {
         "data_source": row.source,
         "prompt": [{"role": m.role, "content": m.content} for m in row.messages],
-        "reward_model": {"style": style(row), "ground_truth": ground_truth(row)},
+        "reward_model": {"style": style, "ground_truth": verifier.ground_truth(row.reference, row.meta)},
         "extra_info": {
             "index": index,
             "split": split,

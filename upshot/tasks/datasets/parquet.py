@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from upshot.core.conversation import Message
-from upshot.tasks.datasets.candidate import Candidate, CandidatePair
+from upshot.tasks.datasets.candidates import Candidate, CandidatePair
 
 if TYPE_CHECKING:
     import pyarrow

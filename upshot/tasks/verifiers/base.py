@@ -25,6 +25,10 @@ from upshot.tasks.verifiers.statistics import binary_metrics, graded_metrics
 Extra = Mapping[str, Any]
 
 
+class BadRow(ValueError):
+    """A row of which nothing can be made or scored; the message is the reason, short and countable."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """What is to be verified: plain JSON data, so that it can be checked anywhere."""
@@ -55,6 +59,16 @@ class Verifier:
     def rating(self) -> dict[str, Any]:
         """The JSON schema of the number that a monitor answers with."""
         return {"type": "number", "minimum": 0, "maximum": 1}
+
+    @classmethod
+    def ground_truth(cls, reference: Any, extra: Extra) -> str | None:
+        """What `score` compares with, as text (JSON where it is none), for files that others read too.
+
+        None where the verifier looks at the reply alone; `BadRow` where no reply could ever be scored.
+        """
+        if reference is None and "reference" in cls.needs:
+            raise BadRow("no reference")
+        return reference if reference is None else as_json_text(reference)
 
     def warm(self) -> None:
         """Import and build what is slow to start, before the first item is timed."""
@@ -120,6 +134,11 @@ reasoning alone {what}.
 {thought}
 
 Answer with JSON only: {{"thought": "<why, briefly>", "score": <number>}}."""
+
+
+def as_json_text(value: Any) -> str:
+    """A text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def parse_score(text: str, who: str, top: float) -> Score:

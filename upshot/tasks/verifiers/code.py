@@ -13,9 +13,14 @@ from typing import Any
 
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
-from upshot.tasks.verifiers.base import Extra, Verifier, verifiers
+from upshot.tasks.verifiers.base import BadRow, Extra, Verifier, as_json_text, verifiers
 
 MAX_TESTS = 200
+TEST_COLUMNS = (
+    *("test_list", "tests", "assert_case", "test_imports", "test_setup_code", "challenge_test_list"),
+    *("public_tests", "private_tests", "generated_tests", "input_output", "inputs", "outputs", "test_cases"),
+)
+"""Columns that tests are read from; the ground truth of a prepared row holds what they say."""
 _LANGUAGE = re.compile(r"[ \t]*([\w+-]*)")
 _CODE = re.compile(r"^(?:def |class |import |from \w+ import |print\(|for .*:|while .*:|\w+ ?= ?)", re.MULTILINE)
 
@@ -82,6 +87,14 @@ class CodeVerifier(Verifier):
         """The tests of a row."""
         raise NotImplementedError
 
+    @classmethod
+    def some_tests(cls, reference: Any, extra: Extra) -> list[Any]:
+        """The first tests of a row, as many as are ever run; `BadRow` where there are none."""
+        tests = cls().tests(reference, extra)[:MAX_TESTS]
+        if not tests:
+            raise BadRow("no tests")
+        return tests
+
     async def run(self, program: str, tests: Sequence[Any]) -> list[Any]:
         """Results of assert-like tests."""
         return list(await self.sandbox.test_program(program, tests, self._limits()))
@@ -113,6 +126,11 @@ class CodeVerifier(Verifier):
 class AssertsVerifier(CodeVerifier):
     """Python with assert statements: a list (or JSON list) in the reference, `test_list` or `tests`."""
 
+    @classmethod
+    def ground_truth(cls, reference: Any, extra: Extra) -> str:
+        """The asserts."""
+        return as_json_text(cls.some_tests(reference, extra))
+
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
         """The asserts."""
         given = first_list(reference, extra, ("test_list", "tests", "assert_case"))
@@ -123,6 +141,12 @@ class AssertsVerifier(CodeVerifier):
 @verifiers.register("code-stdio", "code_stdio", "livecodebench", "PrimeIntellect/verifiable-coding-problems")
 class StdioVerifier(CodeVerifier):
     """A program that reads stdin and writes stdout: [{input, output}], or {inputs, outputs}."""
+
+    @classmethod
+    def ground_truth(cls, reference: Any, extra: Extra) -> str:
+        """The inputs with their outputs."""
+        pairs = [{"input": test.input, "output": test.output} for test in cls.some_tests(reference, extra)]
+        return as_json_text(pairs)
 
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
         """The input/output pairs."""

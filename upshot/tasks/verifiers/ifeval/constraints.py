@@ -10,17 +10,13 @@ from typing import Any, Literal
 
 from upshot.core.errors import did_you_mean
 from upshot.core.score import Reason, Score
-from upshot.tasks.verifiers.base import Extra, Verifier, verifiers
+from upshot.tasks.verifiers.base import BadRow, Extra, Verifier, as_json_text, verifiers
 from upshot.tasks.verifiers.ifeval import olmo  # noqa: F401 (registers its kinds)
 from upshot.tasks.verifiers.ifeval.checks import CHECKS, UnknownKind, keeps
 from upshot.tasks.verifiers.ifeval.languages import model
 from upshot.tasks.verifiers.ifeval.old_constraints import SAME
 
 Constraint = tuple[str, dict[str, Any]]
-
-
-class BadRow(ValueError):
-    """A row whose constraints cannot be told."""
 
 
 def constraints_of(reference: Any, extra: Extra) -> list[Constraint]:
@@ -75,6 +71,16 @@ class ConstraintsVerifier(Verifier):
         self.mode = mode
         self.partial = partial
         self.graded = partial
+
+    @classmethod
+    def ground_truth(cls, reference: Any, extra: Extra) -> str:
+        """The constraints in IFEval's columns."""
+        wanted = constraints_of(reference, extra)
+        unknown = next((name for name, _ in wanted if name not in CHECKS), None)
+        if unknown is not None or not wanted:
+            raise BadRow(f"unknown constraint '{unknown}'" if wanted else "no constraint")
+        names, arguments = [name for name, _ in wanted], [given for _, given in wanted]
+        return as_json_text({"instruction_id_list": names, "kwargs": arguments})
 
     def warm(self) -> None:
         """Load the model of languages: its half second must not be an item's."""

@@ -1,6 +1,6 @@
 """One candidate reply: a row of the published multi-turn sets, or of any prompt/completion (or messages) file.
 
-`parse` is strict about what it takes and says why it refuses: the reasons are counted in the summary.
+`candidate_of` is strict about what it takes and says why it refuses: the reasons are counted in the summary.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from upshot.core.conversation import Message, messages_from
-from upshot.tasks.datasets.collabllm_goals import plain
+from upshot.core.conversation import Message
+from upshot.tasks.datasets.records import GOAL, REFERENCE, facts, first, messages_of
+from upshot.tasks.datasets.splits import plain
+from upshot.tasks.verifiers.base import BadRow
 
 ROLES = ("system", "user", "assistant", "tool")
-
-
-class UnusableRecord(Exception):
-    """A record that cannot become a candidate; the message is the reason, short and countable."""
 
 
 @dataclass(frozen=True)
@@ -76,28 +74,54 @@ class Candidate:
         return hashlib.blake2b("\0".join(said).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def parse(record: Mapping[str, Any]) -> Candidate:
-    """A candidate from a record; `UnusableRecord` with the reason when it cannot be one."""
+@dataclass(frozen=True)
+class CandidatePair:
+    """Two replies to the same history, of which the first led further."""
+
+    chosen: Candidate
+    rejected: Candidate
+
+
+def goal_groups(candidates: Sequence[Candidate]) -> list[str]:
+    """Beside each candidate the name of its group: candidates that share a goal or a conversation share a group."""
+    parent: dict[str, str] = {}
+
+    def root(key: str) -> str:
+        while parent.setdefault(key, key) != key:
+            parent[key] = parent[parent[key]]
+            key = parent[key]
+        return key
+
+    for candidate in candidates:
+        goal = root(candidate.goal_key)
+        if candidate.conv_id:  # a conversation whose rows disagree about the goal still stays together
+            conv = root("conv:" + candidate.conv_id)
+            parent[max(goal, conv)] = min(goal, conv)
+    return [root(candidate.goal_key) for candidate in candidates]
+
+
+def candidate_of(record: Mapping[str, Any]) -> Candidate:
+    """A candidate from a record; `BadRow` with the reason when it cannot be one."""
     said, completion = _spoken(record)
     if any(m.tool_calls or m.role == "tool" for m in said):
-        raise UnusableRecord("tool calls, which these formats do not hold")
+        raise BadRow("tool calls, which these formats do not hold")
     history = tuple(m for m in said if m.role != "system")
     if not history or history[-1].role != "user":
-        raise UnusableRecord("prompt does not end with the user")
+        raise BadRow("prompt does not end with the user")
     if not completion.strip():
-        raise UnusableRecord("empty completion")
+        raise BadRow("empty completion")
     conv_id = record.get("conv_id")
     return Candidate(
         history=history,
         completion=completion,
         conv_id="" if conv_id is None else str(conv_id),
         score=_number(record.get("score")),
-        goal=_text(record.get("single_turn_prompt", record.get("goal"))),
-        reference=_text(record.get("single_turn_completion", record.get("reference"))),
-        metadata=_mapping(record.get("single_turn_metadata")),
+        goal=_text(first(record, GOAL)),
+        reference=_text(first(record, REFERENCE)),
+        metadata=facts(record.get("single_turn_metadata")),
         system="\n".join(m.content for m in said if m.role == "system"),
         sessions=record.get("sessions") or (),
-        rewards=_mapping(record.get("rewards")),
+        rewards=facts(record.get("rewards")),
     )
 
 
@@ -106,27 +130,26 @@ def _spoken(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], str]:
     if record.get("prompt") is not None and record.get("completion") is not None:
         said = _messages(record["completion"], "assistant")
         if len(said) != 1 or said[0].role != "assistant":
-            raise UnusableRecord("completion is not one assistant message")
+            raise BadRow("completion is not one assistant message")
         return _messages(record["prompt"], "user"), said[0].content
     whole = record.get("messages") or record.get("prompt")  # the verl recipe's sft files call it prompt
     if whole and not isinstance(whole, str):
         said = _messages(whole, "user")
         if said[-1].role != "assistant":
-            raise UnusableRecord("messages do not end with the assistant")
+            raise BadRow("messages do not end with the assistant")
         return said[:-1], said[-1].content
-    raise UnusableRecord("no prompt and completion")
+    raise BadRow("no prompt and completion")
 
 
 def _messages(value: Any, role: str) -> tuple[Message, ...]:
-    """Messages from a list of dictionaries, or one message of the role from a string."""
-    if isinstance(value, str):
-        return (Message(role, value),)
-    if not isinstance(value, list) or not all(isinstance(m, Mapping) for m in value):
-        raise UnusableRecord("messages are not a list of role and content")
-    for message in value:
-        if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
-            raise UnusableRecord("messages are not a list of role and content")
-    return messages_from(value)
+    """Messages that others read without a word of doubt: known roles, and a text in each."""
+    known = isinstance(value, str) or (
+        isinstance(value, list)
+        and all(isinstance(m, Mapping) and m.get("role") in ROLES and isinstance(m.get("content"), str) for m in value)
+    )
+    if not known:
+        raise BadRow("messages are not a list of role and content")
+    return messages_of(value, role)
 
 
 def _number(value: Any) -> float | None:
@@ -144,21 +167,3 @@ def _text(value: Any) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    """Metadata as a mapping; published files hold it as a struct, ours as JSON text."""
-    if isinstance(value, str) and value.strip():
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError:
-            return {"text": value}
-    return value if isinstance(value, Mapping) else {}
-
-
-@dataclass(frozen=True)
-class CandidatePair:
-    """Two replies to the same history, of which the first led further."""
-
-    chosen: Candidate
-    rejected: Candidate

@@ -3,9 +3,9 @@
 A folder may be one that `datasets` wrote with save_to_disk. A Hub name is `owner/name`, or `owner/name@config` where
 the dataset has several.
 
-Covers reading only: the result is plain dictionaries by split. What the columns mean is decided by the caller; only
-CollabLLM's nested conversations are taken apart (`nested.py`). `datasets` is imported only for a Hugging Face name;
-without a network that is one clear line.
+Covers reading only: the result is plain dictionaries by split. What their columns mean is said in `records.py`; only
+CollabLLM's nested conversations are taken apart here, since one of them is many records. `datasets` is imported for a
+Hugging Face name alone; without a network that is one clear line.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from upshot.core import jsonl
 from upshot.core.errors import UserError
 from upshot.core.whole_files import read_text
-from upshot.tasks.datasets.nested import unnested
 
 Record = dict[str, Any]
+"""One row of a file, column by column."""
 
 SPLITS = {
     "train": "train",
@@ -49,7 +49,7 @@ def read_tables(
     the caller can do are not read from parquet and the Hub, where they can be most of the bytes.
     """
     tables = _tables(source, hub_splits, without)
-    return {split: unnested(records) for split, records in tables.items()}
+    return {split: unnest(records) for split, records in tables.items()}
 
 
 def _tables(source: str, hub_splits: tuple[str, ...], without: tuple[str, ...]) -> dict[str, list[Record]]:
@@ -59,7 +59,7 @@ def _tables(source: str, hub_splits: tuple[str, ...], without: tuple[str, ...]) 
     if path.is_file():
         return {split_of(path.name): read_table(path, without)}
     if path.suffix in READERS:
-        if how := how_to_make(source):
+        if how := how_to_prepare(source):
             raise UserError(f"no file '{source}'; {how}")
         raise UserError(f"no file '{source}'; give a .jsonl, .json, .parquet or .csv file, a folder, or a Hub name")
     if HUB_NAME.fullmatch(source):
@@ -67,7 +67,7 @@ def _tables(source: str, hub_splits: tuple[str, ...], without: tuple[str, ...]) 
     raise UserError(f"'{source}' is no file, no folder and no Hugging Face name (owner/name or owner/name@config)")
 
 
-def how_to_make(file: str) -> str:
+def how_to_prepare(file: str) -> str:
     """The command that makes a file of `upshot data prepare`, for an error message; '' for any other file."""
     found = re.fullmatch(r"(sft|rl|dpo)_(train|validation)\.parquet", Path(file).name)
     if found is None:
@@ -188,3 +188,21 @@ def _hub(name: str, hub_splits: tuple[str, ...], without: tuple[str, ...]) -> di
     for split, rows in loaded.items():
         tables.setdefault(split_of(split), []).extend(dict(row) for row in rows)
     return tables
+
+
+def unnest(records: Sequence[Record]) -> list[Record]:
+    """The records, with CollabLLM's `*_multiturn.json` (turns of responses) as one record a response."""
+    return [flat for number, record in enumerate(records) for flat in _responses(record, number)]
+
+
+def _responses(record: Record, number: int) -> Iterator[Record]:
+    turns = record.get("turns")
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) and "responses" in turn for turn in turns):
+        yield record
+        return
+    # A conversation without a number of its own has its place in the file.
+    shared = {"conv_id": number, **{key: value for key, value in record.items() if key != "turns"}}
+    for turn in turns:
+        prompt = turn.get("prompt") or []
+        for response in turn["responses"]:
+            yield {**shared, "prompt": prompt, "turn_id": len(prompt), **response}
