@@ -21,8 +21,7 @@ from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.models.client.budget import Budget
 from upshot.rewards.workers.base import Manager, managers
-from upshot.rewards.workers.inline import InlineManager
-from upshot.rewards.workers.pool import PoolManager
+from upshot.rewards.workers.pool import InlineManager, PoolManager
 from upshot.rewards.workers.remote import RemoteManager
 from upshot.rewards.workers.scorer import scorer_app
 from upshot.rollout.services import Services

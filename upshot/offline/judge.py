@@ -90,7 +90,7 @@ async def _judge(args: argparse.Namespace, conversations: Sequence[Any]) -> list
 def agreement(scores: Sequence[Any], labels: Sequence[float], threshold: float = 0.5) -> dict[str, float]:
     """How the judge's ratings agree with the labels, over the rows it could rate."""
     from upshot.core.score import Score
-    from upshot.tasks.verifiers.statistics import binary_metrics, graded_metrics, valid_pairs
+    from upshot.tasks.verifiers.base import binary_metrics, graded_metrics, valid_pairs
 
     truths = [Score(label) for label in labels]
     report = binary_metrics(scores, truths, threshold)

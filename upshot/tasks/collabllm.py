@@ -136,11 +136,11 @@ def plain_row(record: Record, source: str) -> Row | None:
     if "chosen" in record or "messages" in record or is_dialogue(record.get("prompt")):
         return None  # prepared for dpo or sft: nothing to play from
     goal, reference = (*GOAL, "prompt"), (*REFERENCE, "completion")
-    text = _said(first(record, goal))
+    text = _text_of(first(record, goal))
     if not text:
         return None
     meta = {key: value for key, value in record.items() if key not in (*goal, *reference) and value is not None}
-    return _goal_row(source, text, _said(first(record, reference)), meta)
+    return _goal_row(source, text, _text_of(first(record, reference)), meta)
 
 
 def history_row(record: Record, source: str) -> Row:
@@ -168,7 +168,7 @@ def _goal_row(source: str, goal: str, reference: str, meta: Mapping[str, Any]) -
     return Row(f"{source}/{fingerprint(goal)}", (), goal, reference, source, known)
 
 
-def _said(value: Any) -> str:
+def _text_of(value: Any) -> str:
     """Text of a prompt or completion given as a string or as messages."""
     if isinstance(value, list):
         return "\n\n".join(str(m.get("content") or "") for m in value if isinstance(m, Mapping)).strip()

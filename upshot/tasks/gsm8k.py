@@ -17,7 +17,7 @@ from upshot.tasks import arithmetic
 from upshot.tasks.base import tasks
 from upshot.tasks.datasets.records import row_of
 from upshot.tasks.participants.base import Participant
-from upshot.tasks.participants.environments import Fault, Feedback
+from upshot.tasks.participants.feedback import Fault, Feedback
 from upshot.tasks.verified import VerifiedTask
 from upshot.tasks.verifiers.arithmetic import broken_steps
 from upshot.tasks.verifiers.gsm8k import Gsm8kVerifier as Verdict
@@ -60,7 +60,7 @@ class Gsm8k(VerifiedTask):
         flawed, heedless: shares of faulty demonstrations and of ignored feedback (`file: arithmetic` only).
         """
         super().__init__(**rows)
-        self.mode = mode
+        self.verifier_options = {"mode": mode}
         self.feedback = tuple(feedback)
         self.tell = tell
         self.hint = hint
@@ -73,11 +73,6 @@ class Gsm8k(VerifiedTask):
     def made(self) -> bool:
         """Whether the rows are the project's own problems."""
         return self._file == "arithmetic"
-
-    @property
-    def verifier_options(self) -> dict[str, Any]:
-        """The answer mode."""
-        return {"mode": self.mode}
 
     def answer_text(self, row: Row) -> str:
         """The answer line."""
@@ -152,10 +147,10 @@ class Gsm8k(VerifiedTask):
         out = []
         for number, problem in enumerate(self._problems(split, 4000)):
             rng = random.Random(derive_seed(self.split_seed, "demo", split, number))
-            out.append(arithmetic.demonstration(problem, rng, self._told, self.flawed, self.heedless))
+            out.append(arithmetic.demonstration(problem, rng, self._feedback_text, self.flawed, self.heedless))
         return out
 
-    def _told(self, reply: str) -> str | None:
+    def _feedback_text(self, reply: str) -> str | None:
         fault = self.fault(reply)
         return fault.text if fault else None
 

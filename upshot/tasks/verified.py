@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from upshot.core.conversation import Conversation, Row
@@ -22,6 +23,8 @@ class VerifiedTask(TableTask):
 
     verifier = ""
     """The verifier of rows that name none."""
+    verifier_options: Mapping[str, Any] = MappingProxyType({})
+    """Constructor options of that verifier."""
     instructions = ""
     """Put behind a bare question: how to answer."""
 
@@ -35,11 +38,6 @@ class VerifiedTask(TableTask):
         self.system = system
         if instructions is not None:
             self.instructions = instructions
-
-    @property
-    def verifier_options(self) -> dict[str, Any]:
-        """Constructor options of the verifier."""
-        return {}
 
     def parse_table(self, split: str, records: Sequence[Record]) -> list[Row]:
         """A row for every record; what is odd about them and would otherwise only show in the results is said."""

@@ -93,7 +93,7 @@ def best_and_worst(
 def too_low(candidate: Candidate, least: Mapping[str, float]) -> str | None:
     """Why a candidate is not good enough by its metrics, the first reason; None when it is."""
     for name, value in least.items():
-        measured = candidate.measured(name)
+        measured = candidate.mean_of(name)
         if measured is None:
             return f"no {name}"
         if measured < value:

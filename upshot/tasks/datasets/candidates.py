@@ -49,7 +49,7 @@ class Candidate:
         """Length of the history: 1, 3, 5 …"""
         return len(self.history)
 
-    def measured(self, name: str) -> float | None:
+    def mean_of(self, name: str) -> float | None:
         """`score`, or the mean of a metric over the futures that have a value; None when it is missing."""
         if name == "score":
             return self.score
@@ -102,7 +102,7 @@ def goal_groups(candidates: Sequence[Candidate]) -> list[str]:
 
 def candidate_of(record: Mapping[str, Any]) -> Candidate:
     """A candidate from a record; `BadRow` with the reason when it cannot be one."""
-    said, completion = _spoken(record)
+    said, completion = _history_and_reply(record)
     if any(m.tool_calls or m.role == "tool" for m in said):
         raise BadRow("tool calls, which these formats do not hold")
     history = tuple(m for m in said if m.role != "system")
@@ -125,7 +125,7 @@ def candidate_of(record: Mapping[str, Any]) -> Candidate:
     )
 
 
-def _spoken(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], str]:
+def _history_and_reply(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], str]:
     """History and completion from `prompt`/`completion`, or from whole `messages`."""
     if record.get("prompt") is not None and record.get("completion") is not None:
         said = _messages(record["completion"], "assistant")

@@ -152,7 +152,7 @@ class StdioVerifier(CodeVerifier):
         """The input/output pairs."""
         from upshot.sandbox.outcome import StdioTest
 
-        return [StdioTest(given, wanted) for given, wanted in stdio_pairs(decoded(reference) or extra)]
+        return [StdioTest(given, wanted) for given, wanted in stdio_pairs(decode_json(reference) or extra)]
 
     async def run(self, program: str, tests: Sequence[Any]) -> list[Any]:
         """Results of stdin/stdout tests."""
@@ -183,10 +183,10 @@ class ContestVerifier(StdioVerifier):
         from upshot.sandbox.outcome import StdioTest
 
         found: list[tuple[str, str]] = []
-        row = {**extra, **(decoded(reference) if isinstance(decoded(reference), Mapping) else {})}
+        row = {**extra, **(decode_json(reference) if isinstance(decode_json(reference), Mapping) else {})}
         for column in ("public_tests", "private_tests", "generated_tests", "input_output", "test_inputs_outputs"):
-            found += stdio_pairs(decoded(row.get(column)))
-        found = found or stdio_pairs(decoded(reference))
+            found += stdio_pairs(decode_json(row.get(column)))
+        found = found or stdio_pairs(decode_json(reference))
         return [StdioTest(given, wanted) for given, wanted in found]
 
 
@@ -227,7 +227,7 @@ class BigCodeVerifier(CodeVerifier):
         return list(each_method(test)) if "TestCase" in test else []
 
 
-def decoded(value: Any) -> Any:
+def decode_json(value: Any) -> Any:
     """A value that may be JSON in a string."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
@@ -239,7 +239,7 @@ def decoded(value: Any) -> Any:
 
 def first_list(reference: Any, extra: Extra, keys: Sequence[str]) -> list[Any]:
     """The tests as a list: the reference itself, or the first of the columns that has some."""
-    value = decoded(reference)
+    value = decode_json(reference)
     if isinstance(value, Mapping):
         value = next((value[key] for key in keys if value.get(key)), None)
     if isinstance(value, list | tuple) and value:
@@ -247,7 +247,7 @@ def first_list(reference: Any, extra: Extra, keys: Sequence[str]) -> list[Any]:
     if isinstance(value, str) and "assert" in value:
         return [value]
     for key in keys:
-        value = decoded(extra.get(key))
+        value = decode_json(extra.get(key))
         if isinstance(value, list | tuple) and value:
             return list(value)
     return []
@@ -256,7 +256,7 @@ def first_list(reference: Any, extra: Extra, keys: Sequence[str]) -> list[Any]:
 def stdio_pairs(value: Any) -> list[tuple[str, str]]:
     """(input, output) pairs from a list of them or from two lists side by side."""
     if isinstance(value, Mapping):
-        inner = decoded(value.get("tests") or value.get("test_cases"))
+        inner = decode_json(value.get("tests") or value.get("test_cases"))
         if inner:
             return stdio_pairs(inner)
         inputs = value.get("inputs", value.get("input"))

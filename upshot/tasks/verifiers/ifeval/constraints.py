@@ -21,30 +21,30 @@ Constraint = tuple[str, dict[str, Any]]
 
 def constraints_of(reference: Any, extra: Extra) -> list[Constraint]:
     """The constraints of a row: IFEval columns, a dictionary or JSON of them, or the older `func_name` form."""
-    data = _decoded(reference)
+    data = _decode(reference)
     if isinstance(data, Sequence) and not isinstance(data, str) and data:
-        data = [_decoded(item) for item in data]
+        data = [_decode(item) for item in data]
     if isinstance(data, list) and data and isinstance(data[0], Mapping):
         return [constraint for item in data for constraint in constraints_of(item, {})]
     if not isinstance(data, Mapping) or not data:
         data = extra
     if "func_name" in data:
         name, renamed = SAME.get(str(data["func_name"]), (str(data["func_name"]), {}))
-        return [(name, _given({renamed.get(k, k): v for k, v in data.items() if k != "func_name"}))]
+        return [(name, _drop_nulls({renamed.get(k, k): v for k, v in data.items() if k != "func_name"}))]
     names = data.get("instruction_id_list") or data.get("instruction_id") or data.get("instruction_ids") or []
     names = [names] if isinstance(names, str) else list(names)
-    arguments = _decoded(data.get("kwargs")) or [{}] * len(names)
+    arguments = _decode(data.get("kwargs")) or [{}] * len(names)
     arguments = [arguments] if isinstance(arguments, Mapping) else list(arguments)
     if len(arguments) != len(names):
         raise BadRow(f"{len(names)} constraints but {len(arguments)} kwargs")
-    return [(name, _given(_decoded(given) or {})) for name, given in zip(names, arguments, strict=True)]
+    return [(name, _drop_nulls(_decode(given) or {})) for name, given in zip(names, arguments, strict=True)]
 
 
-def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_nulls(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in arguments.items() if value is not None}
 
 
-def _decoded(value: Any) -> Any:
+def _decode(value: Any) -> Any:
     """A value that may be JSON or a Python literal in a string."""
     if not isinstance(value, str) or len(value) > 100_000:
         return value

@@ -25,7 +25,7 @@ SAME: dict[str, tuple[str, dict[str, str]]] = {
 """Functions that mean what an IFEval kind means → its id, and how their arguments are called there."""
 
 
-def quantified(count: int, quantifier: str, wanted: int, slack: int) -> bool:
+def meets(count: int, quantifier: str, wanted: int, slack: int) -> bool:
     """'at least', 'at most', or 'around' within a slack; any other word is kept by nothing."""
     if quantifier == "around":
         return abs(count - wanted) <= slack
@@ -65,7 +65,7 @@ def paragraph_count(text: str, N: int) -> bool:
 @check("validate_word_constraint")
 def word_constraint(text: str, N: int, quantifier: str) -> bool:
     """So many words."""
-    return quantified(len(text.split()), quantifier, N, tenth(N))
+    return meets(len(text.split()), quantifier, N, tenth(N))
 
 
 @check("verify_sentence_constraint")
@@ -74,7 +74,7 @@ def sentence_constraint(text: str, N: int, quantifier: str) -> bool:
     text = text.strip()
     ends = [m.start() + 1 for m in re.finditer(r"[.?!]\s", text)]
     short = sum(bool(re.search(r"\w\.\w\.$|[A-Z][a-z]\.$", text[max(0, end - 4) : end])) for end in ends)
-    return quantified(len(ends) - short + 1, quantifier, N, 1)
+    return meets(len(ends) - short + 1, quantifier, N, 1)
 
 
 @check("validate_paragraphs")
@@ -141,7 +141,7 @@ def lowercase(text: str) -> bool:
 @check("validate_frequency_capital_words")
 def capital_word_count(text: str, N: int, quantifier: str) -> bool:
     """So many words in capitals."""
-    return quantified(len(re.findall(r"\b[A-Z]+\b", text)), quantifier, N, tenth(N))
+    return meets(len(re.findall(r"\b[A-Z]+\b", text)), quantifier, N, tenth(N))
 
 
 @check("validate_end")
