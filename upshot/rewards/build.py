@@ -32,12 +32,12 @@ def build_metric(name: str, options: Mapping[str, Any] | None = None, where: str
     options, context = _choose_judge(dict(options or {}), context, f"metric '{name}'", where)
     if ARROW not in name:
         return metrics.create(name, options, where, **context)
-    from upshot.rewards.metrics.extraction import ExtractedMetric, build_extractor
+    from upshot.rewards.metrics.extraction import ExtractedMetric
 
     artefact, inner_name = _split(name, where)
     how = options.pop("extract", "judge")
-    extractor = build_extractor(artefact, how, context.get("judge"), where)
-    return ExtractedMetric(extractor, metrics.create(inner_name, options, where, **context))
+    inner = metrics.create(inner_name, options, where, **context)
+    return ExtractedMetric(artefact, inner, how, context.get("judge"), where)
 
 
 def check_metric(name: str, options: Mapping[str, Any] | None = None, where: str = "", **context: Any) -> None:

@@ -77,7 +77,8 @@ class CodeVerifier(Verifier):
         program = program_in(response)
         if program is None:
             return Score(0.0, detail={"fault": "no program in the response", "tests": len(tests)})
-        return self._verdict(await self.run(self.program(program, extra), tests))
+        share = share_passed(await self.run(self.program(program, extra), tests), "code")
+        return share if self.partial or share.value is None else Score(float(share.value == 1), detail=share.detail)
 
     def program(self, program: str, extra: Extra) -> str:
         """What is run; shapes that complete a given beginning put it in front."""
@@ -104,22 +105,23 @@ class CodeVerifier(Verifier):
 
         return Limits(cpu_seconds=self.cpu_seconds)
 
-    def _verdict(self, results: Sequence[Any]) -> Score:
-        outcomes = [str(result.outcome) for result in results]
-        if "sandbox_fault" in outcomes:
-            return Score.missing(Reason.SANDBOX_FAULT, outcomes=outcomes[:50])
-        values = [result.value for result in results if result.value is not None]
-        if not values:
-            return Score.missing(Reason.BAD_ROW, f"no valid test: {results[0].detail[:300]}", outcomes=outcomes[:50])
-        share = sum(values) / len(values)
-        failed = next((r.detail for r in results if r.value == 0), "")
-        detail = {
-            "passed": int(sum(values)),
-            "tests": len(values),
-            "outcomes": outcomes[:50],
-            "first_failure": failed[:500],
-        }
-        return Score(share if self.partial else float(share == 1), detail=detail)
+
+def share_passed(results: Sequence[Any], who: str) -> Score:
+    """The share of the valid tests that passed; missing where the sandbox failed or no test can tell anything."""
+    outcomes = [str(result.outcome) for result in results]
+    if "sandbox_fault" in outcomes:
+        return Score.missing(Reason.SANDBOX_FAULT, f"{who}: sandbox_fault", outcomes=outcomes[:50])
+    values = [result.value for result in results if result.value is not None]
+    if not values:
+        why = f"{who}: no valid test: {results[0].detail[:300]}"
+        return Score.missing(Reason.BAD_ROW, why, outcomes=outcomes[:50])
+    detail = {
+        "passed": int(sum(values)),
+        "tests": len(values),
+        "outcomes": outcomes[:50],
+        "first_failure": next((result.detail for result in results if result.value == 0), "")[:500],
+    }
+    return Score(sum(values) / len(values), detail=detail)
 
 
 @verifiers.register("code", "mbpp", "google-research-datasets/mbpp", "evalplus/mbppplus", "TIGER-Lab/AceCode-87K")
