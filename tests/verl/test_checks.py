@@ -14,7 +14,8 @@ from upshot.verl import checks
 from upshot.verl.checks import endpoints_of, find, plugins_of
 from upshot.verl.checks.node import TOKENIZERS, NodeRequirements, look, marked
 from upshot.verl.checks.resources import Need, Node, before_ray, compared, needed, ports_of
-from upshot.verl.config import VerlPlan, compose
+from upshot.verl.config import compose
+from upshot.verl.plan import VerlPlan
 
 
 def planned(*theirs: str) -> VerlPlan:

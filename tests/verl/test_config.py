@@ -10,7 +10,8 @@ import pytest
 from upshot.config.load import load
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
-from upshot.verl.config import SPECIAL, ClusterPlace, compose, is_theirs, leaves, left_by
+from upshot.verl.config import compose
+from upshot.verl.plan import SPECIAL, ClusterPlace, is_theirs, leaves, left_by
 from upshot.verl.table import CARRIED, LEFT, PLAYED
 
 PLACE = ClusterPlace("/run", rows=64, prompt_tokens=40, context=256)

@@ -18,8 +18,9 @@ from upshot.run.folder import RunFolder
 from upshot.run.reporter import Reporter
 from upshot.tasks.slots import SlotsTask
 from upshot.verl import launch as launching
-from upshot.verl.config import RECIPE, compose
+from upshot.verl.config import compose
 from upshot.verl.launch import command, environment, launch
+from upshot.verl.plan import RECIPE
 from upshot.verl.prepare import prepare
 from upshot.verl.process import run
 

@@ -11,7 +11,8 @@ from upshot.config.load import load
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.run.folder import RunFolder
-from upshot.verl.config import ClusterPlace, compose
+from upshot.verl.config import compose
+from upshot.verl.plan import ClusterPlace
 from upshot.verl.resume import LOCAL, WORDS, begin, going_on, reopened
 
 THEIRS = ["trainer.n_gpus_per_node=2", "+trainer.new=1"]

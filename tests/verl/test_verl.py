@@ -16,8 +16,9 @@ from upshot.config.load import load
 from upshot.core.errors import BudgetExceeded
 from upshot.run.folder import RunFolder
 from upshot.training.learner.distributed.handover import unpacked
-from upshot.verl.config import RECIPE, ClusterPlace, compose
+from upshot.verl.config import compose
 from upshot.verl.parquet import record_of
+from upshot.verl.plan import RECIPE, ClusterPlace
 from upshot.verl.worker import placed
 
 OWN = ["task.rows_per_split=64", "task.vague=0", "warm_start=null", "model.path=/model", "model.dtype=float32"]

@@ -15,9 +15,10 @@ from upshot.run.reporter import Reporter
 from upshot.verl import on_cpu
 from upshot.verl.checkpoints import newest
 from upshot.verl.checks import find, refuse
-from upshot.verl.config import RECIPE, VerlPlan, compose
+from upshot.verl.config import compose
 from upshot.verl.folder.chronicle import VerlRunWriter
 from upshot.verl.folder.telling import telling
+from upshot.verl.plan import RECIPE, VerlPlan
 from upshot.verl.prepare import prepare
 from upshot.verl.process import reason_in, run
 from upshot.verl.resume import LOCAL, begin, going_on

@@ -13,7 +13,7 @@ from upshot.core.whole_files import write_json, write_whole
 from upshot.run.folder import RunFolder
 from upshot.run.resume import resumed_recipe
 from upshot.verl.checkpoints import MARK, check_ranks, is_verl, newest
-from upshot.verl.config import VerlPlan, VerlSetting, is_theirs
+from upshot.verl.plan import VerlPlan, VerlSetting, is_theirs
 
 WORDS = "verl.json"
 """verl's own words of the command line, which a resumed run keeps."""

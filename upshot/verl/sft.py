@@ -16,7 +16,7 @@ from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.datasets.examples import read_dialogues
-from upshot.verl.config import TOKENS, UNKNOWN, ClusterPlace, MissingKey, VerlPlan, VerlSetting, carried, given, left
+from upshot.verl.plan import TOKENS, UNKNOWN, ClusterPlace, MissingKey, VerlPlan, VerlSetting, carried, given, left
 from upshot.verl.table import PROJECT, SCHEDULES, NoCounterpart, TableLine, lora, words
 
 if TYPE_CHECKING:

@@ -109,8 +109,8 @@ def play(folder: Path, model: str, rows: int) -> dict[str, Any]:
     from upshot.config import load as config
     from upshot.run.folder import RunFolder
     from upshot.verl.adapters.ledger import open_ledger
-    from upshot.verl.config import RECIPE
     from upshot.verl.parquet import record_of
+    from upshot.verl.plan import RECIPE
     from upshot.verl.worker import placed
 
     here = "tests.verl.real.goals"

@@ -17,8 +17,8 @@ from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError, user_error_in
 from upshot.training.learner.distributed.handover import packed
 from upshot.verl.adapters.ledger import died, name_here, teller
-from upshot.verl.config import RECIPE
 from upshot.verl.parquet import AGENT
+from upshot.verl.plan import RECIPE
 from upshot.verl.served import ConversationLink
 from upshot.verl.trajectory import Trajectory, numbers, refuse_long, trajectories_of
 from upshot.verl.worker import PlayRequest, RolloutWorker

@@ -20,7 +20,7 @@ from upshot.run.checks import data, helpers, output, prompts, refuse
 from upshot.run.checks.bench import Check, CheckContext, Finding
 from upshot.verl.checks import resources
 from upshot.verl.checks.node import NodeRequirements, look
-from upshot.verl.config import MAIN, VerlPlan
+from upshot.verl.plan import MAIN, VerlPlan
 from upshot.verl.table import MODEL
 
 __all__ = ["find", "refuse", "wish_of"]

@@ -16,9 +16,9 @@ from upshot.run.report.report import write_report
 from upshot.run.reporter import Reporter
 from upshot.tasks.base import tasks
 from upshot.verl.checkpoints import make_whole, newest
-from upshot.verl.config import VerlPlan
 from upshot.verl.folder.chronicle import VerlRunWriter
 from upshot.verl.metrics import Follower
+from upshot.verl.plan import VerlPlan
 from upshot.verl.table import PROJECT
 
 
