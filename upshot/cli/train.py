@@ -179,10 +179,10 @@ def _verl_recipe(args: argparse.Namespace) -> tuple[Recipe, list[str], RunFolder
     """The recipe to run on verl, verl's own words, and when resuming the folder."""
     from upshot.config import load as config
     from upshot.verl.plan import is_theirs
-    from upshot.verl.resume import LOCAL, reopened
+    from upshot.verl.resume import LOCAL, reopen_run
 
     if args.resume:
-        recipe, theirs, folder = reopened(Path(args.resume), _resuming(args))
+        recipe, theirs, folder = reopen_run(Path(args.resume), _resuming(args))
         args.local = args.local or LOCAL in theirs
         return recipe, [word for word in theirs if word != LOCAL], folder
     if not args.recipe:

@@ -23,10 +23,10 @@ from upshot.verl.plan import (
     MissingKey,
     VerlPlan,
     VerlSetting,
-    carried,
-    given,
+    carry_over,
+    find_uncarried,
     is_under,
-    left,
+    parse_override,
 )
 from upshot.verl.sft import compose_sft
 from upshot.verl.table import ACTOR, CARRIED, CRITIC, FIXED, MODEL, PLAYED, REF, ROLLOUT
@@ -43,18 +43,20 @@ def compose(
         recipe = recipe.model_copy(update={"warm_start": None})  # local mode would leave it out as well
     if local and recipe.model.dtype == "auto":  # as in local mode: many CPUs have no bfloat16 arithmetic
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": "float32"})})
-    settings, missing = carried(recipe, CARRIED)
+    settings, missing = carry_over(recipe, CARRIED)
     settings += [VerlSetting(key, value, f"fixed: {why}" if why else "fixed") for key, (value, why) in FIXED.items()]
     settings += [_backend(), *_lengths(recipe, place), *_places(recipe, place), *_precision(recipe)]
     settings += _critic(recipe, settings) if recipe.train.method == "ppo" else []
     steps, refused = _steps(recipe, place)
-    own = {setting.key: setting for setting in map(given, more)}
+    own = {setting.key: setting for setting in map(parse_override, more)}
     here = {setting.key: setting for setting in _on_cpu(own)} if local else {}
     kept = {setting.key: setting for setting in [*settings, *steps]} | here | own
     if kept[f"{ROLLOUT}.name"].value == on_cpu.BACKEND and recipe.model.lora:
         merge = VerlSetting(f"{MODEL}.lora.merge", True, "model.lora: our engine takes them merged, verl rounds them")
         kept = {merge.key: merge} | kept
-    return VerlPlan(tuple(kept.values()), tuple(PLAYED.items()), (*missing, *refused, *left(recipe), *_unfit(recipe)))
+    return VerlPlan(
+        tuple(kept.values()), tuple(PLAYED.items()), (*missing, *refused, *find_uncarried(recipe), *_unfit(recipe))
+    )
 
 
 def _on_cpu(own: Mapping[str, VerlSetting]) -> list[VerlSetting]:

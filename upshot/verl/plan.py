@@ -123,20 +123,20 @@ def is_theirs(word: str) -> bool:
     return word.lstrip("+").split("=")[0].split(".")[0] in THEIRS
 
 
-def leaves(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+def flatten_recipe(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     """Every key of a recipe with its value."""
     return flatten(recipe.model_dump(mode="json"))
 
 
-def carried(recipe: Recipe, lines: Sequence[TableLine]) -> tuple[list[VerlSetting], list[MissingKey]]:
+def carry_over(recipe: Recipe, lines: Sequence[TableLine]) -> tuple[list[VerlSetting], list[MissingKey]]:
     """What a table carries of a recipe, and what it has no counterpart for."""
     settings, missing = [], []
     for line in lines:
         source = ", ".join(line.ours) + (f" ({line.note})" if line.note else "")
         try:
-            settings.append(VerlSetting(line.theirs, line.make(*(read(recipe, key) for key in line.ours)), source))
+            settings.append(VerlSetting(line.theirs, line.make(*(read_key(recipe, key) for key in line.ours)), source))
         except NoCounterpart as why:
-            value = read(recipe, line.ours[0])
+            value = read_key(recipe, line.ours[0])
             plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
             missing.append(MissingKey(line.ours[0], plain, str(why), True))
     return settings, list({m.reason: m for m in missing}.values())
@@ -149,25 +149,25 @@ SPECIAL = {
 """Recipe keys that are carried by more than a line of the table."""
 
 
-def left(recipe: Recipe) -> list[MissingKey]:
+def find_uncarried(recipe: Recipe) -> list[MissingKey]:
     """The keys that have no counterpart; one that blocks does so where it is set to something else than its default."""
-    usual = dict(leaves(Recipe(task=recipe.task)))
+    usual = dict(flatten_recipe(Recipe(task=recipe.task)))
     out = []
-    for key, value in leaves(recipe):
-        found = left_by(key)
+    for key, value in flatten_recipe(recipe):
+        found = uncarried_entry(key)
         if found is not None:
             out.append(MissingKey(key, value, LEFT[found].reason, LEFT[found].blocks and value != usual.get(key)))
     return out
 
 
-def left_by(key: str) -> str | None:
+def uncarried_entry(key: str) -> str | None:
     """The entry of `LEFT` that a recipe key falls under; None when it is carried or played."""
-    carried = {name for line in CARRIED for name in line.ours} | SPECIAL
+    carry_over = {name for line in CARRIED for name in line.ours} | SPECIAL
     fits = [name for name in LEFT if is_under(key, name)]
-    return None if any(is_under(key, name) for name in carried) or not fits else max(fits, key=len)
+    return None if any(is_under(key, name) for name in carry_over) or not fits else max(fits, key=len)
 
 
-def read(recipe: Recipe, key: str) -> Any:
+def read_key(recipe: Recipe, key: str) -> Any:
     """The value of a dotted key."""
     value: Any = recipe
     for part in key.split("."):
@@ -180,7 +180,7 @@ def is_under(key: str, prefix: str) -> bool:
     return key == prefix or key.startswith(prefix + ".")
 
 
-def given(word: str) -> VerlSetting:
+def parse_override(word: str) -> VerlSetting:
     """A `key=value` of the command line."""
     import yaml
 
