@@ -194,7 +194,7 @@ class ForkServer:
         return answer["pid"], ours
 
     def reap(self, pid: int) -> str:
-        """Kill a worker if it still runs; how it ended, such as 'SIGSEGV'."""
+        """Kill a worker if it still runs; how it ended, such as 'SIGSEGV'. Its parent alone can ask."""
         status = self._ask({"op": "reap", "pid": pid})["status"]
         return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
 
@@ -208,6 +208,7 @@ class ForkServer:
             self._process.wait()
 
     def _ask(self, request: Mapping[str, Any], fds: list[int] | None = None) -> dict[str, Any]:
+        # One request is under way at a time (`VerifierWorkers._control`), so what comes back is its answer.
         socket.send_fds(self._control, [_line(request)], fds or [])
         data = b""
         while not data.endswith(b"\n"):
@@ -266,7 +267,7 @@ def _fork(control: socket.socket, fd: int, memory_mb: int) -> int:
             serve_claims(connection)
         code = 0
     finally:
-        os._exit(code)
+        os._exit(code)  # not sys.exit: what the fork server has registered and buffered is not this child's to finish
 
 
 def serve_claims(connection: socket.socket) -> None:
