@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from upshot.core.conversation import Row
 from upshot.core.errors import UserError
@@ -18,15 +18,13 @@ from upshot.core.whole_files import check_writable
 from upshot.offline.data.prepare import PrepareSummary, check_rows, check_share, write_splits
 from upshot.tasks.base import tasks
 from upshot.tasks.datasets.files import Record, read_tables
+from upshot.tasks.datasets.parquet import verl_row, verl_schema
 from upshot.tasks.datasets.records import METADATA
 from upshot.tasks.datasets.splits import goal_key, plain, split_in_two
 from upshot.tasks.judged import is_behaviour
 from upshot.tasks.verified import VerifiedTask
 from upshot.tasks.verifiers.base import BadRow, Verifier, verifiers
 from upshot.tasks.verifiers.code import TEST_COLUMNS
-
-if TYPE_CHECKING:
-    import pyarrow
 
 UNUSED = ("outputs", "input_ids_prompt", "input_ids", "labels", "solutions", "incorrect_solutions")
 """Columns of the published sets that no row is made of, and most of their bytes."""
@@ -64,7 +62,7 @@ def prepare_verified(
         summary.rows[split] = len(rows)
         summary.goals[split] = len(set(map(question_key, rows)))
     records = {s: [record_of(row, number, s) for number, row in enumerate(rows)] for s, rows in splits.items()}
-    write_splits(out, records, schema(), summary)
+    write_splits(out, records, verl_schema("question", METADATA), summary)
     return summary
 
 
@@ -103,31 +101,6 @@ def record_of(row: Row, index: int, split: str) -> dict[str, Any]:
     meta = {key: value for key, value in row.meta.items() if key not in SAID_ELSEWHERE}
     verifier = verifier_of(row)
     style = "model" if "judge" in verifier.needs else "rule"
-    return {
-        "data_source": row.source,
-        "prompt": [{"role": m.role, "content": m.content} for m in row.messages],
-        "reward_model": {"style": style, "ground_truth": verifier.ground_truth(row.reference, row.meta)},
-        "extra_info": {
-            "index": index,
-            "split": split,
-            "id": row.id,
-            "question": str(row.meta.get("question", "")),
-            METADATA: json.dumps(meta, ensure_ascii=False, default=str),
-        },
-    }
-
-
-def schema() -> pyarrow.Schema:
-    """The arrow schema of the files: the same for every task, so that they can be mixed."""
-    import pyarrow as pa
-
-    text = pa.string()
-    places = [("index", pa.int64()), ("split", text), ("id", text), ("question", text), (METADATA, text)]
-    return pa.schema(
-        [
-            ("data_source", text),
-            ("prompt", pa.list_(pa.struct([("role", text), ("content", text)]))),
-            ("reward_model", pa.struct([("style", text), ("ground_truth", text)])),
-            ("extra_info", pa.struct(places)),
-        ]
-    )
+    truth = verifier.ground_truth(row.reference, row.meta)
+    told = {"question": str(row.meta.get("question", "")), METADATA: json.dumps(meta, ensure_ascii=False, default=str)}
+    return verl_row(row, index, split, truth, style, **told)
