@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import pytest
@@ -81,6 +82,12 @@ def test_inline_pool_and_remote_agree_on_every_claim() -> None:
     assert inline[9]["missing"] == "error" and inline[9]["detail"]["why"].startswith("verifier: TypeError")
     assert pool == inline
     assert remote == inline
+
+
+def test_extra_and_options_may_be_any_mapping() -> None:
+    extra, options = MappingProxyType({"question": "?"}), MappingProxyType({"mode": "flexible"})
+    claim = Claim("gsm8k", "it is 42", "42", extra, options)
+    assert asyncio.run(verify_all(PoolManager(workers=1), [claim]))[0].value == 1
 
 
 def test_what_eats_memory_is_stopped_at_the_limit_and_only_that() -> None:

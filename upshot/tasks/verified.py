@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from upshot.core.conversation import Conversation, Row
@@ -23,7 +22,7 @@ class VerifiedTask(TableTask):
 
     verifier = ""
     """The verifier of rows that name none."""
-    verifier_options: Mapping[str, Any] = MappingProxyType({})
+    verifier_options: Mapping[str, Any] = {}
     """Constructor options of that verifier."""
     instructions = ""
     """Put behind a bare question: how to answer."""

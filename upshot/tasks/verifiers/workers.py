@@ -61,7 +61,8 @@ class VerifierWorkers:
     async def verify(self, claim: Claim) -> Score:
         """The score of a claim, within the limits."""
         try:
-            line = _line({name: getattr(claim, name) for name in Claim.__slots__})
+            plain = {"extra": dict(claim.extra), "options": dict(claim.options)}
+            line = _line({"source": claim.source, "response": claim.response, "reference": claim.reference, **plain})
         except (TypeError, ValueError) as error:
             return Score.missing(Reason.BAD_ROW, f"verifier: claim is not JSON: {error}"[:300])
         if len(line) > MAX_MESSAGE:
