@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from upshot.config.load import flatten
+from upshot.config.layers import flatten
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.rollout.futures.classmates.map_file import classmate_names
@@ -234,7 +234,7 @@ def _critic(recipe: Recipe, settings: Sequence[VerlSetting]) -> list[VerlSetting
     own = [
         VerlSetting(f"{CRITIC}.enable", True, "train.method"),
         VerlSetting(f"{CRITIC}.model.path", recipe.model.path or UNKNOWN, "model.path"),
-        VerlSetting(f"{CRITIC}.cliprange_value", recipe.train.clip_high, "train.clip_high"),
+        VerlSetting(f"{CRITIC}.cliprange_value", recipe.train.clip.high, "train.clip.high"),
     ]
     for setting in settings:
         for ours, theirs in AS_POLICY.items():
@@ -268,7 +268,7 @@ def _steps(recipe: Recipe, place: ClusterPlace) -> tuple[list[VerlSetting], list
     return [
         VerlSetting("trainer.total_training_steps", steps, "train.steps, train.epochs"),
         VerlSetting("trainer.total_epochs", epochs, "measured: as many as the steps need"),
-        VerlSetting("trainer.save_freq", train.save_every or steps, "train.save_every (0: at the end)"),
+        VerlSetting("trainer.save_freq", train.save.every or steps, "train.save.every (0: at the end)"),
     ], []
 
 
@@ -292,7 +292,7 @@ def left_by(key: str) -> str | None:
 
 SPECIAL = {
     *("model.path", "model.max_context", "run_dir", "episode.max_tokens", "episode.max_turns"),
-    *("train.method", "train.steps", "train.epochs", "train.save_every", "train.token_budget"),
+    *("train.method", "train.steps", "train.epochs", "train.save.every", "train.token_budget"),
 }
 """Recipe keys that are carried by more than a line of the table."""
 
