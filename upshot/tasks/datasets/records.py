@@ -251,7 +251,7 @@ def read_preferences(path: str, min_gap: float, key: str = "train.data") -> list
         where = f"{key} '{path}', row {number}"
         absent = [name for name in needed if record.get(name) is None]
         if absent:
-            why = f" (train.min_gap is {min_gap:g})" if absent[0] in PAIR_SCORES else ""
+            why = f" (train.dpo.min_gap is {min_gap:g})" if absent[0] in PAIR_SCORES else ""
             raise UserError(f"{where} has no '{absent[0]}'{why}; it has {', '.join(record)}")
         if not min_gap or record[PAIR_SCORES[0]] - record[PAIR_SCORES[1]] >= min_gap - ROUNDING:
             chosen, rejected = (_one_reply(record[name], f"{where}, '{name}'") for name in PAIR[1:])
