@@ -11,10 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upshot.serving.swap import order
-from upshot.serving.swap.order import PoolMember, decide
-from upshot.serving.swap.overlay import ALIGNED, Region, laid
-from upshot.serving.swap.pool import ModelPool
+from upshot.serving.swap import pool as swap
+from upshot.serving.swap.layout import ALIGNED, MemoryLayout, Region, lay_out
+from upshot.serving.swap.pool import GRACE, TURN, ModelPool
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 
@@ -26,18 +25,18 @@ def sized(units: list[int]) -> dict[str, int]:
 @given(units=SIZES, room=st.integers(0, 240))
 def test_places_hold_their_models_and_stay_within_the_room(units: list[int], room: int) -> None:
     sizes = sized(units)
-    found = laid(sizes, room * ALIGNED)
+    found = lay_out(sizes, room * ALIGNED)
     if found is None:
         assert max(units) > room
         return
-    assert found.size <= room * ALIGNED and [place.name for place in found.places] == list(sizes)
-    assert all(place.size == sizes[place.name] and place.start >= 0 for place in found.places)
+    assert found.size <= room * ALIGNED and [region.name for region in found.regions] == list(sizes)
+    assert all(region.size == sizes[region.name] and region.start >= 0 for region in found.regions)
     if sum(units) <= room:
         assert not found.conflicts, "what fits together is together"
 
 
 def test_two_small_models_are_there_while_a_large_one_is_away() -> None:
-    found = laid({"small": 3 * ALIGNED, "large": 8 * ALIGNED, "middle": 4 * ALIGNED}, 8 * ALIGNED)
+    found = lay_out({"small": 3 * ALIGNED, "large": 8 * ALIGNED, "middle": 4 * ALIGNED}, 8 * ALIGNED)
     assert found is not None
     assert set(found.conflicts) == {("small", "large"), ("large", "middle")}
     assert found.rivals("large") == ("small", "middle")
@@ -57,6 +56,10 @@ class Fake:
     @property
     def under_way(self) -> int:
         return len(self.running)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.running)
 
     def park(self, keep_steps: bool) -> None:
         self.waiting.extendleft(reversed(self.running))
@@ -78,6 +81,27 @@ REQUEST = st.tuples(st.integers(0, 5), st.integers(0, 120), st.integers(1, 30))
 """Who is asked, in which tick, for how much."""
 
 
+def pool_of(layout: MemoryLayout) -> tuple[ModelPool, dict[str, Fake]]:
+    """A pool of engines that only count."""
+    pool = ModelPool(layout, "cpu", piece=2 * ALIGNED)
+    engines = {}
+    for name, slot in pool.seats.items():
+        size = slot.region.size
+        slot.engine = engines[name] = Fake()  # type: ignore[assignment]
+        slot.weights = SimpleNamespace(flat=torch.zeros(size, dtype=torch.uint8), size=size)  # type: ignore[assignment]
+    return pool, engines
+
+
+def tick(pool: ModelPool) -> None:
+    """One turn of the event loop: the pool looks, and every engine that is there makes a step."""
+    pool.tick()
+    for slot in pool.seats.values():
+        engine: Any = slot.engine
+        if slot.here and engine.busy:
+            slot.used = pool.ticks
+            engine.work(slot.holds)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     units=st.lists(st.integers(1, 8), min_size=2, max_size=6),
@@ -87,27 +111,19 @@ REQUEST = st.tuples(st.integers(0, 5), st.integers(0, 120), st.integers(1, 30))
 def test_every_request_is_served_in_time_and_swaps_are_no_more_than_requests(
     units: list[int], slack: int, asked: list[tuple[int, int, int]]
 ) -> None:
-    sizes = sized(units)
-    overlay = laid(sizes, (max(units) + slack) * ALIGNED)
-    assert overlay is not None
-    pool = ModelPool(overlay, "cpu", piece=2 * ALIGNED)
-    engines = {}
-    for name, seat in pool.seats.items():
-        seat.engine = engines[name] = Fake()  # type: ignore[assignment]
-        seat.weights = SimpleNamespace(flat=torch.zeros(sizes[name], dtype=torch.uint8), size=sizes[name])  # type: ignore[assignment]
+    layout = lay_out(sized(units), (max(units) + slack) * ALIGNED)
+    assert layout is not None
+    pool, engines = pool_of(layout)
     coming: dict[int, list[tuple[str, int]]] = {}
-    for who, tick, amount in asked:
-        coming.setdefault(tick, []).append((f"m{who % len(units)}", amount))
-    with patch.multiple(order, PATIENCE=3, QUANTUM=12, DRAIN=6):
-        # All that one is asked may come before another's; each hand-over costs a quantum, a drain and a load.
-        bound = 120 + len(units) * sum(amount + 12 + 6 + 3 + 8 for _, _, amount in asked)
-        for tick in range(bound):
-            for name, amount in coming.pop(tick, []):
+    for who, number, amount in asked:
+        coming.setdefault(number, []).append((f"m{who % len(units)}", amount))
+    with patch.multiple(swap, GRACE=3, TURN=12):
+        # All that one is asked may come before another's; each hand-over costs a turn, what has begun, and a load.
+        bound = 120 + len(units) * sum(amount + 12 + 30 + 3 + 8 for _, _, amount in asked)
+        for number in range(bound):
+            for name, amount in coming.pop(number, []):
                 engines[name].waiting.append([amount])
-            pool.tick()
-            for name, seat in pool.seats.items():
-                if seat.here:
-                    engines[name].work(seat.holds)
+            tick(pool)
             if not coming and sum(engine.done for engine in engines.values()) == len(asked):
                 break
     assert sum(engine.done for engine in engines.values()) == len(asked), "somebody waited too long"
@@ -115,48 +131,72 @@ def test_every_request_is_served_in_time_and_swaps_are_no_more_than_requests(
     assert pool.swaps <= len(asked) + handed_over, "nobody is brought in for nothing"
 
 
-def member(name: str, start: int, stop: int, **more: Any) -> PoolMember:
-    return PoolMember(Region(name, start, stop), **more)
+ONE_PLACE = MemoryLayout(2 * ALIGNED, (Region("a", 0, ALIGNED), Region("b", 0, 2 * ALIGNED)))
+
+
+def ticks_until(pool: ModelPool, name: str, most: int = 4 * TURN) -> int:
+    """Ticks that pass until a model is there."""
+    return next(number for number in range(most) if pool.seats[name].here or tick(pool))
 
 
 def test_a_free_place_is_taken_at_once() -> None:
-    found = decide([member("a", 0, 4, here=True, running=9), member("b", 4, 8, waiting=1)])
-    assert (found.come, found.leave) == (("b",), ())
+    pool, engines = pool_of(MemoryLayout(3 * ALIGNED, (Region("a", 0, ALIGNED), Region("b", ALIGNED, 3 * ALIGNED))))
+    engines["a"].waiting.append([9999])
+    pool.seats["a"].enter()
+    engines["b"].waiting.append([1])
+    assert ticks_until(pool, "b") <= 2 and pool.seats["a"].here and engines["a"].running
 
 
-def test_a_model_without_work_leaves_when_requests_have_gathered() -> None:
-    def at(age: int, idle: int) -> tuple[str, ...]:
-        return decide([member("a", 0, 4, here=True, idle=idle), member("b", 0, 8, waiting=1, age=age)]).leave
-
-    assert at(order.PATIENCE, order.PATIENCE) == ("a",)
-    assert at(order.PATIENCE - 1, order.PATIENCE) == () == at(order.PATIENCE, order.PATIENCE - 1)
-
-
-def test_a_model_with_work_stays_for_its_quantum_then_ends_what_it_has_begun() -> None:
-    def at(stay: int, running: int) -> Any:
-        rival = member("a", 0, 4, here=True, running=running, waiting=9, stay=stay)
-        return decide([rival, member("b", 0, 8, waiting=99, age=order.PATIENCE)])
-
-    assert at(order.QUANTUM - 1, 3) == order.Decision()
-    assert at(order.QUANTUM, 3).hold == {"a"} and not at(order.QUANTUM, 3).leave
-    assert at(order.QUANTUM, 0).leave == ("a",)
-    assert at(order.QUANTUM + order.DRAIN, 3).leave == ("a",)
+def test_a_model_without_work_leaves_after_a_while_but_not_at_once() -> None:
+    pool, engines = pool_of(ONE_PLACE)
+    pool.seats["a"].enter()
+    engines["a"].waiting.append([40])
+    engines["b"].waiting.append([1])
+    took = ticks_until(pool, "b")
+    assert 40 + GRACE <= took <= 40 + GRACE + 4 and engines["a"].done == 1
 
 
-def test_most_requests_come_first_unless_another_has_waited_too_long() -> None:
-    few = member("few", 0, 8, waiting=1, age=order.QUANTUM - 1)
-    many = member("many", 0, 8, waiting=50)
-    assert decide([few, many]).come == ("many",)
-    assert decide([member("few", 0, 8, waiting=1, age=order.QUANTUM), many]).come == ("few",)
+def test_a_model_with_work_stays_for_its_turn_then_ends_what_it_has_begun_and_begins_nothing_new() -> None:
+    pool, engines = pool_of(ONE_PLACE)
+    pool.seats["a"].enter()
+    engines["a"].waiting.extend([[TURN + 50] for _ in range(8)])
+    engines["b"].waiting.append([1])
+    took = ticks_until(pool, "b")
+    assert TURN + 50 <= took <= TURN + 54, "what had begun was let end"
+    assert engines["a"].done == 4 and len(engines["a"].waiting) == 4 and not engines["a"].running
+    assert ticks_until(pool, "a") <= GRACE + 4, "and the other had only one request"
 
 
-def test_what_an_overdue_model_waits_for_is_taken_by_nobody_else() -> None:
-    large = member("large", 0, 8, waiting=1, age=order.QUANTUM)
-    there = member("there", 4, 8, here=True, running=2)
-    small = member("small", 0, 4, waiting=50)
-    assert decide([large, there, small]).come == ()
+def test_who_has_waited_longest_comes_first() -> None:
+    regions = (Region("there", 0, ALIGNED), Region("first", 0, 2 * ALIGNED), Region("many", 0, 2 * ALIGNED))
+    pool, engines = pool_of(MemoryLayout(2 * ALIGNED, regions))
+    pool.seats["there"].enter()
+    engines["first"].waiting.append([1])
+    tick(pool)
+    engines["many"].waiting.extend([[1] for _ in range(50)])
+    ticks_until(pool, "first")
+    assert not engines["many"].done
+
+
+def test_what_a_model_waits_for_in_vain_is_taken_by_nobody_else() -> None:
+    regions = (Region("large", 0, 2 * ALIGNED), Region("there", ALIGNED, 2 * ALIGNED), Region("small", 0, ALIGNED))
+    pool, engines = pool_of(MemoryLayout(2 * ALIGNED, regions))
+    pool.seats["there"].enter()
+    engines["there"].waiting.append([2 * TURN])
+    engines["large"].waiting.append([1])
+    for _ in range(TURN + 2):
+        tick(pool)
+    engines["small"].waiting.extend([[1] for _ in range(50)])
+    ticks_until(pool, "large")
+    assert not engines["small"].done
 
 
 def test_a_model_on_its_way_is_not_sent_back() -> None:
-    loading = member("a", 0, 4, here=True, settled=False, waiting=1)
-    assert decide([loading, member("b", 0, 8, waiting=50, age=10 * order.QUANTUM)]).leave == ()
+    pool, engines = pool_of(ONE_PLACE)
+    pool.piece = 1
+    engines["a"].waiting.append([1])
+    tick(pool)
+    engines["b"].waiting.extend([[1] for _ in range(50)])
+    for _ in range(ALIGNED):
+        tick(pool)
+    assert engines["a"].done == 1

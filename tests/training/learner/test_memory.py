@@ -16,10 +16,10 @@ from upshot.cli import main
 from upshot.config.load import validate
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
-from upshot.training.learner.memory.choice import choose, least_kv, settings
-from upshot.training.learner.memory.job import job_of, plan_of
-from upshot.training.learner.memory.model_shape import SEVEN, ModelShape, read_config
-from upshot.training.learner.memory.plan import MemoryJob, MemoryPlan, RequestedSetting, parts_of, usable
+from upshot.training.learner.memory.choice import choose, settings
+from upshot.training.learner.memory.fit import job_of, plan_of
+from upshot.training.learner.memory.plan import MemoryJob, MemoryPlan, parts_of, usable
+from upshot.training.learner.memory.shape import SEVEN, ModelShape, read_config
 from upshot.training.learner.memory.table import table
 
 GIB = 2**30
@@ -85,14 +85,15 @@ def test_smaller_cards_give_up_the_cheapest_thing_first() -> None:
 def test_frozen_copies_of_the_policy_forbid_merging_in_place() -> None:
     futures = {"name": "classmates", "classmates": ["policy@start"]}
     job = job_of(made(LORA, futures=futures), SHAPE, 2)
-    assert not job.lends and [guest.name for guest in job.guests] == ["policy@start"]
-    assert job.guests[0].weights == 4 * SHAPE.adapters(32, SEVEN), "what is not trained is shared"
-    assert "in place" not in {setting.merge for setting in settings(job, RequestedSetting())}
+    assert not job.lends and [helper.name for helper in job.helpers] == ["policy@start"]
+    assert job.helpers[0].weights == 4 * SHAPE.adapters(32, SEVEN), "what is not trained is shared"
+    assert "in place" not in {setting.merge for setting in settings(job)}
 
 
 def test_an_engine_that_samples_while_the_learner_works_is_never_parked() -> None:
-    job = replace(job_of(made(LORA), SHAPE, 2), overlaps=True)
-    assert not any(setting.park or setting.merge == "in place" for setting in settings(job, RequestedSetting()))
+    job = job_of(made(LORA, train={"async_steps": 1}), SHAPE, 2)
+    assert next(settings(job))
+    assert not any(setting.park or setting.merge == "in place" for setting in settings(job))
 
 
 def test_what_does_not_fit_is_refused_with_the_arithmetic_and_what_would() -> None:
@@ -122,7 +123,7 @@ def test_the_longest_sequence_fits_into_a_micro_batch() -> None:
 def test_less_state_is_planned_for_where_the_recipe_asks_for_it() -> None:
     def optimizer(**train: Any) -> int:
         job = job_of(made(train=train), SHAPE, 2)
-        found = parts_of(job, next(settings(job, RequestedSetting())), 0, 0)
+        found = parts_of(job, next(settings(job)), 0, 0)
         return sum(part.learning for part in found if part.name == "optimizer")
 
     assert optimizer() == 12 * SHAPE.parameters
@@ -148,26 +149,27 @@ def test_a_plan_stays_within_its_limit_at_both_peaks(
     model: dict[str, Any] = {"max_context": longest} | ({"lora": {"r": rank}} if rank else {})
     train = {"token_budget": tokens, "optimizer": "adamw-8bit" if small else "adamw", "offload_optimizer": offload}
     job, limit = job_of(made(model, train=train), SHAPE, 2), usable(int(gib * GIB))
-    found = choose(job, limit, RequestedSetting(tokens))
+    found = choose(job, limit)
     if found is None:
-        assert all(_needs(job, setting) > limit for setting in settings(job, RequestedSetting(tokens)))
+        assert all(_needs(job, setting) > limit for setting in settings(job))
         return
-    assert found.peak <= limit and found.kv_bytes >= least_kv(job)
+    assert found.peak <= limit and found.kv_bytes >= job.least * job.kv
     assert found.setting.tokens >= max(longest, tokens)
-    more = choose(job, limit + 40 * GIB, RequestedSetting(tokens))
+    more = choose(job, limit + 40 * GIB)
     assert more is not None, "what fits into less fits into more"
 
 
 def _needs(job: MemoryJob, setting: Any) -> int:
-    parts = parts_of(job, setting, least_kv(job), 0)
+    parts = parts_of(job, setting, job.least * job.kv, 0)
     return max(sum(p.sampling for p in parts), sum(p.learning for p in parts))
 
 
-def test_guests_share_keys_and_values_with_the_policy() -> None:
-    job = job_of(made(LORA, futures={"name": "classmates", "classmates": ["policy@start"]}), SHAPE, 2)
-    found = choose(replace(job, wanted=1 << 20), usable(139 * GIB))
+def test_helpers_share_keys_and_values_with_the_policy() -> None:
+    many = {"prompts_per_step": 64, "group_size": 16}
+    job = job_of(made(LORA, futures={"name": "classmates", "classmates": ["policy@start"]}, train=many), SHAPE, 2)
+    found = choose(job, usable(139 * GIB))
     assert found is not None
-    assert abs(found.guest_kv["policy@start"] - found.kv_bytes) <= 1
+    assert found.helper_kv["policy@start"] == found.kv_bytes
 
 
 @pytest.fixture
