@@ -67,10 +67,7 @@ def make_plan(
     turns = job.swappable if setting.helpers != "stay" else ()
     kv = {helper.name: tokens * helper.kv for helper in job.helpers if helper not in turns}
     parts = parts_of(job, setting, tokens * job.kv, sum(kv.values()), layout.size if layout else 0)
-    host = job.processes * (4 * job.share + job.state) if job.config.offload_optimizer else 0
-    host += job.copy if setting.merge == "in place" else 0  # the weights as they are without adapters
-    host += sum(helper.weights for helper in turns)  # what they come back from
-    return MemoryPlan(setting, tokens * job.kv, kv, parts, limit, host, layout, job.helpers)
+    return MemoryPlan(setting, tokens * job.kv, kv, parts, limit, layout, job.helpers)
 
 
 def fitting_plans(job: MemoryJob, setting: MemorySetting, limit: int) -> Iterator[MemoryPlan]:

@@ -14,9 +14,6 @@ from upshot.config.recipe import Recipe, TrainConfig
 from upshot.serving.swap.layout import MemoryLayout
 from upshot.training.learner.memory.shape import SEVEN, ModelShape
 
-Block = Literal["lean", "called", "transformers"]
-"""lean: the learner's own block. called: that block, its adapters called as modules of peft (DoRA, 4-bit, dropout).
-transformers: the model's own forward, for other families."""
 Checkpointing = Literal["none", "block"]
 Merging = Literal["copy", "in place", "never"]
 Helpers = Literal["stay", "swap", "leave"]
@@ -112,65 +109,12 @@ class MemoryJob:
         return model.quantize == "none" and not model.exact and not any(helper.copy for helper in self.helpers)
 
     @cached_property
-    def weights(self) -> int:
-        """Bytes of the policy's weights."""
-        saved = int(self.shape.projections * (self.size - FOUR_BIT)) if self.recipe.model.quantize == "4bit" else 0
-        return self.shape.parameters * self.size - saved
-
-    @cached_property
     def trained(self) -> tuple[int, int]:
         """Parameters that are trained, and bytes of one of them."""
         lora = self.recipe.model.lora
         if lora is None:
             return self.shape.parameters, self.size
         return self.shape.adapters(lora.r, lora.targets or SEVEN, lora.kind == "dora"), 4
-
-    @cached_property
-    def copy(self) -> int:
-        """Bytes of a copy of the weights into which the sampler's adapters are merged."""
-        lora = self.recipe.model.lora
-        return self.shape.merged(lora.targets or SEVEN) * self.size if lora and not self.recipe.model.exact else 0
-
-    @cached_property
-    def block(self) -> Block:
-        """How the learner runs the blocks of the model."""
-        lora, method = self.recipe.model.lora, self.config.method
-        if self.shape.family not in LEAN:
-            return "transformers"
-        if lora is None or (self.recipe.model.quantize == "none" and lora.kind != "dora"):
-            return "called" if lora is not None and lora.dropout > 0 and method == "sft" else "lean"
-        return "called"
-
-    @cached_property
-    def largest(self) -> int:
-        """Parameters of the largest matrix that is trained, with adapters about: each belongs to one process."""
-        width = 1 if self.recipe.model.lora else max(self.shape.vocab, self.shape.mlp)
-        return width * self.shape.hidden
-
-    @cached_property
-    def share(self) -> int:
-        """Parameters that one process sums the gradients of and updates."""
-        count = self.trained[0]
-        return count if self.processes == 1 else max(count // self.processes, self.largest)
-
-    @cached_property
-    def gradients(self) -> int:
-        """Bytes of what micro-batches add up to, in float32, on the device."""
-        return 0 if self.config.offload_optimizer else 4 * self.share
-
-    @cached_property
-    def passing(self) -> int:
-        """Bytes of one micro-batch's gradients, where they are not added up where they arise."""
-        count, size = self.trained
-        if self.processes > 1:  # where they arise they are of all parameters, and go to others one by one
-            return size * count + 4 * self.largest
-        return size * count if self.config.offload_optimizer or size < 4 else 0
-
-    @cached_property
-    def state(self) -> int:
-        """Bytes of the optimizer: float32 masters where the weights are none, and two moments."""
-        moments = 2 * 1.02 if self.config.optimizer == "adamw-8bit" else 8
-        return int(self.share * (moments + (4 if self.config.offload_optimizer or self.trained[1] < 4 else 0)))
 
 
 @dataclass(frozen=True)
@@ -194,6 +138,8 @@ class MemoryPart:
     sampling: int
     learning: int
     why: str = ""
+    host: int = 0
+    """Of the host's memory."""
 
 
 @dataclass(frozen=True)
@@ -208,8 +154,6 @@ class MemoryPlan:
     parts: tuple[MemoryPart, ...]
     limit: int
     """Bytes to use; 0: not known."""
-    host: int = 0
-    """Bytes on the host beside the program."""
     layout: MemoryLayout | None = None
     """The places of helper models that take turns."""
     helpers: tuple[HelperModel, ...] = ()
@@ -223,6 +167,11 @@ class MemoryPlan:
     def learning(self) -> int:
         """Bytes while the learner works."""
         return sum(part.learning for part in self.parts)
+
+    @property
+    def host(self) -> int:
+        """Bytes on the host beside the program."""
+        return sum(part.host for part in self.parts)
 
     @property
     def peak(self) -> int:
@@ -240,16 +189,18 @@ def usable(total: int) -> int:
 
 def layer_bytes(job: MemoryJob) -> int:
     """Bytes that a token keeps in one layer."""
-    shape, size, lora = job.shape, job.size, job.recipe.model.lora
+    shape, size, model, lora = job.shape, job.size, job.recipe.model, job.recipe.model.lora
     ranks = lora.r * len(set(lora.targets or SEVEN) & set(SEVEN)) if lora else 0
     h, a, kv, m = shape.hidden, shape.queries, shape.keys, shape.mlp
     # The residual before each half, queries, keys and values, attention's result, gate and up; its log-sums in float32.
     numbers = 2 * h + 2 * a + 2 * kv + 2 * m + ranks + (a + 2 * kv if shape.head_norms else 0)
     total = numbers * size + 4 * shape.heads
-    if job.block == "called":  # inputs of the projections once more, in float32 for the adapters
-        total += 4 * (5 * h + a + m) + size * (2 * h + m)
-    if job.block == "transformers":  # norms and their float32 inputs, unrotated queries and keys, gated, ungated parts
-        total += size * (2 * h + a + 2 * kv + 2 * m) + 8 * h
+    if shape.family not in LEAN:  # norms and their float32 inputs, unrotated queries and keys, gated, ungated parts
+        return total + size * (2 * h + a + 2 * kv + 2 * m) + 8 * h
+    noise = lora is not None and lora.dropout > 0 and job.config.method == "sft"
+    if lora is not None and (model.quantize != "none" or lora.kind == "dora" or noise):
+        # Adapters are called as modules of peft: inputs of the projections once more, in float32.
+        return total + 4 * (5 * h + a + m) + size * (2 * h + m)
     return total
 
 
@@ -271,6 +222,24 @@ def activations(job: MemoryJob, setting: MemorySetting) -> tuple[int, int]:
     return forward, max(head, inside)
 
 
+def optimizer_bytes(job: MemoryJob) -> tuple[int, int, int]:
+    """Bytes of the optimizer's state, of summed gradients, and of one micro-batch's gradients, for one process.
+
+    The state is float32 masters where the weights are none, and two moments. Sums are float32. A micro-batch's own
+    gradients take memory only where they are not added up where they arise.
+    """
+    count, size = job.trained
+    offload, small = job.config.offload_optimizer, job.config.optimizer == "adamw-8bit"
+    share, passing = count, size * count if offload or size < 4 else 0
+    if job.processes > 1:  # whole matrices belong to one process (with adapters: small ones)
+        width = 1 if job.recipe.model.lora else max(job.shape.vocab, job.shape.mlp)
+        share = max(count // job.processes, width * job.shape.hidden)
+        # Where gradients arise they are of all parameters, and go to others one by one.
+        passing = size * count + 4 * width * job.shape.hidden
+    state = int(share * ((2 * 1.02 if small else 8) + (4 if offload or size < 4 else 0)))
+    return state, 4 * share, passing
+
+
 def step_bytes(shape: ModelShape, size: int) -> tuple[int, int]:
     """Bytes that one step of an engine needs for the prompt ids it reads at once, and those that captured steps hold.
 
@@ -285,39 +254,52 @@ def parts_of(job: MemoryJob, setting: MemorySetting, kv: int, helper_kv: int, ar
 
     Keys and values of helpers that take turns are in the arena.
     """
+    shape, model, config = job.shape, job.recipe.model, job.config
     turns = job.swappable if setting.helpers != "stay" else ()
     stay = [helper for helper in job.helpers if helper not in turns]
     beside, awake = setting.helpers != "leave", not setting.park
-    copy = job.copy if setting.merge == "copy" and job.samples else 0
-    step, graphs = step_bytes(job.shape, job.size) if job.samples else (0, 0)
-    forward, backward = activations(job, setting)
-    behind = max(0, job.passing - forward - backward)  # a micro-batch's own gradients grow while its activations go
+    weights = shape.parameters * job.size
+    weights -= int(shape.projections * (job.size - FOUR_BIT)) if model.quantize == "4bit" else 0
     count, size = job.trained
-    adapters = count * size if job.recipe.model.lora else 0
-    reference = count * size if job.config.kl or job.config.method in ("dpo", "online-dpo") else 0
-    state = 0 if job.config.offload_optimizer else job.state
+    adapters = count * size if model.lora else 0
+    merged = shape.merged(model.lora.targets or SEVEN) * job.size if model.lora and not model.exact else 0
+    copy = merged if setting.merge == "copy" and job.samples else 0
+    reference = count * size if config.kl or config.method in ("dpo", "online-dpo") else 0
+    state, sums, passing = optimizer_bytes(job)
+    away = job.processes * (sums + state) if config.offload_optimizer else 0
+    state, sums = (0, 0) if away else (state, sums)
+    forward, backward = activations(job, setting)
+    sums += max(0, passing - forward - backward)  # a micro-batch's own gradients grow while its activations go
+    step, graphs = step_bytes(shape, job.size) if job.samples else (0, 0)
     others = helper_kv + sum(helper.weights + helper.step + helper.pages for helper in stay)
     steps = sum(helper.step for helper in turns)
     again = "each block computed again" if setting.checkpointing == "block" else "nothing computed again"
     masters = "float32 masters and " if size < 4 else ""
-    moments = "8-bit" if job.config.optimizer == "adamw-8bit" else "float32"
+    moments = "8-bit" if config.optimizer == "adamw-8bit" else "float32"
     lines = [
-        MemoryPart("weights", job.weights, job.weights, f"{in_words(job.shape.parameters)} parameters"),
+        MemoryPart("weights", weights, weights, f"{in_words(shape.parameters)} parameters"),
         MemoryPart("adapters", adapters, adapters, f"{in_words(count)} parameters in float32"),
         MemoryPart("merged adapters", copy, copy * awake, "a copy of the weights they sit on, for the sampler"),
-        MemoryPart("optimizer", state, state, f"{masters}two {moments} moments"),
+        MemoryPart("weights without adapters", 0, 0, "", merged if setting.merge == "in place" else 0),
+        MemoryPart("optimizer", state, state, f"{masters}two {moments} moments", away),
         MemoryPart("reference", reference, reference, "the trained weights as they were"),
-        MemoryPart("gradients", 0, job.gradients + behind, "float32"),
+        MemoryPart("gradients", 0, sums, "float32"),
         MemoryPart("activations", 0, forward, f"{setting.tokens} tokens, {again}"),
         MemoryPart("backward", 0, backward, "logits in chunks, or one layer"),
         MemoryPart("keys and values", kv, kv * awake, "the engine's pages"),
         MemoryPart("captured steps", graphs, graphs * awake, "CUDA graphs"),
         MemoryPart("engine's step", step, 0, f"{PROMPT_IDS} prompt ids"),
         MemoryPart("other models", others, others, ", ".join(helper.name for helper in stay)),
-        MemoryPart("helpers' arena", arena, arena * beside, f"{', '.join(h.name for h in turns)} take turns"),
+        MemoryPart(
+            "helpers' arena",
+            arena,
+            arena * beside,
+            f"{', '.join(helper.name for helper in turns)} take turns",
+            sum(helper.weights for helper in turns),
+        ),
         MemoryPart("helpers' steps", steps, steps * beside, "CUDA graphs and what a step needs"),
     ]
-    return tuple(part for part in lines if part.sampling or part.learning)
+    return tuple(part for part in lines if part.sampling or part.learning or part.host)
 
 
 def in_words(number: int) -> str:

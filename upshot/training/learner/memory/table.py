@@ -11,7 +11,7 @@ GIB = 1 << 30
 
 def table(plan: MemoryPlan) -> str:
     """Each part at both peaks, what was chosen, and where there are several models what each of them takes."""
-    rows = [(p.name, p.sampling, p.learning, p.why) for p in plan.parts]
+    rows = [(p.name, p.sampling, p.learning, p.why) for p in plan.parts if p.sampling or p.learning]
     limit = f"of {plan.limit / GIB:.1f} that can be used" if plan.limit else ""
     rows.append(("together", plan.sampling, plan.learning, limit))
     unit, word = (GIB, "GiB") if plan.peak >= GIB else (GIB >> 10, "MiB")
