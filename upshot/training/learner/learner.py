@@ -85,17 +85,17 @@ class Learner:
 
     def keep_reference(self, start: Mapping[str, Tensor] | None = None) -> None:
         """The reference is the model with these trained weights, or with those it has now. Nothing else is kept."""
-        found = {name: p.detach().clone() for name, p in self.trained.items()} if start is None else start
-        self.reference = {name: found[name].detach().to(p.device, p.dtype) for name, p in self.trained.items()}
+        weights = {name: p.detach().clone() for name, p in self.trained.items()} if start is None else start
+        self.reference = {name: weights[name].detach().to(p.device, p.dtype) for name, p in self.trained.items()}
 
     def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
         """Log-probabilities of the trained tokens beside the ids, 0 elsewhere; of the policy or the reference."""
         with self._as_reference() if reference else nullcontext():
-            return self._read(data, lambda found: found.logprobs)
+            return self._read(data, lambda output: output.logprobs)
 
     def values(self, data: Sequence[Datum]) -> list[list[float]]:
         """The value head's estimate before each trained token of the data."""
-        return self._read(data, lambda found: found.values, self.value_head)
+        return self._read(data, lambda output: output.values, self.value_head)
 
     def forward_backward(self, units: Sequence[Sequence[Datum]], objective: Objective) -> dict[str, float]:
         """Accumulate the gradient of the objective over all units; what to log."""
@@ -113,8 +113,8 @@ class Learner:
             for chunk in chunks:
                 batch = pack(chunk, self.module.device, share)
                 head = self.value_head if objective.needs_values else None
-                found = self.forward.read(batch, self.temperature, objective.needs_entropy, head)
-                loss, more = objective.loss(batch, found)
+                output = self.forward.read(batch, self.temperature, objective.needs_entropy, head)
+                loss, more = objective.loss(batch, output)
                 loss.backward()  # type: ignore[no-untyped-call]
                 self.optimizer.gather()
                 for name, value in more.items():
@@ -172,12 +172,12 @@ class Learner:
         rows: dict[int, list[float]] = {}
         units = self._share([[datum] for datum in data])
         share = self.forward.shares and shareable(units)
-        with self._still(), self.forward.open():
+        with self._evaluating(), self.forward.open():
             for chunk in micro_batches(units, self.config.token_budget, share):
                 batch = pack(chunk, self.module.device, share)
-                found = column(self.forward.read(batch, self.temperature, value_head=head))
-                assert found is not None
-                rows |= {id(d): row for d, row in zip(chunk, unpack(chunk, found), strict=True)}
+                values = column(self.forward.read(batch, self.temperature, value_head=head))
+                assert values is not None
+                rows |= {id(d): row for d, row in zip(chunk, unpack(chunk, values), strict=True)}
         own = [rows[id(datum)] for (datum,) in units]
         return [row for part in self.ranks.all_gather_object("read", own) for row in part]
 
@@ -188,7 +188,7 @@ class Learner:
         return units[own.start : own.stop]
 
     @contextmanager
-    def _still(self) -> Iterator[None]:
+    def _evaluating(self) -> Iterator[None]:
         """Neither gradients nor dropout."""
         training = self.module.training
         self.module.eval()
