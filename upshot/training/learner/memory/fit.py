@@ -147,8 +147,11 @@ def changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
     if model.gradient_checkpointing == "none":
         yield "model.gradient_checkpointing=auto", change("model", gradient_checkpointing="auto")
     if model.lora is None:
-        yield "train.optimizer=adamw-8bit", change("train", optimizer="adamw-8bit")
-        yield "train.offload_optimizer=true", change("train", offload_optimizer=True)
+        small, offloaded = (
+            config.optimizer.model_copy(update=fields) for fields in ({"name": "adamw-8bit"}, {"offload": True})
+        )
+        yield "train.optimizer=adamw-8bit", change("train", optimizer=small)
+        yield "train.optimizer.offload=true", change("train", optimizer=offloaded)
         yield "model.lora={r: 32}", change("model", lora=lora)
     if model.quantize == "none":
         yield "model.lora={r: 32} model.quantize=4bit", change("model", lora=lora, quantize="4bit")

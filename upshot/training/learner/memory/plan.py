@@ -98,7 +98,7 @@ class MemoryJob:
         """Tokens whose keys and values are of use at once: all replies and futures of a step at their longest."""
         config, episode, futures = self.recipe.train, self.recipe.episode, self.recipe.futures
         replies = min(config.prompts_per_step * config.group_size * max(futures.samples, 1), ROWS)
-        turns = episode.max_turns + 2 * futures.window
+        turns = episode.max_turns + 2 * futures.rounds
         length = self.recipe.model.max_context or PROMPT + turns * episode.max_tokens
         return max(replies * min(length, self.shape.context or length), self.least)
 
@@ -229,7 +229,7 @@ def optimizer_bytes(job: MemoryJob) -> tuple[int, int, int]:
     gradients take memory only where they are not added up where they arise.
     """
     count, size = job.trained
-    offload, small = job.config.offload_optimizer, job.config.optimizer == "adamw-8bit"
+    offload, small = job.config.optimizer.offload, job.config.optimizer.name == "adamw-8bit"
     share, passing = count, size * count if offload or size < 4 else 0
     if job.processes > 1:  # whole matrices belong to one process (with adapters: small ones)
         width = 1 if job.recipe.model.lora else max(job.shape.vocab, job.shape.mlp)
@@ -264,9 +264,9 @@ def parts_of(job: MemoryJob, setting: MemorySetting, kv: int, helper_kv: int, ar
     adapters = count * size if model.lora else 0
     merged = shape.merged(model.lora.targets or SEVEN) * job.size if model.lora and not model.exact else 0
     copy = merged if setting.merge == "copy" and job.samples else 0
-    reference = count * size if config.kl or config.method in ("dpo", "online-dpo") else 0
+    reference = count * size if config.kl.weight or config.method in ("dpo", "online-dpo") else 0
     state, sums, passing = optimizer_bytes(job)
-    away = job.processes * (sums + state) if config.offload_optimizer else 0
+    away = job.processes * (sums + state) if config.optimizer.offload else 0
     state, sums = (0, 0) if away else (state, sums)
     forward, backward = activations(job, setting)
     sums += max(0, passing - forward - backward)  # a micro-batch's own gradients grow while its activations go
@@ -275,7 +275,7 @@ def parts_of(job: MemoryJob, setting: MemorySetting, kv: int, helper_kv: int, ar
     steps = sum(helper.step for helper in turns)
     again = "each block computed again" if setting.checkpointing == "block" else "nothing computed again"
     masters = "float32 masters and " if size < 4 else ""
-    moments = "8-bit" if config.optimizer == "adamw-8bit" else "float32"
+    moments = "8-bit" if config.optimizer.name == "adamw-8bit" else "float32"
     lines = [
         MemoryPart("weights", weights, weights, f"{in_words(shape.parameters)} parameters"),
         MemoryPart("adapters", adapters, adapters, f"{in_words(count)} parameters in float32"),
