@@ -6,6 +6,7 @@ taken: `choice.py`. From a recipe to its plan: `fit.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -254,52 +255,59 @@ def parts_of(job: MemoryJob, setting: MemorySetting, kv: int, helper_kv: int, ar
 
     Keys and values of helpers that take turns are in the arena.
     """
-    shape, model, config = job.shape, job.recipe.model, job.config
+    awake = not setting.park
+    step, graphs = step_bytes(job.shape, job.size) if job.samples else (0, 0)
     turns = job.swappable if setting.helpers != "stay" else ()
     stay = [helper for helper in job.helpers if helper not in turns]
-    beside, awake = setting.helpers != "leave", not setting.park
+    others = helper_kv + sum(helper.weights + helper.step + helper.pages for helper in stay)
+    steps, beside = sum(helper.step for helper in turns), setting.helpers != "leave"
+    taken = f"{', '.join(helper.name for helper in turns)} take turns"
+    lines = [
+        *_weights(job, setting),
+        *_learner(job, setting),
+        MemoryPart("keys and values", kv, kv * awake, "the engine's pages"),
+        MemoryPart("captured steps", graphs, graphs * awake, "CUDA graphs"),
+        MemoryPart("engine's step", step, 0, f"{PROMPT_IDS} prompt ids"),
+        MemoryPart("other models", others, others, ", ".join(helper.name for helper in stay)),
+        MemoryPart("helpers' arena", arena, arena * beside, taken, sum(helper.weights for helper in turns)),
+        MemoryPart("helpers' steps", steps, steps * beside, "CUDA graphs and what a step needs"),
+    ]
+    return tuple(part for part in lines if part.sampling or part.learning or part.host)
+
+
+def _weights(job: MemoryJob, setting: MemorySetting) -> Iterator[MemoryPart]:
+    """The policy's weights and adapters, and what its sampler has of them a second time."""
+    shape, model = job.shape, job.recipe.model
     weights = shape.parameters * job.size
     weights -= int(shape.projections * (job.size - FOUR_BIT)) if model.quantize == "4bit" else 0
+    yield MemoryPart("weights", weights, weights, f"{in_words(shape.parameters)} parameters")
+    if model.lora is None:
+        return
     count, size = job.trained
-    adapters = count * size if model.lora else 0
-    merged = shape.merged(model.lora.targets or SEVEN) * job.size if model.lora and not model.exact else 0
+    yield MemoryPart("adapters", count * size, count * size, f"{in_words(count)} parameters in float32")
+    merged = 0 if model.exact else shape.merged(model.lora.targets or SEVEN) * job.size
     copy = merged if setting.merge == "copy" and job.samples else 0
-    reference = count * size if config.kl.weight or config.method in ("dpo", "online-dpo") else 0
+    saved = merged if setting.merge == "in place" else 0  # the weights without adapters, while those are merged
+    yield MemoryPart("merged adapters", copy, copy * (not setting.park), "a copy of what they sit on, to sample", saved)
+
+
+def _learner(job: MemoryJob, setting: MemorySetting) -> Iterator[MemoryPart]:
+    """What is there beside the weights to train them."""
+    config, (count, size) = job.config, job.trained
     state, sums, passing = optimizer_bytes(job)
     away = job.processes * (sums + state) if config.optimizer.offload else 0
     state, sums = (0, 0) if away else (state, sums)
     forward, backward = activations(job, setting)
     sums += max(0, passing - forward - backward)  # a micro-batch's own gradients grow while its activations go
-    step, graphs = step_bytes(shape, job.size) if job.samples else (0, 0)
-    others = helper_kv + sum(helper.weights + helper.step + helper.pages for helper in stay)
-    steps = sum(helper.step for helper in turns)
-    again = "each block computed again" if setting.checkpointing == "block" else "nothing computed again"
+    reference = count * size if config.kl.weight or config.method in ("dpo", "online-dpo") else 0
     masters = "float32 masters and " if size < 4 else ""
     moments = "8-bit" if config.optimizer.name == "adamw-8bit" else "float32"
-    lines = [
-        MemoryPart("weights", weights, weights, f"{in_words(shape.parameters)} parameters"),
-        MemoryPart("adapters", adapters, adapters, f"{in_words(count)} parameters in float32"),
-        MemoryPart("merged adapters", copy, copy * awake, "a copy of the weights they sit on, for the sampler"),
-        MemoryPart("weights without adapters", 0, 0, "", merged if setting.merge == "in place" else 0),
-        MemoryPart("optimizer", state, state, f"{masters}two {moments} moments", away),
-        MemoryPart("reference", reference, reference, "the trained weights as they were"),
-        MemoryPart("gradients", 0, sums, "float32"),
-        MemoryPart("activations", 0, forward, f"{setting.tokens} tokens, {again}"),
-        MemoryPart("backward", 0, backward, "logits in chunks, or one layer"),
-        MemoryPart("keys and values", kv, kv * awake, "the engine's pages"),
-        MemoryPart("captured steps", graphs, graphs * awake, "CUDA graphs"),
-        MemoryPart("engine's step", step, 0, f"{PROMPT_IDS} prompt ids"),
-        MemoryPart("other models", others, others, ", ".join(helper.name for helper in stay)),
-        MemoryPart(
-            "helpers' arena",
-            arena,
-            arena * beside,
-            f"{', '.join(helper.name for helper in turns)} take turns",
-            sum(helper.weights for helper in turns),
-        ),
-        MemoryPart("helpers' steps", steps, steps * beside, "CUDA graphs and what a step needs"),
-    ]
-    return tuple(part for part in lines if part.sampling or part.learning or part.host)
+    again = "each block computed again" if setting.checkpointing == "block" else "nothing computed again"
+    yield MemoryPart("optimizer", state, state, f"{masters}two {moments} moments", away)
+    yield MemoryPart("reference", reference, reference, "the trained weights as they were")
+    yield MemoryPart("gradients", 0, sums, "float32")
+    yield MemoryPart("activations", 0, forward, f"{setting.tokens} tokens, {again}")
+    yield MemoryPart("backward", 0, backward, "logits in chunks, or one layer")
 
 
 def in_words(number: int) -> str:
