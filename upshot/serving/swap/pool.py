@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -116,7 +117,10 @@ class ModelPool:
                 slot.waits_since = 0 if slot.load is None else slot.waits_since
             elif not slot.waits_since:
                 slot.waits_since, slot.waits_from = self.ticks, time.perf_counter()
-        newcomers = sorted((slot for slot in self.seats.values() if slot.wanted), key=lambda slot: slot.waits_since)
+        self._take_turns(sorted((s for s in self.seats.values() if s.wanted), key=lambda slot: slot.waits_since))
+
+    def _take_turns(self, newcomers: Sequence[PoolSlot]) -> None:
+        """Who waits comes where those in its region may leave; those whose turn is over begin nothing new."""
         contended = {rival.name for newcomer in newcomers for rival in self._rivals(newcomer)}
         for slot in self.seats.values():  # a turn begins when the load has ended
             slot.contended_since = (slot.contended_since or self.ticks) if slot.here and slot.name in contended else 0
