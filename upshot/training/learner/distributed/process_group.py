@@ -1,9 +1,10 @@
 """Several processes of one machine that train one model, as `torchrun` starts them. The interface: `ranks.py`.
 
-Two ways lead from rank to rank. Tensors are summed and spread by torch's collectives, but only while all ranks update
-the weights or save: who takes part in those waits blindly. Everything else is handed over through the store that
-`torchrun` keeps, which can be asked without waiting; so whoever waits there notices that the run is to stop, or that a
-rank is gone.
+Two ways lead from rank to rank. Tensors are summed and sent by torch's collectives, but only while all ranks update
+the weights or save: who takes part in those waits blindly. Objects are handed over through the store that `torchrun`
+keeps (a TCPStore), and not by torch's own all_gather_object, for two reasons. The store can be asked without waiting:
+whoever waits there notices that the run is to stop, or that a rank is gone, and an event loop goes on meanwhile. And
+collectives must come in one order on all ranks, but steps that are played ahead end in any order, beside the learner.
 
 A run stops between the same two updates on all ranks. Before each update the ranks agree, by one entry of the store
 that the first to write decides: 'go', or the reason to stop. A rank that is told to stop, or fails, tries to make the
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import sys
@@ -27,7 +29,7 @@ from typing import Any, TypeVar
 
 from upshot.core.errors import UserError, reason_of
 from upshot.models.client.budget import Budget
-from upshot.training.learner.distributed.handover import packed, unpacked
+from upshot.training.learner.distributed.pickling import dumps, loads
 from upshot.training.learner.distributed.ranks import ALONE, Ranks
 
 T = TypeVar("T")
@@ -68,7 +70,6 @@ class ProcessGroup(Ranks):
         self.rank, self.size = rank, size
         self.store = store
         self.collectives = collectives
-        """The module torch.distributed, once its process group is there."""
         self._updates = 0
         self._updating = False
         self._wish: dict[str, Any] | None = None
@@ -79,69 +80,59 @@ class ProcessGroup(Ranks):
         self.lost: RankLost | None = None
         """A rank that is gone, where that ended the run."""
         self._pids: list[int] = []
-        self._pids = self.exchange_now("pid", os.getpid())
+        self._pids = self.all_gather_object("pid", os.getpid())
 
-    # What is handed over
+    # Objects
 
-    async def exchange(self, topic: str, mine: T) -> list[T]:
+    async def all_gather_object_async(self, topic: str, mine: T) -> list[T]:
         """See `Ranks`."""
         key = self._post(topic, mine)
-        pauses = self._pauses()
-        for rank in range(self.size):
-            while not self._there(key, rank):
-                await asyncio.sleep(next(pauses))
+        for pause in self._pauses(key):
+            await asyncio.sleep(pause)
         return self._collect(key, mine)
 
-    def exchange_now(self, topic: str, mine: T) -> list[T]:
-        """See `Ranks`."""
-        return self._exchange(topic, mine)
-
-    def _exchange(self, topic: str, mine: T, seconds: float | None = None) -> list[T]:
-        key, started, pauses = self._post(topic, mine), time.monotonic(), self._pauses()
-        for rank in range(self.size):
-            while not self._there(key, rank):
-                if seconds is not None and time.monotonic() - started > seconds:
-                    raise RankLost(f"rank {rank} (process {self._pids[rank]}) did not answer within {seconds:g} s")
-                time.sleep(next(pauses))
+    def all_gather_object(self, topic: str, mine: T, seconds: float = math.inf) -> list[T]:
+        """See `Ranks`; `RankLost` when somebody has given nothing after so many seconds."""
+        key = self._post(topic, mine)
+        for pause in self._pauses(key, seconds):
+            time.sleep(pause)
         return self._collect(key, mine)
 
     def _post(self, topic: str, mine: Any) -> str:
         with self._lock:
             number = self._topics[topic] = self._topics.get(topic, 0) + 1
-        key, data = f"{topic}/{number}", packed(mine)
+        key, data = f"{topic}/{number}", dumps(mine)
         pieces = [data[at : at + PIECE] for at in range(0, len(data), PIECE)]
         for i, piece in enumerate(pieces):
             self.store.set(f"{key}/{self.rank}/{i}", piece)
-        self.store.set(f"{key}/{self.rank}", str(len(pieces)))
+        self.store.set(f"{key}/{self.rank}", str(len(pieces)))  # at last: who finds it finds all pieces
         return key
 
-    def _there(self, key: str, rank: int) -> bool:
-        return rank == self.rank or bool(self.store.check([f"{key}/{rank}"]))
+    def _pauses(self, key: str, seconds: float = math.inf) -> Iterator[float]:
+        """Seconds until whoever waits for all ranks' objects asks again; raises why there is nothing to wait for."""
+        pause, started, looked = SHORTEST_PAUSE, time.monotonic(), 0.0
+        for rank in range(self.size):
+            while rank != self.rank and not self.store.check([f"{key}/{rank}"]):
+                now = time.monotonic()
+                if now - looked >= LOOK_SECONDS:
+                    self.look()
+                    looked = now
+                if now - started > seconds:
+                    raise RankLost(f"rank {rank} (process {self._pids[rank]}) did not answer within {seconds:g} s")
+                yield pause
+                pause = min(1.5 * pause, LONGEST_PAUSE)
 
     def _collect(self, key: str, mine: T) -> list[T]:
-        out = [mine if rank == self.rank else self._fetch(f"{key}/{rank}") for rank in range(self.size)]
+        counts = [int(self.store.get(f"{key}/{rank}")) for rank in range(self.size)]
+        names = [[f"{key}/{rank}/{i}" for i in range(count)] for rank, count in enumerate(counts)]
+        out = [
+            mine if rank == self.rank else loads(b"".join(map(self.store.get, own))) for rank, own in enumerate(names)
+        ]
         if self.store.add(f"{key}/read", 1) == self.size:  # the last one to read clears up
-            for rank in range(self.size):
-                pieces = int(self.store.get(f"{key}/{rank}"))
-                for name in (f"{key}/{rank}", *(f"{key}/{rank}/{i}" for i in range(pieces))):
-                    self.store.delete_key(name)
-            self.store.delete_key(f"{key}/read")
+            done = [f"{key}/read", *(f"{key}/{rank}" for rank in range(self.size)), *(n for own in names for n in own)]
+            for name in done:
+                self.store.delete_key(name)
         return out
-
-    def _fetch(self, key: str) -> Any:
-        pieces = int(self.store.get(key))
-        return unpacked(b"".join(self.store.get(f"{key}/{i}") for i in range(pieces)))
-
-    def _pauses(self) -> Iterator[float]:
-        """Seconds until whoever waits asks again, time after time; raises why there is nothing to wait for."""
-        pause, waited = SHORTEST_PAUSE, LOOK_SECONDS
-        while True:
-            if waited >= LOOK_SECONDS:
-                self.look()
-                waited = 0.0
-            yield pause
-            waited += pause
-            pause = min(1.5 * pause, LONGEST_PAUSE)
 
     # When to stop
 
@@ -182,7 +173,7 @@ class ProcessGroup(Ranks):
         yield
         self._updating = False  # an exception leaves it on: such a rank has nothing whole to save
 
-    def wants_to_stop(self, number: int) -> None:
+    def request_stop(self, number: int) -> None:
         """A signal has come."""
         name = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
         self._wish = self._wish or {"rank": self.rank, "reason": name, "signal": number}
@@ -212,7 +203,7 @@ class ProcessGroup(Ranks):
         self.agreed = True
         self.reason = str(RankStopped(said)) if said["rank"] != self.rank or "signal" in said else reason
         try:
-            arrived = self._exchange("stop", whole, ARRIVE_SECONDS)
+            arrived = self.all_gather_object("stop", whole, ARRIVE_SECONDS)
             self.look()
             return all(arrived)
         except (RankLost, RuntimeError) as error:  # a RuntimeError: the store itself is gone
@@ -248,30 +239,8 @@ class ProcessGroup(Ranks):
 
         for what, amount in spent.items() if self.first else ():
             tally(what, amount)
-        self.told("budget", None)
+        self.barrier("budget")
         budget.tally = tally
-
-    # Tensors
-
-    def add_up(self, tensor: Any, to: int | None = None) -> None:
-        """See `Ranks`."""
-        if to is None:
-            self.collectives.all_reduce(tensor)
-        else:
-            self.collectives.reduce(tensor, dst=to)
-
-    def spread(self, tensor: Any, source: int) -> None:
-        """See `Ranks`."""
-        self.collectives.broadcast(tensor, src=source)
-
-    def bring(self, tensor: Any, source: int) -> None:
-        """See `Ranks`."""
-        if source == 0:
-            return
-        if self.rank == source:
-            self.collectives.send(tensor, dst=0)
-        elif self.first:
-            self.collectives.recv(tensor, src=source)
 
     def leave(self) -> None:
         """The run is over for this rank; the first one leaves first, since `torchrun` ends all when one has failed.
@@ -293,7 +262,7 @@ async def until_stopped(ranks: ProcessGroup, training: asyncio.Future[Any]) -> N
     # when others are still about to say why.
     with suppress(ValueError):  # in another thread the signals are somebody else's
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda number, _: ranks.wants_to_stop(number))
+            signal.signal(number, lambda number, _: ranks.request_stop(number))
     watching = asyncio.ensure_future(ranks.watch(training.cancel))
     try:
         await training
@@ -328,7 +297,7 @@ def open_ranks(device: str = "auto") -> Ranks:
     collectives.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout=COLLECTIVE)
     store = collectives.PrefixStore("upshot", collectives.distributed_c10d._get_default_store())
     ranks = ProcessGroup(store, collectives.get_rank(), size, collectives)
-    found = ranks.exchange_now("gpu", gpu)
+    found = ranks.all_gather_object("gpu", gpu)
     if any(found) and not all(found):
         raise UserError(f"{size} ranks, but {sum(found)} GPUs; start torchrun with --nproc-per-node {sum(found)}")
     return ranks

@@ -1,4 +1,4 @@
-"""What a model is made of, from its config.json alone: parameters, and what a token keeps. No torch, no weights."""
+"""What a model is made of, from its config.json alone: counts of parameters and of numbers a token has. No torch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LEAN = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
-"""Families whose block the learner and the engine run themselves (engine/blocks.py)."""
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 """Projections whose weights lie side by side where adapters are merged."""
 SEVEN = tuple(name for group in GROUPS for name in group)
-
-
 OTHER_NAMES = {
     "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
     "n_inner": "intermediate_size", "n_positions": "max_position_embeddings",
@@ -69,8 +65,13 @@ class ModelShape:
 
     @property
     def keys(self) -> int:
-        """Numbers of all keys of a token."""
+        """Numbers of all keys of a token in one layer, and of all values."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def kv_numbers(self) -> int:
+        """Keys and values of one token in all layers."""
+        return 2 * self.layers * self.keys
 
     def sizes(self, name: str) -> tuple[int, int]:
         """Inputs and outputs of a projection, of the embedding or the head."""
@@ -87,45 +88,33 @@ class ModelShape:
         }
         return known.get(name, (self.hidden, self.hidden))
 
-    def count(self, name: str) -> int:
-        """Weights of that name in the whole model."""
-        inner, outer = self.sizes(name)
-        return inner * outer * (self.layers if name in SEVEN else 1)
+    def count(self, *names: str) -> int:
+        """Weights of these names in the whole model."""
+        return sum(inner * outer * self._times(name) for name in names for inner, outer in [self.sizes(name)])
+
+    def _times(self, name: str) -> int:
+        return self.layers if name in SEVEN else 1
 
     @property
     def projections(self) -> int:
         """Weights of all projections of all layers."""
-        return sum(map(self.count, SEVEN))
-
-    @property
-    def outside(self) -> int:
-        """Weights beside the projections: embedding, head, norms."""
-        matrices = self.count("embed_tokens") * (1 if self.tied else 2)
-        return matrices + self.hidden * (2 * self.layers + 1)
+        return self.count(*SEVEN)
 
     @property
     def parameters(self) -> int:
-        """All weights."""
-        return self.projections + self.outside
+        """All weights: projections, embedding and head, norms."""
+        ends = self.count("embed_tokens") * (1 if self.tied else 2)
+        return self.projections + ends + self.hidden * (2 * self.layers + 1)
 
     def adapters(self, rank: int, targets: Sequence[str], dora: bool = False) -> int:
         """Weights of LoRA adapters on the targets."""
-        total = 0
-        for name in targets:
-            inner, outer = self.sizes(name)
-            total += (rank * (inner + outer) + outer * dora) * (self.layers if name in SEVEN else 1)
-        return total
+        sizes = [(self.sizes(name), self._times(name)) for name in targets]
+        return sum((rank * (inner + outer) + outer * dora) * times for (inner, outer), times in sizes)
 
     def merged(self, targets: Sequence[str]) -> int:
         """Weights that the engine has a second time where adapters on the targets are merged into a copy."""
-        groups = [group for group in GROUPS if set(group) & set(targets)]
-        others = [name for name in ("embed_tokens", "lm_head") if name in targets]
-        return sum(self.count(name) for group in groups for name in group) + sum(map(self.count, others))
-
-    @property
-    def kv_numbers(self) -> int:
-        """Keys and values of one token in all layers."""
-        return 2 * self.layers * self.keys
+        beside = [name for group in GROUPS if set(group) & set(targets) for name in group]
+        return self.count(*beside, *(name for name in ("embed_tokens", "lm_head") if name in targets))
 
 
 def read_config(folder: str) -> Mapping[str, Any] | None:

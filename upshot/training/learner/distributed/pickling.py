@@ -20,7 +20,7 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def packed(thing: Any) -> bytes:
+def dumps(thing: Any) -> bytes:
     """Anything as bytes."""
     out = io.BytesIO()
     try:
@@ -33,8 +33,8 @@ def packed(thing: Any) -> bytes:
     return out.getvalue()
 
 
-def unpacked(data: bytes) -> Any:
-    """What `packed` was given."""
+def loads(data: bytes) -> Any:
+    """What `dumps` was given."""
     return pickle.loads(data)
 
 
@@ -49,6 +49,6 @@ def _portable(value: Any) -> bool:
 def _conversation(
     row: Row, seed: int, key: str, turns: tuple[Turn, ...], ended: str | None, session: dict[str, Any]
 ) -> Conversation:
-    found = Conversation(row, seed, key, turns)
-    found.ended, found.session = ended, session
-    return found
+    conversation = Conversation(row, seed, key, turns)
+    conversation.ended, conversation.session = ended, session
+    return conversation

@@ -15,8 +15,8 @@ from upshot.core.errors import UserError
 from upshot.engine.engine import Engine
 from upshot.models.local import load_4bit
 from upshot.run.run import TrainingRun, train
-from upshot.training.learner.memory import fitting
-from upshot.training.learner.memory.fitting import engine_settings, kv_of_copies, learning, with_helpers
+from upshot.training.learner.memory import fit
+from upshot.training.learner.memory.fit import configure_helpers, configure_learner, engine_settings, kv_of_copies
 from upshot.training.learner.memory.plan import MemoryPlan, MemorySetting
 
 TINY = {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}
@@ -31,7 +31,7 @@ def settings(folder: Path, **model: Any) -> Recipe:
 def with_setting(monkeypatch: pytest.MonkeyPatch, **chosen: Any) -> list[Engine]:
     """Let plans choose this; the engines that are parked."""
     parked: list[Engine] = []
-    plan_of, park = fitting.plan_of, Engine.park
+    plan_of, park = fit.plan_of, Engine.park
 
     def other(*args: Any, **more: Any) -> MemoryPlan:
         plan = plan_of(*args, **more)
@@ -41,7 +41,7 @@ def with_setting(monkeypatch: pytest.MonkeyPatch, **chosen: Any) -> list[Engine]
         parked.append(self)
         park(self)
 
-    monkeypatch.setattr(fitting, "plan_of", other)
+    monkeypatch.setattr(fit, "plan_of", other)
     monkeypatch.setattr(Engine, "park", count)
     return parked
 
@@ -99,9 +99,9 @@ class Module:
 def test_blocks_are_computed_again_where_the_plan_says_so_and_no_longer_in_the_next_phase() -> None:
     module = Module()
     plan = MemoryPlan(MemorySetting(512, "block"), 0, {}, (), 0)
-    assert learning(TrainConfig(), plan, module).token_budget == 512
+    assert configure_learner(TrainConfig(), plan, module).token_budget == 512
     assert module.is_gradient_checkpointing
-    learning(TrainConfig(), replace(plan, setting=MemorySetting(512)), module)
+    configure_learner(TrainConfig(), replace(plan, setting=MemorySetting(512)), module)
     assert not module.is_gradient_checkpointing
 
 
@@ -110,7 +110,7 @@ def test_helpers_on_the_device_get_their_share_of_keys_and_values(tmp_path: Path
         update={"models": {"judge": ModelSpec(model="local:x"), "old": ModelSpec(model="policy@start")}}
     )
     plan = MemoryPlan(MemorySetting(512, merge="never"), 1 << 20, {"judge": 1 << 30, "old": 3 << 20}, (), 1)
-    assert with_helpers(own, plan).models["judge"].kv_gb == 1
+    assert configure_helpers(own, plan).models["judge"].kv_gb == 1
     assert kv_of_copies(own, plan) == {"start": 3 << 20}
     assert engine_settings(own, plan).kv_bytes == 1 << 20 and engine_settings(own, plan).merge == "never"
 
