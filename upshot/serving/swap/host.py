@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from upshot.engine.llama.joined import neighbours
+from upshot.engine.llama.linear import neighbours
 
 log = logging.getLogger(__name__)
 GROUP = 256

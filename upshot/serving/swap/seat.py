@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PoolSlot:
-    """What an engine in a pool is given (engine/seat.py)."""
+    """What an engine in a pool is given (engine/swap_slot.py)."""
 
     def __init__(self, pool: ModelPool, place: Region) -> None:
         self.pool, self.place = pool, place
@@ -79,7 +79,7 @@ class PoolSlot:
         return self.place.size - aligned(self.weights.size)
 
     def pages(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The memory of all pages; see `engine.seat.Seat`."""
+        """The memory of all pages; see `engine.swap_slot.SwapSlot`."""
         count = math.prod(size) * dtype.itemsize
         if count > self.kv_bytes:
             raise RuntimeError(f"'{self.name}' wants {count} bytes of pages, its place has {self.kv_bytes}")
