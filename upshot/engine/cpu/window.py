@@ -108,6 +108,8 @@ def attend_with_prefixes(
         if stack.queries is not None:
             there, high = there.index_select(0, stack.back), high.index_select(0, stack.back)
         rows: Tensor | slice = slice(None) if stack.rows is None else stack.rows
+        # Two softmaxes over different keys are one over all of them, weighted by their sums: the prefix has the share
+        # e^high / (e^high + e^before).
         before = mass[rows]
         share = torch.sigmoid(high - before)[..., None].to(out.dtype)
         both, total = torch.lerp(out[rows], there, share), torch.logaddexp(before, high)
@@ -237,6 +239,7 @@ class Window:
         have_rows, have_length = self._shape
         if rows <= have_rows and length <= have_length:
             return True
+        # More than is needed now: growing copies everything, and a sequence grows at every step.
         rows = max(have_rows, -(-rows // 16) * 16)
         length = max(have_length, -(-(length + length // 4) // 32) * 32)
         store = self.store.k

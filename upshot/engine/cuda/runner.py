@@ -179,6 +179,7 @@ class CudaRunner:
                 for cache in (self.cache.k, self.cache.v):
                     cache[:, target] = cache[:, source]
             flight = self._prefill(plan.chunks, plan.rows) if plan.chunks else self._decode(plan.rows, plan.touched)
+        # What this step drew is on its way to the host while the next one is planned: `plan` needs its length only.
         self.flights.append(flight)
         if len(self.flights) > 1:
             results = self.collect()
@@ -285,6 +286,8 @@ class CudaRunner:
         n, count = tokens.shape[1], blocks.shape[1]
         size = next((b for b in PREFILL_BUCKETS if b >= n), 0)
         rows = next((r for r in PREFILL_ROWS if r >= len(last)), 0)
+        # Blocks of queries: those that are full, and a broken one for each sequence that ends here (or that the
+        # chunk cuts). Four at a time, as rows of the table must begin at multiples of 16 bytes.
         room = -(-(size // PREFILL_BLOCK + rows + 8) // 4) * 4
         if not (self.use_graphs and size and rows and count <= room and driver is self.graphed):
             wanted = self._upload(np.array(last, dtype=np.int64))
@@ -351,7 +354,7 @@ class CudaRunner:
             slots, state.tokens, state.place, state.table, self.page_size
         )
         step = self._decode_step(positions, cells, slots, lengths, shared)
-        return self.driver.logits(ids, positions, step, None, self._out(bucket)), slots, positions
+        return self.driver.logits(ids, positions, step, None, self._out(len(slots))), slots, positions
 
     def _decode_step(self, positions: Tensor, cells: Tensor, slots: Tensor, lengths: Tensor, shared: bool) -> CudaStep:
         table, heads = self.cache.table, self.shape.heads

@@ -50,6 +50,7 @@ class DeviceSlots:
         for seq in seqs:
             pages = seq.pages
             have = holder[seq.slot]
+            # Pages are appended, and the last one is replaced when it was shared: nothing else ever changes in a list.
             if have[0] is not pages or have[1] != len(pages) or have[2] != pages[-1]:
                 stale.append(seq)
         if not stale:

@@ -42,6 +42,16 @@ def _rotate_halves(x1, x2, cos, sin, like_ptr):
 
 
 @triton.jit
+def _head_weights(q_weight_ptr, k_weight_ptr, is_q, dims, inside, HALF: tl.constexpr):
+    """Both halves of the weight of each head's norm."""
+    q1 = tl.load(q_weight_ptr + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
+    k1 = tl.load(k_weight_ptr + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
+    q2 = tl.load(q_weight_ptr + HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
+    k2 = tl.load(k_weight_ptr + HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
+    return tl.where(is_q, q1, k1), tl.where(is_q, q2, k2)
+
+
+@triton.jit
 def _rotate_store(
     qkv_ptr,
     positions_ptr,
@@ -75,16 +85,7 @@ def _rotate_store(
     if NORM:
         scale = _inverse_rms(x1, x2, eps, D)
         is_q = (heads < HEADS)[:, None]
-        w1 = tl.where(
-            is_q,
-            tl.load(q_weight_ptr + dims)[None, :].to(tl.float32),
-            tl.load(k_weight_ptr + dims)[None, :].to(tl.float32),
-        )
-        w2 = tl.where(
-            is_q,
-            tl.load(q_weight_ptr + HALF + dims)[None, :].to(tl.float32),
-            tl.load(k_weight_ptr + HALF + dims)[None, :].to(tl.float32),
-        )
+        w1, w2 = _head_weights(q_weight_ptr, k_weight_ptr, is_q, dims, dims < HALF, HALF)
         x1, x2 = _scale_heads(x1, scale, w1, q_ptr), _scale_heads(x2, scale, w2, q_ptr)
     cos = tl.load(cos_ptr + position * HALF + dims)[None, :].to(tl.float32)
     sin = tl.load(sin_ptr + position * HALF + dims)[None, :].to(tl.float32)
@@ -208,16 +209,6 @@ def _rotate_heads(
     r1, r2 = _rotate_halves(x1, x2, cos, sin, out_ptr)
     tl.store(out_ptr + token * OUT_STRIDE + at, r1, mask=live)
     tl.store(out_ptr + token * OUT_STRIDE + at + HALF, r2, mask=live)
-
-
-@triton.jit
-def _head_weights(q_weight_ptr, k_weight_ptr, is_q, dims, inside, HALF: tl.constexpr):
-    """Both halves of the weight of each head's norm."""
-    q1 = tl.load(q_weight_ptr + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
-    k1 = tl.load(k_weight_ptr + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
-    q2 = tl.load(q_weight_ptr + HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
-    k2 = tl.load(k_weight_ptr + HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
-    return tl.where(is_q, q1, k1), tl.where(is_q, q2, k2)
 
 
 _launch_rotate_heads = Launcher(_rotate_heads)

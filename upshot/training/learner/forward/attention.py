@@ -161,6 +161,7 @@ class Flash(torch.autograd.Function):
         ctx.spans, ctx.dropout = spans, dropout
         ctx.options = {"scale": scale, **({"window_size_left": window - 1, "window_size_right": 0} if window else {})}
         keys, values = _lay_side_by_side(k, v, spans)
+        # The operation itself, as scaled_dot_product_attention has no ragged lengths and would repeat grouped heads.
         out, lse, seed, unused, _ = torch.ops.aten._flash_attention_forward(
             q,
             keys,

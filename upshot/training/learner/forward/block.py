@@ -88,6 +88,7 @@ class Block:
         kernels = batch.kernels
         x, first = kernels.add_norm(h, delta, self.norm1, self.eps)
         qkv, of_qkv = self.qkv.outputs(x, keep)
+        # Without head norms this rotates in place: `qkv` is not what it was, and its derivative does not ask.
         q, k, v = kernels.rotate_heads(qkv, self._rotation(batch), batch.heads, batch.kv_heads, self.norms)
         if keep:
             q, k, v = q.detach().requires_grad_(), k.detach().requires_grad_(), v.detach().requires_grad_()
@@ -115,6 +116,7 @@ class Block:
         kernels = batch.kernels
         of_qkv, of_o, of_gate_up, of_down = kept.products
         x, more = self.down.input_gradient(d, of_down)
+        # Where the weight's gradient will read it, the gated product is written over its gradient: hence this order.
         dx = kernels.gate_backward(kept.gate_up, x, self.down.reads)
         grads = self.down.gradients(d, x, of_down, more)
         d = self._norm_backward(batch, self.gate_up, self.norm2, dx, kept.second, d, of_gate_up, grads)
@@ -128,6 +130,7 @@ class Block:
             grads += [(self.norms[0], of_q), (self.norms[1], of_k)]
         if further or self.norm1.requires_grad or isinstance(self.qkv, CalledProjections):
             return self._norm_backward(batch, self.qkv, self.norm1, dx, kept.first, d, of_qkv, grads), grads
+        # Nothing before this block is trained: the large product for the gradient of its input is spared.
         x, _ = kernels.add_norm(kept.first, None, self.norm1, self.eps)
         grads += self.qkv.gradients(dx, x, of_qkv, self.qkv.thin_gradient(dx))
         return None, grads

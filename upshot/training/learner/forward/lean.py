@@ -99,7 +99,7 @@ class BlockStack:
     def forward(self, h: Tensor, keep: bool) -> Tensor:
         """The normed result; `keep`: with what the backward needs."""
         delta: Tensor | None = None
-        before = not h.requires_grad
+        before = not h.requires_grad  # so long as nothing is trained, nothing is kept
         for block in self.blocks:
             before = before and not block.trained
             kept: SavedActivations | RecomputedBlock | None = None
