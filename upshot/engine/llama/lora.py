@@ -71,7 +71,7 @@ def adapters_of(module: Any) -> list[Adapter]:
             up, down = module.lora_embedding_A[name].T, module.lora_embedding_B[name].T
         else:
             up, down = module.lora_B[name].weight, module.lora_A[name].weight
-        magnitude = module.lora_magnitude_vector[name].weight if name in module.lora_variant else None
+        magnitude = module.lora_magnitude_vector[name].weight if name in getattr(module, "lora_variant", {}) else None
         found.append(Adapter(up, down, float(module.scaling[name]), magnitude))
     return found
 
