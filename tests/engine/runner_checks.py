@@ -236,7 +236,7 @@ def test_a_kernel_that_does_not_compile_for_a_shape_leaves_the_slower_driver(
     def refuse(*args: object) -> torch.Tensor:
         raise TritonError("no such tile")
 
-    monkeypatch.setattr("upshot.engine.kernels.block.rotate_store", refuse)
+    monkeypatch.setattr("upshot.engine.cuda.steps.rotate_store", refuse)
     with pytest.warns(UserWarning, match="FusedDriver.*no such tile"):
         engine = Engine(
             small(make_llama), eos_ids=set(), settings=EngineSettings(page_size=4, kernels=True, max_running=4)

@@ -1,8 +1,9 @@
-"""The way up and the gate in one kernel: silu(x · gateᵀ) × (x · upᵀ).
+"""The gate of a Llama MLP, silu(gate) × up: after its product, inside its product, and its derivative.
 
-The product's result is twice as wide as what is kept of it. Not writing and reading it is worth more than the
-library's better product, as long as rows are not too long and tiles fill the GPU. Tiles come by the copy engine
-(Hopper and later).
+`gate` follows a product that lies there already; engine and learner share it. `gated_product` (the engine's alone: the
+learner needs the product for its derivative) computes both at once: the product's result is twice as wide as what is
+kept of it, and not writing and reading it is worth more than the library's better product, as long as rows are not too
+long and tiles fill the GPU. Its tiles come by the copy engine (Hopper and later).
 """
 
 from __future__ import annotations
@@ -12,9 +13,65 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from upshot.engine.kernels.decode import processors
+from upshot.engine.kernels.launch import Launcher, processors
+
+
+@triton.jit
+def _gate(x_ptr, out_ptr, N: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = cols < N
+    dtype = out_ptr.dtype.element_ty
+    gate = tl.load(x_ptr + row * 2 * N + cols, mask=live, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + row * 2 * N + N + cols, mask=live, other=0.0).to(tl.float32)
+    act = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    tl.store(out_ptr + row * N + cols, (act * up).to(dtype), mask=live)
+
+
+_launch_gate = Launcher(_gate)
+
+
+def gate(x: Tensor) -> Tensor:
+    """silu(first half) × second half."""
+    rows, n = x.shape[0], x.shape[1] // 2
+    out = x.new_empty(rows, n)
+    block = min(2048, triton.next_power_of_2(n))
+    _launch_gate((rows, triton.cdiv(n, block), 1), (x, out), (), (n, block), 4)
+    return out
+
+
+@triton.jit
+def _gate_backward(x_ptr, d_ptr, out_ptr, N: tl.constexpr, BLOCK: tl.constexpr, AGAIN: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = cols < N
+    dtype = out_ptr.dtype.element_ty
+    at = row * 2 * N + cols
+    gate = tl.load(x_ptr + at, mask=live, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + at + N, mask=live, other=0.0).to(tl.float32)
+    d = tl.load(d_ptr + row * N + cols, mask=live, other=0.0).to(tl.float32)
+    below = 1.0 + tl.exp(-gate)
+    share = 1.0 / below
+    act = (gate / below).to(dtype).to(tl.float32)  # rounded as in the forward, where it was multiplied
+    tl.store(out_ptr + at, (d * up * share * (1.0 + gate * (1.0 - share))).to(dtype), mask=live)
+    tl.store(out_ptr + at + N, (d * act).to(dtype), mask=live)
+    if AGAIN:
+        tl.store(d_ptr + row * N + cols, (act * up).to(dtype), mask=live)
+
+
+_launch_gate_backward = Launcher(_gate_backward)
+
+
+def gate_backward(x: Tensor, d: Tensor, again: bool) -> Tensor:
+    """The gradient of gate and up side by side, from that of `gate`; `again`: the product is written over `d`."""
+    rows, n = d.shape
+    out = torch.empty_like(x)
+    block = min(1024, triton.next_power_of_2(n))
+    _launch_gate_backward((rows, triton.cdiv(n, block), 1), (x, d, out), (), (n, block, again), 4)
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +89,7 @@ SMALL, MIDDLE, LARGE = Tile(64, 64, 128, 4, 4), Tile(128, 64, 64, 4, 4), Tile(12
 
 
 @triton.jit(do_not_specialize=["M"])
-def _gated(
+def _gated_product(
     x_desc,
     weight_desc,
     out_desc,
@@ -90,19 +147,19 @@ def tile_for(rows: int, width: int, n: int, units: int) -> Tile | None:
     return None
 
 
-def gated_tile(x: torch.Tensor, weight: torch.Tensor) -> Tile | None:
+def gated_tile(x: Tensor, weight: Tensor) -> Tile | None:
     """The tile for silu(x · first halfᵀ) × (x · second halfᵀ) of weight [2n, k], None where the library does better."""
     if not x.is_cuda or x.element_size() != 2 or torch.cuda.get_device_capability(x.device) < (9, 0):
         return None
     return tile_for(x.shape[0], x.shape[1], weight.shape[0] // 2, processors(x.device))
 
 
-def gated_product(x: torch.Tensor, weight: torch.Tensor, tile: Tile) -> torch.Tensor:
+def gated_product(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
     """silu(x · first halfᵀ) × (x · second halfᵀ) of weight [2n, k]."""
     (rows, width), n = x.shape, weight.shape[0] // 2
     out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
     tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(n, tile.cols)
-    _gated[(min(tiles, processors(x.device)),)](
+    _gated_product[(min(tiles, processors(x.device)),)](
         TensorDescriptor.from_tensor(x, [tile.rows, tile.depth]),
         TensorDescriptor.from_tensor(weight, [tile.cols, tile.depth]),
         TensorDescriptor.from_tensor(out, [tile.rows, tile.cols]),

@@ -1,7 +1,7 @@
-"""Projections of the same input as one matrix product, without a copy of the weights.
+"""Projections: plain ones without the module call's overhead, those of one input as one matrix product.
 
-q, k and v (and gate and up) become views of one tensor: the same `Parameter` objects, the same values; the learner
-updates them in place and the engine reads them at once.
+q, k and v (and gate and up) become views of one tensor, without a copy of the weights: the same `Parameter` objects,
+the same values; the learner updates them in place and the engine reads them at once.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -26,28 +27,33 @@ def neighbours(module: torch.nn.Module) -> list[list[torch.nn.Parameter]]:
     return [[parameter for _, parameter in sorted(group, key=lambda found: found[0])] for group in groups.values()]
 
 
-def linear(module: Any, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+def linear(module: Any, x: Tensor, out: Tensor | None = None) -> Tensor:
     """A plain projection without the module call's overhead; anything else (an adapter) is called.
 
     The result is written to `out` if one is given.
     """
     if type(module) is not torch.nn.Linear:
-        return kept(module(x), out)
+        return write_to(out, module(x))
     if out is None or module.bias is not None:
-        return kept(F.linear(x, module.weight, module.bias), out)
+        return write_to(out, F.linear(x, module.weight, module.bias))
     return torch.mm(x, module.weight.t(), out=out)
 
 
-def kept(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    """`x` written to `out`, if there is one of its dtype."""
+def write_to(out: Tensor | None, x: Tensor) -> Tensor:
+    """`x`, written to `out` if there is one of its dtype."""
     return x if out is None or out.dtype != x.dtype else out.copy_(x)
+
+
+def embed(module: Any, ids: Tensor) -> Tensor:
+    """A plain embedding without the module call's overhead; anything else (an adapter) is called."""
+    return F.embedding(ids, module.weight) if type(module) is torch.nn.Embedding else module(ids)
 
 
 class OneWeight(Protocol):
     """Weights of several projections in one tensor."""
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None
+    weight: Tensor
+    bias: Tensor | None
 
     def refresh(self) -> None:
         """The projections' weights changed."""
@@ -63,14 +69,14 @@ class Projections:
         self.joined = joined
         """Their weights in one tensor, their own or (merged.py) the engine's."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """All results, one after the other in each row."""
         if self.joined is not None:
             return F.linear(x, self.joined.weight, self.joined.bias)
         return torch.cat([linear(module, x) for module in self.modules], -1)
 
 
-def side_by_side(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+def side_by_side(tensors: Sequence[Tensor]) -> Tensor | None:
     """The tensor whose rows these are, one after the other, if they are views of one."""
     first = tensors[0]
     if len(tensors) == 1:
@@ -86,7 +92,7 @@ def side_by_side(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     return first.as_strided((rows, *first.shape[1:]), first.stride())
 
 
-def _join(tensors: list[torch.Tensor]) -> torch.Tensor:
+def _join(tensors: list[Tensor]) -> Tensor:
     """One tensor of all rows: the one they are already views of, or a new one."""
     found = side_by_side(tensors)
     return torch.cat(tensors) if found is None else found

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM
 
-from upshot.engine.llama.joined import JoinedProjections, Projections
+from upshot.engine.llama.linear import JoinedProjections, Projections
 
 
 def join_all(model: LlamaForCausalLM) -> list[JoinedProjections]:

@@ -1,4 +1,4 @@
-"""The rows of a decode step, and when each of them needs a look. Pure bookkeeping, no tensors.
+"""The rows of a decode step: when each of them needs a look, and which share their first pages. No tensors.
 
 Nearly every step extends the same rows by one id, and a row needs a look only where a page begins or its last id comes.
 So the rows are one list, the same object while nothing changes, and a calendar says who needs a look at which step.
@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from upshot.engine.sequence import Sequence
+
+MIN_SHARERS = 4
+"""Fewer rows read a shared prefix each for themselves."""
+MIN_SHARED_PAGES = 4
 
 
 class DecodeRows:
@@ -50,7 +56,7 @@ class DecodeRows:
         due.extend(self._joined)
         return due
 
-    def looked_at(self, seq: Sequence) -> None:
+    def schedule_look(self, seq: Sequence) -> None:
         """The sequence takes part in this step; enter when to look again: where a page begins, or after its last id."""
         size = self.page_size
         length = seq.length
@@ -79,4 +85,40 @@ class DecodeRows:
         self._left.clear()
         self._calendar.clear()
         for seq in rows:
-            self.looked_at(seq)
+            self.schedule_look(seq)
+
+
+def find_shared(
+    rows: list[Sequence], page_size: int, most: int, skip: int = 0, least: int = MIN_SHARERS
+) -> tuple[list[tuple[int, int, list[int]]], np.ndarray]:
+    """Groups (leader, prefix length, rows) of at most `most` rows with the same first pages; each row's own start.
+
+    `skip`: so many first pages are known to be the same and do not count. `least`: rows that make a group.
+    """
+    starts = np.zeros(len(rows), dtype=np.int32)
+    families: dict[int, list[int]] = {}
+    for index, seq in enumerate(rows):
+        if skip < len(seq.pages):
+            families.setdefault(seq.pages[skip], []).append(index)
+    groups: list[tuple[int, int, list[int]]] = []
+    for members in families.values():
+        if len(members) < least:
+            continue
+        common = min(len(rows[i].pages) for i in members) - 1
+        first = rows[members[0]].pages
+        for i in members[1:]:
+            pages = rows[i].pages
+            while common and pages[:common] != first[:common]:
+                # Halve until equal, then grow: a handful of slice comparisons instead of one a page.
+                low, high = 0, common
+                while low < high:
+                    middle = (low + high + 1) // 2
+                    low, high = (middle, high) if pages[:middle] == first[:middle] else (low, middle - 1)
+                common = low
+        if common - skip < MIN_SHARED_PAGES:
+            continue
+        for at in range(0, len(members), most):
+            part = members[at : at + most]
+            groups.append((part[0], common * page_size, part))
+            starts[part] = common * page_size
+    return groups, starts

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from upshot.engine.kernels.gated import LARGE, MIDDLE, SMALL, Tile, tile_for
+from upshot.engine.kernels.gate import LARGE, MIDDLE, SMALL, Tile, tile_for
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
-"""Where an engine lives that shares its device's memory with others in turn (pool/): its pages' place, and its turn."""
+"""Where an engine lives that shares its device's memory with others in turn (serving/swap): its pages and its turn."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 
 class SwapSlot(Protocol):
@@ -20,7 +21,7 @@ class SwapSlot(Protocol):
         """Whether nothing new may begin: what is under way ends, then the engine leaves."""
         ...
 
-    def pages(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def pages(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The memory of all pages, the same each time the engine is here."""
         ...
 
@@ -33,9 +34,9 @@ class SwapSlot(Protocol):
         ...
 
 
-def taken_pages(
+def allocate_pages(
     size: tuple[int, ...], dtype: torch.dtype, device: torch.device, seat: SwapSlot | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Room for keys and for values, all zeros: in the seat, or wherever there is some."""
     if seat is None:
         keys, values = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
