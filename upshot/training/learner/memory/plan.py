@@ -21,7 +21,7 @@ Helpers = Literal["stay", "swap", "leave"]
 """stay: helper models are always there. swap: they take turns in one arena. leave: that, and the arena is the learner's
 while it works."""
 LEAN = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
-"""Families whose block the learner and the engine run themselves (engine/llama/blocks.py)."""
+"""Families whose block the learner and the engine run themselves (engine/llama/block.py)."""
 CONTEXT, SLACK = 1 << 30, 0.06
 """Left alone of a GPU: what driver, libraries and compiled kernels take; a share for what lies between tensors, and for
 what a prediction is wrong by."""
