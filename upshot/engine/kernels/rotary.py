@@ -3,8 +3,8 @@
 Two kernels, because two readers want two layouts, and a second pass to lay them out would read and write them again:
 - `rotate_store`, the engine's: keys and values go straight to their cells of the paged cache, queries to a tensor of
   their own; cos and sin are tables of all positions. `store` is its second half, for drivers that rotate themselves.
-- `rotate_heads`, the learner's: in place (packed attention reads the product's own rows), cos and sin of each token; a
-  program takes up to 16 heads, not all, since there are thousands of tokens and any head width must do.
+- `rotate_heads`, the learner's: in place where heads have no norms (packed attention reads the product's own rows), cos
+  and sin of each token, heads of any width (the engine's fused block has powers of two only).
 Both round where transformers rounds. Neither lays cos and sin out by head. `rotate_heads_backward` is the way back.
 """
 
