@@ -313,7 +313,7 @@ def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
         await asyncio.sleep(30)
 
     async def scenario() -> None:
-        bounded = module.Gate(None, None, 1000, 0.05, module._refused).bounded(dawdle)
+        bounded = module.RequestGate(None, None, 1000, 0.05, module._refused).bounded(dawdle)
         with pytest.raises(module.TooSlow):
             await asyncio.wait_for(bounded(), 5)
 

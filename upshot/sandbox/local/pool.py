@@ -25,11 +25,11 @@ from upshot.sandbox.limits import Limits
 from upshot.sandbox.local import languages, layers
 from upshot.sandbox.local.cgroup import Cgroups
 from upshot.sandbox.local.run import RunRequest
-from upshot.sandbox.local.sessions import LocalSession
+from upshot.sandbox.local.sessions import LocalSession, SessionTerms
 from upshot.sandbox.local.slots import Busy, SandboxSlots
 from upshot.sandbox.local.zygotes import ZygoteGone
 from upshot.sandbox.outcome import Outcome, RunResult, StdioTest, TestResult
-from upshot.sandbox.runner import CodeRunner, ProgramJob, Session
+from upshot.sandbox.runner import CodeRunner, ProgramJob, Session, run_one_by_one
 
 log = logging.getLogger("upshot.sandbox")
 FORGOTTEN_SECONDS = 30.0
@@ -181,16 +181,14 @@ class Sandbox(CodeRunner):
     async def test_stdio(
         self, program: str, tests: Sequence[StdioTest], limits: Limits | None = None
     ) -> list[TestResult]:
-        limits = limits or self.limits
-        done: list[TestResult] = []
-        for test in tests:
-            if limits.stop_at_timeout and done and done[-1].outcome is Outcome.TIMEOUT:
-                done.append(TestResult(Outcome.TIMEOUT, None, "not run: an earlier test ran out of time"))
-                continue
-            remains = await self._execute(
-                tier_of(program), "script", {"program": program}, test.input.encode(errors=ANY_TEXT), limits
-            )
-            done.append(run_result.of_stdio(remains, test.output))
+        chosen, tier = limits or self.limits, tier_of(program)
+
+        async def run_test(test: StdioTest) -> TestResult:
+            stdin = test.input.encode(errors=ANY_TEXT)
+            remains = await self._execute(tier, "script", {"program": program}, stdin, chosen)
+            return run_result.of_stdio(remains, test.output)
+
+        done = await run_one_by_one(tests, chosen, run_test)
         self.metrics.count_tests(done)
         return done
 
@@ -232,20 +230,14 @@ class Sandbox(CodeRunner):
             await self._evict_idle()
         self._opening += 1  # counted from now on: others may ask while this one starts
         try:
-            session = await LocalSession.open(self, slots, limits or self.limits)
+            self._session_count += 1
+            number = self.count + self._session_count
+            terms = SessionTerms(number, self.session_idle_seconds, forget=self._sessions.discard)
+            session = await LocalSession.open(terms, slots, limits or self.limits)
             self._sessions.add(session)
         finally:
             self._opening -= 1
         return session
-
-    def next_session_index(self) -> int:
-        """A number for a session's zygote, beyond the slots'."""
-        self._session_count += 1
-        return self.count + self._session_count
-
-    def forget_session(self, session: LocalSession) -> None:
-        """Forget a session that has ended."""
-        self._sessions.discard(session)
 
     async def _evict_idle(self) -> None:
         """Make room: end the session idle longest, if it has been idle long enough to have been forgotten."""
