@@ -20,10 +20,10 @@ from upshot.core.time_limit import uncounted
 from upshot.sandbox.asserts import run_result, verdict
 from upshot.sandbox.asserts.split import split
 from upshot.sandbox.asserts.verdict import Remains
-from upshot.sandbox.http.metrics import Metrics
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.local import languages, layers
 from upshot.sandbox.local.cgroup import Cgroups
+from upshot.sandbox.local.metrics import SandboxMetrics
 from upshot.sandbox.local.run import RunRequest
 from upshot.sandbox.local.sessions import LocalSession, SessionTerms
 from upshot.sandbox.local.slots import Busy, SandboxSlots
@@ -71,7 +71,7 @@ class Sandbox(CodeRunner):
         self.max_sessions = max_sessions
         self.session_idle_seconds = session_idle_seconds
         self.disabled = set(disable)
-        self.metrics = Metrics()
+        self.metrics = SandboxMetrics()
         self.layers: layers.Layers | None = None
         self._starting = asyncio.Lock()
         self._slots: SandboxSlots | None = None
