@@ -37,15 +37,6 @@ CEILINGS = {
 }
 """The most a request may ask for; a run's disk, output and results are this machine's memory."""
 _LIMIT_NAMES = {field.name for field in fields(Limits)}
-_MUST_BE = {
-    ("list_type", True): "a list of strings or objects",
-    ("string_type", False): "a list of strings",
-    ("model_type", False): "a list of objects",
-    ("dict_type", False): "a list of objects",
-    ("model_type", True): "an object",
-    ("dict_type", True): "an object",
-}
-"""What a field must be, by pydantic's name of the error and whether it is the field itself or an item of it."""
 
 
 def _check_seconds(value: Any, info: ValidationInfo) -> float:
@@ -128,7 +119,7 @@ class TestBody(LimitedBody, Generic[Test]):
 
 
 class ProgramBody(LimitedBody):
-    """POST /run and /run_code."""
+    """POST /run and /run_code; of a turn of a session the code and its CPU seconds."""
 
     code: str
     language: str = "python"
@@ -159,12 +150,6 @@ class BatchBody(RequestBody):
     items: list[dict[str, Any]]
 
 
-class TurnBody(LimitedBody):
-    """POST /sessions/{id}."""
-
-    code: str
-
-
 Body = TypeVar("Body", bound=RequestBody)
 
 
@@ -182,9 +167,13 @@ def _explain(error: ValidationError) -> str:
         return first["msg"].removeprefix("Value error, ")
     if not first["loc"]:
         return "the request must be a JSON object"
-    kind, name = first["type"], str(next(part for part in reversed(first["loc"]) if isinstance(part, str)))
-    if kind == "string_type" and first["loc"][-1] == name:
-        return f"field '{name}' is {type(first['input']).__name__}; it must be a string"
-    if kind == "missing":
+    where = first["loc"][-1]
+    name = next(part for part in reversed(first["loc"]) if isinstance(part, str))
+    if first["type"] == "missing":
         return f"field '{name}' is missing"
-    return f"field '{name}' must be {_MUST_BE.get((kind, first['loc'][-1] == name), first['msg'])}"
+    if first["type"] == "string_type" and where == name:
+        return f"field '{name}' is {type(first['input']).__name__}; it must be a string"
+    if where != name:
+        return f"field '{name}' must be a list of {'strings' if first['type'] == 'string_type' else 'objects'}"
+    kinds = {"list_type": "a list of strings or objects", "dict_type": "an object", "model_type": "an object"}
+    return f"field '{name}' must be {kinds.get(first['type'], first['msg'])}"

@@ -25,7 +25,6 @@ from upshot.sandbox.http.bodies import (
     StdioCase,
     SubmitBody,
     TestBody,
-    TurnBody,
     read_body,
 )
 from upshot.sandbox.local.pool import Sandbox
@@ -168,7 +167,7 @@ class Service:
 
     async def turn(self, name: str, data: Any) -> dict[str, Any]:
         """One turn of a session."""
-        body = read_body(TurnBody, data)
+        body = read_body(ProgramBody, data)
         session = self.sessions.get(name)
         if session is None:
             gone = "the session has ended: it was closed, evicted or never opened"

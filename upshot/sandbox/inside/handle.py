@@ -155,21 +155,9 @@ def _refusal(name: str) -> Any:
 
 
 _BINARY = (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "divmod",
-    "pow",
-    "matmul",
-    "and",
-    "or",
-    "xor",
-    "lshift",
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul", "and", "or", "xor", "lshift",
     "rshift",
-)
+)  # fmt: skip
 _OTHERS = (
     "lt", "le", "gt", "ge", "hash", "abs", "neg", "pos", "invert", "int", "float", "complex", "index", "round", "trunc",
     "floor", "ceil", "bytes", "fspath", "copy", "deepcopy",

@@ -1,7 +1,16 @@
 """Two confined processes talking: whole JSON messages on a socket pair, either side may ask while it waits.
 
-Data crosses as data, everything else as a handle. What can be done with a handle is a call, an attribute, or one of a
-few observations (`len`, `iter`, `next`, an item, the text, the truth): each gives data or another handle.
+Data crosses as data (`plain.py`), everything else as a handle. What can be done with a handle is a call, an attribute,
+or one of a few observations (`len`, `iter`, `next`, an item, the text, the truth): each gives data or another handle.
+
+A message is four bytes of length and JSON. {"op", "target", "name", "args", "kwargs"} asks: call, get, set, observe
+(and `names`, of the program alone). {"ok"}, {"error"} or {"end"} answers; a call also says which mutable arguments it
+changed. While one side waits for an answer it serves what the other asks (a callback that a test gave the program), so
+questions nest like calls on one stack, and the lock `turn` keeps threads from crossing them.
+
+Handles are numbers: the owner's `exports` keeps the object for as long as the process lives. A number comes back
+negated to its owner, who then has its own object again. Neither side believes the other: whatever goes wrong while a
+message is read (`guarded`) ends the conversation for good, and never becomes an exception that a test could expect.
 """
 
 from __future__ import annotations

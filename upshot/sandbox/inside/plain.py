@@ -3,6 +3,8 @@
 A list is a JSON list, scalars are themselves, everything else is an object with one key, its tag. Subclasses are
 read through their base class's own methods, so an object that claims to equal everything arrives as what it holds.
 Anything that is not data becomes opaque. `decode` runs in the judge and in the program, never in the supervisor.
+Tables of pandas (`encode_table`) are data for those two only. Foreign runners get this file's own text: it imports
+nothing of this package.
 """
 
 from __future__ import annotations

@@ -173,9 +173,10 @@ class Sandbox(CodeRunner):
         if all(check is not None for check in checks):
             calls = [[check.call for check in test] for test in checks]
             payload = {"program": program, "calls": calls, "imports": [test[0].imports for test in checks]}
-            remains = await self._execute(tier, "calls", payload, b"", limits)
+            remains = await self._execute(tier, RunRequest("calls", payload, limits))
             return verdict.of_calls(checks, remains)
-        remains = await self._execute(tier, "serve", {"program": program}, b"", limits, judge={"tests": tests})
+        request = RunRequest("serve", {"program": program}, limits, judge={"tests": tests})
+        remains = await self._execute(tier, request)
         return verdict.of_judged(len(tests), remains)
 
     async def test_stdio(
@@ -185,7 +186,7 @@ class Sandbox(CodeRunner):
 
         async def run_test(test: StdioTest) -> TestResult:
             stdin = test.input.encode(errors=ANY_TEXT)
-            remains = await self._execute(tier, "script", {"program": program}, stdin, chosen)
+            remains = await self._execute(tier, RunRequest("script", {"program": program}, chosen, stdin))
             return run_result.of_stdio(remains, test.output)
 
         done = await run_one_by_one(tests, chosen, run_test)
@@ -197,14 +198,14 @@ class Sandbox(CodeRunner):
         encoded = {name: base64.b64encode(data).decode() for name, data in job.files.items()}
         payload: dict[str, Any] = {"program": job.code, "files": encoded, "fetch": list(job.fetch)}
         if languages.canonical(job.language) == "python":
-            remains = await self._execute(tier_of(job.code), "script", payload, stdin, limits)
+            remains = await self._execute(tier_of(job.code), RunRequest("script", payload, limits, stdin))
             result = run_result.of_script(remains, job.fetch)
         else:
             await self._ready()
             await asyncio.to_thread(languages.installed)  # asks the toolchains once
             payload |= self._native(job.language, limits, job.compile_seconds)
             budget = limits.wall + job.compile_seconds + 5
-            remains = await self._execute("native", "native", payload, stdin, limits, native_wall=budget)
+            remains = await self._execute("native", RunRequest("native", payload, limits, stdin, native_wall=budget))
             result = run_result.of_native(remains, job.fetch)
         self.metrics.count_run(result)
         return result
@@ -247,17 +248,11 @@ class Sandbox(CodeRunner):
         await oldest.aclose()
 
     @uncounted
-    async def _execute(
-        self,
-        tier: str,
-        mode: str,
-        payload: dict[str, Any],
-        stdin: bytes,
-        limits: Limits,
-        judge: dict[str, Any] | None = None,
-        native_wall: float | None = None,
-    ) -> Remains:
-        """Run one request, once more if the sandbox itself failed the first time."""
+    async def _execute(self, tier: str, request: RunRequest) -> Remains:
+        """Run one request, once more if the sandbox itself failed the first time.
+
+        A program cannot bring a fault about (see `inside/zygote.py`), so the second try gives it no second chance.
+        """
         slots = await self._ready()
         try:
             slot = await slots.acquire(tier)
@@ -269,8 +264,7 @@ class Sandbox(CodeRunner):
             for attempt in range(2):
                 try:
                     zygote = await slot.zygote(tier)
-                    run = RunRequest(mode, payload, stdin, limits, judge, native_wall)
-                    remains = await run.on(zygote, slot.groups.get(tier))
+                    remains = await request.run_on(zygote, slot.groups.get(tier))
                 except (ZygoteGone, OSError) as error:
                     remains = Remains(fault=str(error))
                 if remains.fault is None:

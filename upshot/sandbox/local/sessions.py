@@ -1,4 +1,11 @@
-"""Python sessions for tool use: one confined process per conversation, its state kept from turn to turn."""
+"""Python sessions for tool use: one confined process per conversation, its state kept from turn to turn.
+
+A session has a zygote to itself, whose one run stays. Turns go over a socket of their own, four bytes of length and
+JSON: {"code"} asks, {"error"} answers; what is printed lies in the two output files, rewound before each turn. The
+clocks of a turn are ours: the run's own limits are those of a day. A turn out of time, or one that nobody waits for
+any more, is interrupted (SIGINT, by pidfd) and its answer is still read, or the next turn would get it. If no answer
+comes within a second, or the socket breaks, the session is over, and the zygote's report says how its process ended.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +28,7 @@ from upshot.sandbox.asserts.verdict import Remains, ending
 from upshot.sandbox.inside import cpu_time
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.local.cgroup import SlotGroup
-from upshot.sandbox.local.run import bounded_output, sealed_input, written
+from upshot.sandbox.local.run import bounded_output, read_output, sealed_input
 from upshot.sandbox.local.slots import SandboxSlots
 from upshot.sandbox.local.zygotes import Zygote, ZygoteGone
 from upshot.sandbox.outcome import Outcome, RunResult
@@ -219,8 +226,8 @@ class LocalSession(Session):
         return data
 
     def _result(self, reply: dict[str, Any], timed_out: bool, wall: float, cpu: float, detail: str = "") -> RunResult:
-        stdout, stdout_cut = written(self.files[1])
-        stderr, stderr_cut = written(self.files[2])
+        stdout, stdout_cut = read_output(self.files[1])
+        stderr, stderr_cut = read_output(self.files[2])
         error = reply.get("error")
         outcome = Outcome.ERROR if error else Outcome.PASSED
         if timed_out:

@@ -278,8 +278,8 @@ class OpenAIServer:
         index = {id(seq): i for i, seq in enumerate(running)}
         names = Names(self.pieces, asked)
         left = len(running)
-        # Starlette cancels a task that waits, and while tokens come with every turn of the loop this one never does: the
-        # next token is always there already. So the hang-up comes by the same queue.
+        # Starlette cancels a task that waits, and while tokens come with every turn of the loop this one never
+        # does: its next token is there already. So the hang-up comes by the same queue.
         hung_up = asyncio.ensure_future(http.receive())
         hung_up.add_done_callback(lambda _: queue.put_nowait(None))
         try:

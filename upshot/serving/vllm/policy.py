@@ -21,9 +21,9 @@ from upshot.core.errors import UserError
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
 from upshot.models.endpoint import EndpointModel
 from upshot.models.rendering import Renderer
-from upshot.serving.vllm.door import ServerDown, VllmClient
+from upshot.serving.vllm.client import ServerDown, VllmClient
 from upshot.serving.vllm.launch import Address
-from upshot.serving.vllm.weights import TOLD, Way, check_arrival, folder_for, parcel, way_for
+from upshot.serving.vllm.weights import ROUTE_NAMES, Route, check_arrival, choose_route, folder_for, pack_weights
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class VllmPolicy(Model):
         """Of the learner's weights."""
         self.syncs = 0
         self._seconds = 0.0
-        self.door = VllmClient(address.url, address.key)
+        self.client = VllmClient(address.url, address.key)
         self.endpoint = EndpointModel(address.spec)
         self._loaded: str | None = None
         """The version that the server was last seen to have; None: not known."""
@@ -72,7 +72,7 @@ class VllmPolicy(Model):
     async def aclose(self) -> None:
         """Close the connections; the server itself ends with the run."""
         await self.endpoint.aclose()
-        await self.door.close()
+        await self.client.close()
 
     async def generate(self, request: Request) -> list[Completion]:
         """`request.n` completions, all by the weights that were the newest when they were asked for."""
@@ -103,8 +103,8 @@ class VllmPolicy(Model):
                 await self._until_idle()
                 self._loaded = None
                 try:
-                    await self.door.shut()
-                    await self.door.sleep(self.address.level)
+                    await self.client.close_gate()
+                    await self.client.sleep(self.address.level)
                 except (
                     ServerDown
                 ) as error:  # one that is gone takes no memory; it is waited for when replies are wanted
@@ -180,7 +180,7 @@ class VllmPolicy(Model):
         deadline = time.monotonic() + self.address.start_s
         while True:
             try:
-                if await self.door.version() != self._loaded:
+                if await self.client.version() != self._loaded:
                     self._loaded = None
                 return
             except ServerDown as error:
@@ -197,16 +197,16 @@ class VllmPolicy(Model):
         """Give the server the learner's weights, and let requests for them in when every worker has them."""
         began = time.monotonic()
         self._loaded = None
-        await self.door.shut()
-        asleep = self.address.same_gpu and await self.door.sleeps()
+        await self.client.close_gate()
+        asleep = self.address.same_gpu and await self.client.is_asleep()
         if asleep:
             _release()
-            await self.door.wake("weights")
+            await self.client.wake("weights")
         told = await (self._swap(version) if self.adapters else self._load(version))
         if asleep:
-            await self.door.wake("kv_cache")
-        await self.door.forget_prefixes()
-        await self.door.open(version)
+            await self.client.wake("kv_cache")
+        await self.client.reset_prefix_cache()
+        await self.client.open_gate(version)
         self.endpoint.headers = {HEADER: version}
         # Prefixes of other weights would not be found even if some were left.
         self.endpoint.spec = self.endpoint.spec.model_copy(update={"extra_body": {"cache_salt": f"version {version}"}})
@@ -219,25 +219,25 @@ class VllmPolicy(Model):
     async def _load(self, version: str) -> str:
         """All weights, into the tensors that the workers have."""
         weights = dict(self.module.named_parameters())
-        way = way_for(weights, self.address.same_gpu and self.address.workers == 1)
+        route = choose_route(weights, self.address.same_gpu and self.address.workers == 1)
         with ExitStack() as kept:
-            order = await asyncio.to_thread(kept.enter_context, parcel(weights, version, way, self.run))
-            await self.door.ask_workers("upshot_load", order)
-        check_arrival(await self.door.ask_workers("upshot_state"), version, weights)
-        return TOLD[way]
+            order = await asyncio.to_thread(kept.enter_context, pack_weights(weights, version, route, self.run))
+            await self.client.ask_workers("upshot_load", order)
+        check_arrival(await self.client.ask_workers("upshot_state"), version, weights)
+        return ROUTE_NAMES[route]
 
     async def _swap(self, version: str) -> str:
         """The adapters alone, under a name of their own."""
         weights = {name: weight for name, weight in self.module.named_parameters() if weight.requires_grad}
-        way: Way = way_for(weights, same_gpu=False)
+        route: Route = choose_route(weights, same_gpu=False)
         name = f"policy-{version}"
-        for other in await self.door.adapters():
-            await self.door.take_out(other)
-        with folder_for(way, self.run) as folder:
+        for other in await self.client.adapters():
+            await self.client.unload_adapter(other)
+        with folder_for(route, self.run) as folder:
             await asyncio.to_thread(self.module.save_pretrained, folder)
-            await self.door.hang_in(name, folder)
+            await self.client.load_adapter(name, folder)
         self.endpoint.served = name
-        return f"a new adapter through {TOLD[way]}"
+        return f"a new adapter through {ROUTE_NAMES[route]}"
 
 
 def _release() -> None:
