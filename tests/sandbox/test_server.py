@@ -140,7 +140,7 @@ def test_other_languages_run_where_they_are_installed(language: str, code: str, 
         "/run_code",
         {"code": code, "language": language, "stdin": "41\n", "run_timeout": 10, "compile_timeout": 60},
     )
-    if language not in languages.installed():
+    if language not in languages.list_installed():
         assert answer.status_code == 400 and "not installed" in answer.json()["error"]
         pytest.skip(f"{language} is not installed")
     if "needs namespaces" in answer.text:
@@ -149,7 +149,7 @@ def test_other_languages_run_where_they_are_installed(language: str, code: str, 
 
 
 def test_a_program_that_does_not_compile_says_so(server: str) -> None:
-    if "c" not in languages.installed():
+    if "c" not in languages.list_installed():
         pytest.skip("no C compiler")
     answer = post(server, "/run_code", {"code": "int main( {", "language": "c"}).json()
     assert (
@@ -328,7 +328,7 @@ def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
         await asyncio.sleep(30)
 
     async def scenario() -> None:
-        bounded = module.RequestGate(None, None, 1000, 0.05, module._refused).bounded(dawdle)
+        bounded = module.RequestGate(None, None, 1000, 0.05, module._refuse).bounded(dawdle)
         with pytest.raises(module.TooSlow):
             await asyncio.wait_for(bounded(), 5)
 

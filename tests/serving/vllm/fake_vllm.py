@@ -1,7 +1,7 @@
 """Stands in for a vLLM server: its routes and bodies as vLLM 0.32 answers them (`recorded.json`), in a thread.
 
 Our own `WeightsGate` and `WeightsWorker` are the real ones. The model is a transformers model, so what it samples, and
-with which log-probabilities, hangs on the weights that were handed over. It can be slow, drop connections, and be killed.
+with which log-probabilities, hangs on the weights that were handed over. It can be slow, drop connections, be killed.
 """
 
 from __future__ import annotations

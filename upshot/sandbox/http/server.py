@@ -54,12 +54,12 @@ def build_app(sandbox: Sandbox, api_key: str | None = None, max_bytes: int = MAX
 
     app = FastAPI(title="Upshot sandbox", lifespan=life, openapi_url=None)
     _add_routes(app, Service(sandbox))
-    app.add_middleware(RequestGate, key=api_key, max_bytes=max_bytes, read_s=READ_SECONDS, refuse=_refused)
+    app.add_middleware(RequestGate, key=api_key, max_bytes=max_bytes, read_s=READ_SECONDS, refuse=_refuse)
     app.add_middleware(CalmEnd)
     return app
 
 
-def _refused(status: int, reason: str) -> Response:
+def _refuse(status: int, reason: str) -> Response:
     return _json({"error": reason}, status, CLOSE)
 
 
@@ -124,9 +124,9 @@ async def _answer(sandbox: Sandbox, request: Request, verb: Verb) -> Response:
     except ClientGone:
         return _json({"error": "the client has hung up"}, 499)
     except TooLarge:
-        return _refused(413, "the request is over the size limit")
+        return _refuse(413, "the request is over the size limit")
     except TooSlow:
-        return _refused(408, f"the request did not arrive within {READ_SECONDS:.0f} s")
+        return _refuse(408, f"the request did not arrive within {READ_SECONDS:.0f} s")
     except UserError as error:
         return _json({"error": str(error)}, 400)
     except Exception as error:

@@ -10,8 +10,12 @@ import os
 import time
 from pathlib import Path
 
+from upshot.sandbox.limits import Limits
+
 PREFIX = "upshot-sandbox-"
 UNLIMITED = 1 << 60
+SLACK_MB, SLACK_PROCESSES = 64, 8
+"""Room in a slot's group for the zygote itself, the kernel's own pages and a judge."""
 
 
 class Cgroups:
@@ -73,6 +77,11 @@ class SlotGroup:
         """Move a zygote in."""
         for path in set(self.paths.values()):
             (path / "cgroup.procs").write_text(str(pid))
+
+    def limit_to(self, limits: Limits) -> None:
+        """Bound what a run with these limits may use; its private disk is memory, too."""
+        megabytes = limits.memory_mb + limits.disk_mb + SLACK_MB
+        self.limit(megabytes << 20, limits.processes + SLACK_PROCESSES)
 
     def limit(self, memory_bytes: int, processes: int) -> None:
         """Set the bounds, where they differ from the last run's."""

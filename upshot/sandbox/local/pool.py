@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from upshot.core.errors import UserError
@@ -83,11 +82,6 @@ class Sandbox(CodeRunner):
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def start(self) -> None:
         """Find the machine's layers, refuse if one demanded is missing, warm the first slot; does nothing twice."""
@@ -202,7 +196,7 @@ class Sandbox(CodeRunner):
             result = run_result.of_script(remains, job.fetch)
         else:
             await self._ready()
-            await asyncio.to_thread(languages.installed)  # asks the toolchains once
+            await asyncio.to_thread(languages.list_installed)  # asks the toolchains once
             payload |= self._native(job.language, limits, job.compile_seconds)
             budget = limits.wall + job.compile_seconds + 5
             remains = await self._execute("native", RunRequest("native", payload, limits, stdin, native_wall=budget))

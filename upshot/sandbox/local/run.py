@@ -30,8 +30,6 @@ SLACK = 8192
 """Room behind the limit: the kernel refuses a write that would cross the end by whole pages."""
 PATIENCE = 10.0
 """Seconds beyond the wall cap before a silent zygote is given up."""
-CGROUP_SLACK_MB = 64
-"""Room in the slot's group for the zygote and the kernel's own pages."""
 OWN_RESULTS_BYTES = 4096
 """For what a judged program writes where its results would go; the judge's results are the ones read."""
 ALONE = ("stdin", "stdout", "stderr", "input", "results")
@@ -70,8 +68,7 @@ class RunRequest:
         try:
             self._open_files()
             if group is not None:
-                megabytes = self.limits.memory_mb + self.limits.disk_mb + CGROUP_SLACK_MB
-                group.limit(megabytes << 20, self.limits.processes + 8)
+                group.limit_to(self.limits)
             zygote.send({"roles": self._roles(), "limits": self.request_limits}, list(self.files.values()))
             # Our copies of the wire between program and judge: while they are open, neither sees the other end.
             self._close("program's wire", "judge's wire")

@@ -111,7 +111,7 @@ class LocalSession(Session):
 
     async def _start(self) -> None:
         if self.group is not None:
-            self.group.limit((self.limits.memory_mb + self.limits.disk_mb + 64) << 20, self.limits.processes + 8)
+            self.group.limit_to(self.limits)
         limits = self.limits.as_request() | {"wall_seconds": LIFETIME_SECONDS, "cpu_seconds": LIFETIME_CPU_SECONDS}
         role = {"mode": "session", "fds": [0, 1, 2, 3, 4, 5], "environment": {}}
         request = {"roles": [role], "limits": limits, "announce": True}

@@ -55,7 +55,7 @@ class StrictBody(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_unknown_fields(cls, data: Any) -> Any:
+    def _refuse_unknown_fields(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
         if not encodes(data):
@@ -97,7 +97,7 @@ class CommonFields(StrictBody):
     return_tokens_as_token_ids: bool = False
 
     @model_validator(mode="after")
-    def _options_of_streams(self) -> CommonFields:
+    def _check_stream_options(self) -> CommonFields:
         if self.stream_options is not None and not self.stream:
             raise ValueError("'stream_options' are for streams: set stream to true or leave them out")
         return self
@@ -151,13 +151,13 @@ class ChatRequest(CommonFields):
     parallel_tool_calls: bool = True
 
     @model_validator(mode="after")
-    def _choice_of_tools(self) -> ChatRequest:
+    def _check_tools(self) -> ChatRequest:
         for i, tool in enumerate(self.tools):
             check_tool(tool, f"tools.{i}")
         if self.must_call and self.schema_of() is not None:
             raise ValueError("response_format and a tool_choice that demands a call exclude each other: leave out one")
         if self.must_call:
-            self.demanded()
+            self.demanded_tools()
         return self
 
     @property
@@ -165,7 +165,7 @@ class ChatRequest(CommonFields):
         """Whether a call is demanded."""
         return self.tool_choice not in ("auto", "none")
 
-    def demanded(self) -> list[dict[str, Any]]:
+    def demanded_tools(self) -> list[dict[str, Any]]:
         """The tools of which one must be called."""
         if self.tool_choice == "required" and self.tools:
             return self.tools
@@ -180,7 +180,7 @@ class ChatRequest(CommonFields):
         return found[:1]
 
     @model_validator(mode="after")
-    def _tops_of_logprobs(self) -> ChatRequest:
+    def _check_top_logprobs(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("'top_logprobs' needs logprobs: true")
         return self

@@ -81,14 +81,14 @@ class OpenAIServer:
         self.counts = {"requests": 0, "refused": 0, "failed": 0, "disconnected": 0}
         self.seconds = 0.0
         self.app = FastAPI(title="upshot", docs_url=None, redoc_url=None)
-        self.app.add_middleware(RequestGate, key=api_key, max_bytes=MAX_BYTES, read_s=READ_S, refuse=self._turned_away)
+        self.app.add_middleware(RequestGate, key=api_key, max_bytes=MAX_BYTES, read_s=READ_S, refuse=self._turn_away)
         self.app.add_middleware(CalmEnd)
         self._routes()
 
     def _routes(self) -> None:
         app = self.app
         for kind in (RequestValidationError, UserError, ModelCallError, OtherModel, ClientGone, HTTPException):
-            app.exception_handler(kind)(self._refuse)
+            app.exception_handler(kind)(self._answer_error)
         app.get("/health")(self.health)
         app.get("/metrics")(self.metrics)
         counted = [Depends(self._count)]
@@ -100,14 +100,14 @@ class OpenAIServer:
     async def _count(self) -> None:
         self.counts["requests"] += 1
 
-    def _turned_away(self, status: int, reason: str) -> JSONResponse:
+    def _turn_away(self, status: int, reason: str) -> JSONResponse:
         """The answer to a request that may not come in. Its body was not read: nothing can follow on the line."""
         kind = "authentication_error" if status == 401 else "invalid_request_error"
         answer = failure(status, reason, kind)
         answer.headers["Connection"] = "close"
         return answer
 
-    async def _refuse(self, http: HttpRequest, error: Exception) -> JSONResponse:
+    async def _answer_error(self, http: HttpRequest, error: Exception) -> JSONResponse:
         """Errors in OpenAI's form."""
         if isinstance(error, RequestValidationError):
             first = error.errors()[0]
@@ -115,9 +115,9 @@ class OpenAIServer:
             said = first["msg"].removeprefix("Value error, ")
             return failure(400, f"{where}: {said}" if where else said)
         if isinstance(error.__cause__, TooLarge):
-            return self._turned_away(413, f"the request is over the limit of {MAX_BYTES} bytes")
+            return self._turn_away(413, f"the request is over the limit of {MAX_BYTES} bytes")
         if isinstance(error.__cause__, TooSlow):
-            return self._turned_away(408, f"the request did not arrive within {READ_S:g} s")
+            return self._turn_away(408, f"the request did not arrive within {READ_S:g} s")
         if isinstance(error, HTTPException):  # no such path, not with that method, or no JSON at all
             unread = error.status_code == 400
             return failure(error.status_code, "no JSON" if unread else _nothing_at(http.method, http.url.path))
@@ -180,7 +180,7 @@ class OpenAIServer:
         prompt = self.model.prompt_ids(request)
         several = asked.parallel_tool_calls and not isinstance(asked.tool_choice, dict)
         form = self.dialect.reply_format(prompt, bool(request.tools), request.schema is not None, several)
-        rules = self.dialect.grammar(asked.demanded(), form) if asked.must_call else ""
+        rules = self.dialect.grammar(asked.demanded_tools(), form) if asked.must_call else ""
         fields = (request.sampling, request.n, request.schema, request.tools, "", request.top_logprobs)
         return RuledRequest(prompt, *fields, lark=rules), form
 

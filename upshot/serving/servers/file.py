@@ -72,13 +72,13 @@ class ServerConfig(BaseModel):
 
     @field_validator("port")
     @classmethod
-    def _a_port(cls, value: int | str) -> int | str:
+    def _check_port(cls, value: int | str) -> int | str:
         if isinstance(value, int) and not 0 < value < 2**16:
             raise ValueError("give a number from 1 to 65535, or auto")
         return value
 
     @model_validator(mode="after")
-    def _fits(self) -> ServerConfig:
+    def _check_fit(self) -> ServerConfig:
         if isinstance(self.port, int) and self.port + self.replicas > 2**16:
             raise ValueError(f"port {self.port}: there are not {self.replicas} ports from there on; give a lower one")
         for word in self.arguments:
@@ -135,14 +135,14 @@ class ServersConfig(BaseModel):
 
     @field_validator("servers")
     @classmethod
-    def _named(cls, value: dict[str, ServerConfig]) -> dict[str, ServerConfig]:
+    def _check_names(cls, value: dict[str, ServerConfig]) -> dict[str, ServerConfig]:
         for name in value:
             if not NAME.fullmatch(name):
                 raise ValueError(f"'{name}' is no name for a server: letters, digits, '.', '_' and '-'")
         return value
 
     @model_validator(mode="after")
-    def _one_a_process(self) -> ServersConfig:
+    def _split_into_processes(self) -> ServersConfig:
         """Replace servers by their processes."""
         found: dict[str, ServerConfig] = {}
         for name, server in self.servers.items():

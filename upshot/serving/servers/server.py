@@ -73,7 +73,7 @@ class ModelServer:
                 raise UserError(f"server '{self.name}': {self.command.words[0]}: {error.strerror}") from error
         self.reaper.watch(self.process.pid)
         while not await self.healthy():
-            if await self._gone(LOOK_S):
+            if await self._ends_within(LOOK_S):
                 raise ServerEnded(await self._end_rest())
             if time.monotonic() - began > within_s:
                 await self.stop(0.0)
@@ -83,10 +83,10 @@ class ModelServer:
     async def wait_for_end(self, hung_s: float) -> str:
         """Wait for the end of the process, or until it has not answered for so long, and end it then; the reason."""
         answered = time.monotonic()
-        while not await self._gone(min(CHECK_S, hung_s)):
+        while not await self._ends_within(min(CHECK_S, hung_s)):
             if await self.healthy():
                 answered = time.monotonic()
-            elif time.monotonic() - answered > hung_s and not await self._gone(0.0):
+            elif time.monotonic() - answered > hung_s and not await self._ends_within(0.0):
                 await self.stop(0.0)
                 return f"did not answer for {hung_s:g} s"
         return await self._end_rest()
@@ -97,7 +97,7 @@ class ModelServer:
             return
         if grace_s > 0 and self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
-            await self._gone(grace_s)
+            await self._ends_within(grace_s)
         await self._end_rest()
 
     async def healthy(self) -> bool:
@@ -113,7 +113,7 @@ class ModelServer:
         except (OSError, TimeoutError):
             return False
 
-    async def _gone(self, within_s: float) -> bool:
+    async def _ends_within(self, within_s: float) -> bool:
         """Whether the process ends within so many seconds."""
         assert self.process is not None
         try:

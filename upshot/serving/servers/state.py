@@ -114,10 +114,10 @@ def served_name(spec: ModelSpec) -> str | None:
 
 def with_addresses(file: str | None, models: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
     """The models with `serve:NAME` replaced by the address of that server, which is up."""
-    return {role: _addressed(spec, f"models.{role}", file) for role, spec in models.items()}
+    return {role: _add_address(spec, f"models.{role}", file) for role, spec in models.items()}
 
 
-def _addressed(spec: ModelSpec, where: str, file: str | None) -> ModelSpec:
+def _add_address(spec: ModelSpec, where: str, file: str | None) -> ModelSpec:
     name = served_name(spec)
     if name is None:
         return spec
@@ -147,7 +147,7 @@ def check_served(file: str | None, models: Mapping[str, ModelSpec]) -> None:
         if (name := served_name(spec)) is None:
             continue
         if config is None or file is None:
-            _addressed(spec, f"models.{role}", None)
+            _add_address(spec, f"models.{role}", None)
         else:
             check_server(f"models.{role}", name, set(map(config.asked_as, config.servers)), file)
 

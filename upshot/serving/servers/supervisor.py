@@ -72,10 +72,10 @@ class Supervisor:
             self.reaper.close()
             raise UserError(f"cannot write logs and state to '{self.folder}': {error.strerror}") from None
         keepers = [asyncio.create_task(self._keep(server)) for server in self.servers]
-        told = asyncio.create_task(self._tell_ready(on_ready))
-        ends = [asyncio.create_task(self._signalled())]
+        told = asyncio.create_task(self._wait_until_ready(on_ready))
+        ends = [asyncio.create_task(self._wait_for_signal())]
         if while_used:
-            ends.append(asyncio.create_task(self._unused()))
+            ends.append(asyncio.create_task(self._wait_until_unused()))
         try:
             await asyncio.wait([*keepers, *ends], return_when=asyncio.FIRST_COMPLETED)
             for task in keepers:
@@ -154,25 +154,25 @@ class Supervisor:
             self.say(f"{server.name} {reason}; starting it again in {pause:g} s (log: {server.log})")
             await asyncio.sleep(pause)
 
-    async def _tell_ready(self, on_ready: Callable[[], None]) -> None:
+    async def _wait_until_ready(self, on_ready: Callable[[], None]) -> None:
         while any(server.status != "running" for server in self.servers):
             await asyncio.sleep(0.05)
         on_ready()
 
-    async def _signalled(self) -> None:
+    async def _wait_for_signal(self) -> None:
         """Until SIGINT, SIGTERM or, unless somebody (nohup) had it ignored, SIGHUP; a second one ends the patience."""
         loop, first = asyncio.get_running_loop(), asyncio.Event()
 
-        def heard() -> None:
+        def on_signal() -> None:
             (self._hurry if first.is_set() else first).set()
 
         wanted = [signal.SIGINT, signal.SIGTERM]
         wanted += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
         for number in wanted:
-            loop.add_signal_handler(number, heard)
+            loop.add_signal_handler(number, on_signal)
         await first.wait()
 
-    async def _unused(self) -> None:
+    async def _wait_until_unused(self) -> None:
         """Until no run holds the users' lock; it is kept then, so that the next run waits until these are gone."""
         while True:
             if self._kept.enter_context(lock(self.folder / USERS_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB)):

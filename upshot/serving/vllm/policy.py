@@ -67,7 +67,7 @@ class VllmPolicy(Model):
     async def start(self) -> None:
         """Reach the server and hand the weights over."""
         await self.endpoint.start()
-        await self._fresh()
+        await self._ensure_newest()
 
     async def aclose(self) -> None:
         """Close the connections; the server itself ends with the run."""
@@ -76,14 +76,14 @@ class VllmPolicy(Model):
 
     async def generate(self, request: Request) -> list[Completion]:
         """`request.n` completions, all by the weights that were the newest when they were asked for."""
-        asked = self._asked(request)
+        asked = self._as_ids(request)
         for attempt in range(ATTEMPTS):
-            version = await self._fresh()
+            version = await self._ensure_newest()
             self._asking += 1  # nothing is awaited since the version was looked at
             self._idle.clear()
             try:
                 found = await self.endpoint.generate(asked)
-                return [self._ours(completion, version, request) for completion in found]
+                return [self._read_completion(completion, version, request) for completion in found]
             except ModelCallError as error:
                 lost = error.reason in GONE or error.reason.startswith("http_5")
                 if not lost or attempt == ATTEMPTS - 1:
@@ -93,7 +93,7 @@ class VllmPolicy(Model):
                 self._asking -= 1
                 if not self._asking:
                     self._idle.set()
-            await self._look()
+            await self._wait_for_server()
         raise AssertionError("the last attempt returns or raises")
 
     async def rest(self) -> None:
@@ -131,7 +131,7 @@ class VllmPolicy(Model):
         """Calls by role and how often weights were handed over."""
         return {**self.endpoint.stats(), "syncs": float(self.syncs)}
 
-    def _asked(self, request: Request) -> Request:
+    def _as_ids(self, request: Request) -> Request:
         """The request in ids, ending where the policy's turns end."""
         ids: Sequence[int] = (
             request.prompt if request.by_ids else self.renderer.prompt_ids(request.prompt, request.tools)  # type: ignore[assignment,arg-type]
@@ -139,7 +139,7 @@ class VllmPolicy(Model):
         stops = tuple(sorted({*request.sampling.stop_ids, *self.end_ids}))
         return replace(request, prompt=ids, tools=(), sampling=replace(request.sampling, stop_ids=stops))
 
-    def _ours(self, completion: Completion, version: int, request: Request) -> Completion:
+    def _read_completion(self, completion: Completion, version: int, request: Request) -> Completion:
         """The completion with its version, and its text as our own tokenizer reads its ids."""
         if request.given:
             return replace(completion, version=version)
@@ -152,7 +152,7 @@ class VllmPolicy(Model):
             text = self.tokenizer.decode(list(completion.ids), skip_special_tokens=True)
         return replace(completion, text=text, version=version)
 
-    async def _fresh(self) -> int:
+    async def _ensure_newest(self) -> int:
         """See to it that the newest weights are loaded; their version."""
         failed = 0
         while self._loaded != str(self.version):
@@ -168,14 +168,14 @@ class VllmPolicy(Model):
                         f"vLLM did not take the weights of version {self.version} ({error}); log: {self.address.log}"
                     ) from error
                 log.warning("vLLM: %s; the weights are handed over again", error)
-                await self._look()
+                await self._wait_for_server()
         return self.version
 
     async def _until_idle(self) -> None:
         while self._asking:
             await self._idle.wait()
 
-    async def _look(self) -> None:
+    async def _wait_for_server(self) -> None:
         """Wait until the server answers, and forget what it had if it was started again."""
         deadline = time.monotonic() + self.address.start_s
         while True:
