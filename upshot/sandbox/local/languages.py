@@ -87,9 +87,8 @@ def find(name: str) -> tuple[Language, str]:
         raise UserError(f"language '{name}' is not known; known: {', '.join(['python', *LANGUAGES])}")
     tool = toolchain(language.name)
     if tool is None:
-        raise UserError(
-            f"language '{name}' needs {language.tool}, which is not installed here; installed: {', '.join(list_installed())}"
-        )
+        others = ", ".join(list_installed())
+        raise UserError(f"language '{name}' needs {language.tool}, which is not installed here; installed: {others}")
     return language, tool[0]
 
 
