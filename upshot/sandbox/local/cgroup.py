@@ -30,7 +30,8 @@ class Cgroups:
         try:
             self.homes = {controller: home / name for controller, home in _homes(mount).items()}
             for home in set(self.homes.values()):
-                _sweep(home.parent)
+                for old in list_abandoned(home.parent):
+                    _remove(old)
                 home.mkdir()
             self._delegate()
         except OSError as error:
@@ -156,12 +157,10 @@ def _v1_home(root: Path, own: str) -> Path:
     return root / own
 
 
-def _sweep(home: Path) -> None:
-    """Remove groups of supervisors that were killed."""
-    for path in home.glob(f"{PREFIX}*"):
-        pid = path.name.removeprefix(PREFIX).split("-")[0]
-        if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
-            _remove(path)
+def list_abandoned(parent: Path) -> list[Path]:
+    """What supervisors that were killed have left there, groups or directories: each is named after its process."""
+    found = ((path, path.name.removeprefix(PREFIX).split("-")[0]) for path in parent.glob(f"{PREFIX}*"))
+    return [path for path, pid in found if pid.isdigit() and not os.path.exists(f"/proc/{pid}")]
 
 
 def _remove(path: Path) -> None:

@@ -21,7 +21,7 @@ from upshot.sandbox.asserts.split import split
 from upshot.sandbox.asserts.verdict import Remains
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.local import languages, layers
-from upshot.sandbox.local.cgroup import Cgroups
+from upshot.sandbox.local.cgroup import PREFIX, Cgroups, list_abandoned
 from upshot.sandbox.local.metrics import SandboxMetrics
 from upshot.sandbox.local.run import RunRequest
 from upshot.sandbox.local.sessions import LocalSession, SessionTerms
@@ -32,7 +32,6 @@ from upshot.sandbox.runner import CodeRunner, ProgramJob, Session, run_one_by_on
 
 log = logging.getLogger("upshot.sandbox")
 FORGOTTEN_SECONDS = 30.0
-WORKDIR_PREFIX = "upshot-sandbox-"
 ANY_TEXT = "surrogatepass"
 """How an input is encoded: JSON may hold half a surrogate pair, which is the program's to deal with."""
 _IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+([\w., \t]+)", re.MULTILINE)
@@ -98,7 +97,7 @@ class Sandbox(CodeRunner):
             self._workdir = _make_workdir()
             self.layers = found
             self._slots = SandboxSlots(self.count, self.queue, found, cgroups, self._workdir)
-            await self._slots.warm("plain", 1)
+            await self._slots.all[0].zygote("plain")  # what is wrong is found now, not by the first program
         except BaseException:
             cgroups.close()
             await self.aclose()
@@ -274,12 +273,9 @@ class Sandbox(CodeRunner):
 
 def _make_workdir() -> Path:
     """A directory of this supervisor's, after sweeping those of killed ones."""
-    parent = Path(tempfile.gettempdir())
-    for old in parent.glob(f"{WORKDIR_PREFIX}*"):
-        pid = old.name.removeprefix(WORKDIR_PREFIX).split("-")[0]
-        if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
-            shutil.rmtree(old, ignore_errors=True)
-    path = Path(tempfile.mkdtemp(prefix=f"{WORKDIR_PREFIX}{os.getpid()}-"))
+    for old in list_abandoned(Path(tempfile.gettempdir())):
+        shutil.rmtree(old, ignore_errors=True)
+    path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
     path.chmod(0o711)
     (path / "root").mkdir(mode=0o755)
     return path
