@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support import humaneval
 from upshot.core import jsonl
 from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.offline.data.journal import Journal
 from upshot.run.report.lines import SkippedLines, read_objects
-from upshot.sandbox import humaneval
 from upshot.tasks.datasets.files import read_table
 from upshot.tasks.participants.search import load_corpus
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.peers.parrot import FAMILIES, save_parrot
-from tests.serving.servers.fleets import Started
+from tests.serving.servers.started import Started
 
 ROOT = Path(__file__).parent.parent.parent
 PYTHON = os.environ.get("UPSHOT_PEERS", sys.executable)
@@ -27,19 +27,19 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         save_parrot(folder / family, family)
     file = folder / "servers.yaml"
     file.write_text(json.dumps({"servers": {family: {"model": family, "devices": "cpu"} for family in FAMILIES}}))
-    fleet = Started(file, UPSHOT_API_KEY="secret")
+    started = Started(file, UPSHOT_API_KEY="secret")
     try:
-        found = {name: {"url": s["url"], "folder": s["model"]} for name, s in fleet.ready()["servers"].items()}
+        found = {name: {"url": s["url"], "folder": s["model"]} for name, s in started.ready()["servers"].items()}
         (folder / "found.json").write_text(json.dumps(found))
         yield folder / "found.json"
     finally:
-        fleet.end()
+        started.end()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("client", ["openai", "litellm", "lm_eval", "agents", "pydantic_ai", "smolagents"])
-def test_a_client_works_against_a_fleet(client: str, servers: Path) -> None:
+def test_a_client_works_against_the_servers_of_a_file(client: str, servers: Path) -> None:
     if subprocess.run([PYTHON, "-c", f"import importlib.util as u; assert u.find_spec('{client}')"]).returncode:
         pytest.skip(f"{PYTHON} has no {client}; `make test-peers` has")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "UPSHOT_API_KEY": "secret", "HF_HUB_OFFLINE": "1"}

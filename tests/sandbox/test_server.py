@@ -140,7 +140,7 @@ def test_other_languages_run_where_they_are_installed(language: str, code: str, 
         "/run_code",
         {"code": code, "language": language, "stdin": "41\n", "run_timeout": 10, "compile_timeout": 60},
     )
-    if language not in languages.installed():
+    if language not in languages.list_installed():
         assert answer.status_code == 400 and "not installed" in answer.json()["error"]
         pytest.skip(f"{language} is not installed")
     if "needs namespaces" in answer.text:
@@ -149,7 +149,7 @@ def test_other_languages_run_where_they_are_installed(language: str, code: str, 
 
 
 def test_a_program_that_does_not_compile_says_so(server: str) -> None:
-    if "c" not in languages.installed():
+    if "c" not in languages.list_installed():
         pytest.skip("no C compiler")
     answer = post(server, "/run_code", {"code": "int main( {", "language": "c"}).json()
     assert (
@@ -216,11 +216,26 @@ def test_a_batch_streams_each_result_with_its_index(server: str) -> None:
         ("/submit", {"completion": "x", "config": {"provided_data": [1]}}, "'provided_data' must be an object"),
         ("/sessions/nobody", {"code": "x", "run_timeout": 1e9}, "run_timeout is 1000000000.0; this server allows at"),
         ("/test_program", [1], "must be a JSON object"),
+        ("/test_program", {"program": "x", "tests": ["a", 1]}, "field 'tests' must be a list of strings"),
+        ("/test_program_stdio", {"program": "x", "tests": [1]}, "field 'tests' must be a list of objects"),
+        (
+            "/run_code",
+            {"code": "x", "run_timeout": True},
+            "run_timeout is True; it must be a number of seconds above 0",
+        ),
+        ("/submit", {"completion": "x"}, "field 'tests' is missing"),
     ],
 )
 def test_a_bad_request_gets_one_clear_line(path: str, body: Any, message: str, server: str) -> None:
     answer = post(server, path, body)
     assert answer.status_code == 400 and message in answer.json()["error"], answer.text
+
+
+def test_null_is_a_field_left_out_and_half_a_surrogate_pair_reaches_the_program(server: str) -> None:
+    fields = {"language": None, "run_timeout": None, "files": None, "fetch_files": None, "memory_limit_MB": 0}
+    body = {"code": "import sys\nprint(len(sys.stdin.buffer.read()))", "stdin": "\ud800", **fields}
+    sent = httpx.post(server + "/run_code", content=json.dumps(body), headers=JSON, timeout=60)
+    assert sent.status_code == 200 and sent.json()["run_result"]["stdout"] == "3\n", sent.text
 
 
 def test_pickles_and_other_non_json_are_refused(server: str) -> None:
@@ -313,7 +328,7 @@ def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
         await asyncio.sleep(30)
 
     async def scenario() -> None:
-        bounded = module.Gate(None, None, 1000, 0.05, module._refused).bounded(dawdle)
+        bounded = module.RequestGate(None, None, 1000, 0.05, module._refuse).bounded(dawdle)
         with pytest.raises(module.TooSlow):
             await asyncio.wait_for(bounded(), 5)
 
@@ -323,16 +338,16 @@ def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
 def test_too_many_slow_and_long_winded_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     import uvicorn
 
-    from upshot.sandbox.http import doorkeeper
+    from upshot.sandbox.http import server as module
 
-    monkeypatch.setattr(doorkeeper, "READ_SECONDS", 0.3)
+    monkeypatch.setattr(module, "READ_SECONDS", 0.3)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})
 
     async def scenario() -> None:
-        config = uvicorn.Config(app, http=doorkeeper.http_protocol(2), ws="none", lifespan="off", log_level="error")
+        config = uvicorn.Config(app, http=module.http_protocol(2), ws="none", lifespan="off", log_level="error")
         serving = uvicorn.Server(config)
         listener = socket.create_server(("127.0.0.1", 0))
         task = asyncio.create_task(serving.serve(sockets=[listener]))

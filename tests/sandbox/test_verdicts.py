@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import humaneval
 from upshot.core.errors import UserError
-from upshot.sandbox import Limits, Outcome, StdioTest, humaneval
+from upshot.sandbox import Limits, Outcome, StdioTest
 from upshot.sandbox.asserts.compare import matches
 from upshot.sandbox.asserts.split import split
 from upshot.sandbox.asserts.verdict import Remains, of_calls, parse_lines, same_output

@@ -11,12 +11,13 @@ import asyncio
 import hmac
 import ipaddress
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from upshot.core.errors import UserError
 
+Result = TypeVar("Result")
 OPEN_PATH = "/health"
 """Answered without a key."""
 
@@ -149,6 +150,42 @@ class CalmEnd:
                 await send({"type": "http.response.start", "status": 503, "headers": headers})
             body = b"" if begun else b'{"error": {"message": "the request was broken off", "code": 503}}'
             await send({"type": "http.response.body", "body": body})
+
+
+class ClientGone(Exception):
+    """The client has hung up before its answer was ready."""
+
+
+async def while_connected(receive: Callable[[], Awaitable[Any]], work: Awaitable[Result]) -> Result:
+    """The result of the work, unless the client hangs up: then the work is cancelled, for others wait behind it.
+
+    To be called when the body has been read: what `receive` (the request's) brings next is the hang-up.
+    """
+    doing, hung_up = asyncio.ensure_future(work), asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait([doing, hung_up], return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise ClientGone
+        return doing.result()
+    finally:
+        hung_up.cancel()
+        if not doing.done():
+            doing.cancel()
+            await asyncio.wait([doing])  # what it holds (a slot, pages of a cache) is free when this returns
+
+
+def metrics_page(prefix: str, counters: Mapping[str, Any], gauges: Mapping[str, Any]) -> str:
+    """Numbers in Prometheus' text format; a counter that is a mapping is told by its outcomes."""
+    lines = []
+    for kind, suffix, values in (("counter", "_total", counters), ("gauge", "", gauges)):
+        for name, value in values.items():
+            title = f"{prefix}_{name}{suffix}"
+            lines.append(f"# TYPE {title} {kind}")
+            if isinstance(value, Mapping):
+                lines += [f'{title}{{outcome="{outcome}"}} {count:.15g}' for outcome, count in value.items()]
+            else:
+                lines.append(f"{title} {value:.15g}")
+    return "\n".join(lines) + "\n"
 
 
 def _brings(key: str, header: Callable[[str], str | None]) -> bool:

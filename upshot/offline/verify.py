@@ -19,7 +19,7 @@ from upshot.core.errors import UserError, did_you_mean
 from upshot.core.score import Reason, Score, tell_missing
 from upshot.core.whole_files import check_writable
 from upshot.rewards.workers.base import Manager, managers
-from upshot.sandbox.local.lazy import LazySandbox
+from upshot.sandbox.connection import connect as connect_sandbox
 from upshot.tasks.datasets.files import read_table
 from upshot.tasks.datasets.records import reference_of
 from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
@@ -189,7 +189,7 @@ async def _open(settings: VerifySettings) -> AsyncIterator[Manager]:
             from upshot.models.connect import connect
 
             context["judge"] = await stack.enter_async_context(connect(_judge_spec(settings.judge, settings.seconds)))
-        context["sandbox"] = LazySandbox(settings.sandbox)
+        context["sandbox"] = connect_sandbox(settings.sandbox)
         stack.push_async_callback(context["sandbox"].aclose)
         options: dict[str, Any] = {"seconds": settings.seconds or SECONDS}
         if settings.manager == "remote":

@@ -30,7 +30,7 @@ from upshot.rollout.context import ReplyRule, RolloutContext
 from upshot.rollout.futures.base import CreditRule, Futures, kinds
 from upshot.rollout.futures.classmates.map_file import read_map
 from upshot.rollout.policy import Policy
-from upshot.sandbox.local.lazy import LazySandbox
+from upshot.sandbox.connection import connect as connect_sandbox
 from upshot.serving.servers.state import check_served, with_addresses
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.participants.base import Participant, users
@@ -158,7 +158,7 @@ def assemble(
     specs = {role: spec for role, spec in models.items() if not isinstance(spec, Model)}
     opened = connect_all(specs, budget=budget, policy=policy, pool=pool)
     named = {role: spec if isinstance(spec, Model) else opened[role] for role, spec in models.items()}
-    runner = LazySandbox(sandbox) if isinstance(sandbox, str) else sandbox
+    runner = connect_sandbox(sandbox) if isinstance(sandbox, str) else sandbox
     context: dict[str, Any] = {"task": task, "judge": named.get("judge"), "tokenizer": tokenizer}
     context |= {"models": named, "sandbox": runner}
     chosen = manager or Named(name="inline")

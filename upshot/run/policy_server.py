@@ -21,8 +21,8 @@ from upshot.core.errors import UserError
 from upshot.models.local import adapter_config, local_path, pick_device, pick_dtype
 from upshot.serving import vllm
 from upshot.serving.servers.file import ServerConfig
-from upshot.serving.servers.lease import lease
-from upshot.serving.vllm.door import ServerDown, VllmClient
+from upshot.serving.servers.state import lease
+from upshot.serving.vllm.client import ServerDown, VllmClient
 from upshot.serving.vllm.launch import (
     KEY,
     NAME,
@@ -44,15 +44,15 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks of adapters that vLLM makes room for."""
 
 
-def wanted(recipe: Recipe) -> bool:
+def needs_server(recipe: Recipe) -> bool:
     """Whether a run of the recipe has a server of its own."""
     return recipe.model.engine.name == "vllm" and recipe.train.samples
 
 
 @contextmanager
-def served(recipe: Recipe, run: Path, say: Callable[[str], None]) -> Iterator[None]:
+def serve_policy(recipe: Recipe, run: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Have the policy's server up; nothing happens where the embedded engine samples."""
-    if not wanted(recipe):
+    if not needs_server(recipe):
         yield
         return
     file = file_of(run)
@@ -69,13 +69,13 @@ def served(recipe: Recipe, run: Path, say: Callable[[str], None]) -> Iterator[No
 
 
 async def _to_sleep(address: Address, level: int) -> None:
-    door = VllmClient(address.url, address.key)
+    client = VllmClient(address.url, address.key)
     try:
-        await door.sleep(level)
+        await client.sleep(level)
     except ServerDown as error:
         raise UserError(f"vLLM does not sleep ({error}); its log: {address.log}") from error
     finally:
-        await door.close()
+        await client.close()
 
 
 def server_of(recipe: Recipe, model: str) -> ServerConfig:
@@ -99,7 +99,7 @@ def arguments_of(recipe: Recipe, beside: bool) -> list[str]:
     """What makes vLLM sample as the recipe says and the learner computes."""
     config, episode = recipe.model, recipe.episode
     kind = str(pick_dtype(config.dtype, pick_device(config.device))).removeprefix("torch.")
-    words = ["--middleware", "upshot_gate.Gate", "--worker-extension-cls", "upshot_hands.Hands"]
+    words = ["--middleware", "upshot_gate.WeightsGate", "--worker-extension-cls", "upshot_hands.WeightsWorker"]
     words += ["--dtype", kind, "--generation-config", "vllm"]  # not the model's own temperature and penalties
     words += ["--max-model-len", str(context)] if (context := find_context(config)) else []
     # Ours are those after temperature and before any cut.

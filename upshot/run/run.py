@@ -29,12 +29,12 @@ from upshot.rollout.services import Services, build_context, build_services
 from upshot.run import checks
 from upshot.run.checks.bench import room_of
 from upshot.run.folder import RunFolder
-from upshot.run.policy_server import served
+from upshot.run.policy_server import serve_policy
 from upshot.run.reporter import Reporter
 from upshot.run.saver import Saver
 from upshot.run.trackers import make_trackers
 from upshot.run.writer import Logs, Writer
-from upshot.serving.servers.lease import lease
+from upshot.serving.servers.state import lease
 from upshot.tasks.base import Task, tasks
 from upshot.training.learner.distributed.process_group import ProcessGroup, RankStopped, until_stopped
 from upshot.training.learner.distributed.ranks import ALONE, Ranks, add_counts
@@ -338,7 +338,7 @@ def train_checked(
     folder = folder or RunFolder.create(recipe)
     reporter = reporter or Reporter()
     try:
-        with lease(recipe.serve, reporter.say), served(recipe, folder.path, reporter.say):
+        with lease(recipe.serve, reporter.say), serve_policy(recipe, folder.path, reporter.say):
             asyncio.run(_until_terminated(TrainingRun(recipe, folder, reporter, ranks)))
     except BaseException as error:
         if new:

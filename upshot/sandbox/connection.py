@@ -21,7 +21,7 @@ def connect(spec: str, limits: Limits | None = None, api_key: str | None = None)
     if kind == "local":
         return _local(rest, limits)
     if spec == "subprocess":
-        from upshot.sandbox.local.bare import BareRunner
+        from upshot.sandbox.local.script_runner import BareRunner
 
         return BareRunner(limits=limits)
     prefix, _, url = spec.rpartition("+")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from upshot.core.errors import UserError
@@ -36,7 +36,7 @@ class Limits:
     """Whether the first timeout ends the remaining tests."""
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
+        for name, value in vars(self).items():
             if name == "wall_seconds" and value is None:
                 continue
             if name == "stop_at_timeout":

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from upshot.core.errors import UserError
 from upshot.core.time_limit import uncounted
 from upshot.sandbox.limits import Limits
-from upshot.sandbox.outcome import RunResult, StdioTest, TestResult
+from upshot.sandbox.outcome import Outcome, RunResult, StdioTest, TestResult
+
+Test = TypeVar("Test", str, StdioTest)
 
 
 class Session(abc.ABC):
@@ -98,3 +100,16 @@ class CodeRunner(abc.ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+async def run_one_by_one(
+    tests: Sequence[Test], limits: Limits, run_test: Callable[[Test], Awaitable[TestResult]]
+) -> list[TestResult]:
+    """Tests that each take a run of their own; after a timeout the rest is not run, unless the limits want it."""
+    done: list[TestResult] = []
+    for test in tests:
+        if limits.stop_at_timeout and done and done[-1].outcome is Outcome.TIMEOUT:
+            done.append(TestResult(Outcome.TIMEOUT, None, "not run: an earlier test ran out of time"))
+        else:
+            done.append(await run_test(test))
+    return done

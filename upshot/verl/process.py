@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from upshot.serving.servers.undertaker import Reaper, dying_with_us, end_session, members
+from upshot.serving.servers.reaper import Reaper, die_with_us, end_session, members
 
 GRACE_S = 20.0
 """Seconds that verl has to end after it was told to."""
@@ -40,7 +40,7 @@ def run(words: Sequence[str], env: dict[str, str], log: Path, say: Callable[[str
             text=True,
             errors="replace",
             start_new_session=True,
-            preexec_fn=dying_with_us(),
+            preexec_fn=die_with_us(),
         )
         reaper.watch(process.pid)
         threading.Thread(target=_end_behind, args=(process,), daemon=True).start()

@@ -214,7 +214,7 @@ def test_a_demanded_call_has_the_form_that_the_template_writes(agents: dict[str,
     array = "[TOOL_CALLS][" + json.dumps(SOUTH) + "]"
     old = OpenAIServer(agents["mistral"].model, tool_parser="mistral")
     for server, form, other in ((agents["mistral"].server, mistral(SOUTH), array), (old, array, mistral(SOUTH))):
-        grammar = server.model._grammar(server._heard(asked)[0])()
+        grammar = server.model._grammar(server._prepare(asked)[0])()
         ids = [server.model.tokenizer.encode(text, add_special_tokens=False) for text in (form, other)]
         assert grammar.copy().matcher.validate_tokens(ids[1]) < len(ids[1])
         for token in ids[0]:
@@ -228,7 +228,7 @@ def test_a_demanded_call_may_be_thought_about_first(agents: dict[str, Agent]) ->
         model, server = agents[name].model, agents[name].server
         asked = ChatRequest(messages=[{"role": "user", "content": "hi"}], tools=[weather()], tool_choice="required")
         model.said = ""
-        grammar = model._grammar(server._heard(asked)[0])()
+        grammar = model._grammar(server._prepare(asked)[0])()
         calls = hermes(
             {"name": "weather", "arguments": {"city": "Rome"}}, {"name": "weather", "arguments": {"city": "Oslo"}}
         )

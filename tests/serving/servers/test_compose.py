@@ -24,10 +24,10 @@ def test_the_commands_of_the_compose_file_exist(name: str) -> None:
 
 def test_the_example_listens_where_the_compose_file_publishes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UPSHOT_API_KEY", "secret")
-    fleet = read(ROOT / "examples" / "servers" / "servers.yaml")
+    started = read(ROOT / "examples" / "servers" / "servers.yaml")
     published = [text.rpartition(":")[2] for text in SERVICES["models"]["ports"]]
-    assert published == [str(server.port) for server in fleet.servers.values()]
-    assert fleet.host == "0.0.0.0"
+    assert published == [str(server.port) for server in started.servers.values()]
+    assert started.host == "0.0.0.0"
 
 
 def test_the_image_copies_what_its_context_has() -> None:

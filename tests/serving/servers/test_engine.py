@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.servers.fleets import Started, alive, wait_for
+from tests.serving.servers.started import Started, alive, wait_for
 from tests.tiny import tiny_parts
 from upshot.config.model_spec import ModelSpec
 from upshot.config.sampling import Sampling
@@ -21,7 +21,7 @@ from upshot.serving.servers.state import is_up, read_state, with_addresses
 
 
 def answer(file: Path, name: str) -> str:
-    """What a server of the fleet says."""
+    """What a server of the file says."""
     spec = with_addresses(str(file), {"user": ModelSpec.parse(f"serve:{name}")})["user"]
 
     async def ask() -> str:
@@ -40,15 +40,15 @@ def test_servers_answer_come_back_after_a_kill_and_go_with_their_parent(
     module.save_pretrained(tmp_path / "tiny")
     tokenizer.save_pretrained(tmp_path / "tiny")
     file = serve_file("servers: {user: {model: tiny, devices: cpu}, peer: {model: tiny, devices: cpu}}")
-    fleet = Started(file)
-    before = fleet.ready()["servers"]
+    started = Started(file)
+    before = started.ready()["servers"]
     said = answer(file, "user")
     assert said == answer(file, "peer")
     os.kill(before["user"]["pid"], signal.SIGKILL)
-    wait_for(lambda: (state := read_state(fleet.folder)) and state["servers"]["user"]["restarts"] == 1)
-    after = fleet.ready()["servers"]
+    wait_for(lambda: (state := read_state(started.folder)) and state["servers"]["user"]["restarts"] == 1)
+    after = started.ready()["servers"]
     assert after["user"]["url"] == before["user"]["url"] and after["peer"]["pid"] == before["peer"]["pid"]
     assert answer(file, "user") == said
-    fleet.end(signal.SIGKILL)
+    started.end(signal.SIGKILL)
     pids = [server["pid"] for server in after.values()]
-    wait_for(lambda: not any(map(alive, pids)) and not is_up(fleet.folder), 10)
+    wait_for(lambda: not any(map(alive, pids)) and not is_up(started.folder), 10)

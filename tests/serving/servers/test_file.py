@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from upshot.core.errors import UserError
-from upshot.serving.servers.command import compose
 from upshot.serving.servers.file import ServerConfig, ServersConfig, read
-from upshot.serving.servers.shares import placed, shares, visible_gpus
+from upshot.serving.servers.plan import compose, divide_memory, place_servers, visible_gpus
 
 
 def written(folder: Path, text: str) -> Path:
@@ -47,19 +46,19 @@ def test_a_wrong_file_is_one_line_that_names_key_and_way_out(tmp_path: Path, tex
 
 
 def test_an_address_beyond_loopback_asks_for_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = written(tmp_path, "host: 0.0.0.0\napi_key_env: FLEET_KEY\nservers: {a: x}")
-    monkeypatch.delenv("FLEET_KEY", raising=False)
-    with pytest.raises(UserError, match=r"0\.0\.0\.0 is not loopback: set the environment variable FLEET_KEY"):
+    file = written(tmp_path, "host: 0.0.0.0\napi_key_env: SERVERS_KEY\nservers: {a: x}")
+    monkeypatch.delenv("SERVERS_KEY", raising=False)
+    with pytest.raises(UserError, match=r"0\.0\.0\.0 is not loopback: set the environment variable SERVERS_KEY"):
         read(file)
-    monkeypatch.setenv("FLEET_KEY", "secret")
+    monkeypatch.setenv("SERVERS_KEY", "secret")
     assert read(file).key == "secret"
 
 
 def test_a_model_folder_is_found_beside_the_file(tmp_path: Path) -> None:
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text("{}")
-    fleet = read(written(tmp_path, "servers: {a: tiny, b: org/name}"))
-    assert [server.model for server in fleet.servers.values()] == [str(tmp_path / "tiny"), "org/name"]
+    config = read(written(tmp_path, "servers: {a: tiny, b: org/name}"))
+    assert [server.model for server in config.servers.values()] == [str(tmp_path / "tiny"), "org/name"]
 
 
 def servers(**given: dict[str, object]) -> dict[str, ServerConfig]:
@@ -68,7 +67,7 @@ def servers(**given: dict[str, object]) -> dict[str, ServerConfig]:
 
 def planned(gpus: list[str], **given: dict[str, object]) -> dict[str, float]:
     named = servers(**given)
-    return shares(named, placed(named, gpus))
+    return divide_memory(named, place_servers(named, gpus))
 
 
 def test_shares_over_one_are_refused_with_the_arithmetic() -> None:
@@ -111,8 +110,8 @@ def test_devices_count_among_the_visible_ones(monkeypatch: pytest.MonkeyPatch) -
 def test_the_command_line_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UPSHOT_API_KEY", "secret")
     settings = {"model": "org/big", "engine": "vllm", "arguments": ["--max-model-len", 8192], "environment": {"N": 1}}
-    fleet = ServersConfig.model_validate({"servers": {"user": settings}})
-    command = compose(fleet, "user", 8001, ["2", "3"], 0.45, {"UPSHOT_API_KEY": "secret", "HOME": "/h"})
+    config = ServersConfig.model_validate({"servers": {"user": settings}})
+    command = compose(config, "user", 8001, ["2", "3"], 0.45, {"UPSHOT_API_KEY": "secret", "HOME": "/h"})
     assert command.words == [
         *("vllm", "serve", "org/big", "--host", "127.0.0.1", "--port", "8001", "--served-model-name", "user"),
         *("--gpu-memory-utilization", "0.45", "--tensor-parallel-size", "2", "--max-model-len", "8192"),
@@ -121,25 +120,27 @@ def test_the_command_line_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_line_of_the_embedded_engine() -> None:
-    fleet = ServersConfig.model_validate({"servers": {"user": "smollm2-135m"}})
-    on_gpu = compose(fleet, "user", 8001, ["0"], 0.3, {})
+    config = ServersConfig.model_validate({"servers": {"user": "smollm2-135m"}})
+    on_gpu = compose(config, "user", 8001, ["0"], 0.3, {})
     assert on_gpu.words[1:5] == ["-m", "upshot.cli", "serve", "smollm2-135m"]
     assert on_gpu.words[-4:] == ["--device", "cuda", "--memory", "0.3"]
-    on_cpu = compose(fleet, "user", 8001, [], None, {})
+    on_cpu = compose(config, "user", 8001, [], None, {})
     assert on_cpu.words[-2:] == ["--device", "cpu"] and on_cpu.environment["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_replicas_are_processes_that_clients_ask_for_by_one_name(tmp_path: Path) -> None:
     text = "servers: {a: {model: x, engine: vllm, replicas: 2, port: 8001, devices: [0, 1, 2, 3]}, b: y}"
-    fleet = read(written(tmp_path, text))
-    assert [(n, s.port, s.devices) for n, s in fleet.servers.items()] == [
+    config = read(written(tmp_path, text))
+    assert [(n, s.port, s.devices) for n, s in config.servers.items()] == [
         *(("a-1", 8001, [0, 1]), ("a-2", 8002, [2, 3])),
         ("b", "auto", "auto"),
     ]
-    assert list(map(fleet.asked_as, fleet.servers)) == ["a", "a", "b"]
-    assert compose(fleet, "a-2", 8002, ["2", "3"], 0.9, {}).words[7:9] == ["--served-model-name", "a"]
+    assert list(map(config.asked_as, config.servers)) == ["a", "a", "b"]
+    assert compose(config, "a-2", 8002, ["2", "3"], 0.9, {}).words[7:9] == ["--served-model-name", "a"]
 
 
 def test_replicas_on_one_gpu_share_it(tmp_path: Path) -> None:
-    fleet = read(written(tmp_path, "servers: {a: {model: x, replicas: 3, devices: [0]}}"))
-    assert shares(fleet.servers, placed(fleet.servers, ["0"])) == pytest.approx(dict.fromkeys(fleet.servers, 0.3))
+    config = read(written(tmp_path, "servers: {a: {model: x, replicas: 3, devices: [0]}}"))
+    assert divide_memory(config.servers, place_servers(config.servers, ["0"])) == pytest.approx(
+        dict.fromkeys(config.servers, 0.3)
+    )

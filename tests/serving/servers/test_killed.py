@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving.servers.fleets import alive, wait_for
+from tests.serving.servers.started import alive, wait_for
 from tests.tiny import tiny_parts
 from upshot.config.load import load_recipe
 from upshot.core import jsonl

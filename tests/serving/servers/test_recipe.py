@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.servers.fleets import Started, alive, wait_for
+from tests.serving.servers.started import Started, alive, wait_for
 from upshot.config.load import load_recipe
 from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError
 from upshot.rollout.services import check_names
 from upshot.run import checks
 from upshot.run.run import train
-from upshot.serving.servers.lease import lease
-from upshot.serving.servers.state import folder_of, is_up, read_state, with_addresses
+from upshot.serving.servers.state import folder_of, is_up, lease, read_state, with_addresses
 
 Write = Callable[[str], Path]
 ONE = "servers: {a: {model: org/a, engine: vllm}}"
@@ -57,22 +56,22 @@ def test_a_dry_run_starts_no_server_and_finds_nothing_wrong_with_that(serve_file
 
 def test_servers_that_are_up_are_shared_and_left_up(serve_file: Write) -> None:
     file = serve_file(ONE)
-    fleet = Started(file)
-    url = fleet.ready()["servers"]["a"]["url"]
+    started = Started(file)
+    url = started.ready()["servers"]["a"]["url"]
     with lease(str(file), lambda _: None), lease(str(file), lambda _: None):
         spec = with_addresses(str(file), {"x": ModelSpec.parse({"model": "serve:a", "timeout_s": 9})})["x"]
     assert (spec.url, spec.model, spec.timeout_s, spec.kind) == (url, "a", 9.0, "endpoint")
-    assert fleet.ready()["pid"] == fleet.process.pid
+    assert started.ready()["pid"] == started.process.pid
     file.write_text(ONE.replace("org/a", "org/b"))
     with pytest.raises(UserError, match="has changed since its servers came up"), lease(str(file), lambda _: None):
         pass
-    fleet.end()
+    started.end()
 
 
 def test_servers_that_a_run_started_stay_for_another_and_end_when_that_is_killed(serve_file: Write) -> None:
     file = serve_file(ONE)
     use = f"with lease({str(file)!r}, print): print('up', flush=True); input()"
-    hold = f"from upshot.serving.servers.lease import lease\n{use}"
+    hold = f"from upshot.serving.servers.state import lease\n{use}"
     with lease(str(file), lambda _: None):
         state = read_state(folder_of(file))
         other = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

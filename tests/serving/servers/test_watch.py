@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.servers.fleets import Started, alive, wait_for
+from tests.serving.servers.started import Started, alive, wait_for
 from upshot.cli import main
 from upshot.rollout.futures.classmates.map_file import read_map
 from upshot.serving.servers.state import is_up, read_state
@@ -29,61 +29,61 @@ def child_of(folder: Path, name: str) -> int:
 
 
 def test_a_killed_server_is_back_on_its_port_with_its_children_replaced(serve_file: Write, tmp_path: Path) -> None:
-    fleet = Started(serve_file(TWO))
-    before = fleet.ready()["servers"]
+    started = Started(serve_file(TWO))
+    before = started.ready()["servers"]
     child = child_of(tmp_path, "a")
     os.kill(before["a"]["pid"], signal.SIGKILL)
-    wait_for(lambda: (state := read_state(fleet.folder)) and state["servers"]["a"]["restarts"] == 1)
-    after = fleet.ready()["servers"]
+    wait_for(lambda: (state := read_state(started.folder)) and state["servers"]["a"]["restarts"] == 1)
+    after = started.ready()["servers"]
     assert after["a"]["url"] == before["a"]["url"] and after["a"]["pid"] != before["a"]["pid"]
     assert after["b"] == before["b"]
     assert not alive(child)
-    said = fleet.end()
+    said = started.end()
     assert re.search(r"a was ended by SIGKILL; starting it again in 0.5 s .*\na is back after", said)
     left = [after["a"]["pid"], after["b"]["pid"], child_of(tmp_path, "a"), child_of(tmp_path, "b")]
-    assert fleet.process.returncode == 0 and not any(map(alive, left))
+    assert started.process.returncode == 0 and not any(map(alive, left))
 
 
 def test_a_killed_parent_leaves_no_server_and_no_child_of_one(serve_file: Write, tmp_path: Path) -> None:
-    fleet = Started(serve_file(TWO))
-    state = fleet.ready()
+    started = Started(serve_file(TWO))
+    state = started.ready()
     pids = [server["pid"] for server in state["servers"].values()]
     pids += [child_of(tmp_path, "a"), child_of(tmp_path, "b")]
     assert all(map(alive, pids))
-    fleet.end(signal.SIGKILL)
-    wait_for(lambda: not any(map(alive, pids)) and not is_up(fleet.folder), 10)
+    started.end(signal.SIGKILL)
+    wait_for(lambda: not any(map(alive, pids)) and not is_up(started.folder), 10)
 
 
 def test_an_interrupt_while_they_start_stops_all(serve_file: Write, tmp_path: Path) -> None:
-    fleet = Started(serve_file(TWO))
+    started = Started(serve_file(TWO))
     pid = wait_for(lambda: (tmp_path / "a.child").exists() and child_of(tmp_path, "a"))
-    said = fleet.end(signal.SIGINT)
-    assert fleet.process.returncode == 0 and said.endswith("all stopped\n")
-    assert not alive(pid) and not is_up(fleet.folder)
+    said = started.end(signal.SIGINT)
+    assert started.process.returncode == 0 and said.endswith("all stopped\n")
+    assert not alive(pid) and not is_up(started.folder)
 
 
 def test_a_server_that_never_gets_ready_ends_the_start_with_its_last_words(serve_file: Write, tmp_path: Path) -> None:
-    fleet = Started(serve_file(TWO.replace("org/a,", "org/a, environment: {FAKE_FAILS: 9},")))
-    said = fleet.process.communicate(timeout=60)[0]
-    assert fleet.process.returncode == 2
+    started = Started(serve_file(TWO.replace("org/a,", "org/a, environment: {FAKE_FAILS: 9},")))
+    said = started.process.communicate(timeout=60)[0]
+    assert started.process.returncode == 2
     assert "server 'a' exited with code 1;" in said and "CUDA is on holiday" in said and "Traceback" not in said
-    assert not is_up(fleet.folder)
+    assert not is_up(started.folder)
 
 
 def test_a_server_that_does_not_answer_any_more_is_started_anew(serve_file: Write, tmp_path: Path) -> None:
-    fleet = Started(serve_file("hung_s: 0.2\nservers: {a: {model: org/a, engine: vllm}}"))
-    pid = fleet.ready()["servers"]["a"]["pid"]
+    started = Started(serve_file("hung_s: 0.2\nservers: {a: {model: org/a, engine: vllm}}"))
+    pid = started.ready()["servers"]["a"]["pid"]
     (tmp_path / "a.hung").touch()
     wait_for(lambda: not alive(pid))
     (tmp_path / "a.hung").unlink()
-    wait_for(lambda: (state := read_state(fleet.folder)) and state["servers"]["a"]["restarts"])
-    fleet.ready()
-    assert "a did not answer for 0.2 s" in fleet.end()
+    wait_for(lambda: (state := read_state(started.folder)) and state["servers"]["a"]["restarts"])
+    started.ready()
+    assert "a did not answer for 0.2 s" in started.end()
 
 
 def test_the_map_names_the_servers_as_classmates(serve_file: Write, tmp_path: Path) -> None:
-    fleet = Started(serve_file(TWO), "--map", "map.json", UPSHOT_API_KEY="secret")
-    state = fleet.ready()
+    started = Started(serve_file(TWO), "--map", "map.json", UPSHOT_API_KEY="secret")
+    state = started.ready()
     specs, classmates = read_map("map.json")
     assert [classmate.name for classmate in classmates] == ["org/a", "org/b"]
     assert (specs["org/a"].url, specs["org/a"].model) == (state["servers"]["a"]["url"], "a")
@@ -92,9 +92,9 @@ def test_the_map_names_the_servers_as_classmates(serve_file: Write, tmp_path: Pa
         urllib.request.urlopen(f"{specs['org/a'].url}/models")
     asked = urllib.request.Request(f"{specs['org/a'].url}/models", headers={"Authorization": "Bearer secret"})
     assert json.load(urllib.request.urlopen(asked))["data"][0]["id"] == "a"
-    for file in fleet.folder.iterdir():
+    for file in started.folder.iterdir():
         assert "secret" not in file.read_text()
-    fleet.end()
+    started.end()
     assert {entry["status"] for entry in json.loads((tmp_path / "map.json").read_text()).values()} == {"stopped"}
 
 
@@ -102,15 +102,15 @@ def test_status_and_stop_tell_and_stop(serve_file: Write, capsys: pytest.Capture
     file = serve_file(TWO)
     assert main(["serve", "status"]) == 1 and main(["serve", "stop", str(file)]) == 0
     assert "nothing to stop" in capsys.readouterr().out
-    fleet = Started(file)
-    url = fleet.ready()["servers"]["b"]["url"]
+    started = Started(file)
+    url = started.ready()["servers"]["b"]["url"]
     assert main(["serve", "status"]) == 0
     told = capsys.readouterr().out
     assert re.search(rf"b +running +vllm +CPU +{re.escape(url)} +\d+ ", told)
     assert main(["serve", str(file)]) == 2
     assert "are up already (process" in capsys.readouterr().err
     assert main(["serve", "stop"]) == 0
-    assert fleet.process.wait(10) == 0 and main(["serve", "status", str(file)]) == 1
+    assert started.process.wait(10) == 0 and main(["serve", "status", str(file)]) == 1
 
 
 def test_what_cannot_start_is_refused_before_anything_does(
@@ -136,47 +136,47 @@ def test_a_second_file_with_a_taken_port_is_refused_and_hurts_nobody(serve_file:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     text = f"servers: {{a: {{model: org/a, engine: vllm, port: {port}}}}}"
-    fleet, second = Started(serve_file(text)), tmp_path / "second.yaml"
-    fleet.ready()
+    started, second = Started(serve_file(text)), tmp_path / "second.yaml"
+    started.ready()
     second.write_text(text)
     other = Started(second)
     said = other.process.communicate(timeout=60)[0]
     assert other.process.returncode == 2 and f"servers.a: cannot listen on 127.0.0.1:{port}" in said
-    assert fleet.ready()["pid"] == fleet.process.pid and fleet.end().endswith("all stopped\n")
+    assert started.ready()["pid"] == started.process.pid and started.end().endswith("all stopped\n")
 
 
 def test_a_server_that_crashes_again_and_again_is_started_with_growing_pauses(
     serve_file: Write, tmp_path: Path
 ) -> None:
-    fleet = Started(serve_file(TWO))
-    before = fleet.ready()["servers"]
+    started = Started(serve_file(TWO))
+    before = started.ready()["servers"]
     (tmp_path / "a.fails").touch()
     os.kill(before["a"]["pid"], signal.SIGKILL)
-    wait_for(lambda: (state := read_state(fleet.folder)) and state["servers"]["a"]["restarts"] == 3)
-    assert main(["serve", "status", str(fleet.file)]) == 1
+    wait_for(lambda: (state := read_state(started.folder)) and state["servers"]["a"]["restarts"] == 3)
+    assert main(["serve", "status", str(started.file)]) == 1
     (tmp_path / "a.fails").unlink()
-    after = fleet.ready()["servers"]
+    after = started.ready()["servers"]
     assert after["b"]["pid"] == before["b"]["pid"]
-    assert re.findall(r"starting it again in (\S+) s", fleet.end())[:3] == ["0.5", "1", "2"]
+    assert re.findall(r"starting it again in (\S+) s", started.end())[:3] == ["0.5", "1", "2"]
 
 
 def test_a_full_disk_is_told_of_and_ends_no_server(serve_file: Write, tmp_path: Path) -> None:
     file = serve_file(TWO)
-    fleet = Started(file)
-    before = fleet.ready()["servers"]
-    soft = resource.prlimit(fleet.process.pid, resource.RLIMIT_FSIZE, (16, resource.RLIM_INFINITY))
+    started = Started(file)
+    before = started.ready()["servers"]
+    soft = resource.prlimit(started.process.pid, resource.RLIMIT_FSIZE, (16, resource.RLIM_INFINITY))
     os.kill(before["a"]["pid"], signal.SIGKILL)
     wait_for(lambda: "asked" if (tmp_path / "a").read_text() == "2" else None)
-    assert fleet.process.poll() is None and alive(before["b"]["pid"])
-    resource.prlimit(fleet.process.pid, resource.RLIMIT_FSIZE, soft)
-    said = fleet.end()
+    assert started.process.poll() is None and alive(before["b"]["pid"])
+    resource.prlimit(started.process.pid, resource.RLIMIT_FSIZE, soft)
+    said = started.end()
     assert "a is restarting, but that cannot be written: File too large" in said and said.endswith("all stopped\n")
-    assert fleet.process.returncode == 0 and "Traceback" not in said
+    assert started.process.returncode == 0 and "Traceback" not in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_while_they_start_leaves_nothing(serve_file: Write, tmp_path: Path, number: int) -> None:
-    fleet = Started(serve_file(TWO))
+    started = Started(serve_file(TWO))
     pid = wait_for(lambda: (tmp_path / "b.child").exists() and child_of(tmp_path, "b"))
-    said = fleet.end(number)
-    assert fleet.process.returncode == 0 and said.endswith("all stopped\n") and not alive(pid)
+    said = started.end(number)
+    assert started.process.returncode == 0 and said.endswith("all stopped\n") and not alive(pid)

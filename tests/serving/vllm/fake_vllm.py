@@ -1,7 +1,7 @@
 """Stands in for a vLLM server: its routes and bodies as vLLM 0.32 answers them (`recorded.json`), in a thread.
 
-Our own `Gate` and `Hands` are the real ones. The model is a transformers model, so what it samples, and with which
-log-probabilities, hangs on the weights that were handed over. It can be slow, drop connections, and be killed.
+Our own `WeightsGate` and `WeightsWorker` are the real ones. The model is a transformers model, so what it samples, and
+with which log-probabilities, hangs on the weights that were handed over. It can be slow, drop connections, be killed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from aiohttp import web
 
-from upshot.serving.vllm.inside.upshot_gate import Gate, answer
-from upshot.serving.vllm.inside.upshot_hands import Hands
+from upshot.serving.vllm.inside.upshot_gate import WeightsGate, answer
+from upshot.serving.vllm.inside.upshot_hands import WeightsWorker
 
 RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())
 KEY = "key"
 
 
-class Worker(Hands):
+class Worker(WeightsWorker):
     """What our worker extension is mixed into."""
 
     def __init__(self, module: Any, world: int = 1) -> None:
@@ -94,7 +94,7 @@ class FakeVllm:
         self.worker = Worker(self.module, self.world)
         self.adapters: dict[str, str] = {}
         self.asleep = False
-        self.gate = Gate(self.app)
+        self.gate = WeightsGate(self.app)
         self.gate.key = KEY
         application = web.Application(client_max_size=2**30)
         application.router.add_route("*", "/{path:.*}", self._through_gate)

@@ -123,6 +123,6 @@ def test_beside_the_learner_what_it_keeps_must_leave_room_for_vllm_awake() -> No
 def test_a_new_tiny_model_is_saved_for_the_server_and_a_run_without_sampling_has_none(tmp_path: Path) -> None:
     folder = Path(policy_server.model_of(made(tmp_path), tmp_path))
     assert (folder / "config.json").is_file() and (folder / "tokenizer.json").is_file()
-    assert not policy_server.wanted(made(tmp_path, train={"method": "sft"})) and not policy_server.wanted(
+    assert not policy_server.needs_server(made(tmp_path, train={"method": "sft"})) and not policy_server.needs_server(
         made(tmp_path, "upshot")
     )

@@ -26,7 +26,7 @@ from upshot.serving.vllm.inside.upshot_hands import checksum
 from upshot.serving.vllm.launch import KEY as VARIABLE
 from upshot.serving.vllm.launch import Address
 from upshot.serving.vllm.policy import VllmPolicy
-from upshot.serving.vllm.weights import check_arrival, way_for
+from upshot.serving.vllm.weights import check_arrival, choose_route
 from upshot.training.adapters import add_lora
 
 ASK = Request([1, 5, 9], Sampling(max_tokens=6, seed=3))
@@ -259,7 +259,7 @@ def test_adapters_are_swapped_under_a_new_name_and_the_base_is_sent_never(scene:
 def test_beside_the_learner_the_server_sleeps_while_it_works(
     scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "way_for", lambda weights, same_gpu: "memory")  # there is no GPU here
+    monkeypatch.setattr(room, "choose_route", lambda weights, same_gpu: "memory")  # there is no GPU here
     here = scene(same_gpu=True)
 
     async def work(policy: VllmPolicy) -> Any:
@@ -279,7 +279,7 @@ def test_beside_the_learner_the_server_sleeps_while_it_works(
 def test_a_server_that_is_gone_when_it_should_sleep_is_waited_for_afterwards(
     scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "way_for", lambda weights, same_gpu: "memory")
+    monkeypatch.setattr(room, "choose_route", lambda weights, same_gpu: "memory")
     here = scene(same_gpu=True)
 
     async def work(policy: VllmPolicy) -> Any:
@@ -296,11 +296,11 @@ def test_a_server_that_is_gone_when_it_should_sleep_is_waited_for_afterwards(
 
 def test_the_fastest_way_is_chosen_by_what_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     weights = {"a": torch.ones(4)}
-    assert way_for(weights, same_gpu=True) == "gpu"
+    assert choose_route(weights, same_gpu=True) == "gpu"
     monkeypatch.setattr("upshot.serving.vllm.weights.SHARED", tmp_path)
-    assert way_for(weights, same_gpu=False) == "memory"
+    assert choose_route(weights, same_gpu=False) == "memory"
     monkeypatch.setattr("upshot.serving.vllm.weights.SHARED", tmp_path / "nowhere")
-    assert way_for(weights, same_gpu=False) == "file"
+    assert choose_route(weights, same_gpu=False) == "file"
 
 
 def test_the_sum_of_weights_sees_a_bit_and_not_how_they_lie_side_by_side() -> None:

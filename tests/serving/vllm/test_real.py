@@ -72,7 +72,7 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
 def server(recipe: Recipe, run: Path) -> Iterator[VllmPolicy]:
     """The policy of a recipe, with its server up."""
     run.mkdir()
-    with policy_server.served(recipe, run, print):
+    with policy_server.serve_policy(recipe, run, print):
         task = tasks.create(recipe.task.name, recipe.task.options, "task")
         sampler = PolicyBundle(recipe, task, run, None, print).sampler
         assert isinstance(sampler, VllmPolicy)

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.verl.real.verl_run import ENV
 from upshot.config.recipe import TinyConfig
 from upshot.models.tiny import tiny_model, tiny_tokenizer
-from upshot.serving.servers.undertaker import members
+from upshot.serving.servers.reaper import members
 from upshot.tasks.slots import SlotsTask
 
 SMALL = (

@@ -8,17 +8,16 @@ from pydantic import ValidationError
 
 from upshot.core.errors import UserError
 from upshot.run.checks.bench import CheckContext, Finding
-from upshot.run.policy_server import server_of, wanted
-from upshot.serving.servers.command import check_program
+from upshot.run.policy_server import needs_server, server_of
 from upshot.serving.servers.file import ServersConfig
-from upshot.serving.servers.shares import placed, visible_gpus
+from upshot.serving.servers.plan import check_program, place_servers, visible_gpus
 from upshot.serving.vllm.launch import NAME
 
 
 def check(bench: CheckContext) -> Iterator[Finding]:
     """Look at the program, the devices and what vLLM cannot do."""
     recipe = bench.recipe
-    if not wanted(recipe):
+    if not needs_server(recipe):
         return
     where = "model.engine"
     if bench.ranks > 1:
@@ -32,9 +31,9 @@ def check(bench: CheckContext) -> Iterator[Finding]:
             "cut, or before the temperature; set temperature: 1, or leave the cuts out"
         )
     try:
-        fleet = ServersConfig(servers={NAME: server_of(recipe, recipe.model.path or "tiny")})
-        check_program(fleet)
-        placed(fleet.servers, visible_gpus())
+        config = ServersConfig(servers={NAME: server_of(recipe, recipe.model.path or "tiny")})
+        check_program(config)
+        place_servers(config.servers, visible_gpus())
     except ValidationError as error:
         yield Finding(f"{where}: {error.errors()[0]['msg'].removeprefix('Value error, ')}")
     except UserError as error:

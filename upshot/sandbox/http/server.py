@@ -1,19 +1,23 @@
-"""The HTTP server: routes, who may come in, request size, queue. FastAPI outside, plain ASGI where all passes."""
+"""The HTTP server: routes, status codes, who may come in, request size, how many connections, how long one may take.
+
+What a request means is `service.py`'s. Routes are Starlette's plain ones: the service reads the bodies itself, so that
+an item of `/batch` is read, and refused, exactly as the same request sent alone.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
+import resource
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from upshot.core.errors import UserError
-from upshot.core.http import CalmEnd, RequestGate, TooLarge, TooSlow, demand_key
+from upshot.core.http import CalmEnd, ClientGone, RequestGate, TooLarge, TooSlow, demand_key, while_connected
 from upshot.sandbox.connection import KEY_VARIABLE
-from upshot.sandbox.http.doorkeeper import READ_SECONDS, connections_at_once, http_protocol
 from upshot.sandbox.http.service import SandboxFault, Service
 from upshot.sandbox.local.pool import Sandbox
 from upshot.sandbox.local.slots import Busy
@@ -25,20 +29,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("upshot.sandbox")
 MAX_REQUEST_BYTES = 16 << 20
+READ_SECONDS = 60.0
+"""For the head of a request, and once more for its body."""
+MAX_HEAD_BYTES = 64 << 10
+MAX_CONNECTIONS = 8192
+DRAIN_SECONDS = 60
 CLOSE = {"Connection": "close"}
 """For a request that was not read to its end: what follows on the line is not the next one."""
-DRAIN_SECONDS = 60
-
-
-class HungUp(Exception):
-    """The client has hung up."""
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+Verb = Callable[[Any], Awaitable[Any]]
 
 
 def build_app(sandbox: Sandbox, api_key: str | None = None, max_bytes: int = MAX_REQUEST_BYTES) -> FastAPI:
     """The application; it opens the sandbox when it starts and closes it when it stops."""
     from fastapi import FastAPI
-
-    service = Service(sandbox)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -49,18 +53,18 @@ def build_app(sandbox: Sandbox, api_key: str | None = None, max_bytes: int = MAX
             await sandbox.aclose()
 
     app = FastAPI(title="Upshot sandbox", lifespan=life, openapi_url=None)
-    _add_routes(app, service)
-    app.add_middleware(RequestGate, key=api_key, max_bytes=max_bytes, read_s=READ_SECONDS, refuse=_refused)
+    _add_routes(app, Service(sandbox))
+    app.add_middleware(RequestGate, key=api_key, max_bytes=max_bytes, read_s=READ_SECONDS, refuse=_refuse)
     app.add_middleware(CalmEnd)
     return app
 
 
-def _refused(status: int, reason: str) -> Response:
+def _refuse(status: int, reason: str) -> Response:
     return _json({"error": reason}, status, CLOSE)
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
-    """Plain Starlette routes: the service checks the bodies; validation of every field would cost more than a fork."""
+    from starlette.background import BackgroundTask
     from starlette.responses import PlainTextResponse, StreamingResponse
 
     sandbox = service.sandbox
@@ -69,18 +73,20 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         return _json(service.health())
 
     async def metrics(_: Request) -> Response:
-        return PlainTextResponse(sandbox.metrics.render(sandbox.running, sandbox.waiting, sandbox.count))
+        return PlainTextResponse(sandbox.metrics.page(sandbox.running, sandbox.waiting, sandbox.count))
 
-    async def stream(body: dict[str, Any]) -> Response:
-        return StreamingResponse(await service.batch(body), media_type="application/x-ndjson")
+    async def stream(data: Any) -> Response:
+        lines = await service.batch(data)
+        # Where the sending is cancelled between two lines, nothing else would end the runs that are still under way.
+        return StreamingResponse(lines, media_type="application/x-ndjson", background=BackgroundTask(lines.aclose))
 
     async def session(request: Request) -> Response:
         name = request.path_params["name"]
         if request.method == "DELETE":
             return _json(await service.close_session(name))
-        return await _guarded(sandbox, request, lambda body: service.turn(name, body))
+        return await _answer(sandbox, request, lambda data: service.turn(name, data))
 
-    verbs: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {
+    verbs: dict[str, Verb] = {
         "/test_program": service.test_program,
         "/test_program_stdio": service.test_stdio,
         "/run_code": service.run_code,
@@ -89,40 +95,38 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         "/batch": stream,
         "/sessions": service.open_session,
     }
+
+    def endpoint(verb: Verb) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            return await _answer(sandbox, request, verb)
+
+        return answer
+
     for path, verb in verbs.items():
-        app.add_route(path, _endpoint(sandbox, verb), methods=["POST"])
+        app.add_route(path, endpoint(verb), methods=["POST"])
     app.add_route("/health", health, methods=["GET"])
     app.add_route("/metrics", metrics, methods=["GET"])
     app.add_route("/sessions/{name}", session, methods=["POST", "DELETE"])
 
 
-def _endpoint(
-    sandbox: Sandbox, verb: Callable[[dict[str, Any]], Awaitable[Any]]
-) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        return await _guarded(sandbox, request, verb)
-
-    return endpoint
-
-
-async def _guarded(sandbox: Sandbox, request: Request, verb: Callable[[dict[str, Any]], Awaitable[Any]]) -> Response:
+async def _answer(sandbox: Sandbox, request: Request, verb: Verb) -> Response:
     """Run a verb and turn what goes wrong into a status and one clear line."""
     from starlette.responses import Response
 
     try:
-        answer = await _while_wanted(request, verb(await _body(request)))
+        answer = await while_connected(request.receive, verb(await _read_json(request)))
         return answer if isinstance(answer, Response) else _json(answer)
     except Busy as busy:
         sandbox.metrics.rejected += 1
         return _json({"error": str(busy)}, 429, {"Retry-After": str(int(busy.retry_after + 0.999))})
     except SandboxFault as fault:
         return _json({"error": f"sandbox_fault: {fault}"}, 503, {"Retry-After": "1"})
-    except HungUp:
+    except ClientGone:
         return _json({"error": "the client has hung up"}, 499)
     except TooLarge:
-        return _json({"error": "the request is over the size limit"}, 413, CLOSE)
+        return _refuse(413, "the request is over the size limit")
     except TooSlow:
-        return _json({"error": f"the request did not arrive within {READ_SECONDS:.0f} s"}, 408, CLOSE)
+        return _refuse(408, f"the request did not arrive within {READ_SECONDS:.0f} s")
     except UserError as error:
         return _json({"error": str(error)}, 400)
     except Exception as error:
@@ -130,37 +134,12 @@ async def _guarded(sandbox: Sandbox, request: Request, verb: Callable[[dict[str,
         return _json({"error": f"internal error: {type(error).__name__}"}, 500)
 
 
-async def _body(request: Request) -> dict[str, Any]:
+async def _read_json(request: Request) -> Any:
+    """A body, by the standard library: pydantic's reader refuses half a surrogate pair, which the program must see."""
     try:
-        body = json.loads(await request.body())
+        return json.loads(await request.body())
     except (ValueError, RecursionError) as error:
         raise UserError(f"the request is not JSON this server reads: {error}"[:300]) from error
-    if not isinstance(body, dict):
-        raise UserError("the request must be a JSON object")
-    return body
-
-
-async def _while_wanted(request: Request, work: Awaitable[Any]) -> Any:
-    """The answer, unless the client hangs up: then the work is cancelled, for others wait behind it."""
-    caller = asyncio.current_task()
-    assert caller is not None
-    hung_up = asyncio.ensure_future(request.receive())
-    over = False
-
-    def stop(_: asyncio.Future[Any]) -> None:
-        if not over:
-            caller.cancel()
-
-    hung_up.add_done_callback(stop)
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if hung_up.done() and caller.uncancel() == 0:
-            raise HungUp from None
-        raise
-    finally:
-        over = True
-        hung_up.cancel()
 
 
 def _json(answer: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -198,3 +177,66 @@ async def _serve(sandbox: Sandbox, listener: socket.socket, api_key: str | None,
         await uvicorn.Server(config).serve(sockets=[listener])
     finally:
         await sandbox.aclose()
+
+
+def connections_at_once(slots: int) -> int:
+    """How many connections leave descriptors for the runs; raises this process's soft limit first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return max(16, min(MAX_CONNECTIONS, (soft if soft != resource.RLIM_INFINITY else wanted) - 64 - 32 * slots))
+
+
+def http_protocol(most: int) -> type[asyncio.Protocol]:
+    """uvicorn's HTTP protocol for at most so many connections, none of which may dawdle over a request's head.
+
+    uvicorn's own limits do not serve here: `limit_concurrency` refuses requests, not connections that never send one
+    (and then `/health`, too), `timeout_keep_alive` runs only after a first answer, only its slow parser bounds a head.
+    """
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    base: Any = AutoHTTPProtocol
+
+    class BoundedProtocol(base):  # type: ignore[misc]
+        """Closes what is too many, too slow or too long-winded; the rest is uvicorn's."""
+
+        _deadline: asyncio.TimerHandle | None = None
+        _head_bytes = 0
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            if len(self.connections) > most:
+                transport.write(_FULL)
+                transport.close()
+                return
+            self._await_head()
+
+        def data_received(self, data: bytes) -> None:
+            # uvicorn makes a new `cycle` when a request's head is complete: until then the clock and the count run.
+            before = self.cycle
+            super().data_received(data)
+            if self.cycle is not before:
+                self._stop_waiting()
+            elif before is None or before.response_complete:
+                self._head_bytes += len(data)
+                if self._head_bytes > MAX_HEAD_BYTES:
+                    self.transport.close()
+                elif self._deadline is None:
+                    self._await_head()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_waiting()
+            super().connection_lost(exc)
+
+        def _await_head(self) -> None:
+            self._deadline = asyncio.get_running_loop().call_later(READ_SECONDS, self.transport.close)
+
+        def _stop_waiting(self) -> None:
+            self._head_bytes = 0
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+    return BoundedProtocol

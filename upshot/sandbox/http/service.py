@@ -1,20 +1,32 @@
-"""What each HTTP request means: JSON in, sandbox calls, JSON out. No web framework here."""
+"""What each HTTP request means: the sandbox calls that its body becomes, and the JSON that answers it.
+
+Three dialects on one sandbox: the compatible test API (`/test_program`: 0 or 1 per test), SandboxFusion's `/run_code`
+and `/submit`, and our own `/run`, `/batch`, `/sessions`. No web framework here: routes and status codes are
+`server.py`'s, fields are `bodies.py`'s.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import json
 import logging
 import math
 import secrets
-from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, fields, replace
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import asdict
+from typing import Any
 
-from upshot.core.errors import UserError, did_you_mean
-from upshot.sandbox.limits import Limits
+from upshot.core.errors import UserError
+from upshot.sandbox.http.bodies import (
+    BatchBody,
+    LimitedBody,
+    ProgramBody,
+    StdioCase,
+    SubmitBody,
+    TestBody,
+    read_body,
+)
 from upshot.sandbox.local.pool import Sandbox
 from upshot.sandbox.local.sessions import SessionOver
 from upshot.sandbox.local.slots import Busy
@@ -23,20 +35,8 @@ from upshot.sandbox.outcome import Outcome, RunResult, StdioTest, TestResult
 from upshot.sandbox.runner import Session
 
 log = logging.getLogger("upshot.sandbox")
-Default = TypeVar("Default", float, None)
-MAX_SECONDS = 300.0
-CEILINGS = {
-    "memory_mb": 16_384,
-    "disk_mb": 4_096,
-    "file_mb": 4_096,
-    "files": 1_000_000,
-    "open_files": 4_096,
-    "processes": 1_024,
-    "output_kb": 65_536,
-    "result_kb": 16_384,
-}
-"""The most a request may ask for; a run's disk, output and results are this machine's memory."""
-_LIMIT_NAMES = {field.name for field in fields(Limits)}
+
+Verb = Callable[[Any], Awaitable[dict[str, Any]]]
 
 
 class SandboxFault(Exception):
@@ -53,76 +53,84 @@ class Service:
     def health(self) -> dict[str, Any]:
         """Alive, and behind which walls."""
         sandbox = self.sandbox
-        layers = sandbox.describe_layers()
         load = {"slots": sandbox.count, "running": sandbox.running, "waiting": sandbox.waiting}
-        return {"status": "healthy", "layers": layers, **load, "sessions": len(self.sessions)}
+        return {"status": "healthy", "layers": sandbox.describe_layers(), **load, "sessions": len(self.sessions)}
 
-    async def test_program(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def test_program(self, data: Any) -> dict[str, Any]:
         """Assert tests: {program, tests, max_execution_time} to {results, runtimes, outcomes, details}."""
-        tests = _list_of(body, "tests", str)
-        results = await self.sandbox.test_program(_text(body, "program"), tests, self._limits(body))
-        return _test_answer(results, bool(body.get("allow_missing")))
+        body = read_body(TestBody[str], data)
+        limits = body.limits_from(self.sandbox.limits)
+        results = await self.sandbox.test_program(body.program, body.tests, limits)
+        return answer_tests(results, bool(body.allow_missing))
 
-    async def test_stdio(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def test_stdio(self, data: Any) -> dict[str, Any]:
         """stdin/stdout tests: {program, tests: [{input, output}], max_execution_time}, answered like test_program."""
-        tests = [StdioTest(_text(test, "input"), _text(test, "output")) for test in _list_of(body, "tests", dict)]
-        results = await self.sandbox.test_stdio(_text(body, "program"), tests, self._limits(body))
-        return _test_answer(results, bool(body.get("allow_missing")))
+        body = read_body(TestBody[StdioCase], data)
+        tests = [StdioTest(case.input, case.output) for case in body.tests]
+        results = await self.sandbox.test_stdio(body.program, tests, body.limits_from(self.sandbox.limits))
+        return answer_tests(results, bool(body.allow_missing))
 
-    async def run_code(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def run(self, data: Any) -> dict[str, Any]:
+        """Our own form of run_code: all fields of a RunResult."""
+        return answer_run(await self._run(read_body(ProgramBody, data)))
+
+    async def run_code(self, data: Any) -> dict[str, Any]:
         """SandboxFusion's run_code: {code, language, stdin, run_timeout, compile_timeout, files, fetch_files}."""
-        memory = body.get("memory_limit_MB")
-        if isinstance(memory, int | float) and memory <= 0:  # SandboxFusion's word for none
-            memory = None
-        limits = self._limits(body, "run_timeout", {} if memory is None else {"memory_mb": memory})
-        return fusion_answer(await self._run(body, limits))
+        return answer_fusion(await self._run(read_body(ProgramBody, data)))
 
-    async def submit(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def _run(self, body: ProgramBody) -> RunResult:
+        memory = body.memory_limit_MB
+        unlimited = memory is None or (isinstance(memory, int | float) and memory <= 0)  # SandboxFusion's word for none
+        return await self.sandbox.run(
+            body.code,
+            body.language,
+            stdin=body.stdin,
+            files=body.files,
+            limits=body.limits_from(self.sandbox.limits, **({} if unlimited else {"memory_mb": memory})),
+            fetch=body.fetch_files,
+            compile_seconds=body.compile_timeout,
+        )
+
+    async def submit(self, data: Any) -> dict[str, Any]:
         """SandboxFusion's submit for tests sent along: asserts or stdio cases in config.provided_data."""
-        config = _object(body, "config")
-        data = _object(config, "provided_data") or body
-        code = extract_code(_text(body, "completion"))
-        limits = self._limits(config, "run_timeout")
-        cases = data.get("test_cases") or data.get("test")
+        body = read_body(SubmitBody, data)
+        given, config = body.config.provided_data or data, body.config
+        code = extract_code(body.completion)
+        sent = {"program": code, "limits": config.limits, "run_timeout": config.run_timeout, "allow_missing": False}
+        cases = given.get("test_cases") or given.get("test")
         if isinstance(cases, list):
-            stdio = [_fusion_case(case) for case in cases]
-            results = await self.sandbox.test_stdio(code, stdio, limits)
+            answer = await self.test_stdio({**sent, "tests": cases})
         else:
-            results = await self.sandbox.test_program(code, _list_of(data, "tests", str), limits)
-        faults = [result.detail for result in results if result.outcome is Outcome.SANDBOX_FAULT]
-        if faults:
-            raise SandboxFault(faults[0])
+            answer = await self.test_program({**sent, "tests": given.get("tests")})
         tests = [
-            {"passed": result.passed, "exec_info": {"status": result.outcome, "message": result.detail}}
-            for result in results
+            {"passed": result == 1, "exec_info": {"status": outcome, "message": detail}}
+            for result, outcome, detail in zip(answer["results"], answer["outcomes"], answer["details"], strict=True)
         ]
-        accepted = bool(results) and all(result.passed for result in results)
-        return {"id": body.get("id"), "accepted": accepted, "extracted_code": code, "full_code": code, "tests": tests}
+        accepted = bool(tests) and all(test["passed"] for test in tests)
+        return {"id": body.id, "accepted": accepted, "extracted_code": code, "full_code": code, "tests": tests}
 
-    async def batch(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
+    async def batch(self, data: Any) -> AsyncGenerator[bytes, None]:
         """Many requests in one: a line of JSON for each as it finishes, with its index."""
-        items = _list_of(body, "items", dict)
-        verbs: dict[str, Callable[[dict[str, Any]], Any]] = {
+        verbs: dict[str, Verb] = {
             "test_program": self.test_program,
             "test_program_stdio": self.test_stdio,
             "run_code": self.run_code,
         }
+        items = read_body(BatchBody, data).items
         for item in items:
             if item.get("kind") not in list(verbs):
                 raise UserError(f"unknown kind {item.get('kind')!r} in items; known: {', '.join(verbs)}")
         return self._stream(items, verbs)
 
-    async def _stream(
-        self, items: list[dict[str, Any]], verbs: dict[str, Callable[[dict[str, Any]], Any]]
-    ) -> AsyncIterator[bytes]:
+    async def _stream(self, items: list[dict[str, Any]], verbs: dict[str, Verb]) -> AsyncGenerator[bytes, None]:
         gate = asyncio.Semaphore(2 * self.sandbox.count)
 
-        async def one(index: int, item: dict[str, Any]) -> bytes:
+        async def answer(index: int, item: dict[str, Any]) -> bytes:
             async with gate:
-                answer = await self._answer_item(verbs[item["kind"]], {**item, "allow_missing": True})
-            return json.dumps({"index": index, "id": item.get("id"), **answer}).encode() + b"\n"
+                answered = await self._answer_item(verbs[item["kind"]], {**item, "allow_missing": True})
+            return json.dumps({"index": index, "id": item.get("id"), **answered}).encode() + b"\n"
 
-        tasks = [asyncio.create_task(one(index, item)) for index, item in enumerate(items)]
+        tasks = [asyncio.create_task(answer(index, item)) for index, item in enumerate(items)]
         try:
             for finished in asyncio.as_completed(tasks):
                 yield await finished
@@ -131,7 +139,7 @@ class Service:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _answer_item(self, verb: Callable[[dict[str, Any]], Any], item: dict[str, Any]) -> dict[str, Any]:
+    async def _answer_item(self, verb: Verb, item: dict[str, Any]) -> dict[str, Any]:
         while True:
             try:
                 return await verb(item)
@@ -145,10 +153,11 @@ class Service:
                 log.exception("an item of a batch failed")
                 return {"error": f"internal error: {type(error).__name__}"}
 
-    async def open_session(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def open_session(self, data: Any) -> dict[str, Any]:
         """A stateful Python session; {session_id}."""
+        limits = read_body(LimitedBody, data).limits_from(self.sandbox.limits)
         try:
-            session = await self.sandbox.session(self._limits(body, "run_timeout"))
+            session = await self.sandbox.session(limits)
         except (ZygoteGone, SessionOver, OSError) as error:
             raise SandboxFault(str(error)) from error
         name = base64.b32encode(secrets.token_bytes(15)).decode().lower()
@@ -156,14 +165,14 @@ class Service:
         self.sessions[name] = session
         return {"session_id": name}
 
-    async def turn(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def turn(self, name: str, data: Any) -> dict[str, Any]:
         """One turn of a session."""
-        code, seconds = _text(body, "code"), _seconds(body, "run_timeout", None)
+        body = read_body(ProgramBody, data)
         session = self.sessions.get(name)
         if session is None:
             gone = "the session has ended: it was closed, evicted or never opened"
-            return run_answer(RunResult(Outcome.ERROR, None, detail=gone))
-        return run_answer(await session.turn(code, seconds))
+            return answer_run(RunResult(Outcome.ERROR, None, detail=gone))
+        return answer_run(await session.turn(body.code, body.run_timeout))
 
     async def close_session(self, name: str) -> dict[str, Any]:
         """End a session."""
@@ -172,86 +181,19 @@ class Service:
             await session.aclose()
         return {"closed": session is not None}
 
-    async def run(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Our own form of run_code: all fields of a RunResult."""
-        return run_answer(await self._run(body, self._limits(body)))
 
-    async def _run(self, body: dict[str, Any], limits: Limits) -> RunResult:
-        return await self.sandbox.run(
-            _text(body, "code"),
-            _text(body, "language", "python"),
-            stdin=_text(body, "stdin", ""),
-            files=_decode_files(_object(body, "files")),
-            limits=limits,
-            fetch=_list_of(body, "fetch_files", str) if body.get("fetch_files") else (),
-            compile_seconds=_seconds(body, "compile_timeout", 20.0),
-        )
-
-    def _limits(
-        self, body: dict[str, Any], name: str = "max_execution_time", more: dict[str, Any] | None = None
-    ) -> Limits:
-        """The limits a request asks for, none above this server's."""
-        asked = _object(body, "limits") | (more or {})
-        for key in asked:
-            if key not in _LIMIT_NAMES:
-                raise UserError(f"unknown limit '{key}'; {did_you_mean(key, _LIMIT_NAMES)}")
-        limits = replace(self.sandbox.limits, **asked)
-        for key, most in CEILINGS.items():
-            if getattr(limits, key) > most:
-                raise UserError(f"limit {key} is {getattr(limits, key)}; this server allows at most {most}")
-        limits = limits.with_cpu(_seconds(body, name, None))
-        if limits.cpu_seconds > MAX_SECONDS or limits.wall > 4 * MAX_SECONDS:
-            raise UserError(
-                f"limits cpu_seconds, wall_seconds are {limits.cpu_seconds}, {limits.wall_seconds}; this server allows "
-                f"at most {MAX_SECONDS:g} s of CPU and {4 * MAX_SECONDS:g} s in all"
-            )
-        return limits
+def extract_code(completion: str) -> str:
+    """The last fenced block of a model's answer, or all of it where there is none."""
+    parts = completion.split("```")
+    if len(parts) < 3:
+        return completion
+    block = parts[-2] if len(parts) % 2 else parts[-1]
+    first, _, rest = block.partition("\n")
+    return rest if first.strip().isalnum() or not first.strip() else block
 
 
-def _seconds(body: dict[str, Any], name: str, default: Default) -> float | Default:
-    value = body.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise UserError(f"{name} is {value!r}; it must be a number of seconds above 0")
-    if not value <= MAX_SECONDS:
-        raise UserError(f"{name} is {value}; this server allows at most {MAX_SECONDS:g} s")
-    return float(value)
-
-
-def _object(body: dict[str, Any], name: str) -> dict[str, Any]:
-    value = body.get(name) or {}
-    if not isinstance(value, dict):
-        raise UserError(f"field '{name}' must be an object")
-    return value
-
-
-def _text(body: dict[str, Any], name: str, default: str | None = None) -> str:
-    value = body.get(name)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, str):
-        raise UserError(
-            f"field '{name}' is {'missing' if value is None else type(value).__name__}; it must be a string"
-        )
-    return value
-
-
-def _list_of(body: dict[str, Any], name: str, kind: type) -> list[Any]:
-    value = body.get(name)
-    if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
-        raise UserError(f"field '{name}' must be a list of {'strings' if kind is str else 'objects'}")
-    return value
-
-
-def _decode_files(files: dict[str, Any]) -> dict[str, bytes]:
-    try:
-        return {name: base64.b64decode(content or "", validate=True) for name, content in files.items()}
-    except (binascii.Error, TypeError, ValueError) as error:
-        raise UserError(f"field 'files' holds something that is not base64: {error}") from error
-
-
-def _test_answer(results: list[TestResult], allow_missing: bool) -> dict[str, Any]:
+def answer_tests(results: list[TestResult], allow_missing: bool) -> dict[str, Any]:
+    """Test results in the compatible API's fields, with ours beside them."""
     fault = next((result for result in results if result.outcome is Outcome.SANDBOX_FAULT), None)
     if fault is not None and not allow_missing:
         raise SandboxFault(fault.detail)
@@ -269,67 +211,41 @@ def _seconds_taken(result: TestResult) -> float:
     return seconds if seconds is not None and math.isfinite(seconds) else -1
 
 
-def run_answer(result: RunResult) -> dict[str, Any]:
+def answer_run(result: RunResult) -> dict[str, Any]:
     """A RunResult as JSON."""
-    answer = asdict(result)
-    answer["files"] = {name: base64.b64encode(data).decode() for name, data in result.files.items()}
-    return answer
+    return {**asdict(result), "files": _encode_files(result)}
 
 
-_FUSION_STATUS = {Outcome.PASSED: "Finished", Outcome.TIMEOUT: "TimeLimitExceeded"}
-
-
-def fusion_answer(result: RunResult) -> dict[str, Any]:
+def answer_fusion(result: RunResult) -> dict[str, Any]:
     """A RunResult in SandboxFusion's fields, with ours beside them."""
     if result.outcome is Outcome.SANDBOX_FAULT:
         raise SandboxFault(result.detail)
-    compiled = None
-    if result.compiled is not None:
-        late = result.compiled.timed_out
-        compiled = {
-            "status": "TimeLimitExceeded" if late else "Finished",
-            "execution_time": result.compiled.seconds,
-            "return_code": result.compiled.exit_code,
-            "stdout": "",
-            "stderr": result.compiled.output,
-        }
-    ran = None
-    if result.compiled is None or result.compiled.ok:
+    compiled = ran = None
+    if (step := result.compiled) is not None:
+        status = "TimeLimitExceeded" if step.timed_out else "Finished"
+        compiled = _fusion_step(status, step.seconds, step.exit_code, "", step.output)
+    if step is None or step.ok:
         ended = result.outcome in (Outcome.PASSED, Outcome.ERROR, Outcome.OUTPUT_LIMIT) and result.exit_code is not None
-        ran = {
-            "status": "Finished" if ended else _FUSION_STATUS.get(result.outcome, "Error"),
-            "execution_time": result.wall_seconds,
-            "return_code": result.exit_code,
-            "stdout": result.stdout,
-            "stderr": result.stderr,
-        }
+        late = result.outcome is Outcome.TIMEOUT
+        status = "Finished" if ended else "TimeLimitExceeded" if late else "Error"
+        ran = _fusion_step(status, result.wall_seconds, result.exit_code, result.stdout, result.stderr)
     return {
         "status": "Success" if result.outcome is Outcome.PASSED else "Failed",
         "message": result.detail,
         "compile_result": compiled,
         "run_result": ran,
         "executor_pod_name": None,
-        "files": {name: base64.b64encode(data).decode() for name, data in result.files.items()},
+        "files": _encode_files(result),
         "outcome": result.outcome.value,
         "stdout_cut": result.stdout_cut,
         "stderr_cut": result.stderr_cut,
     }
 
 
-def _fusion_case(case: Any) -> StdioTest:
-    if not isinstance(case, dict):
-        raise UserError("each of test_cases must be an object with input and output")
-    given, wanted = case.get("input"), case.get("output")
-    given = given.get("stdin") if isinstance(given, dict) else given
-    wanted = wanted.get("stdout") if isinstance(wanted, dict) else wanted
-    return StdioTest(_text({"input": given}, "input"), _text({"output": wanted}, "output"))
+def _fusion_step(status: str, seconds: float, code: int | None, stdout: str, stderr: str) -> dict[str, Any]:
+    named = {"status": status, "execution_time": seconds, "return_code": code}
+    return {**named, "stdout": stdout, "stderr": stderr}
 
 
-def extract_code(completion: str) -> str:
-    """The last fenced block of a model's answer, or all of it where there is none."""
-    parts = completion.split("```")
-    if len(parts) < 3:
-        return completion
-    block = parts[-2] if len(parts) % 2 else parts[-1]
-    first, _, rest = block.partition("\n")
-    return rest if first.strip().isalnum() or not first.strip() else block
+def _encode_files(result: RunResult) -> dict[str, str]:
+    return {name: base64.b64encode(data).decode() for name, data in result.files.items()}

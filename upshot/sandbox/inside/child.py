@@ -1,4 +1,10 @@
-"""The first and last thing a confined child does: pick its part, play it, leave."""
+"""The first and last thing a confined child does: pick its part, play it, leave.
+
+It finds its files on fixed descriptors: 0 to 2 as everywhere, 3 the input (sealed, read once and closed), 4 the results
+(lines of JSON), 5 a socket where its role has a partner: the judge, the judged program, or the supervisor of a session.
+A program can write on 4 and 5, too; so what comes from there is read as an adversary's. It leaves by `os._exit`: the
+interpreter's own end would run what the program has left in it, outside the program's clock.
+"""
 
 from __future__ import annotations
 

@@ -13,9 +13,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from upshot.sandbox.inside.peer import Peer
+from upshot.sandbox.inside.peer import Peer, Proxy
 from upshot.sandbox.inside.plain import VALUE_METHODS
-from upshot.sandbox.inside.proxy import Proxy
 
 DUNDERS = frozenset(("__name__", "__qualname__", "__doc__", "__dict__", "__annotations__", "__wrapped__"))
 """Special attributes a test may read; others would let the program answer protocols of libraries in the judge."""
@@ -156,21 +155,9 @@ def _refusal(name: str) -> Any:
 
 
 _BINARY = (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "divmod",
-    "pow",
-    "matmul",
-    "and",
-    "or",
-    "xor",
-    "lshift",
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul", "and", "or", "xor", "lshift",
     "rshift",
-)
+)  # fmt: skip
 _OTHERS = (
     "lt", "le", "gt", "ge", "hash", "abs", "neg", "pos", "invert", "int", "float", "complex", "index", "round", "trunc",
     "floor", "ceil", "bytes", "fspath", "copy", "deepcopy",

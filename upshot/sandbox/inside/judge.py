@@ -31,8 +31,7 @@ from typing import Any
 
 from upshot.sandbox.inside import cases, program
 from upshot.sandbox.inside.handle import Handle, NotEvidence, ObjectView, in_role
-from upshot.sandbox.inside.peer import Peer, PeerGone
-from upshot.sandbox.inside.proxy import take_over
+from upshot.sandbox.inside.peer import Peer, PeerGone, take_over
 
 MODULES = (math, itertools, collections, functools, re, string, json, random, copy, operator, datetime)
 HELPERS: dict[str, Any] = {

@@ -1,7 +1,16 @@
 """Two confined processes talking: whole JSON messages on a socket pair, either side may ask while it waits.
 
-Data crosses as data, everything else as a handle. What can be done with a handle is a call, an attribute, or one of a
-few observations (`len`, `iter`, `next`, an item, the text, the truth): each gives data or another handle.
+Data crosses as data (`plain.py`), everything else as a handle. What can be done with a handle is a call, an attribute,
+or one of a few observations (`len`, `iter`, `next`, an item, the text, the truth): each gives data or another handle.
+
+A message is four bytes of length and JSON. {"op", "target", "name", "args", "kwargs"} asks: call, get, set, observe
+(and `names`, of the program alone). {"ok"}, {"error"} or {"end"} answers; a call also says which mutable arguments it
+changed. While one side waits for an answer it serves what the other asks (a callback that a test gave the program), so
+questions nest like calls on one stack, and the lock `turn` keeps threads from crossing them.
+
+Handles are numbers: the owner's `exports` keeps the object for as long as the process lives. A number comes back
+negated to its owner, who then has its own object again. Neither side believes the other: whatever goes wrong while a
+message is read (`guarded`) ends the conversation for good, and never becomes an exception that a test could expect.
 """
 
 from __future__ import annotations
@@ -18,8 +27,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from upshot.sandbox.inside import frames, plain, program
-from upshot.sandbox.inside.proxy import Proxy
+from upshot.sandbox.inside import plain, program
 
 MAX_MESSAGE = 16 << 20
 OBSERVATIONS: dict[str, Callable[..., Any]] = {
@@ -191,7 +199,7 @@ class Peer:
     def _export(self, value: Any) -> dict[str, Any]:
         if isinstance(value, Proxy):
             return {"o": [-object.__getattribute__(value, "_number"), ""]}
-        table = frames.encode(value, self.encode)
+        table = plain.encode_table(value, self.encode)
         if table is not None:
             return table
         number = self.numbers.setdefault(id(value), len(self.numbers) + 1)
@@ -223,6 +231,68 @@ class Peer:
         raise ValueError("an exception of no known class")
 
 
+class Proxy:
+    """An object of the other end."""
+
+    __slots__ = ("_kind", "_number", "_peer")
+
+    def __init__(self, peer: Peer, number: int, kind: str) -> None:
+        object.__setattr__(self, "_peer", peer)
+        object.__setattr__(self, "_number", number)
+        object.__setattr__(self, "_kind", kind)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        peer = self._peer
+        named = {name: peer.encode(item) for name, item in kwargs.items()}
+        reply = peer.ask("call", target=self._number, args=[peer.encode(item) for item in args], kwargs=named)
+        peer.guarded(self._take_over, reply, args, kwargs)
+        return peer.value(reply)
+
+    def _take_over(self, reply: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for key, after in reply["changed"]:
+            take_over(kwargs[key] if key in kwargs else args[key], self._peer.decode(after))
+
+    def __getattr__(self, name: str) -> Any:
+        return self._peer.value(self._peer.ask("get", target=self._number, name=name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._peer.ask("set", target=self._number, name=name, args=[self._peer.encode(value)])
+
+    def _observe(self, name: str, *args: Any) -> Any:
+        encoded = [self._peer.encode(item) for item in args]
+        reply = self._peer.ask("observe", target=self._number, name=name, args=encoded)
+        if name == "next" and "end" in reply:
+            raise StopIteration
+        return self._peer.value(reply)
+
+    def __len__(self) -> int:
+        return self._observe("len")
+
+    def __iter__(self) -> Any:
+        return self._observe("iter")
+
+    def __next__(self) -> Any:
+        return self._observe("next")
+
+    def __bool__(self) -> bool:
+        return self._observe("bool")
+
+    def __str__(self) -> str:
+        return self._observe("str")
+
+    def __repr__(self) -> str:
+        return self._observe("repr")
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._observe("getitem", key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._observe("setitem", key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self._observe("delitem", key)
+
+
 def _exception(name: str) -> Any:
     found = getattr(builtins, name, None)
     known = isinstance(found, type) and issubclass(found, BaseException) and not issubclass(found, CONTROL)
@@ -238,3 +308,17 @@ def _awaited(coroutine: Any) -> Any:
 def mutable(value: Any) -> bool:
     """Whether a call may change a value in place."""
     return type(value) in (list, dict, set, bytearray, deque) or type(value).__name__ == "ndarray"
+
+
+def take_over(mine: Any, after: Any) -> None:
+    """Make our copy of a mutable argument look as the call left the other one."""
+    if type(mine) in (list, bytearray):
+        mine[:] = after
+    elif type(mine) in (dict, set):
+        mine.clear()
+        mine.update(after)
+    elif type(mine) is deque:
+        mine.clear()
+        mine.extend(after)
+    elif type(mine).__name__ == "ndarray":
+        mine[...] = after

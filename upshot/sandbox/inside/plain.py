@@ -3,6 +3,8 @@
 A list is a JSON list, scalars are themselves, everything else is an object with one key, its tag. Subclasses are
 read through their base class's own methods, so an object that claims to equal everything arrives as what it holds.
 Anything that is not data becomes opaque. `decode` runs in the judge and in the program, never in the supervisor.
+Tables of pandas (`encode_table`) are data for those two only. Foreign runners get this file's own text: it imports
+nothing of this package.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ VALUE_METHODS = frozenset(
 ) | {"equals", "all", "any"}
 """Methods of values: who calls one of these expects data, not an object or a field that answers for it."""
 _DTYPE = re.compile(r"[<>|=][biufcSU]\d{1,5}")
+_COLUMN_DTYPE = re.compile(r"[<>|=][biufMm]\d{1,2}(\[[a-zA-Z]{1,3}\])?")
+_COLUMN_KINDS = frozenset(("object", "str", "string", "category", "boolean", "Int64", "Float64"))
+_Inner = Callable[[Any], Any]
 
 
 class TooDeep(ValueError):
@@ -217,6 +222,74 @@ def _pairs(body: Any, inner: Any) -> dict[Any, Any]:
     return {inner(key): inner(value) for key, value in body}
 
 
+# Tables of pandas: frames and series with a plain index are data, cell by cell. Comparisons, sums and checks of a
+# table then run on a table built here; the program's own would answer what suits it.
+
+
+def encode_table(value: Any, inner: _Inner) -> Any:
+    """The JSON form of a table, None for anything else and for one that does not fit."""
+    kind = type(value)
+    if kind.__module__.partition(".")[0] != "pandas" or kind.__name__ not in ("DataFrame", "Series"):
+        return None
+    import pandas as pd
+
+    if kind is pd.DataFrame:
+        columns = [value.iloc[:, number] for number in range(value.shape[1])]
+        parts = [value.index, value.columns, *columns]
+    elif kind is pd.Series:
+        parts = [value.index, value]
+    else:
+        return None
+    written = [_encode_column(part, inner) for part in parts]
+    return None if None in written else {"P": [kind.__name__, *written]}
+
+
+def _encode_column(part: Any, inner: _Inner) -> Any:
+    dtype = getattr(part.dtype, "str", str(part.dtype))
+    known = _COLUMN_DTYPE.fullmatch(dtype) or dtype == "|O" or str(dtype) in _COLUMN_KINDS
+    if getattr(part, "nlevels", 1) != 1 or not known:
+        return None
+    times = dtype[1:2] in ("M", "m") and dtype not in _COLUMN_KINDS
+    cells = (part.to_numpy().astype("int64") if times else part).tolist()
+    return ["object" if dtype == "|O" else dtype, inner(part.name), inner(cells)]
+
+
+def _decode_table(body: Any, inner: _Inner) -> Any:
+    """The table behind a JSON form; raises on anything malformed."""
+    import pandas as pd
+
+    kind, index, *parts = body
+    if kind == "Series":
+        (one,) = parts
+        series = _cells(one, inner)
+        series.index, series.name = _index(index, inner), inner(one[1])
+        return series
+    names, *columns = parts
+    frame = pd.DataFrame({number: _cells(column, inner) for number, column in enumerate(columns)})
+    frame = frame if columns else pd.DataFrame(index=range(len(index[2])))
+    frame.index, frame.columns = _index(index, inner), _index(names, inner)
+    return frame
+
+
+def _index(part: Any, inner: _Inner) -> Any:
+    import pandas as pd
+
+    return pd.Index(_cells(part, inner), name=inner(part[1]))
+
+
+def _cells(part: Any, inner: _Inner) -> Any:
+    import numpy as np
+    import pandas as pd
+
+    dtype, _, cells = part
+    values = inner(cells)
+    if dtype in _COLUMN_KINDS:
+        return pd.Series(values, dtype=dtype)
+    if not _COLUMN_DTYPE.fullmatch(dtype):
+        raise ValueError("malformed table")
+    return pd.Series(np.array(values, dtype="int64" if dtype[1] in "Mm" else dtype).astype(dtype))
+
+
 DECODERS: dict[str, Callable[[Any, Any], Any]] = {
     "i": lambda body, _: int(body, 16),
     "t": lambda body, inner: tuple(map(inner, body)),
@@ -240,4 +313,5 @@ DECODERS: dict[str, Callable[[Any, Any], Any]] = {
     "n": lambda body, inner: _dtype(body[0]).type(inner(body[1])),
     "p": lambda body, _: TYPES[body],
     "a": _decode_array,
+    "P": _decode_table,
 }

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from upshot.sandbox.inside import program
-from upshot.sandbox.inside.peer import Peer, PeerGone, mutable
-from upshot.sandbox.inside.proxy import Proxy
+from upshot.sandbox.inside.peer import Peer, PeerGone, Proxy, mutable
 
 
 class TestObject(Proxy):

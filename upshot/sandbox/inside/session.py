@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from upshot.sandbox.inside import program
-from upshot.sandbox.inside.peer import PeerGone, Wire
+from upshot.sandbox.inside.peer import Wire
 
 _in_turn = False
 """Whether an interrupt has a turn to end; one that comes too late must not end the session."""
@@ -31,8 +31,8 @@ def serve(payload: dict[str, Any], descriptor: int) -> None:
     while True:
         try:
             message = wire.receive()
-        except PeerGone:
-            return
+        except EOFError:
+            return  # the supervisor has hung up
         started = time.perf_counter()
         failure = _interruptible(str(message["code"]), namespace)
         program.flush()

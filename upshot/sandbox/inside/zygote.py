@@ -1,7 +1,18 @@
 """The zygote: a warm Python process behind the walls that forks one confined child for every run.
 
-It never reads a program, an input or an expected value: those are in memory files it hands on unread, so nothing of
-an earlier run is in the memory a later one inherits. Standard library only, one thread.
+It never reads a program, an input or an expected value: those are in memory files it hands on unread, so nothing of an
+earlier run is in the memory a later one inherits. Standard library only, one thread. What is said on the control
+socket is in `local/zygotes.py`.
+
+A run, in order. The zygote makes the plan of confinement for the limits (prepared C calls), a pipe, and one clone into
+fresh namespaces. The child puts up its walls, then writes "R" into the pipe, and only then reads its program. So the
+pipe tells faults from failures: no "R" means that the sandbox failed before the program had its first instruction;
+after it, whatever happens is the program's own doing, and no program can make its failure a fault (a missing score).
+
+The zygote waits on pidfds, not on signals or numbers: a number may be another process's by the time it is used. Clocks
+are looked at now and then (`WatchedChild.check`), the kernel's CPU rlimit is the net below. Who ends a child writes
+down why before it kills. Where there is a judge it is the last child: when it has spoken the program is not waited
+for.
 """
 
 from __future__ import annotations

@@ -10,8 +10,12 @@ import os
 import time
 from pathlib import Path
 
+from upshot.sandbox.limits import Limits
+
 PREFIX = "upshot-sandbox-"
 UNLIMITED = 1 << 60
+SLACK_MB, SLACK_PROCESSES = 64, 8
+"""Room in a slot's group for the zygote itself, the kernel's own pages and a judge."""
 
 
 class Cgroups:
@@ -26,7 +30,8 @@ class Cgroups:
         try:
             self.homes = {controller: home / name for controller, home in _homes(mount).items()}
             for home in set(self.homes.values()):
-                _sweep(home.parent)
+                for old in list_abandoned(home.parent):
+                    _remove(old)
                 home.mkdir()
             self._delegate()
         except OSError as error:
@@ -73,6 +78,11 @@ class SlotGroup:
         """Move a zygote in."""
         for path in set(self.paths.values()):
             (path / "cgroup.procs").write_text(str(pid))
+
+    def limit_to(self, limits: Limits) -> None:
+        """Bound what a run with these limits may use; its private disk is memory, too."""
+        megabytes = limits.memory_mb + limits.disk_mb + SLACK_MB
+        self.limit(megabytes << 20, limits.processes + SLACK_PROCESSES)
 
     def limit(self, memory_bytes: int, processes: int) -> None:
         """Set the bounds, where they differ from the last run's."""
@@ -147,12 +157,10 @@ def _v1_home(root: Path, own: str) -> Path:
     return root / own
 
 
-def _sweep(home: Path) -> None:
-    """Remove groups of supervisors that were killed."""
-    for path in home.glob(f"{PREFIX}*"):
-        pid = path.name.removeprefix(PREFIX).split("-")[0]
-        if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
-            _remove(path)
+def list_abandoned(parent: Path) -> list[Path]:
+    """What supervisors that were killed have left there, groups or directories: each is named after its process."""
+    found = ((path, path.name.removeprefix(PREFIX).split("-")[0]) for path in parent.glob(f"{PREFIX}*"))
+    return [path for path, pid in found if pid.isdigit() and not os.path.exists(f"/proc/{pid}")]
 
 
 def _remove(path: Path) -> None:

@@ -75,7 +75,7 @@ def toolchain(name: str) -> tuple[str, tuple[str, ...]] | None:
     return str(real if outside else found), ((str(real.parents[1]),) if outside else ())
 
 
-def installed() -> list[str]:
+def list_installed() -> list[str]:
     """The languages this machine can run."""
     return ["python", *(name for name in LANGUAGES if toolchain(name) is not None)]
 
@@ -87,9 +87,8 @@ def find(name: str) -> tuple[Language, str]:
         raise UserError(f"language '{name}' is not known; known: {', '.join(['python', *LANGUAGES])}")
     tool = toolchain(language.name)
     if tool is None:
-        raise UserError(
-            f"language '{name}' needs {language.tool}, which is not installed here; installed: {', '.join(installed())}"
-        )
+        others = ", ".join(list_installed())
+        raise UserError(f"language '{name}' needs {language.tool}, which is not installed here; installed: {others}")
     return language, tool[0]
 
 

@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from upshot.core.errors import UserError
@@ -20,20 +19,19 @@ from upshot.core.time_limit import uncounted
 from upshot.sandbox.asserts import run_result, verdict
 from upshot.sandbox.asserts.split import split
 from upshot.sandbox.asserts.verdict import Remains
-from upshot.sandbox.http.metrics import Metrics
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.local import languages, layers
-from upshot.sandbox.local.cgroup import Cgroups
+from upshot.sandbox.local.cgroup import PREFIX, Cgroups, list_abandoned
+from upshot.sandbox.local.metrics import SandboxMetrics
 from upshot.sandbox.local.run import RunRequest
-from upshot.sandbox.local.sessions import LocalSession
+from upshot.sandbox.local.sessions import LocalSession, SessionTerms
 from upshot.sandbox.local.slots import Busy, SandboxSlots
 from upshot.sandbox.local.zygotes import ZygoteGone
 from upshot.sandbox.outcome import Outcome, RunResult, StdioTest, TestResult
-from upshot.sandbox.runner import CodeRunner, ProgramJob, Session
+from upshot.sandbox.runner import CodeRunner, ProgramJob, Session, run_one_by_one
 
 log = logging.getLogger("upshot.sandbox")
 FORGOTTEN_SECONDS = 30.0
-WORKDIR_PREFIX = "upshot-sandbox-"
 ANY_TEXT = "surrogatepass"
 """How an input is encoded: JSON may hold half a surrogate pair, which is the program's to deal with."""
 _IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+([\w., \t]+)", re.MULTILINE)
@@ -71,7 +69,7 @@ class Sandbox(CodeRunner):
         self.max_sessions = max_sessions
         self.session_idle_seconds = session_idle_seconds
         self.disabled = set(disable)
-        self.metrics = Metrics()
+        self.metrics = SandboxMetrics()
         self.layers: layers.Layers | None = None
         self._starting = asyncio.Lock()
         self._slots: SandboxSlots | None = None
@@ -83,11 +81,6 @@ class Sandbox(CodeRunner):
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def start(self) -> None:
         """Find the machine's layers, refuse if one demanded is missing, warm the first slot; does nothing twice."""
@@ -104,7 +97,7 @@ class Sandbox(CodeRunner):
             self._workdir = _make_workdir()
             self.layers = found
             self._slots = SandboxSlots(self.count, self.queue, found, cgroups, self._workdir)
-            await self._slots.warm("plain", 1)
+            await self._slots.all[0].zygote("plain")  # what is wrong is found now, not by the first program
         except BaseException:
             cgroups.close()
             await self.aclose()
@@ -173,24 +166,23 @@ class Sandbox(CodeRunner):
         if all(check is not None for check in checks):
             calls = [[check.call for check in test] for test in checks]
             payload = {"program": program, "calls": calls, "imports": [test[0].imports for test in checks]}
-            remains = await self._execute(tier, "calls", payload, b"", limits)
+            remains = await self._execute(tier, RunRequest("calls", payload, limits))
             return verdict.of_calls(checks, remains)
-        remains = await self._execute(tier, "serve", {"program": program}, b"", limits, judge={"tests": tests})
+        request = RunRequest("serve", {"program": program}, limits, judge={"tests": tests})
+        remains = await self._execute(tier, request)
         return verdict.of_judged(len(tests), remains)
 
     async def test_stdio(
         self, program: str, tests: Sequence[StdioTest], limits: Limits | None = None
     ) -> list[TestResult]:
-        limits = limits or self.limits
-        done: list[TestResult] = []
-        for test in tests:
-            if limits.stop_at_timeout and done and done[-1].outcome is Outcome.TIMEOUT:
-                done.append(TestResult(Outcome.TIMEOUT, None, "not run: an earlier test ran out of time"))
-                continue
-            remains = await self._execute(
-                tier_of(program), "script", {"program": program}, test.input.encode(errors=ANY_TEXT), limits
-            )
-            done.append(run_result.of_stdio(remains, test.output))
+        chosen, tier = limits or self.limits, tier_of(program)
+
+        async def run_test(test: StdioTest) -> TestResult:
+            stdin = test.input.encode(errors=ANY_TEXT)
+            remains = await self._execute(tier, RunRequest("script", {"program": program}, chosen, stdin))
+            return run_result.of_stdio(remains, test.output)
+
+        done = await run_one_by_one(tests, chosen, run_test)
         self.metrics.count_tests(done)
         return done
 
@@ -199,14 +191,14 @@ class Sandbox(CodeRunner):
         encoded = {name: base64.b64encode(data).decode() for name, data in job.files.items()}
         payload: dict[str, Any] = {"program": job.code, "files": encoded, "fetch": list(job.fetch)}
         if languages.canonical(job.language) == "python":
-            remains = await self._execute(tier_of(job.code), "script", payload, stdin, limits)
+            remains = await self._execute(tier_of(job.code), RunRequest("script", payload, limits, stdin))
             result = run_result.of_script(remains, job.fetch)
         else:
             await self._ready()
-            await asyncio.to_thread(languages.installed)  # asks the toolchains once
+            await asyncio.to_thread(languages.list_installed)  # asks the toolchains once
             payload |= self._native(job.language, limits, job.compile_seconds)
             budget = limits.wall + job.compile_seconds + 5
-            remains = await self._execute("native", "native", payload, stdin, limits, native_wall=budget)
+            remains = await self._execute("native", RunRequest("native", payload, limits, stdin, native_wall=budget))
             result = run_result.of_native(remains, job.fetch)
         self.metrics.count_run(result)
         return result
@@ -232,20 +224,14 @@ class Sandbox(CodeRunner):
             await self._evict_idle()
         self._opening += 1  # counted from now on: others may ask while this one starts
         try:
-            session = await LocalSession.open(self, slots, limits or self.limits)
+            self._session_count += 1
+            number = self.count + self._session_count
+            terms = SessionTerms(number, self.session_idle_seconds, forget=self._sessions.discard)
+            session = await LocalSession.open(terms, slots, limits or self.limits)
             self._sessions.add(session)
         finally:
             self._opening -= 1
         return session
-
-    def next_session_index(self) -> int:
-        """A number for a session's zygote, beyond the slots'."""
-        self._session_count += 1
-        return self.count + self._session_count
-
-    def forget_session(self, session: LocalSession) -> None:
-        """Forget a session that has ended."""
-        self._sessions.discard(session)
 
     async def _evict_idle(self) -> None:
         """Make room: end the session idle longest, if it has been idle long enough to have been forgotten."""
@@ -255,17 +241,11 @@ class Sandbox(CodeRunner):
         await oldest.aclose()
 
     @uncounted
-    async def _execute(
-        self,
-        tier: str,
-        mode: str,
-        payload: dict[str, Any],
-        stdin: bytes,
-        limits: Limits,
-        judge: dict[str, Any] | None = None,
-        native_wall: float | None = None,
-    ) -> Remains:
-        """Run one request, once more if the sandbox itself failed the first time."""
+    async def _execute(self, tier: str, request: RunRequest) -> Remains:
+        """Run one request, once more if the sandbox itself failed the first time.
+
+        A program cannot bring a fault about (see `inside/zygote.py`), so the second try gives it no second chance.
+        """
         slots = await self._ready()
         try:
             slot = await slots.acquire(tier)
@@ -277,8 +257,7 @@ class Sandbox(CodeRunner):
             for attempt in range(2):
                 try:
                     zygote = await slot.zygote(tier)
-                    run = RunRequest(mode, payload, stdin, limits, judge, native_wall)
-                    remains = await run.on(zygote, slot.groups.get(tier))
+                    remains = await request.run_on(zygote, slot.groups.get(tier))
                 except (ZygoteGone, OSError) as error:
                     remains = Remains(fault=str(error))
                 if remains.fault is None:
@@ -294,12 +273,9 @@ class Sandbox(CodeRunner):
 
 def _make_workdir() -> Path:
     """A directory of this supervisor's, after sweeping those of killed ones."""
-    parent = Path(tempfile.gettempdir())
-    for old in parent.glob(f"{WORKDIR_PREFIX}*"):
-        pid = old.name.removeprefix(WORKDIR_PREFIX).split("-")[0]
-        if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
-            shutil.rmtree(old, ignore_errors=True)
-    path = Path(tempfile.mkdtemp(prefix=f"{WORKDIR_PREFIX}{os.getpid()}-"))
+    for old in list_abandoned(Path(tempfile.gettempdir())):
+        shutil.rmtree(old, ignore_errors=True)
+    path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
     path.chmod(0o711)
     (path / "root").mkdir(mode=0o755)
     return path

@@ -1,7 +1,19 @@
-"""One run's message and memory files: sent to a zygote, collected when it is over."""
+"""One run's message and memory files: sent to a zygote, collected when it is over.
+
+Everything a run reads and writes is an anonymous file in memory (memfd) that the supervisor opens and the zygote hands
+on unread: programs and inputs never pass through a zygote's memory, which later runs inherit. The message beside the
+files says only which child plays which role on which of them. Inputs are sealed: neither a child nor a zygote can
+change what another reads. Outputs have a fixed size: the kernel stops a program that prints without end, and nobody
+has to drain a pipe for it. They are read when the run is over, by the position the program's writes left behind.
+
+A judged run has two children. The program gets no tests and the judge no program: each gets one end of a socket pair,
+and its own input. The judge's results are the ones believed; what the program writes where results would go is
+dropped.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import marshal
 import os
 import signal
@@ -12,13 +24,12 @@ from upshot.sandbox.asserts import verdict
 from upshot.sandbox.asserts.verdict import Remains
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.local.cgroup import SlotGroup
-from upshot.sandbox.local.memory_files import bounded_output, sealed_input, written
 from upshot.sandbox.local.zygotes import Zygote
 
+SLACK = 8192
+"""Room behind the limit: the kernel refuses a write that would cross the end by whole pages."""
 PATIENCE = 10.0
 """Seconds beyond the wall cap before a silent zygote is given up."""
-CGROUP_SLACK_MB = 64
-"""Room in the slot's group for the zygote and the kernel's own pages."""
 OWN_RESULTS_BYTES = 4096
 """For what a judged program writes where its results would go; the judge's results are the ones read."""
 ALONE = ("stdin", "stdout", "stderr", "input", "results")
@@ -28,16 +39,16 @@ JUDGE = ("nothing", "nothing", "nothing", "tests", "results", "judge's wire")
 
 
 class RunRequest:
-    """One request's memory files and message."""
+    """What is asked of a zygote. It may be asked again of another one: the files are made anew for each."""
 
     def __init__(
         self,
         mode: str,
         payload: dict[str, Any],
-        stdin: bytes,
         limits: Limits,
-        judge: dict[str, Any] | None,
-        native_wall: float | None,
+        stdin: bytes = b"",
+        judge: dict[str, Any] | None = None,
+        native_wall: float | None = None,
     ) -> None:
         self.limits = limits
         self.files: dict[str, int] = {}
@@ -52,17 +63,17 @@ class RunRequest:
         if native_wall is not None:
             self.request_limits |= {"native": True, "wall_seconds": native_wall, "cpu_seconds": native_wall}
 
-    async def on(self, zygote: Zygote, group: SlotGroup | None) -> Remains:
+    async def run_on(self, zygote: Zygote, group: SlotGroup | None) -> Remains:
         """Run on a zygote and collect what is left."""
         try:
             self._open_files()
             if group is not None:
-                megabytes = self.limits.memory_mb + self.limits.disk_mb + CGROUP_SLACK_MB
-                group.limit(megabytes << 20, self.limits.processes + 8)
+                group.limit_to(self.limits)
             zygote.send({"roles": self._roles(), "limits": self.request_limits}, list(self.files.values()))
-            # Our copies of the wire between program and judge: with them neither would see the other end.
+            # Our copies of the wire between program and judge: while they are open, neither sees the other end.
             self._close("program's wire", "judge's wire")
             reply = await zygote.finish(float(self.request_limits["wall_seconds"]) + PATIENCE)
+            # A SIGKILL that the zygote did not send is the program's own, or the kernel's: out of memory.
             killed = any(child["status"] == signal.SIGKILL and not child["why"] for child in reply.get("children", ()))
             return self._remains(reply, oom=killed and group is not None and group.new_oom_kills())
         finally:
@@ -100,8 +111,8 @@ class RunRequest:
             return Remains(fault=reply["fault"])
         program = reply["children"][0]
         fault = next((child["fault"] for child in reply["children"] if child["fault"]), None)
-        stdout, stdout_cut = written(self.files["stdout"])
-        stderr, stderr_cut = written(self.files["stderr"])
+        stdout, stdout_cut = read_output(self.files["stdout"])
+        stderr, stderr_cut = read_output(self.files["stderr"])
         return Remains(
             status=program["status"],
             why=next((child["why"] for child in reply["children"] if child["why"] in ("cpu", "wall")), None),
@@ -114,5 +125,32 @@ class RunRequest:
             stderr=stderr,
             stdout_cut=stdout_cut,
             stderr_cut=stderr_cut,
-            lines=verdict.parse_lines(written(self.files["results"])[0], self.most_lines),
+            lines=verdict.parse_lines(read_output(self.files["results"])[0], self.most_lines),
         )
+
+
+def sealed_input(data: bytes) -> int:
+    """A read-only file with the data."""
+    descriptor = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
+
+
+def bounded_output(size: int) -> int:
+    """An empty file that takes a little over `size` bytes and no more."""
+    descriptor = os.memfd_create("output", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size + SLACK)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return descriptor
+
+
+def read_output(descriptor: int) -> tuple[bytes, bool]:
+    """What a run wrote, and whether it wrote more than it may."""
+    size = os.fstat(descriptor).st_size - SLACK
+    end = os.lseek(descriptor, 0, os.SEEK_CUR)
+    return os.pread(descriptor, min(end, size), 0) if end else b"", end > size

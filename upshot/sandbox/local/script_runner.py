@@ -1,23 +1,35 @@
-"""Tests on top of a plain `run`: for runners that can only run a script. The verdict is still taken outside.
+"""Tests on top of a plain `run`: for runners that can only run a script, and the simplest of those, a bare process.
 
-Split asserts: the script prints the values, tagged with a number only this run knows, and they are compared here. Other
-asserts run in the script itself and end by printing that number: an early exit passes nothing, but a program that
-reads its own source could. The local sandbox and our server have no such gap.
+The verdict is still taken outside. Split asserts: the script prints the values, tagged with a number only this run
+knows, and they are compared here. Other asserts run in the script itself and end by printing that number: an early exit
+passes nothing, but a program that reads its own source could. The local sandbox and our server have no such gap.
+
+What is sent along (`plain.py`, `cases.py`) is those files' own text: they import the standard library alone.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import resource
 import secrets
+import signal
+import sys
+import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from upshot.core.errors import UserError
 from upshot.sandbox.asserts import verdict
 from upshot.sandbox.asserts.split import Check, split
 from upshot.sandbox.asserts.verdict import Remains
 from upshot.sandbox.inside import cases, plain
 from upshot.sandbox.limits import Limits
+from upshot.sandbox.local.languages import canonical
 from upshot.sandbox.outcome import Outcome, RunResult, StdioTest, TestResult
-from upshot.sandbox.runner import CodeRunner
+from upshot.sandbox.runner import CodeRunner, ProgramJob, run_one_by_one
 
 _VALUES = """
 def _upshot_main():
@@ -49,7 +61,7 @@ def _upshot_main():
     import ast
     space = {{"__name__": "upshot_cases"}}
     exec({cases!r}, space)
-    checked = space["Checked"]()
+    checked = space["CheckCounter"]()
     space["run"](ast.parse({test!r}), globals(), checked)
     print("\\n{nonce}" + str(checked.count))
 _upshot_main()
@@ -64,18 +76,16 @@ class ScriptRunner(CodeRunner):
         checks = [split(test) for test in tests]
         if all(check is not None for check in checks):
             return await self._values(program, [check for check in checks if check is not None], limits)
-        done: list[TestResult] = []
-        text = Path(cases.__file__).read_text()
-        for test in tests:
-            if limits.stop_at_timeout and done and done[-1].outcome is Outcome.TIMEOUT:
-                done.append(TestResult(Outcome.TIMEOUT, None, "not run: an earlier test ran out of time"))
-                continue
+        text, chosen = Path(cases.__file__).read_text(), limits
+
+        async def run_test(test: str) -> TestResult:
             nonce = secrets.token_hex(16)
             source = f"{program}\n{_JUDGED.format(cases=text, test=test, nonce=nonce)}"
-            result = await self.run(source, limits=limits)
+            result = await self.run(source, limits=chosen)
             counts = [line.removeprefix(nonce) for line in result.stdout.splitlines() if line.startswith(nonce)]
-            done.append(_ended(result, passed=bool(counts) and counts[-1] != "0"))
-        return without_invalid(tests, done)
+            return _test_result(result, passed=bool(counts) and counts[-1] != "0")
+
+        return without_invalid(tests, await run_one_by_one(tests, limits, run_test))
 
     async def _values(self, program: str, checks: list[list[Check]], limits: Limits) -> list[TestResult]:
         nonce = secrets.token_hex(16)
@@ -99,15 +109,80 @@ class ScriptRunner(CodeRunner):
     async def test_stdio(
         self, program: str, tests: Sequence[StdioTest], limits: Limits | None = None
     ) -> list[TestResult]:
-        limits = limits or self.limits
-        done: list[TestResult] = []
-        for test in tests:
-            if limits.stop_at_timeout and done and done[-1].outcome is Outcome.TIMEOUT:
-                done.append(TestResult(Outcome.TIMEOUT, None, "not run: an earlier test ran out of time"))
-                continue
-            result = await self.run(program, stdin=test.input, limits=limits)
-            done.append(_ended(result, passed=verdict.same_output(result.stdout.encode(), test.output)))
-        return done
+        chosen = limits or self.limits
+
+        async def run_test(test: StdioTest) -> TestResult:
+            result = await self.run(program, stdin=test.input, limits=chosen)
+            return _test_result(result, passed=verdict.same_output(result.stdout.encode(), test.output))
+
+        return await run_one_by_one(tests, chosen, run_test)
+
+
+class BareRunner(ScriptRunner):
+    """One unsandboxed Python process per program. UNSAFE: for programs you wrote, and for comparison.
+
+    The program has the user's own rights: it reads files, uses the network and can do anything to this account. So this
+    runner is only ever used when it is named.
+    """
+
+    def __init__(self, concurrency: int | None = None, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self._gate = asyncio.Semaphore(concurrency or os.cpu_count() or 1)
+
+    async def _run(self, job: ProgramJob) -> RunResult:
+        if canonical(job.language) != "python":
+            raise UserError(f"the subprocess runner runs python only, not {job.language!r}; use a sandbox")
+        async with self._gate:
+            with tempfile.TemporaryDirectory(prefix="upshot-bare-") as folder:
+                for name, data in {**job.files, "program.py": job.code.encode()}.items():
+                    path = Path(folder, name)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(data)
+                result = await self._process(folder, job.stdin, job.limits)
+                found = {name: Path(folder, name).read_bytes() for name in job.fetch if Path(folder, name).is_file()}
+        return RunResult(**{**result.__dict__, "files": found})
+
+    async def _process(self, folder: str, stdin: str, limits: Limits) -> RunResult:
+        started = time.monotonic()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "program.py",
+            cwd=folder,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        seconds = int(limits.cpu_seconds) + 1
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(process.pid, resource.RLIMIT_CPU, (seconds, seconds))
+            memory = (limits.memory_mb + 256) << 20
+            resource.prlimit(process.pid, resource.RLIMIT_AS, (memory, memory))
+        timed_out = False
+        try:
+            out, err = await asyncio.wait_for(process.communicate(stdin.encode()), limits.wall)
+        except TimeoutError:
+            timed_out, out, err = True, b"", b""
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        code = process.returncode
+        outcome = (
+            Outcome.TIMEOUT if timed_out or code == -signal.SIGXCPU else Outcome.PASSED if code == 0 else Outcome.ERROR
+        )
+        if outcome is Outcome.ERROR and b"MemoryError" in err[-200:]:
+            outcome = Outcome.OUT_OF_MEMORY
+        cut = limits.output_kb << 10
+        return RunResult(
+            outcome,
+            code,
+            out[:cut].decode(errors="replace"),
+            err[:cut].decode(errors="replace"),
+            len(out) > cut,
+            len(err) > cut,
+            time.monotonic() - started,
+        )
 
 
 def without_invalid(tests: Sequence[str], results: list[TestResult]) -> list[TestResult]:
@@ -119,7 +194,7 @@ def without_invalid(tests: Sequence[str], results: list[TestResult]) -> list[Tes
     ]
 
 
-def _ended(result: RunResult, passed: bool) -> TestResult:
+def _test_result(result: RunResult, passed: bool) -> TestResult:
     if result.outcome is Outcome.PASSED:
         outcome = Outcome.PASSED if passed else Outcome.WRONG
         return TestResult(outcome, result.wall_seconds, "" if passed else f"printed {result.stdout[:200]!r}")

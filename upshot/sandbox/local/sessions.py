@@ -1,4 +1,11 @@
-"""Python sessions for tool use: one confined process per conversation, its state kept from turn to turn."""
+"""Python sessions for tool use: one confined process per conversation, its state kept from turn to turn.
+
+A session has a zygote to itself, whose one run stays. Turns go over a socket of their own, four bytes of length and
+JSON: {"code"} asks, {"error"} answers; what is printed lies in the two output files, rewound before each turn. The
+clocks of a turn are ours: the run's own limits are those of a day. A turn out of time, or one that nobody waits for
+any more, is interrupted (SIGINT, by pidfd) and its answer is still read, or the next turn would get it. If no answer
+comes within a second, or the socket breaks, the session is over, and the zygote's report says how its process ended.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +19,20 @@ import signal
 import socket
 import struct
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 from upshot.core.time_limit import uncounted
 from upshot.sandbox.asserts.verdict import Remains, ending
 from upshot.sandbox.inside import cpu_time
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.local.cgroup import SlotGroup
-from upshot.sandbox.local.memory_files import bounded_output, sealed_input, written
+from upshot.sandbox.local.run import bounded_output, read_output, sealed_input
+from upshot.sandbox.local.slots import SandboxSlots
 from upshot.sandbox.local.zygotes import Zygote, ZygoteGone
 from upshot.sandbox.outcome import Outcome, RunResult
 from upshot.sandbox.runner import Session
-
-if TYPE_CHECKING:
-    from upshot.sandbox.local.pool import Sandbox
-    from upshot.sandbox.local.slots import SandboxSlots
 
 log = logging.getLogger("upshot.sandbox")
 MAX_REPLY = 64 << 10
@@ -45,11 +50,25 @@ class TurnTooLong(SessionOver):
     """A turn ran out of time and did not stop when interrupted."""
 
 
+@dataclass(frozen=True)
+class SessionTerms:
+    """What a session has from the sandbox that opened it."""
+
+    index: int
+    """The number of its zygote, beyond the slots'."""
+    idle_seconds: float
+    """A session unused for so long is ended."""
+    forget: Callable[[LocalSession], None]
+    """To be called when it has ended."""
+
+
 class LocalSession(Session):
     """A session in a zygote of its own."""
 
-    def __init__(self, sandbox: Sandbox, zygote: Zygote, limits: Limits, files: list[int], wire: socket.socket) -> None:
-        self.sandbox = sandbox
+    def __init__(
+        self, terms: SessionTerms, zygote: Zygote, limits: Limits, files: list[int], wire: socket.socket
+    ) -> None:
+        self.terms = terms
         self.zygote = zygote
         self.limits = limits
         self.files = files
@@ -66,17 +85,16 @@ class LocalSession(Session):
         self._eviction: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, sandbox: Sandbox, slots: SandboxSlots, limits: Limits, tier: str = "plain") -> LocalSession:
+    async def open(cls, terms: SessionTerms, slots: SandboxSlots, limits: Limits, tier: str = "plain") -> LocalSession:
         """Start a zygote and in it the session's process."""
-        index = sandbox.next_session_index()
-        group = slots.cgroups.slot(f"session-{index}")
-        zygote = await slots.templates[tier].spawn(slots.spec(index, tier), group)
+        group = slots.cgroups.slot(f"session-{terms.index}")
+        zygote = await slots.templates[tier].spawn(slots.spec(terms.index, tier), group)
         output = limits.output_kb << 10
         ours, theirs = socket.socketpair()
         files = [os.open(os.devnull, os.O_RDONLY), bounded_output(output), bounded_output(output)]
         files += [sealed_input(marshal.dumps({})), bounded_output(4096), theirs.detach()]
         ours.setblocking(False)
-        self = cls(sandbox, zygote, limits, files, ours)
+        self = cls(terms, zygote, limits, files, ours)
         self.group = group
         try:
             await self._start()
@@ -93,7 +111,7 @@ class LocalSession(Session):
 
     async def _start(self) -> None:
         if self.group is not None:
-            self.group.limit((self.limits.memory_mb + self.limits.disk_mb + 64) << 20, self.limits.processes + 8)
+            self.group.limit_to(self.limits)
         limits = self.limits.as_request() | {"wall_seconds": LIFETIME_SECONDS, "cpu_seconds": LIFETIME_CPU_SECONDS}
         role = {"mode": "session", "fds": [0, 1, 2, 3, 4, 5], "environment": {}}
         request = {"roles": [role], "limits": limits, "announce": True}
@@ -208,8 +226,8 @@ class LocalSession(Session):
         return data
 
     def _result(self, reply: dict[str, Any], timed_out: bool, wall: float, cpu: float, detail: str = "") -> RunResult:
-        stdout, stdout_cut = written(self.files[1])
-        stderr, stderr_cut = written(self.files[2])
+        stdout, stdout_cut = read_output(self.files[1])
+        stderr, stderr_cut = read_output(self.files[2])
         error = reply.get("error")
         outcome = Outcome.ERROR if error else Outcome.PASSED
         if timed_out:
@@ -252,7 +270,7 @@ class LocalSession(Session):
         return replace(result, outcome=outcome, detail=f"{detail}; the session has ended")
 
     async def _evict_when_idle(self) -> None:
-        idle = self.sandbox.session_idle_seconds
+        idle = self.terms.idle_seconds
         while self.over is None:
             wait = self.last_used + idle - time.monotonic()
             if self.busy or wait > 0:
@@ -266,7 +284,7 @@ class LocalSession(Session):
     async def aclose(self) -> None:
         """End the session and everything it started; a turn under way learns that it has ended."""
         self.over = self.over or "closed"
-        self.sandbox.forget_session(self)
+        self.terms.forget(self)
         with contextlib.suppress(OSError):
             self.wire.shutdown(socket.SHUT_RDWR)
         if self._working is not None and self._working is not asyncio.current_task():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from upshot.sandbox.local.languages import extra_paths
 from upshot.sandbox.local.layers import Layers
 from upshot.sandbox.local.zygotes import TIERS, Template, Zygote, ZygoteGone
 
-log = logging.getLogger("upshot.sandbox")
 RETIRE_AFTER = 20_000
 """Runs after which a zygote is replaced, so that nothing can pile up in one."""
 
@@ -79,11 +77,9 @@ class SandboxSlots:
         layers = self.layers
         scratch = SCRATCH
         if layers.namespaces is None:
-            path = self.workdir / f"slot-{index}-{tier}"
-            self._zygotes += (
-                1  # a fresh directory for every zygote: the last one may have died on what it could not remove
-            )
-            path = path.with_name(f"{path.name}-{self._zygotes}")
+            # A fresh directory for every zygote: the last one may have died on what it could not remove.
+            self._zygotes += 1
+            path = self.workdir / f"slot-{index}-{tier}-{self._zygotes}"
             path.mkdir(mode=0o700)
             scratch = str(path)
         if tier == "native" and self._extra_paths is None:
@@ -127,15 +123,6 @@ class SandboxSlots:
                 future.set_result(slot)
                 return
         self.free.append(slot)
-
-    async def warm(self, tier: str, count: int) -> None:
-        """Start zygotes ahead of the first runs; the first failure is raised."""
-        for slot in self.all[:count]:
-            try:
-                await slot.zygote(tier)
-            except ZygoteGone:
-                log.exception("slot %d could not be started", slot.index)
-                raise
 
     def close(self) -> None:
         """End every zygote, template and group; runs under way and waiting become faults."""

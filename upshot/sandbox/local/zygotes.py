@@ -1,4 +1,20 @@
-"""The supervisor's side of templates and zygotes: start them, talk to them, notice when one is gone."""
+"""The supervisor's side of templates and zygotes: start them, talk to them, notice when one is gone.
+
+    supervisor ─starts▶ template (one a tier, warm) ─forks▶ zygote (one a slot, walled in) ─clones▶ run
+
+All talk is datagrams of JSON on SOCK_SEQPACKET pairs: a message is whole or not there, and a closed end is noticed by
+both sides at once. Descriptors travel beside the message (SCM_RIGHTS).
+
+- To a template: {"walls", "workbench", "extra_paths"} with one end of a new socket pair. It answers {"pid"}; the
+  zygote it forked answers {"ready": true} on the pair when its walls are up, or says why they are not. One exchange at
+  a time, finished by somebody even if whoever asked has gone: an answer left unread would be taken for the next one's.
+- To a zygote: {"roles", "limits"} with the run's memory files (`run.py`). It answers with a report when all of the
+  request's children have ended: {"children": [...], "wall"}, or {"fault"} if none could be started.
+- With "announce" (a session, whose run stays) it first answers {"pids"}; any message then means: end the run.
+
+Closing the supervisor's end ends a zygote and its run. So does the supervisor's death (PR_SET_PDEATHSIG, and a hang-up
+that the zygote polls for): nothing has to be cleaned up by somebody who may be dead.
+"""
 
 from __future__ import annotations
 

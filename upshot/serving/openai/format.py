@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -18,7 +18,7 @@ from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.thought import MARKERS
-from upshot.models.base import Completion, Request
+from upshot.models.base import Request
 from upshot.models.pieces import Pieces
 
 BOOKKEEPING = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
@@ -55,7 +55,7 @@ class StrictBody(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_unknown_fields(cls, data: Any) -> Any:
+    def _refuse_unknown_fields(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
         if not encodes(data):
@@ -97,7 +97,7 @@ class CommonFields(StrictBody):
     return_tokens_as_token_ids: bool = False
 
     @model_validator(mode="after")
-    def _options_of_streams(self) -> CommonFields:
+    def _check_stream_options(self) -> CommonFields:
         if self.stream_options is not None and not self.stream:
             raise ValueError("'stream_options' are for streams: set stream to true or leave them out")
         return self
@@ -151,13 +151,13 @@ class ChatRequest(CommonFields):
     parallel_tool_calls: bool = True
 
     @model_validator(mode="after")
-    def _choice_of_tools(self) -> ChatRequest:
+    def _check_tools(self) -> ChatRequest:
         for i, tool in enumerate(self.tools):
             check_tool(tool, f"tools.{i}")
         if self.must_call and self.schema_of() is not None:
             raise ValueError("response_format and a tool_choice that demands a call exclude each other: leave out one")
         if self.must_call:
-            self.demanded()
+            self.demanded_tools()
         return self
 
     @property
@@ -165,7 +165,7 @@ class ChatRequest(CommonFields):
         """Whether a call is demanded."""
         return self.tool_choice not in ("auto", "none")
 
-    def demanded(self) -> list[dict[str, Any]]:
+    def demanded_tools(self) -> list[dict[str, Any]]:
         """The tools of which one must be called."""
         if self.tool_choice == "required" and self.tools:
             return self.tools
@@ -180,10 +180,20 @@ class ChatRequest(CommonFields):
         return found[:1]
 
     @model_validator(mode="after")
-    def _tops_of_logprobs(self) -> ChatRequest:
+    def _check_top_logprobs(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("'top_logprobs' needs logprobs: true")
         return self
+
+    def logprobs_of(self, sampled: SampledTokens, names: Names) -> dict[str, Any] | None:
+        """Log-probabilities in the chat endpoint's form, where they are asked for."""
+        if not self.logprobs:
+            return None
+        content = []
+        for i, (token, logprob) in enumerate(zip(sampled.ids, sampled.logprobs, strict=True)):
+            above = [names.entry(t, p) for t, p in (sampled.tops[i] if sampled.tops else ())]
+            content.append({**names.entry(token, logprob or 0.0), "top_logprobs": above})
+        return {"content": content, "refusal": None}
 
     def request(self, limit: int, thinks: bool = False) -> Request:
         """What is asked of the model; one that `thinks` reads what it thought before."""
@@ -228,6 +238,24 @@ class CompletionRequest(CommonFields):
         if not self.echo or self.logprobs is None:
             return []
         return [Request(ids, top_logprobs=self.logprobs, given=len(ids) - 1) for ids in prompts if len(ids) > 1]
+
+    def logprobs_of(self, sampled: SampledTokens, names: Names) -> dict[str, Any] | None:
+        """Log-probabilities in the completions endpoint's form, where they are asked for."""
+        if self.logprobs is None:
+            return None
+        offsets, offset = [], 0
+        for token in sampled.ids:
+            offsets.append(offset)
+            offset += len(names.pieces.text(token))
+        tops = sampled.tops or [()] * len(sampled.ids)
+        # The likeliest last: of two tokens with one name its number stays.
+        top = [None if above is None else {names(t): max(p, LOWEST) for t, p in reversed(above)} for above in tops]
+        return {
+            "tokens": [names(t) for t in sampled.ids],
+            "token_logprobs": [None if p is None else max(p, LOWEST) for p in sampled.logprobs],
+            "top_logprobs": top,
+            "text_offset": offsets,
+        }
 
 
 def check_tool(tool: dict[str, Any], where: str) -> None:
@@ -298,40 +326,24 @@ class Names:
         return {"token": self(token), "logprob": max(logprob, LOWEST), "bytes": list(self.pieces.raw(token))}
 
 
-def chat_logprobs(ids: Sequence[int], logprobs: Sequence[float], tops: Any, names: Names) -> dict[str, Any]:
-    """Log-probabilities in the chat endpoint's form."""
-    content = []
-    for i, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
-        above = [names.entry(t, p) for t, p in (tops[i] if tops else ())]
-        content.append({**names.entry(token, logprob), "top_logprobs": above})
-    return {"content": content, "refusal": None}
+class SampledTokens(NamedTuple):
+    """Tokens of a choice with their log-probabilities."""
+
+    ids: Sequence[int]
+    logprobs: Sequence[float | None]
+    """None: there is none, as of a text's first token."""
+    tops: Sequence[Any] | None = None
+    """The likeliest tokens at each place, where they are asked for."""
 
 
-def text_logprobs(
-    ids: Sequence[int], logprobs: Sequence[float | None], tops: Sequence[Any], names: Names, offset: int = 0
+def choice_of(
+    asked: ChatRequest | CompletionRequest,
+    index: int,
+    body: dict[str, Any],
+    finish: str | None,
+    sampled: SampledTokens,
+    names: Names,
 ) -> dict[str, Any]:
-    """Log-probabilities in the completions endpoint's form; None: there is none, as of a text's first token."""
-    offsets = []
-    for token in ids:
-        offsets.append(offset)
-        offset += len(names.pieces.text(token))
-    # The likeliest last: of two tokens with one name its number stays.
-    top = [None if above is None else {names(t): max(p, LOWEST) for t, p in reversed(above)} for above in tops]
-    return {
-        "tokens": [names(t) for t in ids],
-        "token_logprobs": [None if p is None else max(p, LOWEST) for p in logprobs],
-        "top_logprobs": top,
-        "text_offset": offsets,
-    }
-
-
-def chat_choice(
-    index: int, message: dict[str, Any], finish: str, done: Completion, asked: ChatRequest, names: Names
-) -> dict[str, Any]:
-    """One choice of a chat response."""
-    choice: dict[str, Any] = {"index": index, "message": message, "finish_reason": finish, "logprobs": None}
-    if asked.logprobs:
-        choice["logprobs"] = chat_logprobs(done.ids or (), done.logprobs or (), done.top_logprobs, names)
-    if asked.return_token_ids:
-        choice["token_ids"] = list(done.ids or ())
-    return choice
+    """One choice of a response, or of an event of a stream; `body` is its message, text or delta."""
+    choice = {"index": index, **body, "finish_reason": finish, "logprobs": asked.logprobs_of(sampled, names)}
+    return {**choice, "token_ids": list(sampled.ids)} if asked.return_token_ids else choice

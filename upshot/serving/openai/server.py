@@ -8,17 +8,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import Depends, FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 
 from upshot.core.errors import UserError
-from upshot.core.http import CalmEnd, RequestGate, TooLarge, TooSlow
+from upshot.core.http import CalmEnd, ClientGone, RequestGate, TooLarge, TooSlow, metrics_page, while_connected
 from upshot.engine.sequence import DONE, Sequence
 from upshot.models.base import Completion, ModelCallError, Request
 from upshot.models.engine_model import EngineModel, RuledRequest, cut_at_stop
@@ -27,24 +28,25 @@ from upshot.serving.openai.format import (
     ChatRequest,
     CompletionRequest,
     Names,
-    chat_choice,
-    chat_logprobs,
+    SampledTokens,
+    choice_of,
     envelope,
-    text_logprobs,
     usage,
 )
-from upshot.serving.openai.speech import Dialect, ReplyFormat, Speech
+from upshot.serving.openai.message import Dialect, GrowingMessage, ReplyFormat
 from upshot.serving.openai.stream import GrowingText
 
 MAX_BYTES = 64 << 20
 """Most bytes of a request."""
 READ_S = 60.0
 """Most seconds until a request is read."""
+GAUGES = {"pages_held", "pages_total", "running", "waiting", "version"}
+"""Of the engine's counts, those that go down again."""
 STATUS = {"too_long": 400, "rate_limited": 429, "aborted": 499}
 
 
-class ClientGone(Exception):
-    """The client went away."""
+TokenQueue = asyncio.Queue[tuple[Sequence, int | None, float] | None]
+"""Of a stream: a sequence's next token with its log-probability; no token: it has ended. None: the client has gone."""
 
 
 class OtherModel(Exception):
@@ -79,14 +81,14 @@ class OpenAIServer:
         self.counts = {"requests": 0, "refused": 0, "failed": 0, "disconnected": 0}
         self.seconds = 0.0
         self.app = FastAPI(title="upshot", docs_url=None, redoc_url=None)
-        self.app.add_middleware(RequestGate, key=api_key, max_bytes=MAX_BYTES, read_s=READ_S, refuse=self._turned_away)
+        self.app.add_middleware(RequestGate, key=api_key, max_bytes=MAX_BYTES, read_s=READ_S, refuse=self._turn_away)
         self.app.add_middleware(CalmEnd)
         self._routes()
 
     def _routes(self) -> None:
         app = self.app
         for kind in (RequestValidationError, UserError, ModelCallError, OtherModel, ClientGone, HTTPException):
-            app.exception_handler(kind)(self._refuse)
+            app.exception_handler(kind)(self._answer_error)
         app.get("/health")(self.health)
         app.get("/metrics")(self.metrics)
         counted = [Depends(self._count)]
@@ -98,14 +100,14 @@ class OpenAIServer:
     async def _count(self) -> None:
         self.counts["requests"] += 1
 
-    def _turned_away(self, status: int, reason: str) -> JSONResponse:
+    def _turn_away(self, status: int, reason: str) -> JSONResponse:
         """The answer to a request that may not come in. Its body was not read: nothing can follow on the line."""
         kind = "authentication_error" if status == 401 else "invalid_request_error"
         answer = failure(status, reason, kind)
         answer.headers["Connection"] = "close"
         return answer
 
-    async def _refuse(self, http: HttpRequest, error: Exception) -> JSONResponse:
+    async def _answer_error(self, http: HttpRequest, error: Exception) -> JSONResponse:
         """Errors in OpenAI's form."""
         if isinstance(error, RequestValidationError):
             first = error.errors()[0]
@@ -113,9 +115,9 @@ class OpenAIServer:
             said = first["msg"].removeprefix("Value error, ")
             return failure(400, f"{where}: {said}" if where else said)
         if isinstance(error.__cause__, TooLarge):
-            return self._turned_away(413, f"the request is over the limit of {MAX_BYTES} bytes")
+            return self._turn_away(413, f"the request is over the limit of {MAX_BYTES} bytes")
         if isinstance(error.__cause__, TooSlow):
-            return self._turned_away(408, f"the request did not arrive within {READ_S:g} s")
+            return self._turn_away(408, f"the request did not arrive within {READ_S:g} s")
         if isinstance(error, HTTPException):  # no such path, not with that method, or no JSON at all
             unread = error.status_code == 400
             return failure(error.status_code, "no JSON" if unread else _nothing_at(http.method, http.url.path))
@@ -155,44 +157,41 @@ class OpenAIServer:
 
     async def metrics(self) -> PlainTextResponse:
         """Counters in Prometheus' text format."""
-        gauges = {"pages_held", "pages_total", "running", "waiting", "version"}
-        lines = []
         values = {**self.model.stats(), **self.counts, "request_seconds": self.seconds}
-        for name, value in values.items():
-            kind, suffix = ("gauge", "") if name in gauges else ("counter", "_total")
-            lines += [f"# TYPE upshot_{name}{suffix} {kind}", f"upshot_{name}{suffix} {value:g}"]
-        return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+        gauges = {name: values.pop(name) for name in GAUGES & values.keys()}
+        return PlainTextResponse(metrics_page("upshot", values, gauges), media_type="text/plain; version=0.0.4")
 
     # --- generation
 
     async def chat(self, asked: ChatRequest, http: HttpRequest) -> Any:
         """POST /v1/chat/completions."""
         self._check_name(asked.model)
-        request, hearing = self._heard(asked)
+        request, form = self._prepare(asked)
         if asked.stream:
-            return self._stream(asked, [request], hearing, http)
+            return self._stream(asked, [request], form, http)
         [done] = await self._finish([request], http)
-        choices = [self._chat_choice(i, one, asked, request, hearing) for i, one in enumerate(done)]
+        choices = [self._chat_choice(i, one, asked, request, form) for i, one in enumerate(done)]
         counts = usage(done[0].prompt_tokens, sum(c.completion_tokens for c in done))
         return {**envelope("chat.completion", self.model.name), "choices": choices, "usage": counts}
 
-    def _heard(self, asked: ChatRequest) -> tuple[Request, ReplyFormat]:
+    def _prepare(self, asked: ChatRequest) -> tuple[Request, ReplyFormat]:
         """The request by its exact ids, and how the replies to it are read."""
         request = asked.request(self.max_tokens, self.dialect.thinks)
         prompt = self.model.prompt_ids(request)
         several = asked.parallel_tool_calls and not isinstance(asked.tool_choice, dict)
-        hearing = self.dialect.hearing(prompt, bool(request.tools), request.schema is not None, several)
-        rules = self.dialect.grammar(asked.demanded(), hearing) if asked.must_call else ""
+        form = self.dialect.reply_format(prompt, bool(request.tools), request.schema is not None, several)
+        rules = self.dialect.grammar(asked.demanded_tools(), form) if asked.must_call else ""
         fields = (request.sampling, request.n, request.schema, request.tools, "", request.top_logprobs)
-        return RuledRequest(prompt, *fields, lark=rules), hearing
+        return RuledRequest(prompt, *fields, lark=rules), form
 
     def _chat_choice(
-        self, index: int, done: Completion, asked: ChatRequest, request: Request, hearing: ReplyFormat
+        self, index: int, done: Completion, asked: ChatRequest, request: Request, form: ReplyFormat
     ) -> dict[str, Any]:
-        speech = hearing.speech()
-        text, _ = cut_at_stop(hearing.decode(done.ids or ()), request.sampling.stop)
-        message = speech.message(text)
-        return chat_choice(index, message, speech.ending(done.finish), done, asked, Names(self.pieces, asked))
+        message = form.begin()
+        text, _ = cut_at_stop(form.decode(done.ids or ()), request.sampling.stop)
+        body = {"message": message.whole(text)}
+        sampled = SampledTokens(done.ids or (), done.logprobs or (), done.top_logprobs)
+        return choice_of(asked, index, body, message.ending(done.finish), sampled, Names(self.pieces, asked))
 
     async def completions(self, asked: CompletionRequest, http: HttpRequest) -> Any:
         """POST /v1/completions."""
@@ -217,85 +216,72 @@ class OpenAIServer:
     def _text_choice(
         self, index: int, asked: CompletionRequest, prompt: list[int], scored: Completion | None, done: Completion
     ) -> dict[str, Any]:
-        said = self.model.tokenizer.decode(prompt, skip_special_tokens=False) if asked.echo else ""
-        choice: dict[str, Any] = {
-            "index": index,
-            "text": said + done.text,
-            "finish_reason": done.finish,
-            "logprobs": None,
-        }
-        if asked.logprobs is not None:
-            ids: list[int] = list(done.ids or ())
-            logprobs: list[float | None] = list(done.logprobs or ())
-            tops: list[Any] = list(done.top_logprobs or [()] * len(ids))
-            if asked.echo:
-                own, above = (scored.logprobs or (), scored.top_logprobs) if scored else ((), None)
-                ids, logprobs = prompt + ids, [None, *own, *logprobs]
-                tops = [None, *(above or [()] * len(own)), *tops]
-            choice["logprobs"] = text_logprobs(ids, logprobs, tops, Names(self.pieces, asked))
-        if asked.return_token_ids:
-            choice["token_ids"] = list(done.ids or ())
+        names = Names(self.pieces, asked)
+        sampled = SampledTokens(done.ids or (), done.logprobs or (), done.top_logprobs)
+        choice = choice_of(asked, index, {"text": done.text}, done.finish, sampled, names)
+        if asked.echo:
+            choice["text"] = self.model.tokenizer.decode(prompt, skip_special_tokens=False) + done.text
+            own, above = (scored.logprobs or (), scored.top_logprobs) if scored else ((), None)
+            tops = [None, *(above or [()] * len(own)), *(sampled.tops or [()] * len(sampled.ids))]
+            whole = SampledTokens([*prompt, *sampled.ids], [None, *own, *sampled.logprobs], tops)
+            choice["logprobs"] = asked.logprobs_of(whole, names)
         return choice
 
     async def _finish(self, requests: list[Request], http: HttpRequest) -> list[list[Completion]]:
         """All completions, or `ClientGone` if the client went away meanwhile."""
-        work = asyncio.ensure_future(self.model.generate_all(requests))
-        watch: asyncio.Future[None] = asyncio.create_task(_disconnected(http))
         began = time.perf_counter()
         try:
-            await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
-            if not work.done():
-                raise ClientGone
-            return work.result()
+            return await while_connected(http.receive, self.model.generate_all(requests))
         finally:
             self.seconds += time.perf_counter() - began
-            watch.cancel()
-            work.cancel()
 
     def _stream(
-        self, asked: ChatRequest | CompletionRequest, requests: list[Request], hearing: ReplyFormat, http: HttpRequest
+        self, asked: ChatRequest | CompletionRequest, requests: list[Request], form: ReplyFormat, http: HttpRequest
     ) -> StreamingResponse:
-        queue: asyncio.Queue[tuple[int, Sequence, int | None, float]] = asyncio.Queue()
+        """Begin the sequences now, so that what is refused is refused by a status; their tokens follow as events."""
+        queue: TokenQueue = asyncio.Queue()
+
+        def on_token(seq: Sequence, token: int, logprob: float) -> None:
+            queue.put_nowait((seq, token, logprob))
+
+        def on_done(seq: Sequence) -> None:
+            queue.put_nowait((seq, None, 0.0))
+
         running: list[Sequence] = []
-        for request in requests:
-            base = len(running)
-            index: dict[int, int] = {}
-
-            def on_token(seq: Sequence, token: int, logprob: float, index: dict[int, int] = index) -> None:
-                queue.put_nowait((index[id(seq)], seq, token, logprob))
-
-            def on_done(seq: Sequence, index: dict[int, int] = index) -> None:
-                queue.put_nowait((index[id(seq)], seq, None, 0.0))
-
-            try:
-                seqs = self.model.submit(request, on_token, on_done)
-            except Exception:
-                for seq in running:  # nobody will read them
-                    self.model.engine.abort(seq)
-                raise
-            index.update({id(seq): base + i for i, seq in enumerate(seqs)})
-            running += seqs
-        events = self._events(asked, running, queue, hearing, requests[0].sampling.stop, http)
-        return StreamingResponse(events, media_type="text/event-stream")
+        try:
+            for request in requests:
+                running += self.model.submit(request, on_token, on_done)
+        except Exception:
+            for seq in running:  # nobody will read them
+                self.model.engine.abort(seq)
+            raise
+        events = self._events(asked, running, queue, form, requests[0].sampling.stop, http)
+        # Where the sending is cancelled between two events, nothing else would close them before garbage is collected.
+        return StreamingResponse(events, media_type="text/event-stream", background=BackgroundTask(events.aclose))
 
     async def _events(
         self,
         asked: ChatRequest | CompletionRequest,
         running: list[Sequence],
-        queue: asyncio.Queue,
-        hearing: ReplyFormat,
+        queue: TokenQueue,
+        form: ReplyFormat,
         stops: tuple[str, ...],
         http: HttpRequest,
-    ) -> AsyncIterator[str]:
+    ) -> AsyncGenerator[str, None]:
+        """The events of a stream; closed early, they abort what is still under way."""
         chat = isinstance(asked, ChatRequest)
         outer = envelope("chat.completion.chunk" if chat else "text_completion", self.model.name)
         if asked.include_usage:
             outer["usage"] = None  # until the last event
-        texts = [GrowingText(hearing, stops) for _ in running]
-        speeches = [hearing.speech() for _ in running]
+        texts = [GrowingText(form, stops) for _ in running]
+        messages = [form.begin() for _ in running]
+        index = {id(seq): i for i, seq in enumerate(running)}
+        names = Names(self.pieces, asked)
         left = len(running)
-        watch = asyncio.create_task(_disconnected(http))
-        watch.add_done_callback(lambda _: queue.put_nowait((-1, running[0], None, 0.0)))
+        # Starlette cancels a task that waits, and while tokens come with every turn of the loop this one never
+        # does: its next token is there already. So the hang-up comes by the same queue.
+        hung_up = asyncio.ensure_future(http.receive())
+        hung_up.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             if chat:
                 for i in range(left):
@@ -303,60 +289,33 @@ class OpenAIServer:
                         outer, {"index": i, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
                     )
             while left:
-                i, seq, token, logprob = await queue.get()
-                if i < 0:
+                if (arrived := await queue.get()) is None:
                     return
+                seq, token, logprob = arrived
+                i = index[id(seq)]
                 if token is None:
                     left -= 1
-                    if rest := speeches[i].finish():
+                    if rest := messages[i].finish():
                         yield event(outer, {"index": i, "delta": rest, "finish_reason": None})
-                    yield event(outer, self._ending(i, seq, speeches[i] if chat else None))
+                    yield event(outer, _ending(i, seq, messages[i] if chat else None))
                     continue
-                last = seq.state == DONE and len(texts[i].ids) + 1 == len(seq.sampled)  # then nothing is held back
+                at = len(texts[i].ids)
+                last = seq.state == DONE and at + 1 == len(seq.sampled)  # then nothing is held back
                 piece = texts[i].add(token, last)
-                said = (speeches[i].feed(piece) or {"content": ""}) if chat else piece
-                yield event(outer, self._delta(asked, i, said, seq, len(texts[i].ids) - 1, token, logprob))
+                said = {"delta": messages[i].feed(piece) or {"content": ""}} if chat else {"text": piece}
+                sampled = SampledTokens([token], [logprob], seq.tops[at : at + 1])
+                yield event(outer, choice_of(asked, i, said, None, sampled, names))
             if asked.include_usage:
                 prompts = sum(seq.prompt_len for seq in running[:: asked.n])  # samples of one prompt read it once
                 counts = usage(prompts, sum(len(s.sampled) for s in running))
                 yield f"data: {json.dumps({**outer, 'choices': [], 'usage': counts})}\n\n"
             yield "data: [DONE]\n\n"
         finally:  # also when the client went away
-            watch.cancel()
+            hung_up.cancel()
             unfinished = [seq for seq in running if seq.state != DONE]
             self.counts["disconnected"] += bool(unfinished)
             for seq in unfinished:
                 self.model.engine.abort(seq)
-
-    def _ending(self, index: int, seq: Sequence, speech: Speech | None) -> dict[str, Any]:
-        body: dict[str, Any] = {"text": ""} if speech is None else {"delta": {}}
-        finish = seq.finish if seq.finish in ("stop", "length") else "error"
-        return {"index": index, **body, "finish_reason": finish if speech is None else speech.ending(finish)}
-
-    def _delta(
-        self,
-        asked: ChatRequest | CompletionRequest,
-        index: int,
-        said: str | dict[str, Any],
-        seq: Sequence,
-        at: int,
-        token: int,
-        logprob: float,
-    ) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": index, "finish_reason": None, "logprobs": None}
-        top = seq.tops[at : at + 1]
-        names = Names(self.pieces, asked)
-        if isinstance(asked, ChatRequest):
-            choice["delta"] = said
-            if asked.logprobs:
-                choice["logprobs"] = chat_logprobs([token], [logprob], top, names)
-        else:
-            choice["text"] = said
-            if asked.logprobs is not None:
-                choice["logprobs"] = text_logprobs([token], [logprob], top or [()], names)
-        if asked.return_token_ids:
-            choice["token_ids"] = [token]
-        return choice
 
     def _encode(self, text: str) -> list[int]:
         return self.model.tokenizer.encode(text)
@@ -373,6 +332,8 @@ def _nothing_at(method: str, path: str) -> str:
     return f"{method} {path[:200]} is not served here (no embeddings, responses or audio): {served}"
 
 
-async def _disconnected(http: HttpRequest) -> None:
-    while not await http.is_disconnected():
-        await asyncio.sleep(0.05)
+def _ending(index: int, seq: Sequence, message: GrowingMessage | None) -> dict[str, Any]:
+    """The last choice of a sequence; `message`: as a chat tells it."""
+    body: dict[str, Any] = {"text": ""} if message is None else {"delta": {}}
+    finish = seq.finish if seq.finish in ("stop", "length") else "error"
+    return {"index": index, **body, "finish_reason": finish if message is None else message.ending(finish)}

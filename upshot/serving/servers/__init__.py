@@ -1,1 +1,1 @@
-"""A fleet: model servers that start, are watched and stop together. `upshot serve FILE.yaml`."""
+"""Model servers that start, are watched and stop together. `upshot serve FILE.yaml`."""

@@ -72,13 +72,13 @@ class ServerConfig(BaseModel):
 
     @field_validator("port")
     @classmethod
-    def _a_port(cls, value: int | str) -> int | str:
+    def _check_port(cls, value: int | str) -> int | str:
         if isinstance(value, int) and not 0 < value < 2**16:
             raise ValueError("give a number from 1 to 65535, or auto")
         return value
 
     @model_validator(mode="after")
-    def _fits(self) -> ServerConfig:
+    def _check_fit(self) -> ServerConfig:
         if isinstance(self.port, int) and self.port + self.replicas > 2**16:
             raise ValueError(f"port {self.port}: there are not {self.replicas} ports from there on; give a lower one")
         for word in self.arguments:
@@ -100,7 +100,7 @@ class ServerConfig(BaseModel):
             raise ValueError(f"program '{self.program}' does nothing for the upshot engine; it is for engine: vllm")
         return self
 
-    def spread(self) -> list[ServerConfig]:
+    def split_replicas(self) -> list[ServerConfig]:
         """One a process."""
         if self.replicas == 1:
             return [self]
@@ -135,18 +135,18 @@ class ServersConfig(BaseModel):
 
     @field_validator("servers")
     @classmethod
-    def _named(cls, value: dict[str, ServerConfig]) -> dict[str, ServerConfig]:
+    def _check_names(cls, value: dict[str, ServerConfig]) -> dict[str, ServerConfig]:
         for name in value:
             if not NAME.fullmatch(name):
                 raise ValueError(f"'{name}' is no name for a server: letters, digits, '.', '_' and '-'")
         return value
 
     @model_validator(mode="after")
-    def _one_a_process(self) -> ServersConfig:
+    def _split_into_processes(self) -> ServersConfig:
         """Replace servers by their processes."""
         found: dict[str, ServerConfig] = {}
         for name, server in self.servers.items():
-            for i, one in enumerate(server.spread(), 1):
+            for i, one in enumerate(server.split_replicas(), 1):
                 own = name if server.replicas == 1 else f"{name}-{i}"
                 if own in found:
                     raise ValueError(f"servers.{own}: a replica has that name too; name one of them otherwise")
@@ -175,18 +175,18 @@ def read(path: str | Path) -> ServersConfig:
     if not isinstance(data, dict):
         raise UserError(f"serve file '{path}': a mapping with `servers` is needed, not {type(data).__name__}")
     try:
-        fleet = ServersConfig.model_validate(data)
+        servers = ServersConfig.model_validate(data)
     except ValidationError as error:
         where, told = ".".join(map(str, error.errors()[0]["loc"])), explain_error(error, ServersConfig)
         raise UserError(f"{path}: {told if where in told else f'{where}: {told}'}") from None
-    demand_key(fleet.host, fleet.key, f"set the environment variable {fleet.api_key_env}", f"{path}: host")
-    for server in fleet.servers.values():
+    demand_key(servers.host, servers.key, f"set the environment variable {servers.api_key_env}", f"{path}: host")
+    for server in servers.servers.values():
         folder = file.resolve().parent / Path(server.model).expanduser()
         if (folder / "config.json").is_file():
             server.model = str(folder)
-    return fleet
+    return servers
 
 
 def digest(path: str | Path) -> str:
-    """What the file says, in short: a fleet that is up was started from this very text or from another."""
+    """What the file says, in short: servers that are up were started from this very text or from another."""
     return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()[:16]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from upshot.core.errors import UserError
-from upshot.serving.servers.command import Command
-from upshot.serving.servers.undertaker import Reaper, dying_with_us, end_group
+from upshot.serving.servers.plan import Command
+from upshot.serving.servers.reaper import Reaper, die_with_us, end_group
 
 LOOK_S = 0.25
 """Between looks at a server that starts."""
@@ -20,6 +20,11 @@ ANSWER_S = 10.0
 """Most seconds of one answer to /health."""
 GRACE_S = 15.0
 """From SIGTERM to SIGKILL."""
+
+
+def reachable(host: str) -> str:
+    """The address by which this machine reaches a server that listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 class ServerEnded(Exception):
@@ -35,7 +40,7 @@ class ModelServer:
     host: str
     port: int
     log: Path
-    undertaker: Reaper
+    reaper: Reaper
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while it starts; shared by those that must not start at once."""
     status: str = "waiting"
@@ -62,29 +67,29 @@ class ModelServer:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    preexec_fn=dying_with_us(),
+                    preexec_fn=die_with_us(),
                 )
             except OSError as error:
                 raise UserError(f"server '{self.name}': {self.command.words[0]}: {error.strerror}") from error
-        self.undertaker.watch(self.process.pid)
+        self.reaper.watch(self.process.pid)
         while not await self.healthy():
-            if await self._gone(LOOK_S):
-                raise ServerEnded(await self._buried())
+            if await self._ends_within(LOOK_S):
+                raise ServerEnded(await self._end_rest())
             if time.monotonic() - began > within_s:
                 await self.stop(0.0)
                 raise ServerEnded(f"was not ready after {within_s:g} s")
         self.seconds = time.monotonic() - began
 
-    async def ended(self, hung_s: float) -> str:
+    async def wait_for_end(self, hung_s: float) -> str:
         """Wait for the end of the process, or until it has not answered for so long, and end it then; the reason."""
         answered = time.monotonic()
-        while not await self._gone(min(CHECK_S, hung_s)):
+        while not await self._ends_within(min(CHECK_S, hung_s)):
             if await self.healthy():
                 answered = time.monotonic()
-            elif time.monotonic() - answered > hung_s and not await self._gone(0.0):
+            elif time.monotonic() - answered > hung_s and not await self._ends_within(0.0):
                 await self.stop(0.0)
                 return f"did not answer for {hung_s:g} s"
-        return await self._buried()
+        return await self._end_rest()
 
     async def stop(self, grace_s: float = GRACE_S) -> None:
         """SIGTERM, and SIGKILL for what is left after the grace."""
@@ -92,15 +97,14 @@ class ModelServer:
             return
         if grace_s > 0 and self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
-            await self._gone(grace_s)
-        await self._buried()
+            await self._ends_within(grace_s)
+        await self._end_rest()
 
     async def healthy(self) -> bool:
         """Whether it answers /health with 200."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         try:
             async with asyncio.timeout(ANSWER_S):
-                reader, writer = await asyncio.open_connection(host, self.port)
+                reader, writer = await asyncio.open_connection(reachable(self.host), self.port)
                 try:
                     writer.write(b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n")
                     return b" 200 " in await reader.readline()
@@ -109,7 +113,7 @@ class ModelServer:
         except (OSError, TimeoutError):
             return False
 
-    async def _gone(self, within_s: float) -> bool:
+    async def _ends_within(self, within_s: float) -> bool:
         """Whether the process ends within so many seconds."""
         assert self.process is not None
         try:
@@ -118,11 +122,11 @@ class ModelServer:
             return False
         return True
 
-    async def _buried(self) -> str:
+    async def _end_rest(self) -> str:
         """End what is left of the process and its children; how it went."""
         assert self.process is not None
         end_group(self.process.pid)
         code = await self.process.wait()
-        self.undertaker.forget(self.process.pid)
+        self.reaper.forget(self.process.pid)
         self.process = None
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

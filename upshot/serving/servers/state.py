@@ -1,7 +1,11 @@
-"""What is known of a fleet from outside: a folder beside the serve file with state, logs and two locks.
+"""Servers as others see them: a folder beside the serve file with state, logs and two locks; and a run's use of them.
 
-The kernel drops a lock when its holder dies, however it dies, so nothing here can be stale: a fleet is up while
-somebody holds `fleet.lock`; runs that use it hold `users.lock` together.
+The kernel drops a lock when its holder dies, however it dies, so nothing here can be stale. `supervisor.lock` is held
+by the supervisor alone: servers are up while somebody holds it, and `state.json` is believed no longer than that.
+`users.lock` is held by runs together (`lease`). Servers that a run started end themselves as soon as nobody holds it,
+so a run that is killed leaves nothing behind; those that were started by hand (`upshot serve FILE.yaml`) stay. A
+supervisor that ends for want of users holds `users.lock` alone until it is gone: a run that comes in that moment waits,
+and then starts its own instead of taking some that are about to end.
 """
 
 from __future__ import annotations
@@ -11,26 +15,31 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError, did_you_mean
-from upshot.core.whole_files import write_json
 from upshot.serving.servers.file import digest, read
+from upshot.serving.servers.server import GRACE_S
 
-STATE, FLEET_LOCK, USERS_LOCK = "state.json", "fleet.lock", "users.lock"
+STATE, SUPERVISOR_LOCK, USERS_LOCK = "state.json", "supervisor.lock", "users.lock"
+LOG = "_supervisor.log"
+"""What the supervisor says when a run has started it; no server's name begins so."""
+SUFFIX = ".serve"
 SERVED = "serve:"
-"""`serve:NAME` is a model of the recipe's fleet."""
+"""`serve:NAME` is a model of the recipe's servers."""
 POLL_S = 0.1
 
 
 def folder_of(file: str | Path) -> Path:
-    """Where a serve file's state and logs are: servers.yaml → servers.fleet/."""
-    return Path(file).expanduser().resolve().with_suffix(".fleet")
+    """Where a serve file's state and logs are: servers.yaml → servers.serve/."""
+    return Path(file).expanduser().resolve().with_suffix(SUFFIX)
 
 
 @contextmanager
@@ -55,15 +64,15 @@ def lock(path: Path, kind: int) -> Iterator[bool]:
 
 
 def is_up(folder: Path) -> bool:
-    """Whether somebody watches the fleet now."""
-    if not (folder / FLEET_LOCK).exists():
+    """Whether a supervisor watches the servers now."""
+    if not (folder / SUPERVISOR_LOCK).exists():
         return False
-    with lock(folder / FLEET_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
+    with lock(folder / SUPERVISOR_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
         return not free
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
-    """The state of a fleet that is up; None: it is not, or has not said anything yet."""
+    """The state of a supervisor that is up; None: it is not, or has not said anything yet."""
     if not is_up(folder):
         return None
     try:
@@ -73,18 +82,13 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     return dict(state)
 
 
-def write_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Tell how the fleet stands."""
-    write_json(folder / STATE, state)
-
-
 def ready(state: Mapping[str, Any] | None) -> bool:
     """Whether all servers run."""
     return state is not None and all(server["status"] == "running" for server in state["servers"].values())
 
 
 def stop(file: str | Path, within_s: float = 60.0) -> bool:
-    """Stop a fleet and wait until it is down; whether it was up."""
+    """Stop the servers of a file and wait until they are down; whether they were up."""
     folder = folder_of(file)
     deadline = time.monotonic() + within_s
     state = read_state(folder)
@@ -109,11 +113,11 @@ def served_name(spec: ModelSpec) -> str | None:
 
 
 def with_addresses(file: str | None, models: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
-    """The models with `serve:NAME` replaced by the address of that server in the fleet that is up."""
-    return {role: _addressed(spec, f"models.{role}", file) for role, spec in models.items()}
+    """The models with `serve:NAME` replaced by the address of that server, which is up."""
+    return {role: _add_address(spec, f"models.{role}", file) for role, spec in models.items()}
 
 
-def _addressed(spec: ModelSpec, where: str, file: str | None) -> ModelSpec:
+def _add_address(spec: ModelSpec, where: str, file: str | None) -> ModelSpec:
     name = served_name(spec)
     if name is None:
         return spec
@@ -138,20 +142,87 @@ def check_server(where: str, name: str, known: Collection[str], file: str) -> No
 
 def check_served(file: str | None, models: Mapping[str, ModelSpec]) -> None:
     """Refuse, before any work, a serve file that cannot be read and models that it does not serve."""
-    fleet = read(file) if file is not None else None
+    config = read(file) if file is not None else None
     for role, spec in models.items():
         if (name := served_name(spec)) is None:
             continue
-        if fleet is None or file is None:
-            _addressed(spec, f"models.{role}", None)
+        if config is None or file is None:
+            _add_address(spec, f"models.{role}", None)
         else:
-            check_server(f"models.{role}", name, set(map(fleet.asked_as, fleet.servers)), file)
+            check_server(f"models.{role}", name, set(map(config.asked_as, config.servers)), file)
 
 
 def check_text(file: str | Path, state: Mapping[str, Any]) -> None:
-    """Refuse a fleet that was started from another text than the file has now."""
+    """Refuse servers that were started from another text than the file has now."""
     if state["digest"] != digest(file):
         raise UserError(
             f"'{file}' has changed since its servers came up (process {state['pid']}); `upshot serve stop {file}`, "
             "then start them again"
         )
+
+
+@contextmanager
+def lease(file: str | None, say: Callable[[str], None]) -> Iterator[None]:
+    """Have the servers of a file up; nothing happens where there is no file."""
+    if file is None:
+        yield
+        return
+    started: subprocess.Popen[bytes] | None = None
+    folder = folder_of(file)
+    within_s = read(file).start_s
+    try:
+        with lock(folder / USERS_LOCK, fcntl.LOCK_SH):
+            if not is_up(folder):
+                say(f"servers    starting those of {file} (logs: {folder})")
+                started = _start(file, folder)
+            state = _wait(file, folder, started, within_s)
+            say("servers    " + ", ".join(f"{name} {server['url']}" for name, server in state["servers"].items()))
+            yield
+    finally:
+        if started is not None and _nobody_else(folder):
+            _wait_for_end(started)
+
+
+def _start(file: str, folder: Path) -> subprocess.Popen[bytes]:
+    """In a session of its own: the Ctrl-C that makes a run save its checkpoint must not end its helpers before."""
+    words = [sys.executable, "-m", "upshot.cli", "serve", str(Path(file).resolve()), "--while-used"]
+    with (folder / LOG).open("wb") as log:
+        return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+def _wait(file: str, folder: Path, started: subprocess.Popen[bytes] | None, within_s: float) -> dict[str, Any]:
+    """The state once all servers run. One that another run started in the same moment will do as well."""
+    deadline = time.monotonic() + within_s + 30
+    while time.monotonic() < deadline:
+        ended = started is None or started.poll() is not None
+        up = is_up(folder)
+        state = read_state(folder)
+        if state is not None:
+            check_text(file, state)
+            if ready(state):
+                return state
+        if ended and not up and not is_up(folder):
+            raise UserError(f"the servers of '{file}' did not start: {tail(folder / LOG)}")
+        time.sleep(POLL_S)
+    raise UserError(f"the servers of '{file}' are not all running after {within_s:g} s; `upshot serve status {file}`")
+
+
+def _nobody_else(folder: Path) -> bool:
+    with lock(folder / USERS_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
+        return free
+
+
+def _wait_for_end(started: subprocess.Popen[bytes]) -> None:
+    """Wait for its end, which it comes to by itself: its memory is needed by whatever runs next."""
+    try:
+        started.wait(2 * GRACE_S)
+    except subprocess.TimeoutExpired:
+        return  # another run has taken it over
+
+
+def tail(log: Path, lines: int = 8) -> str:
+    """The end of a log, for the message about a server that did not start."""
+    with log.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+        text = file.read().decode(errors="replace")
+    return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip())

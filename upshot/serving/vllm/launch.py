@@ -55,7 +55,7 @@ def file_of(run: Path) -> Path:
 
 
 def find(recipe: Recipe, run: Path) -> Address:
-    """Where the server is that `served` has up."""
+    """Where the server is that `serve_policy` has up."""
     folder = folder_of(file_of(run))
     state = read_state(folder)
     if state is None:

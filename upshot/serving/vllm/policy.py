@@ -21,9 +21,9 @@ from upshot.core.errors import UserError
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
 from upshot.models.endpoint import EndpointModel
 from upshot.models.rendering import Renderer
-from upshot.serving.vllm.door import ServerDown, VllmClient
+from upshot.serving.vllm.client import ServerDown, VllmClient
 from upshot.serving.vllm.launch import Address
-from upshot.serving.vllm.weights import TOLD, Way, check_arrival, folder_for, parcel, way_for
+from upshot.serving.vllm.weights import ROUTE_NAMES, Route, check_arrival, choose_route, folder_for, pack_weights
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class VllmPolicy(Model):
         """Of the learner's weights."""
         self.syncs = 0
         self._seconds = 0.0
-        self.door = VllmClient(address.url, address.key)
+        self.client = VllmClient(address.url, address.key)
         self.endpoint = EndpointModel(address.spec)
         self._loaded: str | None = None
         """The version that the server was last seen to have; None: not known."""
@@ -67,23 +67,23 @@ class VllmPolicy(Model):
     async def start(self) -> None:
         """Reach the server and hand the weights over."""
         await self.endpoint.start()
-        await self._fresh()
+        await self._ensure_newest()
 
     async def aclose(self) -> None:
         """Close the connections; the server itself ends with the run."""
         await self.endpoint.aclose()
-        await self.door.close()
+        await self.client.close()
 
     async def generate(self, request: Request) -> list[Completion]:
         """`request.n` completions, all by the weights that were the newest when they were asked for."""
-        asked = self._asked(request)
+        asked = self._as_ids(request)
         for attempt in range(ATTEMPTS):
-            version = await self._fresh()
+            version = await self._ensure_newest()
             self._asking += 1  # nothing is awaited since the version was looked at
             self._idle.clear()
             try:
                 found = await self.endpoint.generate(asked)
-                return [self._ours(completion, version, request) for completion in found]
+                return [self._read_completion(completion, version, request) for completion in found]
             except ModelCallError as error:
                 lost = error.reason in GONE or error.reason.startswith("http_5")
                 if not lost or attempt == ATTEMPTS - 1:
@@ -93,7 +93,7 @@ class VllmPolicy(Model):
                 self._asking -= 1
                 if not self._asking:
                     self._idle.set()
-            await self._look()
+            await self._wait_for_server()
         raise AssertionError("the last attempt returns or raises")
 
     async def rest(self) -> None:
@@ -103,8 +103,8 @@ class VllmPolicy(Model):
                 await self._until_idle()
                 self._loaded = None
                 try:
-                    await self.door.shut()
-                    await self.door.sleep(self.address.level)
+                    await self.client.close_gate()
+                    await self.client.sleep(self.address.level)
                 except (
                     ServerDown
                 ) as error:  # one that is gone takes no memory; it is waited for when replies are wanted
@@ -131,7 +131,7 @@ class VllmPolicy(Model):
         """Calls by role and how often weights were handed over."""
         return {**self.endpoint.stats(), "syncs": float(self.syncs)}
 
-    def _asked(self, request: Request) -> Request:
+    def _as_ids(self, request: Request) -> Request:
         """The request in ids, ending where the policy's turns end."""
         ids: Sequence[int] = (
             request.prompt if request.by_ids else self.renderer.prompt_ids(request.prompt, request.tools)  # type: ignore[assignment,arg-type]
@@ -139,7 +139,7 @@ class VllmPolicy(Model):
         stops = tuple(sorted({*request.sampling.stop_ids, *self.end_ids}))
         return replace(request, prompt=ids, tools=(), sampling=replace(request.sampling, stop_ids=stops))
 
-    def _ours(self, completion: Completion, version: int, request: Request) -> Completion:
+    def _read_completion(self, completion: Completion, version: int, request: Request) -> Completion:
         """The completion with its version, and its text as our own tokenizer reads its ids."""
         if request.given:
             return replace(completion, version=version)
@@ -152,7 +152,7 @@ class VllmPolicy(Model):
             text = self.tokenizer.decode(list(completion.ids), skip_special_tokens=True)
         return replace(completion, text=text, version=version)
 
-    async def _fresh(self) -> int:
+    async def _ensure_newest(self) -> int:
         """See to it that the newest weights are loaded; their version."""
         failed = 0
         while self._loaded != str(self.version):
@@ -168,19 +168,19 @@ class VllmPolicy(Model):
                         f"vLLM did not take the weights of version {self.version} ({error}); log: {self.address.log}"
                     ) from error
                 log.warning("vLLM: %s; the weights are handed over again", error)
-                await self._look()
+                await self._wait_for_server()
         return self.version
 
     async def _until_idle(self) -> None:
         while self._asking:
             await self._idle.wait()
 
-    async def _look(self) -> None:
+    async def _wait_for_server(self) -> None:
         """Wait until the server answers, and forget what it had if it was started again."""
         deadline = time.monotonic() + self.address.start_s
         while True:
             try:
-                if await self.door.version() != self._loaded:
+                if await self.client.version() != self._loaded:
                     self._loaded = None
                 return
             except ServerDown as error:
@@ -197,16 +197,16 @@ class VllmPolicy(Model):
         """Give the server the learner's weights, and let requests for them in when every worker has them."""
         began = time.monotonic()
         self._loaded = None
-        await self.door.shut()
-        asleep = self.address.same_gpu and await self.door.sleeps()
+        await self.client.close_gate()
+        asleep = self.address.same_gpu and await self.client.is_asleep()
         if asleep:
             _release()
-            await self.door.wake("weights")
+            await self.client.wake("weights")
         told = await (self._swap(version) if self.adapters else self._load(version))
         if asleep:
-            await self.door.wake("kv_cache")
-        await self.door.forget_prefixes()
-        await self.door.open(version)
+            await self.client.wake("kv_cache")
+        await self.client.reset_prefix_cache()
+        await self.client.open_gate(version)
         self.endpoint.headers = {HEADER: version}
         # Prefixes of other weights would not be found even if some were left.
         self.endpoint.spec = self.endpoint.spec.model_copy(update={"extra_body": {"cache_salt": f"version {version}"}})
@@ -219,25 +219,25 @@ class VllmPolicy(Model):
     async def _load(self, version: str) -> str:
         """All weights, into the tensors that the workers have."""
         weights = dict(self.module.named_parameters())
-        way = way_for(weights, self.address.same_gpu and self.address.workers == 1)
+        route = choose_route(weights, self.address.same_gpu and self.address.workers == 1)
         with ExitStack() as kept:
-            order = await asyncio.to_thread(kept.enter_context, parcel(weights, version, way, self.run))
-            await self.door.ask_workers("upshot_load", order)
-        check_arrival(await self.door.ask_workers("upshot_state"), version, weights)
-        return TOLD[way]
+            order = await asyncio.to_thread(kept.enter_context, pack_weights(weights, version, route, self.run))
+            await self.client.ask_workers("upshot_load", order)
+        check_arrival(await self.client.ask_workers("upshot_state"), version, weights)
+        return ROUTE_NAMES[route]
 
     async def _swap(self, version: str) -> str:
         """The adapters alone, under a name of their own."""
         weights = {name: weight for name, weight in self.module.named_parameters() if weight.requires_grad}
-        way: Way = way_for(weights, same_gpu=False)
+        route: Route = choose_route(weights, same_gpu=False)
         name = f"policy-{version}"
-        for other in await self.door.adapters():
-            await self.door.take_out(other)
-        with folder_for(way, self.run) as folder:
+        for other in await self.client.adapters():
+            await self.client.unload_adapter(other)
+        with folder_for(route, self.run) as folder:
             await asyncio.to_thread(self.module.save_pretrained, folder)
-            await self.door.hang_in(name, folder)
+            await self.client.load_adapter(name, folder)
         self.endpoint.served = name
-        return f"a new adapter through {TOLD[way]}"
+        return f"a new adapter through {ROUTE_NAMES[route]}"
 
 
 def _release() -> None:

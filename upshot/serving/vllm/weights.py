@@ -21,13 +21,13 @@ from torch import Tensor
 from upshot.core.errors import UserError
 from upshot.serving.vllm.inside.upshot_hands import checksum
 
-Way = Literal["gpu", "memory", "file"]
+Route = Literal["gpu", "memory", "file"]
 SHARED = Path("/dev/shm")
 """Files that are memory (Linux)."""
-TOLD: dict[Way, str] = {"gpu": "CUDA IPC", "memory": "shared memory", "file": "files in the run folder"}
+ROUTE_NAMES: dict[Route, str] = {"gpu": "CUDA IPC", "memory": "shared memory", "file": "files in the run folder"}
 
 
-def way_for(weights: Mapping[str, Tensor], same_gpu: bool) -> Way:
+def choose_route(weights: Mapping[str, Tensor], same_gpu: bool) -> Route:
     """The fastest way that there is."""
     if same_gpu:
         return "gpu"
@@ -37,22 +37,22 @@ def way_for(weights: Mapping[str, Tensor], same_gpu: bool) -> Way:
 
 
 @contextmanager
-def folder_for(way: Way, run: Path) -> Iterator[Path]:
+def folder_for(route: Route, run: Path) -> Iterator[Path]:
     """A folder for what is handed over now."""
-    with tempfile.TemporaryDirectory(prefix="upshot-", dir=SHARED if way == "memory" else run) as folder:
+    with tempfile.TemporaryDirectory(prefix="upshot-", dir=SHARED if route == "memory" else run) as folder:
         yield Path(folder)
 
 
 @contextmanager
-def parcel(weights: Mapping[str, Tensor], version: str, way: Way, run: Path) -> Iterator[str]:
+def pack_weights(weights: Mapping[str, Tensor], version: str, route: Route, run: Path) -> Iterator[str]:
     """What the workers are told to load; inside, it lies ready for them."""
-    order: dict[str, Any] = {"version": version, "way": "gpu" if way == "gpu" else "file"}
-    if way == "gpu":
+    order: dict[str, Any] = {"version": version, "route": "gpu" if route == "gpu" else "file"}
+    if route == "gpu":
         yield json.dumps(order | {"handles": handles(weights)})
         return
     from safetensors.torch import save_file
 
-    with folder_for(way, run) as folder:
+    with folder_for(route, run) as folder:
         path = folder / "weights.safetensors"
         save_file({name: weight.detach().cpu().contiguous() for name, weight in weights.items()}, path)
         yield json.dumps(order | {"path": str(path)})

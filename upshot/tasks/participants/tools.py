@@ -17,7 +17,7 @@ from typing import Any
 from upshot.core.closing import close_all
 from upshot.core.conversation import Conversation, Message
 from upshot.core.errors import UserError, did_you_mean
-from upshot.sandbox.local.lazy import LazySandbox
+from upshot.sandbox.connection import connect
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.tasks.participants.search import Corpus, load_corpus
 from upshot.tasks.verifiers.arithmetic import evaluate
@@ -109,7 +109,7 @@ class Python(Tool):
     def __init__(self, sandbox: Any = "local", cpu_seconds: float = 5.0) -> None:
         """sandbox: a CodeRunner, or where to connect to when the first program comes."""
         self._owned = isinstance(sandbox, str)
-        self._sandbox = LazySandbox(sandbox) if isinstance(sandbox, str) else sandbox
+        self._sandbox = connect(sandbox) if isinstance(sandbox, str) else sandbox
         self.cpu_seconds = cpu_seconds
 
     async def call(self, arguments: Mapping[str, Any], conversation: Conversation) -> str:

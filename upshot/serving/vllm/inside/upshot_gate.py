@@ -1,4 +1,4 @@
-"""A gate before the routes of a vLLM server: `--middleware upshot_gate.Gate`."""
+"""A gate before the routes of a vLLM server: `--middleware upshot_gate.WeightsGate`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VERSION = b"x-upshot-version"
 SAMPLING = ("/v1/completions", "/v1/chat/completions")
 
 
-class Gate:
+class WeightsGate:
     """Lets a request through only while the weights that it is for are loaded; a server that has just started has none.
 
     Besides, every route but /health asks for the key: vLLM itself leaves those that change weights open.

@@ -1,4 +1,4 @@
-"""What a vLLM worker can do with new weights: `--worker-extension-cls upshot_hands.Hands`.
+"""What a vLLM worker can do with new weights: `--worker-extension-cls upshot_hands.WeightsWorker`.
 
 Weights are copied into the model's own tensors, so that nothing moves that captured steps point at. On the CPU vLLM
 would multiply by packed copies instead, which such a copy does not reach (and which its own reload leaves stale where
@@ -26,7 +26,7 @@ def pack_nothing() -> None:
         utils.check_cpu_sgl_kernel = lambda *_: False
 
 
-class Hands:
+class WeightsWorker:
     """Methods that every worker gets; vLLM calls them by `collective_rpc`, with texts as arguments."""
 
     device: Any
@@ -34,11 +34,13 @@ class Hands:
     parallel_config: Any
     rank: int
 
-    def upshot_load(self, parcel: str) -> dict[str, Any]:
-        """Load the weights of a parcel into the model; what the model holds then."""
-        order = json.loads(parcel)
+    def upshot_load(self, packed: str) -> dict[str, Any]:
+        """Load packed weights into the model; what the model holds then."""
+        order = json.loads(packed)
         self.upshot_version = None  # what fails half way is no version
-        weights = from_file(order["path"]) if order["way"] == "file" else from_gpu(order["handles"], self.device.index)
+        weights = (
+            from_file(order["path"]) if order["route"] == "file" else from_gpu(order["handles"], self.device.index)
+        )
         self.model_runner.get_model().load_weights(weights)
         if self.device.type == "cuda":
             import torch

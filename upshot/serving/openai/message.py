@@ -17,7 +17,7 @@ from upshot.models.grammar import WHITESPACE
 from upshot.models.tool_calls.base import CallParser, ToolCall, parser_for
 
 
-class Speech:
+class GrowingMessage:
     """The parts of one message while its text grows."""
 
     def __init__(self, parser: CallParser | None, thought: GrowingThought | None, several: bool = True) -> None:
@@ -38,7 +38,7 @@ class Speech:
             return self._delta(thought, [answer])
         return self._delta(thought, [*self._parser.feed(answer), *self._parser.finish()])
 
-    def message(self, text: str) -> dict[str, Any]:
+    def whole(self, text: str) -> dict[str, Any]:
         """A whole text as an assistant's message."""
         first, last = self.feed(text), self.finish()
         message: dict[str, Any] = {"role": "assistant"}
@@ -88,20 +88,20 @@ class ReplyFormat:
     """The prompt has opened the thought."""
     several: bool = True
     """Calls after the first count too."""
-    unheard: frozenset[int] = frozenset()
+    hidden: frozenset[int] = frozenset()
     """Special tokens that are no part of the text; empty: none of them is."""
 
-    def speech(self) -> Speech:
+    def begin(self) -> GrowingMessage:
         """A fresh reader of one reply."""
         thought = GrowingThought(self.opened) if self.thinks else None
-        return Speech(self.parser() if self.parser else None, thought, self.several)
+        return GrowingMessage(self.parser() if self.parser else None, thought, self.several)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of sampled ids: of special tokens only the markers that are read."""
-        if not self.unheard:
+        if not self.hidden:
             return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
-        heard = [token for token in ids if token not in self.unheard]
-        return str(self.tokenizer.decode(heard, skip_special_tokens=False))
+        shown = [token for token in ids if token not in self.hidden]
+        return str(self.tokenizer.decode(shown, skip_special_tokens=False))
 
 
 class Dialect:
@@ -115,18 +115,18 @@ class Dialect:
         added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
         self._special = {token: str(entry) for token, entry in added.items() if entry.special}
 
-    def hearing(self, prompt: Sequence[int], tools: bool, schema: bool, several: bool) -> ReplyFormat:
+    def reply_format(self, prompt: Sequence[int], tools: bool, schema: bool, several: bool) -> ReplyFormat:
         """How to read replies to a prompt; a schema's text is JSON from its first character on."""
         if schema:
             return ReplyFormat(self.tokenizer)
         parser = self.parser if tools else None
         markers = {*(parser.markers if parser else ()), *(MARKERS if self.thinks else ())}
-        heard = {token for token, text in self._special.items() if text in markers}
-        unheard = frozenset(self._special.keys() - heard) if heard else frozenset()
+        read = {token for token, text in self._special.items() if text in markers}
+        hidden = frozenset(self._special.keys() - read) if read else frozenset()
         opened = self.thinks and opens_thought(self.tokenizer.decode(list(prompt[-16:]), skip_special_tokens=False))
-        return ReplyFormat(self.tokenizer, parser, self.thinks, opened, several, unheard)
+        return ReplyFormat(self.tokenizer, parser, self.thinks, opened, several, hidden)
 
-    def grammar(self, tools: Sequence[Mapping[str, Any]], hearing: ReplyFormat) -> str:
+    def grammar(self, tools: Sequence[Mapping[str, Any]], form: ReplyFormat) -> str:
         """The Lark grammar of a reply that calls these tools and says nothing else; it may think before."""
         if self.parser is None:
             raise UserError(
@@ -135,11 +135,11 @@ class Dialect:
             )
         opening, closing = map(self._mark, MARKERS)
         start = "start: calls"
-        if hearing.thinks:
-            start = "start: thought calls" if hearing.opened else f"start: ({opening} thought)? calls"
+        if form.thinks:
+            start = "start: thought calls" if form.opened else f"start: ({opening} thought)? calls"
             ends = f"/(?s:.*)/ {closing}" if closing.startswith("<[") else f"until\nuntil[suffix={closing}]: /(?s:.*)/"
             start += f"\nthought: reason /\\n{{0,2}}/\nreason: {ends}"
-        return "\n".join([start, self.parser.grammar(self._mark, hearing.several), self._body(self.parser, tools)])
+        return "\n".join([start, self.parser.grammar(self._mark, form.several), self._body(self.parser, tools)])
 
     def _body(self, parser: type[CallParser], tools: Sequence[Mapping[str, Any]]) -> str:
         """The rule of one call."""
@@ -171,7 +171,7 @@ def call_schema(tools: Sequence[Mapping[str, Any]], key: str) -> dict[str, Any]:
     kinds, own = [], {}
     for number, tool in enumerate(tools):
         place = f"tool{number}"
-        own[place] = moved(parameters_of(tool), f"#/$defs/{place}")
+        own[place] = relocate(parameters_of(tool), f"#/$defs/{place}")
         kinds.append(
             {
                 "type": "object",
@@ -183,13 +183,13 @@ def call_schema(tools: Sequence[Mapping[str, Any]], key: str) -> dict[str, Any]:
     return {"anyOf": kinds, "$defs": own}
 
 
-def moved(schema: Any, place: str) -> Any:
+def relocate(schema: Any, place: str) -> Any:
     """A schema whose references hold when it stands at a place of another one."""
     if isinstance(schema, list):
-        return [moved(item, place) for item in schema]
+        return [relocate(item, place) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    out = {key: moved(value, place) for key, value in schema.items()}
+    out = {key: relocate(value, place) for key, value in schema.items()}
     reference = out.get("$ref")
     if isinstance(reference, str) and reference.startswith("#"):
         out["$ref"] = place + reference[1:]

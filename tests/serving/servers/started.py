@@ -1,4 +1,4 @@
-"""Fleets for tests: `upshot serve FILE.yaml` as a process."""
+"""Servers for tests: `upshot serve FILE.yaml` as a process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def alive(pid: int) -> bool:
 
 
 class Started:
-    """A fleet in a process of its own."""
+    """The servers of a file in a process of their own."""
 
     def __init__(self, file: Path, *words: str, **environment: str) -> None:
         self.file, self.folder = file, folder_of(file)

@@ -1,7 +1,10 @@
-"""No server is left when the one that watches them is killed, whatever the servers have started themselves.
+"""No process is left when the one that watches it is killed, whatever it has started itself.
 
-A server dies with its parent by PR_SET_PDEATHSIG; its own children (vLLM's engine processes) would not. So a small
-process hears of every process group over a pipe, and ends those that are left when the pipe closes.
+A child dies with its parent by PR_SET_PDEATHSIG, if it asks for that before it executes its program (`die_with_us`).
+Its own children (vLLM's engine processes) have not asked. So there is a second process, the reaper, which hears of
+every process group over a pipe that only we write to. The kernel closes our end when we end, also by SIGKILL, and the
+reaper then ends the groups that it still knows. It has a session of its own and ignores a terminal's signals, so that
+the Ctrl-C that ends us does not end it first. What makes itself a new session after that escapes.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ class Reaper:
         if self._pid == 0:
             try:
                 os.close(self._pipe)
-                _wait_and_bury(reading)
+                _wait_and_reap(reading)
             finally:
                 os._exit(0)
         os.close(reading)
@@ -45,7 +48,7 @@ class Reaper:
         os.waitpid(self._pid, 0)
 
 
-def _wait_and_bury(pipe: int) -> None:
+def _wait_and_reap(pipe: int) -> None:
     os.setsid()  # a Ctrl-C or a hang-up of the terminal is not meant for us
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -82,7 +85,7 @@ def members(session: int) -> list[int]:
     return out
 
 
-def dying_with_us() -> Callable[[], None] | None:
+def die_with_us() -> Callable[[], None] | None:
     """What a child calls before it executes its program, so that the kernel ends it with this process."""
     if sys.platform != "linux":
         return None

@@ -1,55 +1,60 @@
-"""The one who watches: starts all servers, starts again what crashed, stops all together."""
+"""The supervisor: starts all servers of a file, starts again what crashed, stops all together.
+
+One a serve file, in the process of `upshot serve FILE.yaml`, which a user starts by hand or a run by its lease
+(`state.py`). It is a process of its own and not a thread of the run: the servers of one file are shared by runs, and
+those that a run started must outlive it while another still uses them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from upshot.core.errors import UserError
-from upshot.serving.servers.classmates import write_map
-from upshot.serving.servers.command import check_program, compose, tail
+from upshot.core.whole_files import write_json, write_whole
 from upshot.serving.servers.file import ServersConfig, digest
-from upshot.serving.servers.server import GRACE_S, ModelServer, ServerEnded
-from upshot.serving.servers.shares import placed, shares, visible_gpus
-from upshot.serving.servers.state import STATE, USERS_LOCK, lock, write_state
-from upshot.serving.servers.undertaker import Reaper
+from upshot.serving.servers.plan import check_program, compose, divide_memory, pick_ports, place_servers, visible_gpus
+from upshot.serving.servers.reaper import Reaper
+from upshot.serving.servers.server import GRACE_S, ModelServer, ServerEnded, reachable
+from upshot.serving.servers.state import STATE, USERS_LOCK, lock, tail
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 """Before a crashed server starts again: the first pause, doubled with each crash up to the longest."""
 STEADY_S = 60.0
 """A server that ran so long begins again with the first pause."""
 USERS_S = 0.3
-"""Between looks whether anybody still uses the fleet."""
+"""Between looks whether anybody still uses the servers."""
 
 
 class Supervisor:
-    """The servers of a file, in this process's care. The caller holds the fleet's lock."""
+    """The servers of a file, in this process's care. The caller holds their lock."""
 
     def __init__(
-        self, file: Path, fleet: ServersConfig, folder: Path, say: Callable[[str], None], map_file: Path | None = None
+        self, file: Path, config: ServersConfig, folder: Path, say: Callable[[str], None], map_file: Path | None = None
     ) -> None:
-        self.file, self.fleet, self.folder, self.say, self.map_file = file, fleet, folder, say, map_file
-        check_program(fleet)
+        self.file, self.config, self.folder, self.say, self.map_file = file, config, folder, say, map_file
+        check_program(config)
         gpus = visible_gpus()
-        self.places = placed(fleet.servers, gpus)
-        self.shares = shares(fleet.servers, self.places)
-        ports = pick_ports(fleet)
+        self.places = place_servers(config.servers, gpus)
+        self.shares = divide_memory(config.servers, self.places)
+        ports = pick_ports(config)
         self.digest = digest(file)
-        self.undertaker = Reaper()
+        self.reaper = Reaper()
         turns: dict[int, asyncio.Lock] = {}
         self.servers: list[ModelServer] = []
-        for name, settings in fleet.servers.items():
+        for name, settings in config.servers.items():
             own = [gpus[number] for number in self.places[name]]
-            command = compose(fleet, name, ports[name], own, self.shares.get(name), os.environ)
-            server = ModelServer(name, command, fleet.host, ports[name], folder / f"{name}.log", self.undertaker)
+            command = compose(config, name, ports[name], own, self.shares.get(name), os.environ)
+            server = ModelServer(name, command, config.host, ports[name], folder / f"{name}.log", self.reaper)
             if settings.engine == "vllm" and own:
                 # vLLM measures what is free while it starts: two that start on one GPU would each count the other.
                 server.turn = turns.setdefault(self.places[name][0], server.turn)
@@ -64,13 +69,13 @@ class Supervisor:
                 server.log.write_bytes(b"")
             self.publish()
         except OSError as error:
-            self.undertaker.close()
+            self.reaper.close()
             raise UserError(f"cannot write logs and state to '{self.folder}': {error.strerror}") from None
         keepers = [asyncio.create_task(self._keep(server)) for server in self.servers]
-        told = asyncio.create_task(self._tell_ready(on_ready))
-        ends = [asyncio.create_task(self._signalled())]
+        told = asyncio.create_task(self._wait_until_ready(on_ready))
+        ends = [asyncio.create_task(self._wait_for_signal())]
         if while_used:
-            ends.append(asyncio.create_task(self._unused()))
+            ends.append(asyncio.create_task(self._wait_until_unused()))
         try:
             await asyncio.wait([*keepers, *ends], return_when=asyncio.FIRST_COMPLETED)
             for task in keepers:
@@ -85,24 +90,24 @@ class Supervisor:
     def publish(self) -> None:
         """Write the state, and before it the classmate map where one is wanted: who sees that all run finds it so."""
         if self.map_file is not None:
-            write_map(self.map_file, self.fleet, {s.name: (s.port, s.status) for s in self.servers})
-        write_state(self.folder, self.state())
+            write_map(self.map_file, self.config, {s.name: (s.port, s.status) for s in self.servers})
+        write_json(self.folder / STATE, self.state())
 
     def state(self) -> dict[str, Any]:
-        """How the fleet stands."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.fleet.host, self.fleet.host)
+        """How the servers stand."""
+        host = reachable(self.config.host)
         address = f"[{host}]" if ":" in host else host
         return {
             "pid": os.getpid(),
             "machine": socket.gethostname(),
             "file": str(self.file),
             "digest": self.digest,
-            "api_key_env": self.fleet.api_key_env if self.fleet.key else None,
+            "api_key_env": self.config.api_key_env if self.config.key else None,
             "servers": {
                 server.name: {
-                    "asked_as": self.fleet.asked_as(server.name),
-                    "model": self.fleet.servers[server.name].model,
-                    "engine": self.fleet.servers[server.name].engine,
+                    "asked_as": self.config.asked_as(server.name),
+                    "model": self.config.servers[server.name].model,
+                    "engine": self.config.servers[server.name].engine,
                     "devices": self.places[server.name],
                     "memory": self.shares.get(server.name),
                     "url": f"http://{address}:{server.port}/v1",
@@ -132,12 +137,12 @@ class Supervisor:
             try:
                 async with server.turn:
                     self._mark(server, "starting")
-                    await server.start(self.fleet.start_s)
+                    await server.start(self.config.start_s)
                 self._mark(server, "running")
                 if was_ready:
                     self.say(f"{server.name} is back after {server.seconds:.1f} s")
                 was_ready = True
-                reason = await server.ended(self.fleet.hung_s)
+                reason = await server.wait_for_end(self.config.hung_s)
             except ServerEnded as error:
                 reason = str(error)
                 if not was_ready:
@@ -149,26 +154,26 @@ class Supervisor:
             self.say(f"{server.name} {reason}; starting it again in {pause:g} s (log: {server.log})")
             await asyncio.sleep(pause)
 
-    async def _tell_ready(self, on_ready: Callable[[], None]) -> None:
+    async def _wait_until_ready(self, on_ready: Callable[[], None]) -> None:
         while any(server.status != "running" for server in self.servers):
             await asyncio.sleep(0.05)
         on_ready()
 
-    async def _signalled(self) -> None:
+    async def _wait_for_signal(self) -> None:
         """Until SIGINT, SIGTERM or, unless somebody (nohup) had it ignored, SIGHUP; a second one ends the patience."""
         loop, first = asyncio.get_running_loop(), asyncio.Event()
 
-        def heard() -> None:
+        def on_signal() -> None:
             (self._hurry if first.is_set() else first).set()
 
         wanted = [signal.SIGINT, signal.SIGTERM]
         wanted += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
         for number in wanted:
-            loop.add_signal_handler(number, heard)
+            loop.add_signal_handler(number, on_signal)
         await first.wait()
 
-    async def _unused(self) -> None:
-        """Until no run holds the users' lock; it is kept then, so that the next run waits for the fleet to be gone."""
+    async def _wait_until_unused(self) -> None:
+        """Until no run holds the users' lock; it is kept then, so that the next run waits until these are gone."""
         while True:
             if self._kept.enter_context(lock(self.folder / USERS_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB)):
                 return
@@ -192,26 +197,33 @@ class Supervisor:
         for server in self.servers:
             self._mark(server, "stopped")
         (self.folder / STATE).unlink(missing_ok=True)
-        self.undertaker.close()
+        self.reaper.close()
 
 
-def pick_ports(fleet: ServersConfig) -> dict[str, int]:
-    """A port for each server: the one that is wished for, if it is free, or any."""
-    held: list[socket.socket] = []
-    out: dict[str, int] = {}
-    try:
-        for name, server in fleet.servers.items():
-            wanted = 0 if server.port == "auto" else int(server.port)
-            try:
-                family, kind, protocol, _, address = socket.getaddrinfo(fleet.host, wanted, type=socket.SOCK_STREAM)[0]
-                held.append(socket.socket(family, kind, protocol))
-                held[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                held[-1].bind(address)
-            except OSError as error:
-                told = f"cannot listen on {fleet.host}:{wanted or 'auto'}: {error.strerror}"
-                raise UserError(f"servers.{name}: {told}; try another port or host") from error
-            out[name] = held[-1].getsockname()[1]
-    finally:
-        for one in held:
-            one.close()
-    return out
+def check_map(config: ServersConfig) -> None:
+    """Refuse a map in which two servers would have one key."""
+    seen: dict[str, str] = {}
+    for name, server in config.servers.items():
+        if server.model in seen:
+            raise UserError(
+                f"--map: '{seen[server.model]}' and '{name}' both serve {server.model}, and a map is keyed by model; "
+                "name them in the recipe as serve:NAME instead"
+            )
+        seen[server.model] = name
+
+
+def write_map(path: Path, config: ServersConfig, servers: Mapping[str, tuple[int, str]]) -> None:
+    """Write the map of servers by name → (port, status)."""
+    anywhere = config.host in ("0.0.0.0", "::")
+    entries: dict[str, dict[str, Any]] = {}
+    for index, (name, (port, status)) in enumerate(servers.items()):
+        entries[config.servers[name].model] = {
+            "outward_host": socket.gethostname() if anywhere else config.host,
+            "local_host": config.host,
+            "port": port,
+            "served_model_name": config.asked_as(name),
+            "model_index": index,
+            "status": status,
+            **({"api_key_env": config.api_key_env} if config.key else {}),
+        }
+    write_whole(path, (json.dumps(entries, indent=2) + "\n").encode())

@@ -38,11 +38,11 @@ class VllmClient:
         """Which weights its gate is open for."""
         return str(found) if (found := (await self._call("GET", "/upshot/gate", 10.0))["version"]) else None
 
-    async def shut(self) -> None:
+    async def close_gate(self) -> None:
         """Let no request in, and wait until none is under way."""
         await self._call("POST", "/upshot/gate")
 
-    async def open(self, version: str) -> None:
+    async def open_gate(self, version: str) -> None:
         """Let requests for this version in."""
         await self._call("POST", f"/upshot/gate?version={version}")
 
@@ -51,11 +51,11 @@ class VllmClient:
         found = await self._call("POST", "/collective_rpc", body={"method": method, "args": list(arguments)})
         return list(found["results"])
 
-    async def forget_prefixes(self) -> None:
+    async def reset_prefix_cache(self) -> None:
         """Empty the cache of keys and values."""
         await self._call("POST", "/reset_prefix_cache")
 
-    async def hang_in(self, name: str, folder: Path) -> None:
+    async def load_adapter(self, name: str, folder: Path) -> None:
         """Load an adapter under a name."""
         await self._call("POST", "/v1/load_lora_adapter", body={"lora_name": name, "lora_path": str(folder)})
 
@@ -64,7 +64,7 @@ class VllmClient:
         listed = (await self._call("GET", "/v1/models", 10.0))["data"]
         return [str(entry["id"]) for entry in listed if entry.get("parent")]
 
-    async def take_out(self, name: str) -> None:
+    async def unload_adapter(self, name: str) -> None:
         """Forget an adapter."""
         await self._call("POST", "/v1/unload_lora_adapter", body={"lora_name": name})
 
@@ -72,7 +72,7 @@ class VllmClient:
         """Give the GPU's memory back: 1 keeps the weights on the host, 2 forgets them."""
         await self._call("POST", f"/sleep?level={level}")
 
-    async def sleeps(self) -> bool:
+    async def is_asleep(self) -> bool:
         """Whether it does."""
         return bool((await self._call("GET", "/is_sleeping", 10.0))["is_sleeping"])
 

@@ -1,0 +1,179 @@
+"""The bodies of HTTP requests: what a client of the sandbox may send, checked by pydantic, refused in one line.
+
+Null is a field left out, and a field not known here is ignored: SandboxFusion's clients send more than is used. Types
+are strict: a number in quotes is a mistake somewhere, not a number.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import fields, replace
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+
+from upshot.core.errors import UserError, did_you_mean
+from upshot.sandbox.limits import Limits
+
+MAX_SECONDS = 300.0
+CEILINGS = {
+    "memory_mb": 16_384,
+    "disk_mb": 4_096,
+    "file_mb": 4_096,
+    "files": 1_000_000,
+    "open_files": 4_096,
+    "processes": 1_024,
+    "output_kb": 65_536,
+    "result_kb": 16_384,
+}
+"""The most a request may ask for; a run's disk, output and results are this machine's memory."""
+_LIMIT_NAMES = {field.name for field in fields(Limits)}
+
+
+def _check_seconds(value: Any, info: ValidationInfo) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise ValueError(f"{info.field_name} is {value!r}; it must be a number of seconds above 0")
+    if not value <= MAX_SECONDS:
+        raise ValueError(f"{info.field_name} is {value}; this server allows at most {MAX_SECONDS:g} s")
+    return float(value)
+
+
+def _decode_file(content: Any) -> bytes:
+    try:
+        return base64.b64decode(content or "", validate=True)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"field 'files' holds something that is not base64: {error}") from error
+
+
+Seconds = Annotated[float, PlainValidator(_check_seconds)]
+FileContent = Annotated[bytes, PlainValidator(_decode_file)]
+
+
+class RequestBody(BaseModel):
+    """A JSON object: null is a field left out, and fields not known here are those of other servers' dialects."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
+
+
+class LimitedBody(RequestBody):
+    """A body that may ask for limits of its own."""
+
+    limits: dict[str, Any] = {}
+    max_execution_time: Seconds | None = None
+    """CPU seconds in the words of the compatible API …"""
+    run_timeout: Seconds | None = None
+    """… and in SandboxFusion's."""
+
+    def limits_from(self, own: Limits, **more: Any) -> Limits:
+        """The limits asked for on top of the server's own, none above its ceilings."""
+        asked = self.limits | more
+        for name in asked:
+            if name not in _LIMIT_NAMES:
+                raise UserError(f"unknown limit '{name}'; {did_you_mean(name, _LIMIT_NAMES)}")
+        limits = replace(own, **asked)
+        for name, most in CEILINGS.items():
+            if getattr(limits, name) > most:
+                raise UserError(f"limit {name} is {getattr(limits, name)}; this server allows at most {most}")
+        limits = limits.with_cpu(self.max_execution_time or self.run_timeout)
+        if limits.cpu_seconds > MAX_SECONDS or limits.wall > 4 * MAX_SECONDS:
+            raise UserError(
+                f"limits cpu_seconds, wall_seconds are {limits.cpu_seconds}, {limits.wall_seconds}; this server allows "
+                f"at most {MAX_SECONDS:g} s of CPU and {4 * MAX_SECONDS:g} s in all"
+            )
+        return limits
+
+
+Test = TypeVar("Test")
+
+
+class StdioCase(RequestBody):
+    """One stdin/stdout test; SandboxFusion writes {"stdin": …} and {"stdout": …} around the texts."""
+
+    input: Annotated[str, BeforeValidator(lambda text: text.get("stdin") if isinstance(text, dict) else text)]
+    output: Annotated[str, BeforeValidator(lambda text: text.get("stdout") if isinstance(text, dict) else text)]
+
+
+class TestBody(LimitedBody, Generic[Test]):
+    """POST /test_program with texts of asserts, /test_program_stdio with cases."""
+
+    __test__ = False
+
+    program: str
+    tests: list[Test]
+    allow_missing: Any = False
+    """Whether a fault may be answered with null; else the whole request fails with 503."""
+
+
+class ProgramBody(LimitedBody):
+    """POST /run and /run_code; of a turn of a session the code and its CPU seconds."""
+
+    code: str
+    language: str = "python"
+    stdin: str = ""
+    files: dict[str, FileContent] = {}
+    fetch_files: list[str] = []
+    compile_timeout: Seconds = 20.0
+    memory_limit_MB: Any = None
+
+
+class SubmitConfig(LimitedBody):
+    """How a submission is tested, and by what."""
+
+    provided_data: dict[str, Any] = {}
+
+
+class SubmitBody(RequestBody):
+    """POST /submit: a model's answer; its tests are in config.provided_data, or beside the answer."""
+
+    id: Any = None
+    completion: str
+    config: SubmitConfig = Field(default_factory=SubmitConfig)
+
+
+class BatchBody(RequestBody):
+    """POST /batch."""
+
+    items: list[dict[str, Any]]
+
+
+Body = TypeVar("Body", bound=RequestBody)
+
+
+def read_body(kind: type[Body], data: Any) -> Body:
+    """A checked body; a `UserError` of one line that names the field where it is not one."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise UserError(_explain(error)) from None
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "value_error":
+        return first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return "the request must be a JSON object"
+    where = first["loc"][-1]
+    name = next(part for part in reversed(first["loc"]) if isinstance(part, str))
+    if first["type"] == "missing":
+        return f"field '{name}' is missing"
+    if first["type"] == "string_type" and where == name:
+        return f"field '{name}' is {type(first['input']).__name__}; it must be a string"
+    if where != name:
+        return f"field '{name}' must be a list of {'strings' if first['type'] == 'string_type' else 'objects'}"
+    kinds = {"list_type": "a list of strings or objects", "dict_type": "an object", "model_type": "an object"}
+    return f"field '{name}' must be {kinds.get(first['type'], first['msg'])}"
