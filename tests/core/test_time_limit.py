@@ -26,7 +26,7 @@ from upshot.models.wire import ApiAnswer
 from upshot.rewards.metric import Metric
 from upshot.rewards.workers.inline import InlineManager
 from upshot.rollout.episode import play_episode
-from upshot.rollout.guard import score_conversation
+from upshot.rollout.play import score_conversation
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.tasks.verifiers.base import Claim, Verifier
 

@@ -15,6 +15,7 @@ import pkgutil
 import sys
 import typing
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +24,8 @@ from upshot.core.errors import UserError, did_you_mean
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 C = TypeVar("C", bound=Callable[..., Any])
+BUNDLE = "options"
+"""The parameter that takes all options of a thing at once."""
 
 
 class Registry(Generic[T]):
@@ -166,10 +169,18 @@ def check_options(
     where: str,
     complete: bool = True,
 ) -> dict[str, Any]:
-    """Keyword arguments for a constructor: options validated against its annotations, context where named."""
+    """Keyword arguments for a constructor: options validated against its annotations, context where named.
+
+    Who has many options takes them together: a parameter `options` whose type is a dataclass stands for its fields.
+    """
     from pydantic import TypeAdapter, ValidationError
 
     named, hints, open_ended = _parameters(thing)
+    bundle = hints.get(BUNDLE) if BUNDLE in named and is_dataclass(hints.get(BUNDLE)) else None
+    if bundle is not None:
+        del named[BUNDLE]
+        named |= inspect.signature(bundle).parameters
+        hints |= _hints(bundle)
     place = f" in {where}" if where else ""
     out: dict[str, Any] = {k: v for k, v in context.items() if k in named}
     for key, value in options.items():
@@ -186,6 +197,8 @@ def check_options(
     missing = [k for k, p in named.items() if p.default is p.empty and k not in out]
     if missing and complete:
         raise UserError(f"{what}{place} needs the option '{missing[0]}'")
+    if bundle is not None and complete:
+        out[BUNDLE] = bundle(**{own.name: out.pop(own.name) for own in fields(bundle) if own.name in out})
     return out
 
 

@@ -53,7 +53,7 @@ class LoopRun(Protocol):
     def lasting(self, config: TrainConfig, examples: int) -> TrainConfig:
         """The configuration with its epochs counted in steps."""
 
-    def fitting(self, rows: Sequence[Row]) -> Sequence[Row]:
+    def filter_rows(self, rows: Sequence[Row]) -> Sequence[Row]:
         """The rows whose prompt leaves room for a reply."""
 
     def services(self) -> AbstractAsyncContextManager[tuple[Services, RolloutContext]]:

@@ -55,7 +55,7 @@ async def play_and_learn(
 ) -> None:
     """The loop of every method that learns from its own replies: play a round, learn from it, write it down."""
     recipe = run.recipe
-    rows = run.fitting(run.task.rows("train"))
+    rows = run.filter_rows(run.task.rows("train"))
     if not rows:
         raise UserError(f"task '{run.task.name}' has no rows in its split 'train'; look at the options under `task`")
     config = run.lasting(config, len(rows))

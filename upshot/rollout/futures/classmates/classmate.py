@@ -30,18 +30,6 @@ Somebody has thought about this:
 
 {wish}"""
 WISHES = {"answer": "Give the answer that follows from it.", "continue": "Go on from there, then give the answer."}
-BEFORE_ANOTHER = """\
-Here is how somebody thought about a question.
-
-[Question]
-{question}
-
-[Thought]
-{thought}
-
-Now answer another question.
-
-{other}"""
 
 
 class ClassmateConfig(BaseModel):
@@ -176,11 +164,3 @@ class Classmate:
             if self._renderer is not None and completion.ids is not None:
                 text = self._renderer.decode(completion.ids[found.answer :])
         return ClassmateAnswer(text.lstrip(), thought, completion.finish, completion.completion_tokens)
-
-
-def before_another(question: Sequence[Message], thought: str, other: Sequence[Message]) -> list[Message]:
-    """Another question, with the thought about the first one shown before it."""
-    asked = "\n\n".join(message.content for message in question if message.role == "user")
-    *before, last = other
-    text = BEFORE_ANOTHER.format(question=asked, thought=thought, other=last.content)
-    return [*before, replace(last, content=text)]
