@@ -50,7 +50,7 @@ class Registry(Generic[T]):
 
         return add
 
-    def called(self, other: str, name: str, hint: str) -> None:
+    def register_foreign(self, other: str, name: str, hint: str) -> None:
         """Take the name that a thing has in another project, too, and tell who uses it what is different here."""
         self._elsewhere[other] = (name, hint)
 

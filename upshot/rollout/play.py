@@ -36,7 +36,7 @@ async def play_step(
 ) -> list[list[Rollout]]:
     """Play `group_size` replies to every row, or to `only` those at some places; groups in the order of the rows."""
     gate = asyncio.Semaphore(context.concurrency)
-    earlier = occurred([row.id for row in rows])
+    earlier = count_earlier([row.id for row in rows])
 
     async def one(group: int, row: Row, index: int, opening: asyncio.Task[Opening]) -> Rollout:
         # A row may come twice in a step; its later replies count on, so that every key (and session id) is its own.
@@ -58,7 +58,7 @@ async def play_step(
     return [[task.result() for task in group] for group in groups]
 
 
-def occurred(ids: Sequence[str]) -> list[int]:
+def count_earlier(ids: Sequence[str]) -> list[int]:
     """How often each id occurred before."""
     seen: Counter[str] = Counter()
     out = []
@@ -87,7 +87,7 @@ class Opening:
 async def open_row(context: RolloutContext, row: Row, seed: int, group: int) -> Opening:
     """What is said before the policy speaks: the row's own messages, or the user's where it has only a goal."""
     conversation = Conversation(row, derive_seed(seed, row.id, group, "opening"))
-    if row.goal is None or spoken(row):
+    if row.goal is None or has_opening(row):
         return Opening(conversation.turns)
     if context.user is None:
         raise UserError(f"row '{row.id}' has a goal, no message, and there is no user to open; set futures.user")
@@ -97,7 +97,7 @@ async def open_row(context: RolloutContext, row: Row, seed: int, group: int) -> 
     return Opening(conversation.turns, conversation.session, failure)
 
 
-def spoken(row: Row) -> bool:
+def has_opening(row: Row) -> bool:
     """Whether anybody has spoken in the row's opening, a system prompt aside."""
     return any(message.role in ("user", "assistant") for message in row.messages)
 

@@ -10,7 +10,7 @@ from upshot.config.recipe import Recipe
 from upshot.core.conversation import Conversation, Row
 from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
-from upshot.rollout.policy import shown
+from upshot.rollout.policy import with_system_prompt
 from upshot.tasks.base import Task
 
 SLACK = 8
@@ -64,7 +64,7 @@ class PromptLengthFilter:
         return self._frames[roles]
 
     def _length(self, row: Row) -> int:
-        return len(self.renderer.context(shown(Conversation(row), self.system), self.tools))
+        return len(self.renderer.context(with_system_prompt(Conversation(row), self.system), self.tools))
 
 
 def build_prompt_filter(recipe: Recipe, task: Task, renderer: Renderer, context: int) -> PromptLengthFilter:

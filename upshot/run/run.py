@@ -177,9 +177,9 @@ class TrainingRun:
         self.writer.line(self.phase, self.step, logs)
         self.writer.announce(self.phase, self.step, logs)
 
-    def lasting(self, config: TrainConfig, examples: int) -> TrainConfig:
+    def resolve_steps(self, config: TrainConfig, examples: int) -> TrainConfig:
         """The configuration with its epochs counted in steps."""
-        settled = config.lasting(examples)
+        settled = config.resolve_steps(examples)
         if config.epochs is not None:
             self.reporter.say(f"{config.epochs:g} epochs of {examples} examples: {settled.steps} steps")
         return settled

@@ -68,7 +68,7 @@ class Futures(ABC):
     async def aclose(self) -> None:
         """Release what was loaded."""
 
-    async def learned(self, step: int) -> None:
+    async def follow(self, step: int) -> None:
         """The policy has taken so many steps."""
 
     def stats(self) -> dict[str, float]:

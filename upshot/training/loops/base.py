@@ -50,7 +50,7 @@ class LoopRun(Protocol):
     def lines(self, step: int | None = None) -> Sequence[Mapping[str, Any]]:
         """What metrics.jsonl has of this phase, or of one step of it."""
 
-    def lasting(self, config: TrainConfig, examples: int) -> TrainConfig:
+    def resolve_steps(self, config: TrainConfig, examples: int) -> TrainConfig:
         """The configuration with its epochs counted in steps."""
 
     def filter_rows(self, rows: Sequence[Row]) -> Sequence[Row]:

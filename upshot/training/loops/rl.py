@@ -58,7 +58,7 @@ async def play_and_learn(
     rows = run.filter_rows(run.task.rows("train"))
     if not rows:
         raise UserError(f"task '{run.task.name}' has no rows in its split 'train'; look at the options under `task`")
-    config = run.lasting(config, len(rows))
+    config = run.resolve_steps(config, len(rows))
     looks = Evaluator(run)
     if looks.enough or (run.step and run.step >= config.steps and not looks.due):
         return  # a finished run was resumed

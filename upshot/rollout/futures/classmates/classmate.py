@@ -111,7 +111,7 @@ class Classmate:
         if self._renderer is not None:
             prompt = self.prompt_ids(handed)
         completions = await self.model.generate(Request(prompt, sampling, n, role=f"classmate {self.name}"))
-        return [self._heard(completion, handed) for completion in completions]
+        return [self._parse_answer(completion, handed) for completion in completions]
 
     async def likelihood(self, handed: ClassmatePrompt, reference: str) -> float:
         """The geometric mean of the probabilities it gives the tokens of the reference answer, from 0 to 1."""
@@ -150,7 +150,7 @@ class Classmate:
         own = [Message("system", self.config.system)] if self.config.system else []
         return [*own, *handed.messages]
 
-    def _heard(self, completion: Completion, handed: ClassmatePrompt) -> ClassmateAnswer:
+    def _parse_answer(self, completion: Completion, handed: ClassmatePrompt) -> ClassmateAnswer:
         """The answer, apart from what the classmate thought on."""
         text, thought = completion.text, ""
         opened = handed.mode == "continue" and bool(handed.thought) and self._renderer is not None

@@ -144,7 +144,7 @@ class Classmates(Futures):
         """Classmates' scores, lengths of thoughts and answers, cut answers, agreement."""
         return classmate_metrics(replies, [classmate.name for classmate in self.panel.classmates])
 
-    async def learned(self, step: int) -> None:
+    async def follow(self, step: int) -> None:
         """Baselines of a classmate that follows the policy are asked again."""
         for classmate in self.panel.classmates:
             if await classmate.model.follow(step):
