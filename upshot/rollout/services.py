@@ -22,7 +22,7 @@ from upshot.models.connect import connect_all
 from upshot.models.rendering import Renderer
 from upshot.rewards.build import build_metric
 from upshot.rewards.metric import Metric
-from upshot.rewards.reward import CLAMP, MetricWeight
+from upshot.rewards.reward import MetricWeight
 from upshot.rewards.workers.base import Manager, managers
 from upshot.rollout.context import ReplyRule, RolloutContext
 from upshot.rollout.dependencies import Dependencies, FutureDependencies
@@ -188,15 +188,6 @@ def _build_metrics(configs: Sequence[MetricConfig], where: str, own: Dependencie
         if names.count(name) > 1:
             raise UserError(f"{where} names '{name}' twice")
     return {m.name: build_metric(m.name, m.options, where, **own.by_name()) for m in configs}
-
-
-def metric_configs(metrics: Mapping[str, Any]) -> list[MetricConfig]:
-    """Metrics from name → weight, or name → settings; a term is clamped to −1…1 unless `clamp` says otherwise."""
-    out = []
-    for name, setting in metrics.items():
-        options = dict(setting) if isinstance(setting, Mapping) else {"weight": setting}
-        out.append(MetricConfig.model_validate({"clamp": CLAMP, **options, "name": name}))
-    return out
 
 
 def build_services(
