@@ -176,11 +176,7 @@ def check_options(
     from pydantic import TypeAdapter, ValidationError
 
     named, hints, open_ended = _parameters(thing)
-    bundle = hints.get(BUNDLE) if BUNDLE in named and is_dataclass(hints.get(BUNDLE)) else None
-    if bundle is not None:
-        del named[BUNDLE]
-        named |= inspect.signature(bundle).parameters
-        hints |= _hints(bundle)
+    bundle = hints.get(BUNDLE)
     place = f" in {where}" if where else ""
     out: dict[str, Any] = {k: v for k, v in context.items() if k in named}
     for key, value in options.items():
@@ -197,7 +193,7 @@ def check_options(
     missing = [k for k, p in named.items() if p.default is p.empty and k not in out]
     if missing and complete:
         raise UserError(f"{what}{place} needs the option '{missing[0]}'")
-    if bundle is not None and complete:
+    if isinstance(bundle, type) and is_dataclass(bundle) and complete:
         out[BUNDLE] = bundle(**{own.name: out.pop(own.name) for own in fields(bundle) if own.name in out})
     return out
 
@@ -205,8 +201,19 @@ def check_options(
 def _parameters(thing: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], dict[str, Any], bool]:
     """Named parameters, their types, and whether any other keyword is taken.
 
-    A constructor that passes `**options` on to its base class takes the base's parameters, too.
+    A constructor that passes `**options` on to its base class takes the base's parameters, too. Of options that are
+    taken together, those are the parameters.
     """
+    named, hints, open_ended = _own_parameters(thing)
+    bundle = hints.get(BUNDLE)
+    if BUNDLE in named and isinstance(bundle, type) and is_dataclass(bundle):
+        del named[BUNDLE]
+        named |= inspect.signature(bundle).parameters
+        hints = {**_hints(bundle), **hints}
+    return named, hints, open_ended
+
+
+def _own_parameters(thing: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], dict[str, Any], bool]:
     classes = [c for c in thing.__mro__ if "__init__" in vars(c)] if inspect.isclass(thing) else []
     named: dict[str, inspect.Parameter] = {}
     hints: dict[str, Any] = {}
