@@ -101,8 +101,10 @@ async def main(options: argparse.Namespace) -> dict[str, Any]:
     from upshot.rewards.metric import Metric
     from upshot.rewards.reward import MetricWeight
     from upshot.rollout.context import RolloutContext
+    from upshot.rollout.dependencies import FutureDependencies
     from upshot.rollout.futures.classmates.classmate import ClassmateConfig
     from upshot.rollout.futures.classmates.futures import Classmates
+    from upshot.rollout.futures.classmates.options import ClassmatesOptions
     from upshot.rollout.play import play_step
     from upshot.rollout.policy import Policy
     from upshot.rollout.rollout import Rollout
@@ -143,10 +145,12 @@ async def main(options: argparse.Namespace) -> dict[str, Any]:
     def futures(models: dict[str, Model]) -> Classmates:
         configs = [ClassmateConfig(name=name, tokenizer=None) for name in models]
         made = Classmates(
-            {"m": Parity()}, {"m": MetricWeight()}, configs, models, Words(), renderer=renderer,
-            samples=options.samples, max_tokens=options.new, metric="token_amount",
-        )  # fmt: skip
-        made.metric = Parity()
+            FutureDependencies(
+                task=Words(), models=models, metrics={"m": Parity()}, weights={"m": MetricWeight()}, renderer=renderer
+            ),
+            ClassmatesOptions(configs, samples=options.samples, max_tokens=options.new, metric="token_amount"),
+        )
+        made.panel.metric = Parity()
         return made
 
     def synchronise() -> float:
@@ -184,13 +188,13 @@ async def main(options: argparse.Namespace) -> dict[str, Any]:
         best = float("inf")
         for _ in range(options.repeats + 1):
             started = synchronise()
-            turns = [[c] for c in with_.classmates] if one_by_one else [with_.classmates]
-            everybody = with_.classmates
+            turns = [[c] for c in with_.panel.classmates] if one_by_one else [with_.panel.classmates]
+            everybody = with_.panel.classmates
             for some in turns:
-                with_.classmates = some
+                with_.panel.classmates = some
                 found = await asyncio.gather(*(with_._continue(Rollout(r.conversation)) for r in replies))
                 assert all(f.missing is None for own in found for f in own), "a call failed"
-            with_.classmates = everybody
+            with_.panel.classmates = everybody
             best = min(best, synchronise() - started)
         return best
 
@@ -224,7 +228,7 @@ async def main(options: argparse.Namespace) -> dict[str, Any]:
                 _, tokenizer = make("mini", n, "cpu")
                 tokenizer.save_pretrained(f"{folder}/{name}")
             far = futures(served)
-            for classmate in far.classmates:
+            for classmate in far.panel.classmates:
                 classmate.config = classmate.config.model_copy(update={"tokenizer": f"{folder}/{classmate.name}"})
             out["servers, one after the other"] = await continue_all(far, True)
             out["servers, at once"] = await continue_all(far, False)

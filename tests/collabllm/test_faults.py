@@ -21,8 +21,7 @@ from upshot.models.base import Completion, ModelCallError, Request
 from upshot.models.client.limits import backoff
 from upshot.models.connect import connect
 from upshot.rewards.build import build_metric
-from upshot.rollout.guard import score_conversation
-from upshot.rollout.play import play_step
+from upshot.rollout.play import play_step, score_conversation
 from upshot.tasks.users.llm import LLMUser
 from upshot.tasks.users.personas import PERSONAS, VAGUENESS
 

@@ -13,7 +13,7 @@ from upshot.config.load import RECIPES, describe_recipe, dump_recipe, find_recip
 from upshot.config.recipe import Recipe
 from upshot.config.reference import page
 from upshot.core.errors import UserError
-from upshot.rollout.services import check_names
+from upshot.rollout.check_names import check_names
 
 
 def write(folder: Path, text: str, name: str = "mine.yaml") -> str:

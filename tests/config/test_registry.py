@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from upshot.config.registry import Registry
@@ -70,3 +72,28 @@ def test_a_path_that_leads_nowhere_says_so(path: str) -> None:
 def test_two_things_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="two things are called 'thing'"):
         things.register("thing")(int)
+
+
+@dataclass(frozen=True)
+class Taste:
+    """Options of one thing, together."""
+
+    spice: str
+    heat: int = 1
+
+
+@things.register("dish")
+class Dish:
+    def __init__(self, helper: str, options: Taste) -> None:
+        self.helper, self.options = helper, options
+
+
+def test_options_may_be_taken_together_as_a_dataclass() -> None:
+    made = things.create("dish", {"spice": "pepper", "heat": "3"}, helper="me")
+    assert (made.helper, made.options) == ("me", Taste("pepper", 3))
+    with pytest.raises(UserError, match="unknown option 'spise' of thing 'dish'; did you mean 'spice'"):
+        things.create("dish", {"spise": "pepper"}, helper="me")
+    with pytest.raises(UserError, match="thing 'dish' needs the option 'spice'"):
+        things.create("dish", {}, helper="me")
+    with pytest.raises(UserError, match="option 'heat' of thing 'dish' is 'much'"):
+        things.check("dish", {"heat": "much"})

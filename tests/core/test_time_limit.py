@@ -26,7 +26,7 @@ from upshot.models.wire import ApiAnswer
 from upshot.rewards.metric import Metric
 from upshot.rewards.workers.pool import InlineManager
 from upshot.rollout.episode import play_episode
-from upshot.rollout.guard import score_conversation
+from upshot.rollout.play import score_conversation
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.tasks.verifiers.base import Claim, Verifier
 
@@ -314,14 +314,14 @@ def test_after_an_alarm_in_a_thread_a_debugger_still_steps() -> None:
     """In a process of its own: where it fails, the traced call never returns."""
     program = """
 import sys, threading, time
-from upshot.core.alarm import Rung, alarm
+from upshot.core.alarm import TimeUp, alarm
 
 def late():
     try:
         with alarm(0.05):
             while True:
                 pass
-    except Rung:
+    except TimeUp:
         pass
 
 thread = threading.Thread(target=late)

@@ -156,7 +156,7 @@ def test_rm_score_is_batched_and_agrees_with_one_at_a_time(reward_model: str) ->
 
 
 def test_rm_score_fails_for_itself_when_the_model_is_not_there() -> None:
-    from upshot.rollout.guard import score_conversation
+    from upshot.rollout.play import score_conversation
 
     metric = build_metric("rm_score", {"model": "/nowhere/at-all"})
     scores = asyncio.run(score_conversation({"rm_score": metric}, chat("hi", "yo")))

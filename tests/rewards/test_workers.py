@@ -25,6 +25,7 @@ from upshot.rewards.workers.base import Manager, managers
 from upshot.rewards.workers.pool import InlineManager, PoolManager
 from upshot.rewards.workers.remote import RemoteManager
 from upshot.rewards.workers.scorer import scorer_app
+from upshot.rollout.dependencies import Dependencies
 from upshot.rollout.services import Services
 from upshot.tasks.verifiers.base import Claim
 
@@ -320,7 +321,7 @@ def test_managers_are_chosen_by_name_and_their_options_checked() -> None:
 
 def test_the_counters_are_logged_with_the_step_and_go_on_after_a_resume() -> None:
     def services() -> Services:
-        return Services(cast(Any, None), {}, None, {}, {}, Budget(), PoolManager(workers=1), {})
+        return Services(cast(Any, None), {}, None, {}, {}, Budget(), Dependencies(manager=PoolManager(workers=1)))
 
     async def count(saved: dict[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
         made = services()

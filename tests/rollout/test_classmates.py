@@ -21,13 +21,15 @@ from upshot.core.score import Score
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
 from upshot.models.rendering import Renderer
 from upshot.rewards.advantages.base import estimator
-from upshot.rewards.classmate import gated, weighted_mean
 from upshot.rewards.credit import check
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import MetricWeight
 from upshot.rollout.context import RolloutContext
+from upshot.rollout.dependencies import FutureDependencies
+from upshot.rollout.futures.base import kinds
 from upshot.rollout.futures.classmates.classmate import Classmate, ClassmateConfig, ClassmatePrompt
 from upshot.rollout.futures.classmates.futures import Classmates
+from upshot.rollout.futures.classmates.parts import apply_gate, weighted_mean
 from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Rollout
@@ -93,15 +95,17 @@ def context(
     """A policy that says what it is told to, and classmates."""
     policy, task = Recites("policy", say), Sums()
     named = options.pop("classmates", list(peers))
-    futures = Classmates(
-        {"verifier": Verified(task)},
-        {"verifier": MetricWeight()},
-        [ClassmateConfig.model_validate(one) for one in named],
-        peers,
-        task,
+    own = FutureDependencies(
+        task=task,
+        models=peers,
+        metrics={"verifier": Verified(task)},
+        weights={"verifier": MetricWeight()},
         renderer=policy.renderer,
-        **options,
+        seed=options.pop("seed", 0),
+        credit=options.pop("credit", None),
+        manager=options.pop("manager", None),
     )
+    futures = kinds.create("classmates", {"classmates": named, **options}, **own.for_futures())
     return RolloutContext(Policy(policy, policy.renderer, Sampling(64)), futures), policy
 
 
@@ -272,8 +276,8 @@ def test_likelihood_of_the_reference_scores_without_sampling_and_mixes_with_it()
     ],
 )
 def test_the_gates_by_hand(gate: str, main: float, expected: float) -> None:
-    assert gated(Score(0.5), gate, Score(main)).value == expected
-    assert gate in ("always", "no_classmate") or gated(Score(0.5), gate, Score.missing("timeout")).is_missing
+    assert apply_gate(Score(0.5), gate, Score(main)).value == expected
+    assert gate in ("always", "no_classmate") or apply_gate(Score(0.5), gate, Score.missing("timeout")).is_missing
 
 
 def test_a_gate_that_shuts_costs_no_classmates_time() -> None:
@@ -411,6 +415,6 @@ def test_breakpoint_works_inside_the_classmate_reward(monkeypatch: pytest.Monkey
 
     made, _ = context(thinks("hm"), {"peer": Recites("peer", lambda text, seed: "1")})
     assert isinstance(made.futures, Classmates)
-    made.futures.metric = Looks()
+    made.futures.panel.metric = Looks()
     play(made)
     assert seen == [threading.main_thread()], "in this process, in the thread that a debugger stops"

@@ -6,6 +6,7 @@ from upshot.config.model_spec import ModelSpec
 from upshot.models.client.budget import Budget
 from upshot.models.scripted import ScriptedModel
 from upshot.rewards.workers.pool import PoolManager
+from upshot.rollout.dependencies import Dependencies
 from upshot.rollout.services import Services
 
 
@@ -14,7 +15,9 @@ def test_which_replica_answered_is_no_part_of_what_two_runs_of_one_seed_have_in_
     count = model.meter.role("user")
     count.calls = 3
     count.replicas.update({"127.0.0.1:8000/calls": 2, "127.0.0.1:8001/calls": 1})
-    services = Services(cast(Any, None), {"user": model}, None, {}, {}, Budget(), PoolManager(workers=1), {})
+    services = Services(
+        cast(Any, None), {"user": model}, None, {}, {}, Budget(), Dependencies(manager=PoolManager(workers=1))
+    )
     told = services.stats()
     assert told["model/user/user/calls"] == 3
     assert told["time/model/user/user/replica/127.0.0.1:8000/calls"] == 2

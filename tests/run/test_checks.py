@@ -17,7 +17,7 @@ from upshot.cli import main
 from upshot.config.recipe import Recipe
 from upshot.core.conversation import Message, Row
 from upshot.core.errors import UserError
-from upshot.rollout.prompt_length import PromptLengthFilter, fitting, too_long
+from upshot.rollout.prompt_length import PromptLengthFilter, filter_rows, find_long
 from upshot.run.checks import find
 from upshot.run.run import train
 
@@ -153,13 +153,13 @@ def test_long_prompts_are_refused_left_out_or_cut() -> None:
     _, _, renderer, _ = tiny_parts(0)
     word = renderer.decode([20])
     rows = [Row(str(n), (Message("system", word), Message("user", " ".join([word] * n)))) for n in (2, 30, 3)]
-    room = PromptLengthFilter(renderer, 16, 4)
-    assert too_long(rows, room) == ["1"] or too_long(rows, room) == ["30"]
+    lengths = PromptLengthFilter(renderer, 16, 4)
+    assert find_long(rows, lengths) == ["1"] or find_long(rows, lengths) == ["30"]
     with pytest.raises(UserError, match="1 of 3 prompts"):
-        fitting(rows, room, "error")
-    assert [row.id for row in fitting(rows, room, "filter")] == ["2", "3"]
-    cut = fitting(rows, room, "truncate")
-    assert [row.id for row in cut] == ["2", "30", "3"] and all(map(room.fits, cut))
+        filter_rows(rows, lengths, "error")
+    assert [row.id for row in filter_rows(rows, lengths, "filter")] == ["2", "3"]
+    cut = filter_rows(rows, lengths, "truncate")
+    assert [row.id for row in cut] == ["2", "30", "3"] and all(map(lengths.fits, cut))
     assert len(renderer.prompt_ids(cut[1].messages)) == 12, "room for a whole reply"
     assert cut[1].messages[0].content == word
 

@@ -21,7 +21,7 @@ from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
 from upshot.rewards.credit import Credit, Span, credit_turns, only
 from upshot.rewards.reward import Reward
-from upshot.rollout.play import occurred, play_step
+from upshot.rollout.play import count_earlier, play_step
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import build_context, build_services
@@ -119,7 +119,7 @@ def on_verl(recipe: Recipe, rows: Sequence[Row], step: int, says: Says = words) 
     """The same groups as a worker of the cluster plays them, and as the trainer reads them."""
     renderer = renderer_of(recipe)
     worker, servers = RolloutWorker(recipe, renderer.tokenizer, 256), Servers(says, renderer)
-    before = occurred([row.id for row in rows])
+    before = count_earlier([row.id for row in rows])
 
     async def one(group: int, session: int) -> Rollout:
         record = record_of(rows[group], 0, "train")

@@ -60,7 +60,7 @@ def train(
 
 
 def _train(recipe: Recipe, data: Data | None, reporter: Reporter | None) -> Run:
-    from upshot.rollout.services import check_names
+    from upshot.rollout.check_names import check_names
     from upshot.run.folder import RunFolder
     from upshot.run.run import train as run
 

@@ -55,7 +55,7 @@ def run_show(args: argparse.Namespace) -> int:
     from upshot.cli.console import whole_console
     from upshot.config.layers import DEFAULT, flatten
     from upshot.config.load import dump_recipe, load_recipe
-    from upshot.rollout.services import check_names
+    from upshot.rollout.check_names import check_names
 
     loaded = load_recipe(args.recipe, args.overrides)
     check_names(loaded.recipe)
@@ -100,7 +100,7 @@ def run_import(args: argparse.Namespace) -> int:
     from upshot.offline.migrate.carry import carry
     from upshot.offline.migrate.command import build_line, builds
     from upshot.offline.migrate.theirs import read_all
-    from upshot.rollout.services import check_names
+    from upshot.rollout.check_names import check_names
 
     theirs = read_all(args.theirs)
     names = ", ".join(Path(path).name for path in args.theirs)

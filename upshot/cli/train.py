@@ -147,7 +147,7 @@ def _told_by_the_first(error: BaseException) -> int | None:
 
 def _on_verl(args: argparse.Namespace) -> int:
     """Start verl on a recipe or on a run to go on with, or print both sides; what verl cannot run is refused."""
-    from upshot.rollout.services import check_names
+    from upshot.rollout.check_names import check_names
     from upshot.tasks.base import tasks
     from upshot.verl.config import compose
     from upshot.verl.plan import ClusterPlace

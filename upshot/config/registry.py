@@ -15,6 +15,7 @@ import pkgutil
 import sys
 import typing
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +24,8 @@ from upshot.core.errors import UserError, did_you_mean
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 C = TypeVar("C", bound=Callable[..., Any])
+BUNDLE = "options"
+"""The parameter that takes all options of a thing at once."""
 
 
 class Registry(Generic[T]):
@@ -47,7 +50,7 @@ class Registry(Generic[T]):
 
         return add
 
-    def called(self, other: str, name: str, hint: str) -> None:
+    def register_foreign(self, other: str, name: str, hint: str) -> None:
         """Take the name that a thing has in another project, too, and tell who uses it what is different here."""
         self._elsewhere[other] = (name, hint)
 
@@ -166,10 +169,14 @@ def check_options(
     where: str,
     complete: bool = True,
 ) -> dict[str, Any]:
-    """Keyword arguments for a constructor: options validated against its annotations, context where named."""
+    """Keyword arguments for a constructor: options validated against its annotations, context where named.
+
+    Who has many options takes them together: a parameter `options` whose type is a dataclass stands for its fields.
+    """
     from pydantic import TypeAdapter, ValidationError
 
     named, hints, open_ended = _parameters(thing)
+    bundle = hints.get(BUNDLE)
     place = f" in {where}" if where else ""
     out: dict[str, Any] = {k: v for k, v in context.items() if k in named}
     for key, value in options.items():
@@ -186,14 +193,27 @@ def check_options(
     missing = [k for k, p in named.items() if p.default is p.empty and k not in out]
     if missing and complete:
         raise UserError(f"{what}{place} needs the option '{missing[0]}'")
+    if isinstance(bundle, type) and is_dataclass(bundle) and complete:
+        out[BUNDLE] = bundle(**{own.name: out.pop(own.name) for own in fields(bundle) if own.name in out})
     return out
 
 
 def _parameters(thing: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], dict[str, Any], bool]:
     """Named parameters, their types, and whether any other keyword is taken.
 
-    A constructor that passes `**options` on to its base class takes the base's parameters, too.
+    A constructor that passes `**options` on to its base class takes the base's parameters, too. Of options that are
+    taken together, those are the parameters.
     """
+    named, hints, open_ended = _own_parameters(thing)
+    bundle = hints.get(BUNDLE)
+    if BUNDLE in named and isinstance(bundle, type) and is_dataclass(bundle):
+        del named[BUNDLE]
+        named |= inspect.signature(bundle).parameters
+        hints = {**_hints(bundle), **hints}
+    return named, hints, open_ended
+
+
+def _own_parameters(thing: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], dict[str, Any], bool]:
     classes = [c for c in thing.__mro__ if "__init__" in vars(c)] if inspect.isclass(thing) else []
     named: dict[str, inspect.Parameter] = {}
     hints: dict[str, Any] = {}

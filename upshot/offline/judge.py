@@ -71,7 +71,7 @@ def read_label(row: Mapping[str, Any], key: str, number: int) -> float:
 async def _judge(args: argparse.Namespace, conversations: Sequence[Any]) -> list[Any]:
     from upshot.offline.score import parse_model
     from upshot.rewards.build import build_metric
-    from upshot.rollout.guard import score_conversation
+    from upshot.rollout.play import score_conversation
     from upshot.rollout.services import assemble
 
     gate = asyncio.Semaphore(args.at_once)

@@ -101,7 +101,7 @@ async def score_again(context: RolloutContext, reply: Rollout) -> None:
         reply.reward = decided or reply.reward
         return
     await futures.rescore(reply)
-    reply.reward, reply.credit = futures.settle(reply)
+    reply.reward, reply.credit = futures.score(reply)
 
 
 def compare(line: Mapping[str, Any], reply: Rollout) -> list[ScoreChange]:

@@ -8,7 +8,7 @@ from upshot.core.conversation import Turn
 from upshot.core.score import Reason, Score
 from upshot.rewards.reward import Reward
 from upshot.rollout.futures.base import Futures
-from upshot.rollout.policy import Policy, cut_short
+from upshot.rollout.policy import Policy, is_cut
 from upshot.tasks.participants.base import Participant
 
 
@@ -46,7 +46,7 @@ class RolloutContext:
 
     def decide(self, turn: Turn) -> Reward | None:
         """The reward of a reply that a rule decides without futures; None when it is scored as any other."""
-        if cut_short(turn):
+        if is_cut(turn):
             return self.overlong.reward(Reason.OVERLONG)
         if not turn.message.content.strip() and not turn.message.tool_calls:
             return self.malformed.reward(Reason.MALFORMED)

@@ -1,6 +1,12 @@
-"""The trained part of a conversation, and its futures: turn-taking, nothing else."""
+"""The trained part of a conversation, and its futures: turn-taking, nothing else.
+
+An episode begins with the policy, and what the environment says to its last turn is heard but not answered. A future
+begins with the user and ends with the policy, or with the user's parting words.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from upshot.core.conversation import Conversation, Turn
 from upshot.core.time_limit import limited
@@ -53,8 +59,7 @@ async def _alternate(
         elif await policy.reply(conversation) is None:
             return
         turn_snapshots.append(conversation.fork("turn", turn))
-        observation = await limited(environment, environment.observe, conversation)
-        count(conversation, observation.metrics)
+        observation = await _observe(environment, conversation)
         if observation.score is not None:
             conversation.session["turn_scores"] = {
                 **conversation.session.get("turn_scores", {}),
@@ -78,16 +83,39 @@ async def first_reply(conversation: Conversation, policy: Policy, role: str = "p
 
 async def play_future(conversation: Conversation, user: Participant, policy: Policy, rounds: int) -> None:
     """Continue a fork for up to `rounds` rounds, each a turn of the user and one of the policy."""
-    for _ in range(rounds):
-        observation = await limited(user, user.observe, conversation)
-        count(conversation, observation.metrics)
+    await take_turns(conversation, user, policy, lambda played: played < rounds, "window", role="future")
+
+
+async def take_turns(
+    conversation: Conversation,
+    user: Participant,
+    policy: Policy,
+    goes_on: Callable[[int], bool],
+    ended: str,
+    role: str = "policy",
+) -> None:
+    """Let user and policy alternate while `goes_on` says so of the rounds played, then it has `ended`.
+
+    It ends earlier when the user is done, whose parting words are said, or when the policy has no room to reply.
+    """
+    played = 0
+    while goes_on(played):
+        observation = await _observe(user, conversation)
         _append(conversation, observation)
         if observation.done:
             conversation.ended = observation.reason
             return
-        if await policy.reply(conversation, role="future") is None:
+        if await policy.reply(conversation, role) is None:
             return
-    conversation.ended = "window"
+        played += 1
+    conversation.ended = ended
+
+
+async def _observe(participant: Participant, conversation: Conversation) -> Observation:
+    """What a participant says to the conversation so far, its numbers counted."""
+    observation = await limited(participant, participant.observe, conversation)
+    count(conversation, observation.metrics)
+    return observation
 
 
 def _append(conversation: Conversation, observation: Observation) -> None:

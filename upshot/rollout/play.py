@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +17,12 @@ from upshot.core.conversation import Conversation, Row, Turn, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
 from upshot.core.stopwatch import at_work
-from upshot.core.time_limit import limited
+from upshot.core.time_limit import CallTimeout, limited
+from upshot.models.base import ModelCallError
+from upshot.rewards.metric import Metric, score_by
 from upshot.rewards.reward import Reward
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.episode import play_episode
-from upshot.rollout.guard import guard
 from upshot.rollout.rollout import Rollout
 
 
@@ -35,7 +36,7 @@ async def play_step(
 ) -> list[list[Rollout]]:
     """Play `group_size` replies to every row, or to `only` those at some places; groups in the order of the rows."""
     gate = asyncio.Semaphore(context.concurrency)
-    earlier = occurred([row.id for row in rows])
+    earlier = count_earlier([row.id for row in rows])
 
     async def one(group: int, row: Row, index: int, opening: asyncio.Task[Opening]) -> Rollout:
         # A row may come twice in a step; its later replies count on, so that every key (and session id) is its own.
@@ -57,7 +58,7 @@ async def play_step(
     return [[task.result() for task in group] for group in groups]
 
 
-def occurred(ids: Sequence[str]) -> list[int]:
+def count_earlier(ids: Sequence[str]) -> list[int]:
     """How often each id occurred before."""
     seen: Counter[str] = Counter()
     out = []
@@ -86,17 +87,17 @@ class Opening:
 async def open_row(context: RolloutContext, row: Row, seed: int, group: int) -> Opening:
     """What is said before the policy speaks: the row's own messages, or the user's where it has only a goal."""
     conversation = Conversation(row, derive_seed(seed, row.id, group, "opening"))
-    if row.goal is None or spoken(row):
+    if row.goal is None or has_opening(row):
         return Opening(conversation.turns)
     if context.user is None:
         raise UserError(f"row '{row.id}' has a goal, no message, and there is no user to open; set futures.user")
-    failure = await guard(limited(context.user, context.user.start, conversation), "user")
+    failure = await catch_failure(limited(context.user, context.user.start, conversation), "user")
     if failure is None and (conversation.ended is not None or len(conversation.turns) == len(row.messages)):
         failure = Score.missing(Reason.NOTHING_SAID, "the user opened with nothing, or left at once")
     return Opening(conversation.turns, conversation.session, failure)
 
 
-def spoken(row: Row) -> bool:
+def has_opening(row: Row) -> bool:
     """Whether anybody has spoken in the row's opening, a system prompt aside."""
     return any(message.role in ("user", "assistant") for message in row.messages)
 
@@ -104,26 +105,51 @@ def spoken(row: Row) -> bool:
 async def play_reply(
     context: RolloutContext, conversation: Conversation, group: int = 0, failure: Score | None = None
 ) -> Rollout:
-    """Play one episode, continue it into its futures, settle reward and credit; a `failure` has ended it already."""
+    """Play one episode, continue it into its futures, find reward and credit; a `failure` has ended it already."""
     reply = Rollout(conversation, group)
     turn_snapshots = reply.turn_snapshots if context.futures.every_turn else None
     if failure is None:
         episode = play_episode(conversation, context.policy, context.environment, context.max_turns, turn_snapshots)
         with at_work("sample"):
-            failure = await guard(episode, "episode")
+            failure = await catch_failure(episode, "episode")
     if failure is not None:
         reply.reward = Reward(failure)
-        reply.credit = context.futures.decided(reply, reply.reward)
+        reply.credit = context.futures.credit_for(reply, reply.reward)
     else:
         await score_reply(context, reply)
     return reply
 
 
 async def score_reply(context: RolloutContext, reply: Rollout) -> None:
-    """Play the futures of a reply that has been given, and settle it: sets futures, reward and credit."""
+    """Play the futures of a reply that has been given, and score it: sets futures, reward and credit."""
     decided = context.decide(reply.conversation.turns[-1])
     if decided is not None:
-        reply.reward, reply.credit = decided, context.futures.decided(reply, decided)
+        reply.reward, reply.credit = decided, context.futures.credit_for(reply, decided)
         return
     await context.futures.play(reply, context.policy)
-    reply.reward, reply.credit = context.futures.settle(reply)
+    reply.reward, reply.credit = context.futures.score(reply)
+
+
+async def catch_failure(play: Awaitable[object], what: str) -> Score | None:
+    """Await a piece of play; a missing score when it failed, None when it went through."""
+    try:
+        await play
+    except UserError:
+        raise
+    except Exception as error:
+        return Score.failed(error, what)
+    return None
+
+
+async def score_conversation(metrics: Mapping[str, Metric], conversation: Conversation) -> dict[str, Score]:
+    """All metrics of one finished conversation, concurrently; one that raises is missing with its reason."""
+    scores = await asyncio.gather(*(score_by(metric, conversation, name) for name, metric in metrics.items()))
+    return dict(zip(metrics, scores, strict=True))
+
+
+def describe_failure(error: Exception) -> str:
+    """A short text for an exception."""
+    if isinstance(error, ModelCallError | CallTimeout):
+        return error.reason
+    text = str(error).splitlines()[0][:120] if str(error) else ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -112,10 +112,10 @@ class Policy:
         return own or self.tools
 
     def _shown(self, conversation: Conversation) -> Conversation:
-        return shown(conversation, self.system)
+        return with_system_prompt(conversation, self.system)
 
 
-def shown(conversation: Conversation, system: str) -> Conversation:
+def with_system_prompt(conversation: Conversation, system: str) -> Conversation:
     """The conversation as a model with a system prompt of its own sees it: with that in front."""
     if not system:
         return conversation
@@ -132,7 +132,7 @@ def _sample(completion: Completion, context: Sequence[int]) -> Sample:
     return Sample(tuple(context), completion.ids, completion.logprobs, completion.finish, completion.version)
 
 
-def cut_short(turn: Turn) -> bool:
+def is_cut(turn: Turn) -> bool:
     """Whether a policy turn was cut at the token limit rather than ended by the model."""
     finish = turn.sample.finish if turn.sample is not None else turn.note.get("finish")
     return finish == "length"

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from upshot.config.recipe import Recipe
 from upshot.core.conversation import Conversation, Row
 from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
-from upshot.rollout.policy import shown
+from upshot.rollout.policy import with_system_prompt
+from upshot.tasks.base import Task
 
 SLACK = 8
 """Tokens that a message may gain by standing in a template instead of alone: blanks, a split at its edge."""
@@ -62,29 +64,35 @@ class PromptLengthFilter:
         return self._frames[roles]
 
     def _length(self, row: Row) -> int:
-        return len(self.renderer.context(shown(Conversation(row), self.system), self.tools))
+        return len(self.renderer.context(with_system_prompt(Conversation(row), self.system), self.tools))
 
 
-def too_long(rows: Sequence[Row], room: PromptLengthFilter) -> list[str]:
+def build_prompt_filter(recipe: Recipe, task: Task, renderer: Renderer, context: int) -> PromptLengthFilter:
+    """The filter of a recipe's policy; `context`: the most tokens that it can take in, 0 for no limit."""
+    episode = recipe.episode
+    return PromptLengthFilter(renderer, context, episode.max_tokens, episode.system, task.tools())
+
+
+def find_long(rows: Sequence[Row], lengths: PromptLengthFilter) -> list[str]:
     """Ids of the rows whose opening leaves no room for a reply."""
-    return [row.id for row in rows if not room.fits(row)]
+    return [row.id for row in rows if not lengths.fits(row)]
 
 
-def fitting(rows: Sequence[Row], room: PromptLengthFilter, rule: str) -> Sequence[Row]:
+def filter_rows(rows: Sequence[Row], lengths: PromptLengthFilter, rule: str) -> Sequence[Row]:
     """The rows that can be replied to: all of them, or those that the rule ('filter', 'truncate') leaves."""
-    if all(map(room.fits, rows)):
+    if all(map(lengths.fits, rows)):
         return rows
     if rule == "error":
-        raise UserError(tell(too_long(rows, room), len(rows), room))
+        raise UserError(describe_long(find_long(rows, lengths), len(rows), lengths))
     if rule == "filter":
-        return [row for row in rows if room.fits(row)]
-    cut = (row if room.fits(row) else room.cut(row) for row in rows)
+        return [row for row in rows if lengths.fits(row)]
+    cut = (row if lengths.fits(row) else lengths.cut(row) for row in rows)
     return [row for row in cut if row is not None]
 
 
-def tell(long: Sequence[str], rows: int, room: PromptLengthFilter) -> str:
+def describe_long(long: Sequence[str], rows: int, lengths: PromptLengthFilter) -> str:
     """How many rows do not fit, and what can be done."""
     return (
-        f"{len(long)} of {rows} prompts leave no room for a reply in the model's {room.context} tokens (such as row "
+        f"{len(long)} of {rows} prompts leave no room for a reply in the model's {lengths.context} tokens (such as row "
         f"'{long[0]}'); set episode.long_prompts=filter (leave them out) or truncate (cut their beginning)"
     )

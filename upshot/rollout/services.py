@@ -7,38 +7,33 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import FuturesConfig, MetricConfig, Named, Recipe
-from upshot.config.registry import Registry
 from upshot.core.closing import close_all
-from upshot.core.errors import UserError, did_you_mean
+from upshot.core.errors import UserError
 from upshot.models.base import Model
 from upshot.models.client.budget import Budget
 from upshot.models.client.guarded import GuardedModel
 from upshot.models.client.traffic import WatchedModel, watch
 from upshot.models.connect import connect_all
 from upshot.models.rendering import Renderer
-from upshot.rewards.build import build_metric, check_metric
+from upshot.rewards.build import build_metric
 from upshot.rewards.metric import Metric
-from upshot.rewards.monitor import METRIC
 from upshot.rewards.reward import MetricWeight
 from upshot.rewards.workers.base import Manager, managers
 from upshot.rollout.context import ReplyRule, RolloutContext
+from upshot.rollout.dependencies import Dependencies, FutureDependencies
 from upshot.rollout.futures.base import CreditRule, Futures, kinds
 from upshot.rollout.futures.classmates.map_file import read_map
 from upshot.rollout.policy import Policy
 from upshot.sandbox.connection import connect as connect_sandbox
-from upshot.serving.servers.state import check_served, with_addresses
-from upshot.tasks.base import Task, tasks
+from upshot.serving.servers.state import with_addresses
+from upshot.tasks.base import Task
 from upshot.tasks.participants.base import Participant, users
 
-GIVEN = ("task", "judge", "tokenizer", "models", "sandbox", "manager")
-"""What the program itself hands to metrics, users and managers that name it …"""
-GIVEN_TO_FUTURES = (*GIVEN, "metrics", "weights", "user", "credit", "renderer", "seed")
-"""… and what it hands to futures."""
 Spec = str | Mapping[str, Any] | ModelSpec
 """What `connect` takes for a model."""
 
@@ -53,9 +48,8 @@ class Services:
     metrics: dict[str, Metric]
     weights: dict[str, MetricWeight]
     budget: Budget
-    manager: Manager
-    context: dict[str, Any]
-    """What is handed to whatever else is built (futures): see `GIVEN`."""
+    dependencies: Dependencies
+    """What is handed to whatever else is built (futures)."""
     closers: list[Any] = field(default_factory=list)
     """What else was opened here and is closed with the rest: models, the sandbox."""
     futures: Futures | None = None
@@ -79,10 +73,17 @@ class Services:
     def build_futures(
         self, config: FuturesConfig, renderer: Renderer | None = None, credit: CreditRule | None = None, seed: int = 0
     ) -> Futures:
-        """How replies are continued and settled."""
-        given = {"metrics": self.metrics, "weights": self.weights, "user": self.user, "credit": credit}
-        given |= {"renderer": renderer, "seed": seed}
-        self.futures = kinds.create(config.name, config.options, "futures", **self.context, **given)
+        """How replies are continued and scored."""
+        own = FutureDependencies(
+            **self.dependencies.by_name(),
+            metrics=self.metrics,
+            weights=self.weights,
+            user=self.user,
+            credit=credit,
+            renderer=renderer,
+            seed=seed,
+        )
+        self.futures = kinds.create(config.name, config.options, "futures", **own.for_futures())
         return self.futures
 
     def stats(self) -> dict[str, float]:
@@ -117,6 +118,12 @@ class Services:
         own: list[tuple[str, Any]] = [("user", self.user), ("manager", self.manager), ("futures", self.futures)]
         models = [(f"model/{name}", model) for name, model in self.models.items()]
         return [*models, *((name, thing) for name, thing in own if thing is not None)]
+
+    @property
+    def manager(self) -> Manager:
+        """Where verifiers run."""
+        assert self.dependencies.manager is not None
+        return self.dependencies.manager
 
     async def aclose(self) -> None:
         """Release everything; what fails to close does not keep the rest open."""
@@ -159,24 +166,28 @@ def assemble(
     opened = connect_all(specs, budget=budget, policy=policy, pool=pool)
     named = {role: spec if isinstance(spec, Model) else opened[role] for role, spec in models.items()}
     runner = connect_sandbox(sandbox) if isinstance(sandbox, str) else sandbox
-    context: dict[str, Any] = {"task": task, "judge": named.get("judge"), "tokenizer": tokenizer}
-    context |= {"models": named, "sandbox": runner}
+    own = Dependencies(task, named.get("judge"), tokenizer, named, runner)
     chosen = manager or Named(name="inline")
-    context["manager"] = managers.create(chosen.name, chosen.options, f"{prefix}manager", **context)
-    built = _metrics(metrics, f"{prefix}metrics", context)
+    # A manager is built without one: its verifiers may name everything else.
+    own = replace(own, manager=managers.create(chosen.name, chosen.options, f"{prefix}manager", **_but_manager(own)))
+    built = _build_metrics(metrics, f"{prefix}metrics", own)
     weights = {m.name: MetricWeight(m.weight, m.clamp, built[m.name].intrinsic) for m in metrics}
     if isinstance(user, Named):
-        user = users.create(user.name, user.options, f"{'futures.' if where else ''}user", **context)
+        user = users.create(user.name, user.options, f"{'futures.' if where else ''}user", **own.by_name())
     closers = [*dict.fromkeys(opened.values()), *([runner] if isinstance(sandbox, str) else [])]
-    return Services(task, named, user, built, weights, budget, context["manager"], context, closers)
+    return Services(task, named, user, built, weights, budget, own, closers)
 
 
-def _metrics(configs: Sequence[MetricConfig], where: str, context: Mapping[str, Any]) -> dict[str, Metric]:
+def _but_manager(own: Dependencies) -> dict[str, Any]:
+    return {name: value for name, value in own.by_name().items() if name != "manager"}
+
+
+def _build_metrics(configs: Sequence[MetricConfig], where: str, own: Dependencies) -> dict[str, Metric]:
     names = [metric.name for metric in configs]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"{where} names '{name}' twice")
-    return {m.name: build_metric(m.name, m.options, where, **context) for m in configs}
+    return {m.name: build_metric(m.name, m.options, where, **own.by_name()) for m in configs}
 
 
 def build_services(
@@ -219,7 +230,7 @@ def build_services(
 
 
 def build_context(recipe: Recipe, services: Services, policy: Policy) -> RolloutContext:
-    """How the conversations of a step are played and settled."""
+    """How the conversations of a step are played and scored."""
     overlong, malformed = recipe.reward.overlong, recipe.reward.malformed
     assert services.futures is not None and services.task is not None
     return RolloutContext(
@@ -231,51 +242,3 @@ def build_context(recipe: Recipe, services: Services, policy: Policy) -> Rollout
         overlong=ReplyRule(overlong.rule, overlong.penalty),
         malformed=ReplyRule(malformed.rule, malformed.penalty),
     )
-
-
-def check_names(recipe: Recipe) -> None:
-    """Refuse unknown tasks, metrics, users, futures, estimators and their options, before any work."""
-    from upshot.rewards.advantages.base import estimator
-
-    given = dict.fromkeys(GIVEN)
-    tasks.check(recipe.task.name, recipe.task.options, "task")
-    for metric in recipe.reward.metrics:
-        check_metric(metric.name, metric.options, "reward.metrics", **given)
-    _check(managers, recipe.reward.manager, "reward.manager")
-    if recipe.futures.user is not None:
-        _check(users, recipe.futures.user, "futures.user")
-    options = recipe.futures.options
-    if recipe.futures.map_file is not None:
-        options["classmates"] = read_map(recipe.futures.map_file)[1]
-    kinds.check(recipe.futures.name, options, "futures", **dict.fromkeys(GIVEN_TO_FUTURES))
-    estimator(recipe.train.advantage.name, recipe.train.advantage.options)
-    _check_credit(recipe)
-    _check_monitor(recipe)
-    check_served(recipe.serve, recipe.models)
-
-
-def _check(registry: Registry[Any], named: Named, where: str) -> None:
-    registry.check(named.name, named.options, where, **dict.fromkeys(GIVEN))
-
-
-def _check_monitor(recipe: Recipe) -> None:
-    """A monitor is one of the helper models, and predicts a score that is there."""
-    name = recipe.eval.monitor
-    if name is None:
-        return
-    models = {*recipe.models, *(read_map(recipe.futures.map_file)[0] if recipe.futures.map_file else ())}
-    if name not in models:
-        raise UserError(f"eval.monitor is '{name}', which is no model under `models`; {did_you_mean(name, models)}")
-    if METRIC not in (metric.name for metric in recipe.reward.metrics):
-        raise UserError(f"eval.monitor predicts the metric '{METRIC}'; add it to reward.metrics (weight: 0 only logs)")
-
-
-def _check_credit(recipe: Recipe) -> None:
-    """Methods that learn from one number a reply refuse recipes that credit spans of it."""
-    method = recipe.train.method
-    if method not in ("ppo", "online-dpo"):
-        return
-    if recipe.futures.name not in ("talk", "none"):
-        raise UserError(f"train.method '{method}' takes one reward a reply; futures '{recipe.futures.name}' need rl")
-    if recipe.credit.by != "reply" or recipe.credit.tokens != "all":
-        raise UserError(f"train.method '{method}' takes one reward a reply; `credit` by turns or tokens needs rl")

@@ -22,7 +22,7 @@ def plan(recipe: Recipe, ranks: int = 1) -> str:
         lines += _rollouts(recipe, examples)
     else:
         lines.append(f"data       {config.data or recipe.task.name}: {examples} examples")
-    steps = config.lasting(examples).steps
+    steps = config.resolve_steps(examples).steps
     passes = f" (at most {config.epochs:g} epochs)" if config.epochs is not None else ""
     lines.append(
         f"training   {config.method}, {steps} steps{passes}, learning rate {config.lr:g} ({config.schedule.name})"

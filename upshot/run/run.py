@@ -23,11 +23,10 @@ from upshot.core.time_limit import call_seconds
 from upshot.core.whole_files import write_json
 from upshot.models.rendering import Renderer
 from upshot.rollout.context import RolloutContext
-from upshot.rollout.prompt_length import fitting
+from upshot.rollout.prompt_length import build_prompt_filter, filter_rows
 from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import Services, build_context, build_services
 from upshot.run import checks
-from upshot.run.checks.bench import room_of
 from upshot.run.folder import RunFolder
 from upshot.run.policy_server import serve_policy
 from upshot.run.reporter import Reporter
@@ -178,9 +177,9 @@ class TrainingRun:
         self.writer.line(self.phase, self.step, logs)
         self.writer.announce(self.phase, self.step, logs)
 
-    def lasting(self, config: TrainConfig, examples: int) -> TrainConfig:
+    def resolve_steps(self, config: TrainConfig, examples: int) -> TrainConfig:
         """The configuration with its epochs counted in steps."""
-        settled = config.lasting(examples)
+        settled = config.resolve_steps(examples)
         if config.epochs is not None:
             self.reporter.say(f"{config.epochs:g} epochs of {examples} examples: {settled.steps} steps")
         return settled
@@ -196,11 +195,11 @@ class TrainingRun:
         """Give the learner the model that this phase began with; a resumed phase finds it again."""
         self.loaded.keep_reference(learner, self.phase == self.phases[0], begun=self.step > 0)
 
-    def fitting(self, rows: Sequence[Row]) -> Sequence[Row]:
+    def filter_rows(self, rows: Sequence[Row]) -> Sequence[Row]:
         """The rows whose prompt leaves room for a reply, by the recipe's rule for those that do not."""
         context = context_limit(self.recipe.model, self.module)
-        room = room_of(self.recipe, self.task, self.renderer, context)
-        return fitting(rows, room, self.recipe.episode.long_prompts)
+        lengths = build_prompt_filter(self.recipe, self.task, self.renderer, context)
+        return filter_rows(rows, lengths, self.recipe.episode.long_prompts)
 
     @asynccontextmanager
     async def services(self) -> AsyncIterator[tuple[Services, RolloutContext]]:

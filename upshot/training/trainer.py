@@ -26,8 +26,7 @@ from upshot.rollout.context import RolloutContext
 from upshot.rollout.episode import play_episode
 from upshot.rollout.futures.base import Futures
 from upshot.rollout.futures.talk import Talk
-from upshot.rollout.guard import guard
-from upshot.rollout.play import score_reply
+from upshot.rollout.play import catch_failure, score_reply
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import assemble
@@ -106,7 +105,7 @@ class Trainer:
             conversation = Conversation(row, derive_seed(seed, row.id, group, index), f"{row.id}#{group}.{index}")
             reply = Rollout(conversation, group)
             episode = play_episode(conversation, self.policy, environment, max_turns)
-            if (failure := await guard(episode, "episode")) is not None:
+            if (failure := await catch_failure(episode, "episode")) is not None:
                 reply.reward = Reward(failure)
             return reply
 

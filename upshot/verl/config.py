@@ -149,7 +149,7 @@ def _steps(recipe: Recipe, place: ClusterPlace) -> tuple[list[VerlSetting], list
         why = f"verl wants a whole batch of rows; there are {place.rows}"
         return [], [MissingKey("train.prompts_per_step", train.prompts_per_step, why, True)]
     else:
-        steps = train.lasting(place.rows).steps
+        steps = train.resolve_steps(place.rows).steps
         epochs = max(1, math.ceil(steps / (place.rows // train.prompts_per_step)))
     return [
         VerlSetting("trainer.total_training_steps", steps, "train.steps, train.epochs"),

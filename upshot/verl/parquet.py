@@ -61,9 +61,9 @@ def by_id(rows: Sequence[Row], split: str) -> dict[str, Row]:
 class RowIndex:
     """The rows of a task, found again from what verl hands to a worker."""
 
-    def __init__(self, task: Task, room: PromptLengthFilter | None = None) -> None:
+    def __init__(self, task: Task, lengths: PromptLengthFilter | None = None) -> None:
         self.task = task
-        self.room = room
+        self.lengths = lengths
         """What an opening that is too long is cut to, where the recipe says so."""
         self._splits: dict[str, dict[str, Row]] = {}
 
@@ -75,8 +75,8 @@ class RowIndex:
         row = self._splits[split].get(name)
         if row is None:
             raise UserError(f"row '{name}' of the parquet is not in split '{split}' of task '{self.task.name}' here")
-        if self.room is not None and not self.room.fits(row):
-            row = self.room.cut(row) or row
+        if self.lengths is not None and not self.lengths.fits(row):
+            row = self.lengths.cut(row) or row
         told = [(m.role, m.content) for m in messages_from(list(raw_prompt))]
         if told != [(m.role, m.content) for m in row.messages]:
             raise UserError(f"row '{name}' of the parquet has another opening than in task '{self.task.name}' here")

@@ -8,8 +8,8 @@ from pathlib import Path
 from upshot.config.recipe import Recipe
 from upshot.core.conversation import Conversation, Row
 from upshot.models.local import load_tokenizer, local_path
-from upshot.rollout.play import spoken
-from upshot.rollout.prompt_length import fitting
+from upshot.rollout.play import has_opening
+from upshot.rollout.prompt_length import filter_rows
 from upshot.verl.parquet import write_rows
 from upshot.verl.plan import ClusterPlace
 from upshot.verl.sft import prepare_sft
@@ -24,7 +24,7 @@ def prepare(recipe: Recipe, folder: Path) -> ClusterPlace:
         return prepare_sft(recipe, folder, worker.renderer, context)
     task, held_out, rule = worker.book.task, recipe.eval.split, recipe.episode.long_prompts
     rows = {"train": task.rows("train"), held_out: task.rows(held_out)[: recipe.eval.rows]}
-    rows = {split: fitting(own, worker.room, rule) for split, own in rows.items()}
+    rows = {split: filter_rows(own, worker.lengths, rule) for split, own in rows.items()}
     write_rows(folder / "data" / "train.parquet", rows["train"], "train")
     write_rows(folder / "data" / "validation.parquet", rows[held_out], held_out)
     longest = longest_prompt(worker, [row for own in rows.values() for row in own])
@@ -33,7 +33,7 @@ def prepare(recipe: Recipe, folder: Path) -> ClusterPlace:
 
 def longest_prompt(worker: RolloutWorker, rows: Sequence[Row]) -> int:
     """Ids of the longest prompt, as the policy will be shown it; as many as it takes where a user is to speak first."""
-    if any(row.goal is not None and not spoken(row) for row in rows):
+    if any(row.goal is not None and not has_opening(row) for row in rows):
         return worker.context.policy.max_context
     return max(worker.context.policy.prompt_tokens(Conversation(row)) for row in rows)
 

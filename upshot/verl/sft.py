@@ -128,7 +128,7 @@ def _places(recipe: Recipe, place: ClusterPlace) -> list[VerlSetting]:
 
 def _steps(recipe: Recipe, place: ClusterPlace) -> list[VerlSetting]:
     train = recipe.train
-    steps: Any = train.lasting(place.rows).steps if place.rows is not None else train.steps or UNKNOWN
+    steps: Any = train.resolve_steps(place.rows).steps if place.rows is not None else train.steps or UNKNOWN
     return [
         VerlSetting("trainer.total_training_steps", steps, "train.steps, train.epochs"),
         VerlSetting("trainer.save_freq", train.save.every or steps, "train.save.every (0: at the end)"),

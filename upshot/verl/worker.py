@@ -17,9 +17,9 @@ from upshot.models.rendering import Renderer
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.play import Opening, open_row, play_reply
 from upshot.rollout.policy import Policy
+from upshot.rollout.prompt_length import build_prompt_filter
 from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import build_context, build_services
-from upshot.run.checks.bench import room_of
 from upshot.tasks.base import tasks
 from upshot.training.setup import sampling_of
 from upshot.verl.budget.quota import Tell, WorkerQuota
@@ -78,8 +78,8 @@ class RolloutWorker:
         self.renderer = Renderer(tokenizer, recipe.model.template_options)
         task = tasks.create(recipe.task.name, recipe.task.options, "task")
         context = recipe.model.max_context or max_context
-        self.room = room_of(recipe, task, self.renderer, context)
-        self.book = RowIndex(task, self.room)
+        self.lengths = build_prompt_filter(recipe, task, self.renderer, context)
+        self.book = RowIndex(task, self.lengths)
         served = ServedModel(self.renderer)
         self.services = build_services(recipe, task, served, tokenizer, self.renderer)
         policy = Policy(

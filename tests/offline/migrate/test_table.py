@@ -17,8 +17,8 @@ from upshot.config.registry import _parameters
 from upshot.offline.migrate.carry import CONVERSIONS
 from upshot.offline.migrate.table import MappingLine, originals, page
 from upshot.rewards.build import check_metric
+from upshot.rollout.dependencies import NAMES
 from upshot.rollout.futures.base import kinds
-from upshot.rollout.services import GIVEN
 from upshot.tasks.base import tasks
 
 ROOT = Path(__file__).parents[3]
@@ -57,7 +57,7 @@ def test_every_key_is_one_of_the_recipe(line: MappingLine) -> None:
 @pytest.mark.parametrize("line", those("metric"))
 def test_every_metric_is_there(line: MappingLine) -> None:
     options = {"model": "x"} if line.metric == "rm_score" else {}
-    check_metric(line.metric, options, "", **dict.fromkeys(GIVEN))
+    check_metric(line.metric, options, "", **dict.fromkeys(NAMES))
 
 
 @pytest.mark.parametrize("line", those("command"))

@@ -13,7 +13,7 @@ from tests.serving.servers.started import Started, alive, wait_for
 from upshot.config.load import load_recipe
 from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError
-from upshot.rollout.services import check_names
+from upshot.rollout.check_names import check_names
 from upshot.run import checks
 from upshot.run.run import train
 from upshot.serving.servers.state import folder_of, is_up, lease, read_state, with_addresses

@@ -115,11 +115,11 @@ def test_dpo_without_a_file_or_without_a_pair_is_refused(tmp_path: Path) -> None
 
 
 def test_epochs_count_in_steps_and_the_shorter_one_ends_the_training() -> None:
-    assert TrainConfig(epochs=3, prompts_per_step=4).lasting(10).steps == 8
-    assert TrainConfig(epochs=0.5, prompts_per_step=4).lasting(10).steps == 2
-    assert TrainConfig(epochs=3, steps=2, prompts_per_step=4).lasting(10).steps == 2
-    assert TrainConfig(steps=7).lasting(10).steps == 7
-    assert TrainConfig.model_validate(TrainConfig(epochs=3).model_dump()).lasting(16).steps == 3, "as resumed"
+    assert TrainConfig(epochs=3, prompts_per_step=4).resolve_steps(10).steps == 8
+    assert TrainConfig(epochs=0.5, prompts_per_step=4).resolve_steps(10).steps == 2
+    assert TrainConfig(epochs=3, steps=2, prompts_per_step=4).resolve_steps(10).steps == 2
+    assert TrainConfig(steps=7).resolve_steps(10).steps == 7
+    assert TrainConfig.model_validate(TrainConfig(epochs=3).model_dump()).resolve_steps(16).steps == 3, "as resumed"
 
 
 def replies(rewards: list[float | None]) -> list[Rollout]:

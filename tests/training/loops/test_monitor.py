@@ -11,7 +11,7 @@ import pytest
 from tests.training.workshop import metrics, recipe
 from upshot.cli import main
 from upshot.core.errors import UserError, user_error_in
-from upshot.rollout.services import check_names
+from upshot.rollout.check_names import check_names
 from upshot.run.run import train
 
 THINKS: dict[str, Any] = {

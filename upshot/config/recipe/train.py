@@ -234,7 +234,7 @@ class TrainConfig(Section):
         """Whether the method learns from replies of its own."""
         return self.method in ("rl", "online-dpo", "ppo")
 
-    def lasting(self, examples: int) -> TrainConfig:
+    def resolve_steps(self, examples: int) -> TrainConfig:
         """The same with `steps` as they are over so many rows or examples."""
         if self.epochs is None:
             return self

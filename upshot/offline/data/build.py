@@ -26,8 +26,7 @@ from upshot.offline.data.outage import Outage
 from upshot.offline.data.proactive import JsonProactive
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
-from upshot.rollout.guard import describe
-from upshot.rollout.play import score_reply
+from upshot.rollout.play import describe_failure, score_reply
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Future, Rollout
 from upshot.rollout.services import Services
@@ -171,7 +170,7 @@ class Builder:
         except UserError:
             raise
         except Exception as error:  # this conversation is over; the others go on
-            return {**line, **_failure(f"opening: {describe(error)}")}
+            return {**line, **_failure(f"opening: {describe_failure(error)}")}
         said = conversation.last("user")
         if said is None:
             return {**line, **_failure("opening: the user said nothing")}
@@ -215,7 +214,7 @@ class Builder:
         except UserError:
             raise
         except Exception as error:  # this candidate is missing, with the reason; its siblings are not
-            return reply, kind, f"reply: {describe(error)}"
+            return reply, kind, f"reply: {describe_failure(error)}"
         if not reply.conversation.turns[-1].message.content.strip():
             return reply, kind, "reply: empty"
         await score_reply(self.context, reply)
@@ -236,7 +235,7 @@ class Builder:
             except UserError:
                 raise
             except Exception as error:  # the conversation ends here, with the reason
-                return _failure(f"user: {describe(error)}")
+                return _failure(f"user: {describe_failure(error)}")
             session = {k: v for k, v in fork.session.items() if k != "metrics"}
         said = "\n\n".join(message.content for message in observation.messages)
         if observation.done or not said:

@@ -11,7 +11,7 @@ from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.rewards.metric import Metric
 from upshot.rollout.episode import first_reply, play_future
-from upshot.rollout.guard import score_conversation
+from upshot.rollout.play import score_conversation
 from upshot.rollout.policy import Policy
 from upshot.tasks.participants.base import Participant
 

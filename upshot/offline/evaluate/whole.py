@@ -22,7 +22,7 @@ from upshot.offline.data.journal import Journal
 from upshot.offline.data.outage import Outage
 from upshot.rewards.reward import combine
 from upshot.rollout.episode import first_reply
-from upshot.rollout.guard import describe, score_conversation
+from upshot.rollout.play import describe_failure, score_conversation
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import reward_to_dict, turn_to_dict
 from upshot.rollout.services import Services
@@ -128,7 +128,7 @@ class Evaluation:
             except UserError:
                 raise
             except Exception as error:  # this goal is missing, with the reason; the others go on
-                line["missing"] = f"opening: {describe(error)}"
+                line["missing"] = f"opening: {describe_failure(error)}"
         if line["missing"] is None and (conversation.last("user") is None or conversation.ended):
             line["missing"] = "opening: the user left at once"
         line["turns"] = [{**turn.message.to_dict(), "note": dict(turn.note)} for turn in conversation.turns]
@@ -172,7 +172,7 @@ class Evaluation:
         except UserError:
             raise
         except Exception as error:  # one conversation's failure stays its own
-            return describe(error)
+            return describe_failure(error)
         return None
 
 

@@ -30,7 +30,7 @@ class Bleu(Metric):
         return Score(await asyncio.to_thread(word_bleu, last.content, references))
 
 
-metrics.called("bleu_score", "bleu", "on words, from 0 to 1; the verl recipe's counts characters")
+metrics.register_foreign("bleu_score", "bleu", "on words, from 0 to 1; the verl recipe's counts characters")
 
 
 def word_bleu(text: str, references: Sequence[str]) -> float:

@@ -1,8 +1,9 @@
 """Futures: how a reply is continued, what that is worth, and which of its tokens earned it.
 
 A kind of future is one file here with `@kinds.register("name")`, or `my_pkg.module:Kind` in the recipe. Its constructor
-takes its options and, where it names them, what the program has: `metrics` and `weights` (the reward's), `user`,
-`task`, `models`, `manager`, `credit` (a `CreditRule`), `renderer` (of the policy), `judge`, `sandbox`, `seed`.
+takes its options and, where it names them, what the program has (`rollout/dependencies.py`): `metrics` and `weights`
+(the reward's), `user`, `task`, `models`, `manager`, `credit` (a `CreditRule`), `renderer` (of the policy), `judge`,
+`sandbox`, `seed`.
 """
 
 from __future__ import annotations
@@ -35,21 +36,22 @@ class CreditRule:
 
 
 class Futures(ABC):
-    """Continues replies and settles what they are worth. Serves all replies at once, keeps nothing of a single one."""
+    """Continues replies and says what they are worth. Serves all replies at once, keeps nothing of a single one."""
 
     every_turn: bool = False
-    """Whether it continues the episode after every turn of the policy (`Rollout.moments`), not only after the last."""
+    """Whether it continues the episode after every turn of the policy (`Rollout.turn_snapshots`), not after the last
+    alone."""
 
     @abstractmethod
     async def play(self, reply: Rollout, policy: Policy) -> None:
         """Continue the reply and score where that leads: fills `reply.futures`. What fails fails alone, as missing."""
 
     @abstractmethod
-    def settle(self, reply: Rollout) -> tuple[Reward, Credit]:
+    def score(self, reply: Rollout) -> tuple[Reward, Credit]:
         """The reward of a played reply, and the tokens that earned its parts."""
 
     @abstractmethod
-    def decided(self, reply: Rollout, reward: Reward) -> Credit:
+    def credit_for(self, reply: Rollout, reward: Reward) -> Credit:
         """The tokens that earn a reward which was decided without any future."""
 
     async def rescore(self, reply: Rollout) -> None:
@@ -66,7 +68,7 @@ class Futures(ABC):
     async def aclose(self) -> None:
         """Release what was loaded."""
 
-    async def learned(self, step: int) -> None:
+    async def follow(self, step: int) -> None:
         """The policy has taken so many steps."""
 
     def stats(self) -> dict[str, float]:

@@ -17,7 +17,7 @@ from upshot.rewards.metric import Metric
 from upshot.rewards.reward import MetricWeight, Reward, combine
 from upshot.rollout.episode import play_future
 from upshot.rollout.futures.base import CreditRule, Futures, kinds
-from upshot.rollout.guard import guard, score_conversation
+from upshot.rollout.play import catch_failure, score_conversation
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Future, Rollout
 from upshot.tasks.participants.base import Participant
@@ -63,7 +63,7 @@ class Talk(Futures):
         if self.user is not None and self._goes_on(moment):
             future.by = "user"
             with at_work("futures"):
-                failure = await guard(play_future(fork, self.user, policy, self.rounds), "future")
+                failure = await catch_failure(play_future(fork, self.user, policy, self.rounds), "future")
         else:
             fork.ended = moment.ended
         if failure is not None:
@@ -84,19 +84,19 @@ class Talk(Futures):
         """Whether futures have turns of their own; in an episode that ran out of room nobody could answer them."""
         return self.user is not None and moment.ended != "length"
 
-    def settle(self, reply: Rollout) -> tuple[Reward, Credit]:
+    def score(self, reply: Rollout) -> tuple[Reward, Credit]:
         """The weighted metrics, averaged over the futures; to the whole reply, or turn by turn."""
         own = [future for future in reply.futures if not future.cut]
         reward = combine([future.scores for future in own], self.weights)
         if not self.every_turn:
-            return reward, self.decided(reply, reward)
+            return reward, self.credit_for(reply, reward)
         by_turn = [
             combine([future.scores for future in own if future.turn == turn], self.weights).total
             for turn in range(len(reply.turn_snapshots))
         ]
         return reward, self._by_turns(reply, by_turn)
 
-    def decided(self, reply: Rollout, reward: Reward) -> Credit:
+    def credit_for(self, reply: Rollout, reward: Reward) -> Credit:
         """The reward to all trained tokens; by turns to the last one, after what the environment gave each of them."""
         conversation = reply.conversation
         if self.credit.by == "turns":

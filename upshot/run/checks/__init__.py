@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
-from upshot.rollout.services import check_names
+from upshot.rollout.check_names import check_names
 from upshot.run.checks import data, helpers, memory, output, policy, prompts, trackers, vllm
 from upshot.run.checks.bench import Check, CheckContext, Finding
 from upshot.training.metrics.best import check_evaluations

@@ -15,7 +15,7 @@ from upshot.core.conversation import Row
 from upshot.core.errors import UserError
 from upshot.models.local import local_path
 from upshot.models.rendering import Renderer
-from upshot.rollout.prompt_length import PromptLengthFilter
+from upshot.rollout.prompt_length import PromptLengthFilter, build_prompt_filter
 from upshot.tasks.base import Task, tasks
 from upshot.training.setup import find_context, find_tokenizer
 
@@ -85,9 +85,9 @@ class CheckContext:
         return Renderer(self.tokenizer, self.recipe.model.template_options)
 
     @cached_property
-    def room(self) -> PromptLengthFilter:
+    def prompt_filter(self) -> PromptLengthFilter:
         """How much the policy can take in."""
-        return room_of(self.recipe, self.task, self.renderer, find_context(self.recipe.model))
+        return build_prompt_filter(self.recipe, self.task, self.renderer, find_context(self.recipe.model))
 
     def rows(self, split: str) -> Sequence[Row]:
         """The rows of a split."""
@@ -96,9 +96,3 @@ class CheckContext:
 
 Check = Callable[[CheckContext], Iterable[Finding]]
 """Says what it found; a `UserError` that it lets pass is a finding, too."""
-
-
-def room_of(recipe: Recipe, task: Task, renderer: Renderer, context: int) -> PromptLengthFilter:
-    """The room of a recipe's policy."""
-    episode = recipe.episode
-    return PromptLengthFilter(renderer, context, episode.max_tokens, episode.system, task.tools())

@@ -19,7 +19,7 @@ from upshot.models.connect import connect
 from upshot.models.endpoint import headers_of
 from upshot.models.local import local_path
 from upshot.rollout.futures.classmates.map_file import read_map
-from upshot.rollout.play import spoken
+from upshot.rollout.play import has_opening
 from upshot.rollout.services import build_services
 from upshot.run.checks.bench import CheckContext, Finding
 from upshot.serving.servers.state import folder_of, read_state, ready, served_name, with_addresses
@@ -39,7 +39,9 @@ def check(bench: CheckContext) -> Iterator[Finding]:
     recipe, later = _with_servers(bench.recipe)
     services = build_services(recipe, bench.task, AbsentPolicy(), None)
     silent = (
-        [] if services.user is not None else [row.id for row in bench.rows("train") if row.goal and not spoken(row)]
+        []
+        if services.user is not None
+        else [row.id for row in bench.rows("train") if row.goal and not has_opening(row)]
     )
     if silent:
         says = f"{len(silent)} rows (such as '{silent[0]}') have a goal and no message, and there is no user to open"

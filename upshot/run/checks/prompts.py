@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from upshot.core.conversation import Row
-from upshot.rollout.prompt_length import tell, too_long
+from upshot.rollout.prompt_length import describe_long, find_long
 from upshot.run.checks.bench import CheckContext, Finding
 from upshot.tasks.datasets.records import read_dialogues
 
@@ -24,21 +24,19 @@ def _openings(bench: CheckContext) -> Iterator[Finding]:
     rule = bench.recipe.episode.long_prompts
     for split, most in (("train", None), (evaluated.split, evaluated.rows if evaluated.every else 0)):
         rows = bench.rows(split)[:most] if most != 0 else []
-        long = too_long(rows, bench.room)
+        long = find_long(rows, bench.prompt_filter)
         if long and (rule == "error" or len(long) == len(rows)):
-            yield Finding(tell(long, len(rows), bench.room))
+            yield Finding(describe_long(long, len(rows), bench.prompt_filter))
         elif long:
             yield Finding(f"{len(long)} of {len(rows)} prompts ({split}) do not fit and are {DONE[rule]}", False)
 
 
 def _dialogues(bench: CheckContext) -> Iterator[Finding]:
-    config, room = bench.recipe.train, bench.room
-    if config.method != "sft" or not room.context:
+    config, lengths = bench.recipe.train, bench.prompt_filter
+    if config.method != "sft" or not lengths.context:
         return
     talks = read_dialogues(config.data) if config.data else bench.task.dialogues("train")
-    long = too_long([Row(str(number), tuple(talk)) for number, talk in enumerate(talks)], room)
+    long = find_long([Row(str(number), tuple(talk)) for number, talk in enumerate(talks)], lengths)
     if long:
-        says = (
-            f"{len(long)} of {len(talks)} dialogues are longer than the model's {room.context} tokens and are cut there"
-        )
-        yield Finding(says, False)
+        says = f"{len(long)} of {len(talks)} dialogues are longer than the model's {lengths.context} tokens"
+        yield Finding(f"{says} and are cut there", False)

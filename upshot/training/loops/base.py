@@ -50,10 +50,10 @@ class LoopRun(Protocol):
     def lines(self, step: int | None = None) -> Sequence[Mapping[str, Any]]:
         """What metrics.jsonl has of this phase, or of one step of it."""
 
-    def lasting(self, config: TrainConfig, examples: int) -> TrainConfig:
+    def resolve_steps(self, config: TrainConfig, examples: int) -> TrainConfig:
         """The configuration with its epochs counted in steps."""
 
-    def fitting(self, rows: Sequence[Row]) -> Sequence[Row]:
+    def filter_rows(self, rows: Sequence[Row]) -> Sequence[Row]:
         """The rows whose prompt leaves room for a reply."""
 
     def services(self) -> AbstractAsyncContextManager[tuple[Services, RolloutContext]]:

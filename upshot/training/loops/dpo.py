@@ -31,7 +31,7 @@ async def train(run: LoopRun, config: TrainConfig) -> None:
         raise UserError(
             f"train.data '{config.data}': no pair is left to learn from (train.dpo.min_gap={config.dpo.min_gap:g})"
         )
-    config = run.lasting(config, len(pairs))
+    config = run.resolve_steps(config, len(pairs))
     looks = Evaluator(run)
     if looks.enough:
         return  # a finished run was resumed

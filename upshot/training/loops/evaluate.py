@@ -80,7 +80,7 @@ async def play_held_out(run: LoopRun, context: RolloutContext) -> dict[str, floa
     """Rewards and metrics of the policy on the held-out rows."""
     config = run.recipe.eval
     calm = replace(context, policy=context.policy.at(config.temperature))
-    rows = run.fitting(run.task.rows(config.split)[: config.rows])
+    rows = run.filter_rows(run.task.rows(config.split)[: config.rows])
     if not rows:
         raise UserError(f"task '{run.task.name}' has no rows in its split '{config.split}' (eval.split)")
     own = await play_step(

@@ -55,10 +55,10 @@ async def play_and_learn(
 ) -> None:
     """The loop of every method that learns from its own replies: play a round, learn from it, write it down."""
     recipe = run.recipe
-    rows = run.fitting(run.task.rows("train"))
+    rows = run.filter_rows(run.task.rows("train"))
     if not rows:
         raise UserError(f"task '{run.task.name}' has no rows in its split 'train'; look at the options under `task`")
-    config = run.lasting(config, len(rows))
+    config = run.resolve_steps(config, len(rows))
     looks = Evaluator(run)
     if looks.enough or (run.step and run.step >= config.steps and not looks.due):
         return  # a finished run was resumed

@@ -64,13 +64,13 @@ class RolloutSchedule:
         """The replies of a step."""
         if self.ahead:
             return await self._under_way.pop(step)
-        await self.futures.learned(step)
+        await self.futures.follow(step)
         return await self.play(step)
 
     async def go_on(self, step: int) -> None:
         """A step is about to be learned: its weights, as they are before that, begin to play the step they are for."""
         if self.ahead:
-            await self.futures.learned(step)
+            await self.futures.follow(step)
             self.copies[step % self.ahead].catch_up(step)
             self._begin(step + self.ahead)
 

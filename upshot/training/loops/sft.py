@@ -81,7 +81,7 @@ async def train(run: LoopRun, config: TrainConfig) -> None:
     data = Dialogues(dialogues, *rendered)
     if not data:
         raise UserError("no dialogue has an assistant turn to imitate")
-    config = run.lasting(config, len(data))
+    config = run.resolve_steps(config, len(data))
     looks = Evaluator(run)
     if looks.enough:
         return  # a finished run was resumed

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from upshot.core.score import Score
 from upshot.rewards.credit import MAIN
-from upshot.rollout.policy import cut_short
+from upshot.rollout.policy import is_cut
 from upshot.rollout.rollout import Rollout
 from upshot.training.loops.dynamic_sampling import is_flat
 
@@ -86,7 +86,7 @@ def _shape(replies: Sequence[Rollout]) -> dict[str, float]:
     thoughts = [float(sum(s.thought[1] - s.thought[0] for s in own if s.thought)) for own in spoken]
     if any(thoughts):
         _put(out, "rollout/thought_tokens", thoughts)
-    _put(out, "rollout/cut", [float(cut_short(r.conversation.turns[-1])) for r in replies if r.conversation.turns])
+    _put(out, "rollout/cut", [float(is_cut(r.conversation.turns[-1])) for r in replies if r.conversation.turns])
     futures = [f for reply in replies for f in reply.futures]
     _put(
         out,

@@ -20,7 +20,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from upshot.rollout.play import occurred
+from upshot.rollout.play import count_earlier
 from upshot.training.loops.dynamic_sampling import until_varied
 from upshot.training.loops.evaluate import evaluated
 from upshot.training.loops.rl import measure, others, stop_if_missing
@@ -103,7 +103,7 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _rows(self, items: Sequence[int], again: int = 0) -> TensorDict:
         rows = [dict(self.train_dataset[item]) for item in items]
-        earlier = occurred([row["extra_info"]["id"] for row in rows])
+        earlier = count_earlier([row["extra_info"]["id"] for row in rows])
         for group, (row, before) in enumerate(zip(rows, earlier, strict=True)):
             row["extra_info"] = describe_place(row["extra_info"], group, before, again)
         batch = collate_fn(rows)

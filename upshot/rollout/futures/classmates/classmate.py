@@ -30,18 +30,6 @@ Somebody has thought about this:
 
 {wish}"""
 WISHES = {"answer": "Give the answer that follows from it.", "continue": "Go on from there, then give the answer."}
-BEFORE_ANOTHER = """\
-Here is how somebody thought about a question.
-
-[Question]
-{question}
-
-[Thought]
-{thought}
-
-Now answer another question.
-
-{other}"""
 
 
 class ClassmateConfig(BaseModel):
@@ -123,7 +111,7 @@ class Classmate:
         if self._renderer is not None:
             prompt = self.prompt_ids(handed)
         completions = await self.model.generate(Request(prompt, sampling, n, role=f"classmate {self.name}"))
-        return [self._heard(completion, handed) for completion in completions]
+        return [self._parse_answer(completion, handed) for completion in completions]
 
     async def likelihood(self, handed: ClassmatePrompt, reference: str) -> float:
         """The geometric mean of the probabilities it gives the tokens of the reference answer, from 0 to 1."""
@@ -162,7 +150,7 @@ class Classmate:
         own = [Message("system", self.config.system)] if self.config.system else []
         return [*own, *handed.messages]
 
-    def _heard(self, completion: Completion, handed: ClassmatePrompt) -> ClassmateAnswer:
+    def _parse_answer(self, completion: Completion, handed: ClassmatePrompt) -> ClassmateAnswer:
         """The answer, apart from what the classmate thought on."""
         text, thought = completion.text, ""
         opened = handed.mode == "continue" and bool(handed.thought) and self._renderer is not None
@@ -176,11 +164,3 @@ class Classmate:
             if self._renderer is not None and completion.ids is not None:
                 text = self._renderer.decode(completion.ids[found.answer :])
         return ClassmateAnswer(text.lstrip(), thought, completion.finish, completion.completion_tokens)
-
-
-def before_another(question: Sequence[Message], thought: str, other: Sequence[Message]) -> list[Message]:
-    """Another question, with the thought about the first one shown before it."""
-    asked = "\n\n".join(message.content for message in question if message.role == "user")
-    *before, last = other
-    text = BEFORE_ANOTHER.format(question=asked, thought=thought, other=last.content)
-    return [*before, replace(last, content=text)]

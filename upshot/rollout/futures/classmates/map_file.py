@@ -45,7 +45,7 @@ def read_map(path: str) -> tuple[dict[str, ModelSpec], list[ClassmateConfig]]:
     """Models by name, and the classmates they are, in the order of their index."""
     specs: dict[str, ModelSpec] = {}
     classmates: list[ClassmateConfig] = []
-    entries = {str(name): _served(path, str(name), given) for name, given in _load(path).items()}
+    entries = {str(name): _parse_entry(path, str(name), given) for name, given in _load(path).items()}
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].model_index, item[0])):
         if entry.status.lower() not in UP:
             raise UserError(f"classmate map '{path}': '{name}' is {entry.status!r}; start it, or take it out")
@@ -72,7 +72,7 @@ def _load(path: str) -> Mapping[str, Any]:
     return data
 
 
-def _served(path: str, name: str, given: Any) -> MapEntry:
+def _parse_entry(path: str, name: str, given: Any) -> MapEntry:
     try:
         return MapEntry.model_validate(given)
     except ValidationError as error:

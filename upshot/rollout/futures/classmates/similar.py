@@ -5,25 +5,38 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
-from upshot.core.conversation import Conversation, Row, derive_seed
+from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.core.errors import UserError
 from upshot.tasks.base import Task
 
 NEAREST = 8
 """A similar question is drawn from so many nearest ones."""
 _WORD = re.compile(r"\w+")
+BEFORE_ANOTHER = """\
+Here is how somebody thought about a question.
+
+[Question]
+{question}
+
+[Thought]
+{thought}
+
+Now answer another question.
+
+{other}"""
 
 
 class OtherQuestions:
     """Draws another row of the task's training split for a conversation, by its own seed."""
 
-    def __init__(self, task: Task, similar_by: str = "", seed: int = 0) -> None:
+    def __init__(self, task: Task, similar_by: str = "") -> None:
         self.task = task
         self.similar_by = similar_by
         """'': any other row. words: among the nearest by tf-idf. key: with the same `Task.similar_key`."""
-        self.seed = seed
         self._near: dict[str, list[int]] = {}
 
     def row(self, conversation: Conversation) -> Row:
@@ -78,6 +91,14 @@ class OtherQuestions:
         raw = {word: count * self._rarity.get(word, 0.0) for word, count in words.items()}
         norm = math.sqrt(sum(value * value for value in raw.values())) or 1.0
         return {word: value / norm for word, value in raw.items() if value > 0}
+
+
+def before_another(question: Sequence[Message], thought: str, other: Sequence[Message]) -> list[Message]:
+    """Another question, with the thought about the first one shown before it."""
+    asked = "\n\n".join(message.content for message in question if message.role == "user")
+    *before, last = other
+    text = BEFORE_ANOTHER.format(question=asked, thought=thought, other=last.content)
+    return [*before, replace(last, content=text)]
 
 
 def _words(row: Row) -> Counter[str]:

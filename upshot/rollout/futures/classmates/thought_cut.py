@@ -1,4 +1,4 @@
-"""How much of a thought is handed on. Pure functions.
+"""How much of a thought is handed on, and where it is cut. Pure functions.
 
 `1`: all of it. A share r: its first max(1, int(n·r)) tokens. `first-K-tokens`, `last-K-tokens`. [low, high]: a share
 drawn for each reply from its own random stream.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+from upshot.core.conversation import Conversation, Sample, derive_seed
 from upshot.core.errors import UserError
 
 _TOKENS = re.compile(r"(first|last)-(\d+)-tokens")
@@ -60,3 +63,44 @@ class ThoughtCut:
             return stop - min(self.last, length), stop
         share = self.low if self.low == self.high else rng.uniform(self.low, self.high)
         return start, start + min(self.first or max(1, int(length * share)), length)
+
+
+WHOLE_THOUGHT = ThoughtCut()
+
+
+@dataclass(frozen=True, slots=True)
+class CutPoint:
+    """A thought up to a point: token positions in the episode's ids, and the text that is handed on."""
+
+    number: int
+    begin: int
+    """Where what is handed on begins."""
+    start: int
+    """Where the stretch begins that this cut adds to the one before."""
+    stop: int
+    text: str
+
+
+def cut_thought(
+    conversation: Conversation, keep: ThoughtCut, stretches: int, decode: Callable[[Sequence[int]], str]
+) -> list[CutPoint]:
+    """What is handed on of the last turn's thought, at the end of each stretch; nothing where there is no thought."""
+    place = last_sample(conversation)
+    if place is None or place[1].thought is None:
+        return []
+    at, sample = place
+    start, stop = sample.thought or (0, 0)
+    first, last = keep.span(start, stop, random.Random(derive_seed(conversation.seed, "keep")))
+    edges = [first + (last - first) * number // stretches for number in range(stretches + 1)]
+    cuts = []
+    for number, (low, high) in enumerate(pairwise(edges), 1):
+        # A cut may fall inside a character: the half that is no text yet is not handed over.
+        text = decode(sample.ids[first:high]).strip("\ufffd").strip()
+        if high > low and text:
+            cuts.append(CutPoint(number, at + first, at + low, at + high, text))
+    return cuts
+
+
+def last_sample(conversation: Conversation) -> tuple[int, Sample] | None:
+    """The policy's last turn, and where it begins in the episode's ids."""
+    return next(iter(reversed(list(conversation.places()))), None)

@@ -1,0 +1,48 @@
+"""Numbers of a step about classmates, under classmate/."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from upshot.core.score import Score
+from upshot.rollout.futures.classmates.options import CLASSMATE
+from upshot.rollout.futures.classmates.parts import agreement
+from upshot.rollout.futures.classmates.thought_cut import last_sample
+from upshot.rollout.rollout import Rollout
+
+
+def classmate_metrics(replies: Sequence[Rollout], names: Sequence[str]) -> dict[str, float]:
+    """Classmates' scores, lengths of thoughts and answers, answers that were cut, agreement."""
+    out: dict[str, float] = {}
+
+    def put(name: str, values: Sequence[float]) -> None:
+        if values:
+            out[f"{CLASSMATE}/{name}"] = sum(values) / len(values)
+
+    futures = [future for reply in replies for future in reply.futures if future.cut]
+    for name in names:
+        own = [future.scores[CLASSMATE] for future in futures if future.by == name]
+        put(f"{name}/score", [score.value for score in own if score.value is not None])
+        out[f"{CLASSMATE}/{name}/missing"] = float(sum(score.is_missing for score in own))
+    put("score", [f.scores[CLASSMATE].value or 0.0 for f in futures if not f.scores[CLASSMATE].is_missing])
+    notes = [turn.note for future in futures for turn in future.conversation.turns[-1:] if "finish" in turn.note]
+    put("answer_tokens", [float(note["tokens"]) for note in notes])
+    put("cut", [float(note["finish"] == "length") for note in notes])
+    places = [place for reply in replies if (place := last_sample(reply.conversation)) is not None]
+    lengths = [(s.thought[1] - s.thought[0] if s.thought else 0, len(s.ids) - s.answer) for _, s in places]
+    put("thought_length", [float(thought) for thought, _ in lengths])
+    put("reply_length", [float(answer) for _, answer in lengths])
+    put("no_thought", [float(thought == 0) for thought, _ in lengths])
+    shares = [agreement(_verdicts(reply)) for reply in replies]
+    put("agreement", [share for share in shares if share is not None])
+    return out
+
+
+def _verdicts(reply: Rollout) -> dict[str, list[Score]]:
+    """The classmates' verdicts on one reply."""
+    by: dict[str, list[Score]] = defaultdict(list)
+    for future in reply.futures:
+        if future.cut:
+            by[future.by].append(future.scores[CLASSMATE])
+    return by

@@ -1,0 +1,107 @@
+"""The classmates of a run and what scores their answers: asked with a prompt, heard as scored futures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from upshot.config.sampling import Sampling
+from upshot.core.conversation import Conversation, Message, derive_seed
+from upshot.core.errors import UserError, did_you_mean
+from upshot.core.score import Score
+from upshot.core.stopwatch import at_work
+from upshot.models.base import Model
+from upshot.rewards.metric import Metric, score_by
+from upshot.rollout.futures.classmates.classmate import Classmate, ClassmateAnswer, ClassmateConfig, ClassmatePrompt
+from upshot.rollout.futures.classmates.options import CLASSMATE
+from upshot.rollout.rollout import Future
+from upshot.tasks.base import Task
+
+
+@dataclass
+class Panel:
+    """Frozen classmates whose answers are verified, weighed by likelihood, or both."""
+
+    classmates: list[Classmate]
+    task: Task
+    metric: Metric
+    """What scores an answer."""
+    samples: int = 1
+    """Answers to each prompt."""
+    likelihood_share: float = 0.0
+    """0: sampled answers alone are scored. 1: nothing is sampled, the likelihood of the reference is the score."""
+
+    async def start(self) -> None:
+        """Find the classmates' tokenizers."""
+        for classmate in self.classmates:
+            await classmate.start()
+
+    async def ask(self, classmate: Classmate, prompt: ClassmatePrompt, conversation: Conversation) -> list[Future]:
+        """Answers of one classmate as futures of one conversation, scored; a call that fails makes them missing."""
+        sampled, weighed = self.likelihood_share < 1, self.likelihood_share > 0
+        jobs: list[Any] = []
+        if sampled:
+            jobs.append(classmate.answer(prompt, self.samples, conversation.seed))
+        if weighed:
+            jobs.append(classmate.likelihood(prompt, self.task.answer_text(conversation.row)))
+        try:
+            with at_work("futures"):
+                results = await asyncio.gather(*jobs)
+        except UserError:
+            raise
+        except Exception as error:
+            failed = Score.failed(error, classmate.name)
+            forks = [_fork(conversation, index) for index in range(self.samples if sampled else 1)]
+            return [Future(fork, missing=failed.reason, scores={CLASSMATE: failed}) for fork in forks]
+        answers: list[ClassmateAnswer | None] = results[0] if sampled else [None]
+        likelihood = results[-1] if weighed else 0.0
+        scored = (self._score(_fork(conversation, i), answer, likelihood) for i, answer in enumerate(answers))
+        return list(await asyncio.gather(*scored))
+
+    async def _score(self, conversation: Conversation, answer: ClassmateAnswer | None, likelihood: float) -> Future:
+        """One answer and its verdict; without an answer the likelihood is the score."""
+        if answer is None:
+            return Future(conversation, scores={CLASSMATE: Score(likelihood)})
+        note = {"finish": answer.finish, "tokens": answer.tokens}
+        note |= {"thought": answer.thought} if answer.thought else {}
+        conversation.say(Message("assistant", answer.text), note=note)
+        return Future(conversation, scores={CLASSMATE: await self._verify(conversation, likelihood)})
+
+    async def _verify(self, conversation: Conversation, likelihood: float) -> Score:
+        """The verdict on a sampled answer, mixed with the likelihood of the reference where that is asked for."""
+        verdict = await score_by(self.metric, conversation, CLASSMATE)
+        share = self.likelihood_share
+        if share and verdict.value is not None:
+            detail = {**verdict.detail, "sampled": verdict.value, "likelihood": likelihood}
+            verdict = Score((1 - share) * verdict.value + share * likelihood, detail=detail)
+        return verdict
+
+    async def rescore(self, futures: Sequence[Future]) -> None:
+        """Verify answers again that were sampled; a likelihood is taken over as it was measured."""
+
+        async def one(future: Future) -> None:
+            likelihood = float(future.scores[CLASSMATE].detail.get("likelihood", 0.0))
+            future.scores = {CLASSMATE: await self._verify(future.conversation, likelihood)}
+
+        if self.likelihood_share < 1:
+            await asyncio.gather(*map(one, futures))
+
+
+def find_classmates(
+    configs: Sequence[ClassmateConfig], models: Mapping[str, Model], sampling: Sampling
+) -> list[Classmate]:
+    """The classmates that a recipe names, each with its model."""
+    for config in configs:
+        if config.name not in models:
+            raise UserError(
+                f"futures.classmates names '{config.name}', which is no model; {did_you_mean(config.name, models)}"
+            )
+    if not configs:
+        raise UserError("futures.classmates is empty; name at least one of the recipe's models")
+    return [Classmate(config, models[config.name], sampling) for config in configs]
+
+
+def _fork(conversation: Conversation, index: int) -> Conversation:
+    return Conversation(conversation.row, derive_seed(conversation.seed, index), conversation.key, conversation.turns)
