@@ -67,9 +67,9 @@ def test_what_json_cannot_hold_is_written_all_the_same(tmp_path: Path) -> None:
         ("a", 1): "key",
     }
     folder = new_folder(tmp_path)
-    folder.metrics("rl", 1, row)
-    folder.rollouts([{"step": 1, **row}])
-    folder.status("stopped", reason="red \ud83d")
+    folder.append_metrics("rl", 1, row)
+    folder.append_rollouts([{"step": 1, **row}])
+    folder.write_status("stopped", reason="red \ud83d")
     (found,) = folder.lines("rl", 1)
     assert found["number"] == 0.5 and found["count"] == 3 and found["array"] == [1, 2] and found["many"] == [3]
     assert found["nothing"] == {"nan": None, "deep": [None]}
@@ -79,7 +79,7 @@ def test_what_json_cannot_hold_is_written_all_the_same(tmp_path: Path) -> None:
 
 def test_lines_with_unicode_line_ends_survive_a_rewind(tmp_path: Path) -> None:
     folder = new_folder(tmp_path)
-    folder.rollouts([{"step": 1, "text": "one\u2028two\u0085three"}, {"step": 2, "text": "later"}])
+    folder.append_rollouts([{"step": 1, "text": "one\u2028two\u0085three"}, {"step": 2, "text": "later"}])
     with (tmp_path / "rollouts.jsonl").open("a") as file:
         file.write('{"step": 1, "te')
     folder.rewind(["rl"], "rl", 1)

@@ -24,7 +24,7 @@ class Broken(Exception):
 
 
 def resume(folder: Path, reporter: Reporter | None = None) -> None:
-    train(RunFolder.open(folder).recipe(), RunFolder.open(folder), reporter)
+    train(RunFolder.open(folder).recipe, RunFolder.open(folder), reporter)
 
 
 def fails_at(call: int, method: Callable[..., Any], late: bool = False) -> Callable[..., Any]:
@@ -134,7 +134,7 @@ class Rival(Reporter):
     def step(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
         """Try it after every step."""
         folder = RunFolder.open(self.folder)
-        turn = TrainingRun(folder.recipe(), folder, Reporter()).train()
+        turn = TrainingRun(folder.recipe, folder, Reporter()).train()
         try:
             turn.send(None)
         except UserError:

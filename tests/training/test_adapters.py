@@ -100,7 +100,7 @@ def test_an_earlier_adapter_is_where_training_starts_and_the_reference(
     after = loaded(newest(tmp_path / "rl"))
     assert torch.isfinite(after).all() and not torch.equal(after, begun[0][0]), "the checkpoint loads anywhere"
     folder = RunFolder.open(tmp_path / "rl")
-    train(folder.recipe().model_copy(update={"train": folder.recipe().train.model_copy(update={"steps": 4})}), folder)
+    train(folder.recipe.model_copy(update={"train": folder.recipe.train.model_copy(update={"steps": 4})}), folder)
     assert torch.allclose(begun[1][0], after, atol=1e-5), "a resumed run goes on from its checkpoint"
     assert torch.allclose(begun[1][1], loaded(sft), atol=1e-5), "with the reference that it had"
 
@@ -110,10 +110,10 @@ def test_a_chain_of_adapters_killed_and_resumed_equals_uninterrupted(
 ) -> None:
     train(recipe(tmp_path / "straight", **settings(sft, SHAPE)))
     with monkeypatch.context() as broken:
-        broken.setattr(RunFolder, "metrics", fails_at(3, RunFolder.metrics))
+        broken.setattr(RunFolder, "append_metrics", fails_at(3, RunFolder.append_metrics))
         with pytest.raises(Broken):
             train(recipe(tmp_path / "run", **settings(sft, SHAPE)))
-    train(RunFolder.open(tmp_path / "run").recipe(), RunFolder.open(tmp_path / "run"))
+    train(RunFolder.open(tmp_path / "run").recipe, RunFolder.open(tmp_path / "run"))
     assert metrics(tmp_path / "run") == metrics(tmp_path / "straight")
     assert metrics(tmp_path / "run")[-1]["policy/kl_to_reference"] > 0
 

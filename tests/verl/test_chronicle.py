@@ -16,7 +16,7 @@ from upshot.core.score import Reason, Score
 from upshot.rewards.credit import MAIN, Credit, Span
 from upshot.rewards.reward import Reward
 from upshot.rollout.rollout import Rollout
-from upshot.run import tables as runs
+from upshot.run import folder as runs
 from upshot.run.folder import RunFolder
 from upshot.run.report.report import write_report
 from upshot.run.reporter import Reporter

@@ -24,7 +24,7 @@ RESULTS = ("reward/mean", "reward/missing", "metric/", "part/", "task/pass@", "l
 
 def model_card(folder: RunFolder, checkpoint: Checkpoint, base: str | None, merged: bool = False) -> str:
     """The card in Markdown."""
-    recipe = folder.recipe()
+    recipe = folder.recipe
     start = base or recipe.model.path
     origin = public_name(start) or (f"a local model ({Path(start).name})" if start else "a new model of random weights")
     lines = folder.lines(checkpoint.phase)

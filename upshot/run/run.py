@@ -128,7 +128,7 @@ class TrainingRun:
             self.start_from, self.phase, self.step = found
             self._resumes = self.phase
             self.counters = json.loads((found.path / COUNTERS).read_text())
-        if self.recipe != self.folder.recipe():
+        if self.recipe != self.folder.recipe:
             self.folder.write_recipe(self.recipe)
         self.folder.rewind(self.phases, self.phase, self.step)
 

@@ -65,15 +65,15 @@ class Writer:
         if not replies:
             return {}
         kept = replies[: self.keep_rollouts or None]
-        self.folder.samples(step, kept)
-        self.folder.rollouts(self._transcripts(step, kept))
+        self.folder.write_samples(step, kept)
+        self.folder.append_rollouts(self._transcripts(step, kept))
         return by_group(replies, self._groups_of, lambda reply: reply.reward.total) | task_metrics(
             groups, self.task.groups
         )
 
     def line(self, phase: str, step: int, logs: Mapping[str, Any]) -> None:
         """Write the line of a step."""
-        self.folder.metrics(phase, step, logs)
+        self.folder.append_metrics(phase, step, logs)
 
     def announce(self, phase: str, step: int, logs: Mapping[str, Any], alarms: Sequence[str] = ()) -> None:
         """Tell the console, the trackers and status.json what metrics.jsonl has been told."""
@@ -91,7 +91,7 @@ class Writer:
     def status(self, state: str, **more: Any) -> None:
         """Say in status.json how the run stands."""
         self._told = time.monotonic()
-        self.folder.status(state, **self._now, **more)
+        self.folder.write_status(state, **self._now, **more)
 
     def close(self) -> None:
         """Nothing more is written."""

@@ -27,8 +27,7 @@ from tests.verl.real.verl_run import VerlRun, end, said_by, start, verl_run
 from tests.verl.real.witness import FOLDER, LIB, STALE, notes
 from upshot.cli import main
 from upshot.core import jsonl
-from upshot.run import samples
-from upshot.run import tables as runs
+from upshot.run import folder as runs
 from upshot.run.folder import RunFolder
 from upshot.tasks.slots import SlotsTask
 from upshot.training.loops.sft import pick
@@ -178,7 +177,7 @@ def test_the_rows_of_a_step_are_those_of_local_mode_and_the_sampled_ids_lie_besi
     for step in range(1, STEPS + 1):
         own = [line for line in lines if line["step"] == step]
         assert [line["row"] for line in own[::REPLIES]] == rows_of(step)
-        assert set(samples.read(samples.file_of(run.folder, step))) == {line["key"] for line in own}
+        assert set(RunFolder(run.folder).samples(step)) == {line["key"] for line in own}
 
 
 def test_evaluations_status_and_report_are_as_in_local_mode(run: VerlRun) -> None:
