@@ -52,7 +52,7 @@ def test_what_a_killed_start_left_is_taken_over(tmp_path: Path) -> None:
 
 def test_a_start_that_is_under_way_is_not_taken_over(tmp_path: Path) -> None:
     settings = recipe(tmp_path / "run")
-    with RunFolder.create(settings).locked(print), pytest.raises(UserError, match="is being written"):
+    with RunFolder.create(settings).lock(print), pytest.raises(UserError, match="is being written"):
         RunFolder.create(settings)
 
 

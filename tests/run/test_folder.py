@@ -41,7 +41,7 @@ def save(folder: RunFolder, phase: str, step: int, content: str = "", keep: int 
 def test_a_run_folder_is_written_without_torch() -> None:
     rooms = (
         *("run.folder", "run.checkpoints", "run.lock", "run.resume", "run.trackers", "run.writer", "run.saver"),
-        "run.model_card",
+        "run.export",
         *("config.phases", "training.metrics.best", "training.metrics.alarms"),
     )
     program = (
@@ -132,7 +132,7 @@ HOLD = """
 import os, sys, time
 from pathlib import Path
 from upshot.run.folder import RunFolder
-with RunFolder(Path(sys.argv[1])).locked(print):
+with RunFolder(Path(sys.argv[1])).lock(print):
     child = os.fork()
     print(child or "", flush=True) if child else None
     time.sleep(60)
@@ -145,11 +145,11 @@ def test_a_second_process_is_refused_by_name_until_the_first_is_dead_even_if_its
     assert holder.stdout is not None
     child = int(holder.stdout.readline())
     try:
-        with pytest.raises(UserError, match=f"process {holder.pid} on "), folder.locked(print):
+        with pytest.raises(UserError, match=f"process {holder.pid} on "), folder.lock(print):
             pass
         holder.send_signal(signal.SIGKILL)
         holder.wait()
-        with folder.locked(print):
+        with folder.lock(print):
             pass
     finally:
         holder.kill()
@@ -159,9 +159,9 @@ def test_a_second_process_is_refused_by_name_until_the_first_is_dead_even_if_its
 
 def test_a_second_run_of_the_same_process_is_refused_and_the_first_keeps_its_lock(tmp_path: Path) -> None:
     folder = new_folder(tmp_path)
-    with folder.locked(print):
+    with folder.lock(print):
         for _ in range(2):
-            with pytest.raises(UserError, match="this very process"), RunFolder(tmp_path).locked(print):
+            with pytest.raises(UserError, match="this very process"), RunFolder(tmp_path).lock(print):
                 pass
-    with folder.locked(print):
+    with folder.lock(print):
         pass

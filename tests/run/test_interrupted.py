@@ -53,7 +53,7 @@ def updates(folder: Path) -> tuple[str, int]:
 
 @pytest.mark.parametrize(
     ("name", "owner", "call"),
-    [("forward_backward", Learner, 4), ("metrics", RunFolder, 2), ("rollouts", RunFolder, 2)],
+    [("forward_backward", Learner, 4), ("append_metrics", RunFolder, 2), ("append_rollouts", RunFolder, 2)],
     ids=["second minibatch of step 2", "writing the line of step 2", "writing the rollouts of step 2"],
 )
 def test_an_update_half_done_or_without_its_line_is_not_saved(

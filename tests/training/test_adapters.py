@@ -86,8 +86,8 @@ def test_an_earlier_adapter_is_where_training_starts_and_the_reference(
 
     def look(self: TrainingRun, learner: Learner, config: Any) -> None:
         with learner._as_reference():
-            reference = logprobs(self.module)
-        begun.append((logprobs(self.module), reference))
+            reference = logprobs(self.policy.module)
+        begun.append((logprobs(self.policy.module), reference))
         assert all(trained in name for name in learner.trained)
         begin(self, learner, config)
 
@@ -126,11 +126,11 @@ def test_with_adapters_and_a_warm_start_the_reference_is_the_model_after_the_war
 
     def look(self: TrainingRun, learner: Learner, config: Any) -> None:
         if learner.reference:
-            found["start"] = logprobs(self.module)
+            found["start"] = logprobs(self.policy.module)
             with learner._as_reference():
-                found["reference"] = logprobs(self.module)
-            with self.module.disable_adapter():
-                found["base"] = logprobs(self.module)
+                found["reference"] = logprobs(self.policy.module)
+            with self.policy.module.disable_adapter():
+                found["base"] = logprobs(self.policy.module)
         begin(self, learner, config)
 
     monkeypatch.setattr(TrainingRun, "begin", look)

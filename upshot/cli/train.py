@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from upshot.config.recipe import Recipe
-    from upshot.run.checks.bench import Finding
+    from upshot.run.checks.context import Finding
     from upshot.run.folder import RunFolder
     from upshot.training.learner.distributed.ranks import Ranks
 

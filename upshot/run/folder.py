@@ -44,7 +44,7 @@ from upshot.rollout.rollout import Rollout
 from upshot.run import samples
 from upshot.run.checkpoints import Checkpoint, Checkpoints
 from upshot.run.lock import NAME as LOCK
-from upshot.run.lock import locked
+from upshot.run.lock import hold
 
 Table = list[dict[str, Any]]
 PACKAGES = ("torch", "transformers", "numpy", "tokenizers", "pydantic", "peft", "verl", "ray", "vllm")
@@ -78,7 +78,7 @@ class RunFolder:
         folder.check_free()
         try:
             folder.checkpoints.path.mkdir(parents=True, exist_ok=True)
-            with folder.locked(lambda _: None):
+            with folder.lock(lambda _: None):
                 folder._clear()
                 folder.checkpoints.path.mkdir(exist_ok=True)
                 folder.write_recipe(recipe)
@@ -124,9 +124,9 @@ class RunFolder:
         for name in FOLDERS:
             shutil.rmtree(self.path / name, ignore_errors=True)
 
-    def locked(self, say: Callable[[str], None]) -> AbstractContextManager[None]:
+    def lock(self, say: Callable[[str], None]) -> AbstractContextManager[None]:
         """Hold the folder while writing it: a second process is refused."""
-        return nullcontext() if self.read_only else locked(self.path, say)
+        return nullcontext() if self.read_only else hold(self.path, say)
 
     # What is there.
 
@@ -189,10 +189,10 @@ class RunFolder:
     @property
     def started(self) -> float:
         """When the run began, in seconds since the epoch: as its status says, else its oldest file."""
-        stated = self.status.get("started")
-        if isinstance(stated, int | float):
+        stated = moment(self.status.get("started"))
+        if stated is not None:
             return stated
-        return min(path.stat().st_mtime for name in SHOWN if (path := self.path / name).is_file())
+        return min((path.stat().st_mtime for name in SHOWN if (path := self.path / name).is_file()), default=0.0)
 
     def _table(self, key: str, file: str, make: Callable[[], Table]) -> Table:
         """What `make` makes of a file; made again only where that has changed, so that `run.metrics[i]` is cheap."""
@@ -301,6 +301,14 @@ def _folders(root: Path, depth: int) -> Iterator[Path]:
         if path.is_dir() and not path.is_symlink() and not path.name.startswith(".") and path.name != "checkpoints":
             yield path
             yield from _folders(path, depth - 1)
+
+
+def moment(value: Any) -> float | None:
+    """A time in a status file as seconds since the epoch: a number, or an ISO date as others write it."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return datetime.fromisoformat(value).timestamp()
+    return value if isinstance(value, int | float) else None
 
 
 def place_of(recipe: Recipe) -> Path:

@@ -21,6 +21,8 @@ from upshot.models.local import (
     pick_device,
     pick_dtype,
 )
+from upshot.models.rendering import Renderer
+from upshot.rollout.prompt_length import PromptLengthFilter
 from upshot.tasks.base import Task
 
 
@@ -103,6 +105,12 @@ def seed_torch(seed: int) -> None:
 def context_limit(config: PolicyConfig, module: Any) -> int:
     """Most tokens of prompt and reply together."""
     return config.max_context or int(getattr(module.config.get_text_config(), "max_position_embeddings", 0) or 0)
+
+
+def prompt_filter(recipe: Recipe, task: Task, renderer: Renderer, context: int) -> PromptLengthFilter:
+    """What tells rows whose opening leaves the recipe's policy room for a reply."""
+    episode = recipe.episode
+    return PromptLengthFilter(renderer, context, episode.max_tokens, episode.system, task.tools())
 
 
 def sampling_of(recipe: Recipe) -> Sampling:

@@ -49,7 +49,7 @@ def launch(
     folder = resumed or RunFolder.create(recipe)
     reporter = reporter or Reporter()
     try:
-        with folder.locked(reporter.say):
+        with folder.lock(reporter.say):
             warm = started(recipe, folder.path, reporter.say, resumed is not None)
             plan = going_on(compose(warm, prepare(warm, folder.path), theirs, local), folder)
             plan.check()

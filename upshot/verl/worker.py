@@ -19,9 +19,8 @@ from upshot.rollout.play import Opening, open_row, play_reply
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import build_context, build_services
-from upshot.run.checks.bench import room_of
 from upshot.tasks.base import tasks
-from upshot.training.setup import sampling_of
+from upshot.training.setup import prompt_filter, sampling_of
 from upshot.verl.budget.share import Tell, WorkerQuota
 from upshot.verl.parquet import RowIndex
 from upshot.verl.served import ConversationLink, ServedModel, talking
@@ -78,7 +77,7 @@ class RolloutWorker:
         self.renderer = Renderer(tokenizer, recipe.model.template_options)
         task = tasks.create(recipe.task.name, recipe.task.options, "task")
         context = recipe.model.max_context or max_context
-        self.room = room_of(recipe, task, self.renderer, context)
+        self.room = prompt_filter(recipe, task, self.renderer, context)
         self.book = RowIndex(task, self.room)
         served = ServedModel(self.renderer)
         self.services = build_services(recipe, task, served, tokenizer, self.renderer)

@@ -162,9 +162,8 @@ def make_run(folder: Path, steps: int = 60, groups: int = 4, replies: int = 4, e
     (folder / "versions.json").write_text(json.dumps(versions))
     status = {
         "state": "finished",
-        "started": 990.0,
-        "time": 1191.0,
-        "seconds": 201.0,
+        "started": "2026-11-15T10:00:00+00:00",
+        "finished": "2026-11-15T10:03:21+00:00",
         "seed": 1,
     }
     (folder / "status.json").write_text(json.dumps(status))

@@ -93,7 +93,7 @@ def test_a_server_killed_during_a_run_is_followed_by_the_next_and_the_run_goes_o
 
         killed = False
 
-        def within(self, done: int, total: int) -> None:
+        def show_progress(self, done: int, total: int) -> None:
             if not self.killed and done and int(servers[0].seen[-1]["version"]) == 1:
                 self.killed = True
                 servers[0].kill()

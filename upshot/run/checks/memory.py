@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from upshot.run.checks.bench import CheckContext, Finding
+from upshot.run.checks.context import CheckContext, Finding
 from upshot.training.learner.memory.fitting import planned
 
 
-def check(bench: CheckContext) -> Iterator[Finding]:
+def check(context: CheckContext) -> Iterator[Finding]:
     """Make the memory plan; what cannot fit is its `UserError`. On the CPU nothing is limited."""
-    planned(bench.recipe, len(bench.task.vocabulary() or ()), bench.ranks)
+    planned(context.recipe, len(context.task.vocabulary() or ()), context.ranks)
     yield from ()

@@ -7,7 +7,6 @@ enough to mail (about 5 MB) and says on the page what was left out. It does not 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from upshot.core.errors import UserError
 from upshot.core.version import __version__
+from upshot.core.whole_files import write_whole
 from upshot.run.folder import (
     METRICS,
     RECIPE,
@@ -26,6 +26,7 @@ from upshot.run.folder import (
     RunFolder,
     find_shown,
     is_shown,
+    moment,
 )
 from upshot.run.report import curves as curves_of
 from upshot.run.report import rollouts as rollouts_of
@@ -93,11 +94,13 @@ class ShownRun:
         return table
 
     def seconds(self, status: dict[str, Any]) -> float | None:
-        """How long the run took as its status says; one that runs still, until its last line."""
-        stated, told, log = number(status.get("seconds")), number(status.get("time")), self.folder.path / METRICS
-        if stated is None or status.get("state") != "running" or told is None or not log.is_file():
-            return stated
-        return stated + max(0.0, log.stat().st_mtime - told)
+        """How long the run took: as its status says, one that runs still until its last line; or from start to end."""
+        stated, written, log = number(status.get("seconds")), number(status.get("time")), self.folder.path / METRICS
+        if stated is None:
+            start, end = moment(status.get("started")), moment(status.get("finished"))
+            return end - start if start is not None and end is not None and end >= start else None
+        runs = status.get("state") == "running" and written is not None and log.is_file()
+        return stated + max(0.0, log.stat().st_mtime - (written or 0.0)) if runs else stated
 
 
 def write_report(run: Path, out: Path | None = None) -> Path:
@@ -108,11 +111,9 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     data = collect(run)
     target = Path(out) if out is not None else run / REPORT
     page = render(f"{data['title']} · Upshot", data)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(page, "utf-8")
-        partial.replace(target)
+        write_whole(target, page.encode())
     except OSError as error:
         raise UserError(f"cannot write the report to '{target}': {error.strerror}; name another with --out") from error
     return target

@@ -32,7 +32,7 @@ def telling(recipe: Recipe, folder: RunFolder, plan: VerlPlan, reporter: Reporte
             yield chronicle
         chronicle.follow()
         make_whole(folder)
-        chronicle.writer.status("finished")
+        chronicle.writer.write_status("finished")
         write_report(folder.path)
     except BaseException as error:
         _stopped(chronicle, error)
@@ -63,7 +63,7 @@ def _stopped(chronicle: VerlRunWriter, error: BaseException) -> None:
     folder, say = chronicle.folder, chronicle.reporter.say
 
     def tell() -> None:
-        chronicle.writer.status("stopped", reason=reason_of(error))
+        chronicle.writer.write_status("stopped", reason=reason_of(error))
         if folder.begun:
             write_report(folder.path)
 

@@ -25,7 +25,7 @@ from upshot.rewards.workers.pool import PoolManager
 from upshot.rollout.rollout import Rollout
 from upshot.run.folder import RunFolder
 from upshot.run.plan import plan
-from upshot.run.run import limits_shared
+from upshot.run.services import share_limits
 from upshot.training.learner.distributed.handover import packed, unpacked
 from upshot.training.learner.distributed.ranks import ALONE, Ranks, assign, counted, interleave, shares
 from upshot.training.learner.distributed.together import PIECE, ProcessGroup, RankLost, RankStopped, open_ranks
@@ -126,7 +126,7 @@ def test_a_manager_that_is_told_the_whole_count_counts_on_from_there() -> None:
 
 def test_limits_of_an_endpoint_are_shared_among_ranks(tmp_path: Path) -> None:
     models = {"judge": {"url": "http://x/v1", "model": "m", "concurrency": 9, "requests_per_minute": 60}}
-    spec = limits_shared(recipe(tmp_path, more={"models": models}), 2).models["judge"]
+    spec = share_limits(recipe(tmp_path, more={"models": models}), 2).models["judge"]
     assert (spec.concurrency, spec.requests_per_minute) == (4, 30)
 
 
@@ -138,7 +138,7 @@ def test_a_dry_run_says_how_many_ranks_there_are_and_who_would_idle(tmp_path: Pa
 
 def test_a_rank_that_looks_on_writes_nothing(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, read_only=True)
-    with folder.locked(print):
+    with folder.lock(print):
         folder.append_metrics("rl", 1, {"x": 1})
         folder.append_rollouts([{"x": 1}])
         folder.write_status("running")
@@ -150,7 +150,7 @@ def test_a_rank_that_looks_on_writes_nothing(tmp_path: Path) -> None:
         folder.checkpoints.save("rl", 1, 1, lambda to: to.mkdir())
     assert not [*tmp_path.iterdir()]
     tried = {"append_metrics", "append_rollouts", "write_status", "write_spent", "write_recipe", "write_samples"}
-    tried |= {"rewind", "drop_failed_start", "locked", "create"}
+    tried |= {"rewind", "drop_failed_start", "lock", "create"}
     reads = {"open", "check_free", "begun", "recipe", "status", "metrics", "rollouts", "replies", "futures", "lines"}
     reads |= {"samples", "spent", "started", "latest", "checkpoint"}
     does = {name for name in vars(RunFolder) if not name.startswith("_")}

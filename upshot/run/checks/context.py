@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,13 +11,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from upshot.config.recipe import Recipe
-from upshot.core.conversation import Row
 from upshot.core.errors import UserError
 from upshot.models.local import local_path
 from upshot.models.rendering import Renderer
 from upshot.rollout.prompt_length import PromptLengthFilter
 from upshot.tasks.base import Task, tasks
-from upshot.training.setup import find_context, find_tokenizer
+from upshot.training.setup import find_context, find_tokenizer, prompt_filter
 
 HUB_SECONDS = 5.0
 
@@ -87,18 +86,8 @@ class CheckContext:
     @cached_property
     def room(self) -> PromptLengthFilter:
         """How much the policy can take in."""
-        return room_of(self.recipe, self.task, self.renderer, find_context(self.recipe.model))
-
-    def rows(self, split: str) -> Sequence[Row]:
-        """The rows of a split."""
-        return self.task.rows(split)
+        return prompt_filter(self.recipe, self.task, self.renderer, find_context(self.recipe.model))
 
 
 Check = Callable[[CheckContext], Iterable[Finding]]
 """Says what it found; a `UserError` that it lets pass is a finding, too."""
-
-
-def room_of(recipe: Recipe, task: Task, renderer: Renderer, context: int) -> PromptLengthFilter:
-    """The room of a recipe's policy."""
-    episode = recipe.episode
-    return PromptLengthFilter(renderer, context, episode.max_tokens, episode.system, task.tools())
