@@ -25,7 +25,7 @@ from upshot.offline.data.gather import read_spec
 from upshot.run.folder import RunFolder
 from upshot.tasks.slots import SlotsTask
 from upshot.verl import merge
-from upshot.verl.checkpoints import check_ranks, make_whole, newest, saved
+from upshot.verl.checkpoints import check_ranks, make_whole, newest_step, saved_steps
 from upshot.verl.merge import read_shards, whole, write_merged
 
 TOKENIZER = tiny_tokenizer(SlotsTask(rows_per_split=64).vocabulary())
@@ -169,7 +169,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 def test_only_what_verl_has_saved_to_the_end_and_kept_is_a_checkpoint(run: RunFolder) -> None:
     (run.checkpoints.path / "global_step_2").mkdir()  # verl leaves the folder of those that it removes
-    assert (newest(run), saved(run)) == (4, [4])
+    assert (newest_step(run), saved_steps(run)) == (4, [4])
 
 
 def test_a_checkpoint_made_whole_is_one_for_every_other_command(run: RunFolder) -> None:
@@ -207,4 +207,4 @@ def test_neither_engine_goes_on_with_the_run_of_the_other(
 def test_a_new_run_in_the_place_of_a_failed_start_is_not_taken_for_verls(run: RunFolder) -> None:
     (run.path / "metrics.jsonl").unlink()
     again = RunFolder.create(run.recipe)
-    assert not (again.path / "verl.txt").exists() and saved(again) == []
+    assert not (again.path / "verl.txt").exists() and saved_steps(again) == []

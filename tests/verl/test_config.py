@@ -10,7 +10,8 @@ import pytest
 from upshot.config.load import load
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
-from upshot.verl.config import SPECIAL, ClusterPlace, compose, is_theirs, leaves, left_by
+from upshot.verl.config import compose
+from upshot.verl.plan import SPECIAL, ClusterPlace, flatten_recipe, is_theirs, uncarried_entry
 from upshot.verl.table import CARRIED, LEFT, PLAYED
 
 PLACE = ClusterPlace("/run", rows=64, prompt_tokens=40, context=256)
@@ -30,13 +31,13 @@ def test_every_key_of_a_recipe_is_carried_played_or_left_with_a_reason() -> None
     carried = {key for line in CARRIED for key in line.ours} | SPECIAL
     known = [*carried, *PLAYED, *LEFT]
     full = load("quickstart", ["model.lora={r: 8}"]).recipe
-    lost = [key for key, _ in leaves(full) if not any(key == k or key.startswith(k + ".") for k in known)]
+    lost = [key for key, _ in flatten_recipe(full) if not any(key == k or key.startswith(k + ".") for k in known)]
     assert lost == []
 
 
 def test_no_key_is_both_played_and_left() -> None:
-    played = [key for key, _ in leaves(recipe()) if any(key == k or key.startswith(k + ".") for k in PLAYED)]
-    assert [key for key in played if left_by(key) is not None] == []
+    played = [key for key, _ in flatten_recipe(recipe()) if any(key == k or key.startswith(k + ".") for k in PLAYED)]
+    assert [key for key in played if uncarried_entry(key) is not None] == []
 
 
 def test_every_setting_says_where_it_came_from() -> None:

@@ -13,7 +13,8 @@ import yaml
 
 from upshot.cli import make_parser
 from upshot.config.load import load
-from upshot.verl.config import compose, is_theirs
+from upshot.verl.config import compose
+from upshot.verl.plan import is_theirs
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "cluster"

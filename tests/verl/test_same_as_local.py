@@ -32,12 +32,12 @@ from upshot.training.learner.distributed.handover import packed, unpacked
 from upshot.training.loops import ppo, rl
 from upshot.training.loops.rl import Lesson
 from upshot.training.setup import sampling_of
-from upshot.verl.lesson import BatchRow as TrainedRow
-from upshot.verl.lesson import LearnerInputs, teach
 from upshot.verl.parquet import record_of
 from upshot.verl.served import ConversationLink
+from upshot.verl.train_batch import BatchRow as TrainedRow
+from upshot.verl.train_batch import LearnerInputs, teach
 from upshot.verl.trajectory import Trajectory, trajectories_of
-from upshot.verl.worker import PlayRequest, RolloutWorker, placed
+from upshot.verl.worker import PlayRequest, RolloutWorker, describe_place
 
 DOWN = "down"
 Says = Callable[[list[int], int], str]
@@ -123,7 +123,7 @@ def on_verl(recipe: Recipe, rows: Sequence[Row], step: int, says: Says = words) 
 
     async def one(group: int, session: int) -> Rollout:
         record = record_of(rows[group], 0, "train")
-        info = placed(record["extra_info"], group, before[group])
+        info = describe_place(record["extra_info"], group, before[group])
         line = ConversationLink(servers, f"{group}.{session}", seeded=True)
         return unpacked(packed(await worker.play(PlayRequest(info, record["prompt"], session, step), line)))
 

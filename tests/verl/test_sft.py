@@ -13,7 +13,8 @@ from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_model, tiny_tokenizer
 from upshot.tasks.slots import SlotsTask
 from upshot.training.loops.sft import Dialogues
-from upshot.verl.config import ClusterPlace, compose
+from upshot.verl.config import compose
+from upshot.verl.plan import ClusterPlace
 from upshot.verl.prepare import prepare
 from upshot.verl.sft import CARRIED, ENTRY
 

@@ -43,8 +43,8 @@ from upshot.verl.adapters import trainer as trainer_module
 from upshot.verl.adapters.loop import FAULT, REPLY, _output
 from upshot.verl.adapters.replies import PlayedRollouts
 from upshot.verl.adapters.trainer import UpshotTrainer
-from upshot.verl.config import RECIPE
 from upshot.verl.parquet import record_of
+from upshot.verl.plan import RECIPE
 from upshot.verl.served import ConversationLink
 from upshot.verl.trajectory import trajectories_of
 from upshot.verl.worker import PlayRequest, RolloutWorker

@@ -18,8 +18,9 @@ pytest.importorskip("verl", reason="verl is not installed here: `make test-clust
 from tests.verl.test_sampler import PARAMS, TOKENIZER, model, prompt
 from upshot.config.load import load
 from upshot.core.errors import UserError
-from upshot.verl.config import ClusterPlace, compose
+from upshot.verl.config import compose
 from upshot.verl.on_cpu import ENVIRONMENT
+from upshot.verl.plan import ClusterPlace
 
 PLACE = ClusterPlace("/run", rows=64, prompt_tokens=40, context=256)
 

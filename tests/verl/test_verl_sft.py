@@ -15,9 +15,10 @@ from upshot.models.tiny import tiny_tokenizer
 from upshot.tasks.slots import SlotsTask
 from upshot.training.loops.sft import Dialogues, pick
 from upshot.verl.checkpoints import NEWEST
-from upshot.verl.config import ClusterPlace, compose
+from upshot.verl.config import compose
 from upshot.verl.merge import SHARD
 from upshot.verl.metrics import OURS
+from upshot.verl.plan import ClusterPlace
 from upshot.verl.sft import ENTRY, write_examples
 
 OWN = ["task.rows_per_split=64", "train.method=sft", "warm_start=null", "model.path=/model", "eval.every=2"]

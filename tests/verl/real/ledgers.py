@@ -21,8 +21,8 @@ from upshot.models.client.budget import Budget
 from upshot.models.client.limits import EndpointLimits
 from upshot.models.endpoint import EndpointModel
 from upshot.models.wire import ApiAnswer
-from upshot.verl.adapters.ledger import open_ledger, teller
-from upshot.verl.budget.share import WorkerQuota
+from upshot.verl.adapters.ledger import make_teller, open_ledger
+from upshot.verl.budget.quota import WorkerQuota
 
 BOUND = 4
 
@@ -69,7 +69,7 @@ class Worker:
         spec = ModelSpec(url="http://127.0.0.1:1/v1", model="m", concurrency=BOUND)
         self.model = Caller(spec, budget=Budget(max_calls), limits=EndpointLimits.of(spec))
         self.model.endpoint = endpoint
-        self.share = WorkerQuota(name, teller(name), self.model.budget, [self.model])
+        self.share = WorkerQuota(name, make_teller(name), self.model.budget, [self.model])
 
     async def ask(self, times: int, seconds: float = 0.01) -> list[str]:
         """What comes of so many calls."""

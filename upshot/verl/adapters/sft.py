@@ -21,7 +21,7 @@ from verl.utils.distributed import destroy_global_process_group, initialize_glob
 from upshot.config import load as config
 from upshot.core.conversation import derive_seed
 from upshot.training.loops.sft import pick
-from upshot.verl.config import RECIPE
+from upshot.verl.plan import RECIPE
 
 
 class Examples(Dataset[dict[str, torch.Tensor]]):
