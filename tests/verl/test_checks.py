@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.verl import checks
 from upshot.verl.checks import endpoints_of, find, plugins_of
@@ -23,7 +23,7 @@ def planned(*theirs: str) -> VerlPlan:
 
 
 def recipe_with(*overrides: str) -> Recipe:
-    return load("quickstart", ["warm_start=null", "model.path=/model", *overrides]).recipe
+    return load_recipe("quickstart", ["warm_start=null", "model.path=/model", *overrides]).recipe
 
 
 def says(found: Any) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe, TinyConfig
 from upshot.core.errors import UserError
 from upshot.models.tiny import tiny_model, tiny_tokenizer
@@ -37,7 +37,7 @@ def recipe(tmp_path: Path) -> Recipe:
         f"model.path={tmp_path / 'model'}",
         f"run_dir={tmp_path / 'run'}",
     ]
-    return load("quickstart", [*own, "eval.rows=8"]).recipe
+    return load_recipe("quickstart", [*own, "eval.rows=8"]).recipe
 
 
 def test_rows_are_written_and_measured_before_the_start(recipe: Recipe, tmp_path: Path) -> None:

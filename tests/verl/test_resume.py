@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.run.folder import RunFolder
@@ -21,7 +21,7 @@ THEIRS = ["trainer.n_gpus_per_node=2", "+trainer.new=1"]
 @pytest.fixture
 def recipe(tmp_path: Path) -> Recipe:
     own = ["task.rows_per_split=64", "warm_start=null", "model.path=/model", "eval.every=2"]
-    return load("quickstart", [*own, f"run_dir={tmp_path / 'run'}"]).recipe
+    return load_recipe("quickstart", [*own, f"run_dir={tmp_path / 'run'}"]).recipe
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core import jsonl
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
@@ -43,7 +43,7 @@ class Stage:
 
     def __init__(self, tmp: Path, *words: str) -> None:
         own = ["task.rows_per_split=64", "warm_start=null", f"model.path={tmp / 'model'}", f"run_dir={tmp / 'run'}"]
-        self.recipe: Recipe = load("quickstart", [*own, *words]).recipe
+        self.recipe: Recipe = load_recipe("quickstart", [*own, *words]).recipe
         self.folder = RunFolder.create(self.recipe)
         self.run = self.folder.path
         self.log = self.run / "verl" / "metrics.jsonl"

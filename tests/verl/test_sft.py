@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe, TinyConfig
 from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
@@ -24,7 +24,7 @@ OWN = ("task.rows_per_split=64", "train.method=sft", "warm_start=null", "train.p
 
 
 def made(*words: str) -> Recipe:
-    return load("quickstart", [*OWN, "model.path=/model", *words]).recipe
+    return load_recipe("quickstart", [*OWN, "model.path=/model", *words]).recipe
 
 
 def test_the_recipe_is_the_sft_trainers_config_and_every_value_says_where_it_came_from() -> None:
@@ -49,7 +49,7 @@ def test_on_a_cpu_it_computes_in_float32_like_local_mode() -> None:
         (["train.length_norm=sequence"], [], "mean over tokens"),
         ([], ["trainer.n_gpus_per_node=3"], "as many rows on each of 3 ranks"),
         ([], ["trainer.nnodes=2"], "torchrun on one node"),
-        (["train.keep_best=eval/loss/nll", "eval.every=1"], [], "keeps the newest"),
+        (["train.save.best=eval/loss/nll", "eval.every=1"], [], "keeps the newest"),
         (["train.schedule=linear"], [], "no schedule 'linear'"),
         (["model.lora={r: 4, dropout: 0.1}"], [], "no dropout"),
     ],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.config.phases import WARM_START
 from upshot.config.recipe import Recipe
 from upshot.verl.start import make_start, needs_start, start_recipe
@@ -19,7 +19,7 @@ TINY = (
 
 
 def recipe(*overrides: str) -> Recipe:
-    return load("quickstart", [*TINY, *overrides]).recipe
+    return load_recipe("quickstart", [*TINY, *overrides]).recipe
 
 
 def test_a_warm_start_is_made_once_and_again_for_another_recipe(tmp_path: Path) -> None:

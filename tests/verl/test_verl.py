@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("verl", reason="verl is not installed here: `make test-cluster`")
 
 from tests.verl.test_worker import HALF_SAID, TOKENIZER, Manager, Output, shopkeeper
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.core.errors import BudgetExceeded
 from upshot.run.folder import RunFolder
 from upshot.training.learner.distributed.handover import unpacked
@@ -30,14 +30,14 @@ def composed(*more: str) -> tuple[Any, Any]:
     """Our plan and verl's config made of it."""
     import hydra
 
-    plan = compose(load("quickstart", [*OWN, *more]).recipe, PLACE, MORE)
+    plan = compose(load_recipe("quickstart", [*OWN, *more]).recipe, PLACE, MORE)
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         return plan, hydra.compose("ppo_trainer", overrides=plan.overrides())
 
 
 @pytest.fixture
 def recipe_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = RunFolder.create(load("quickstart", [*OWN, f"run_dir={tmp_path / 'run'}"]).recipe)
+    folder = RunFolder.create(load_recipe("quickstart", [*OWN, f"run_dir={tmp_path / 'run'}"]).recipe)
     monkeypatch.setenv(RECIPE, str(folder.path / "recipe.yaml"))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("verl", reason="verl is not installed here: `make test-cluster`")
 
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
 from upshot.tasks.slots import SlotsTask
@@ -29,7 +29,7 @@ def test_every_setting_is_a_key_of_the_sft_trainers_config(local: bool) -> None:
     import hydra
     from omegaconf import OmegaConf
 
-    plan = compose(load("quickstart", OWN).recipe, ClusterPlace("/run", 64, None, 256), [], local)
+    plan = compose(load_recipe("quickstart", OWN).recipe, ClusterPlace("/run", 64, None, 256), [], local)
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         theirs = hydra.compose("sft_trainer_engine", overrides=plan.overrides())
     for setting in plan.settings:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import UserError
@@ -66,7 +66,7 @@ HALF_SAID = row_where(lambda row: row.meta["opening"] == "ambiguous" and len(row
 
 def made(*overrides: str) -> RolloutWorker:
     own = ["task.rows_per_split=64", "task.vague=0", "warm_start=null", "model.path=/model", *overrides]
-    return RolloutWorker(load("quickstart", own).recipe, TOKENIZER, 256)
+    return RolloutWorker(load_recipe("quickstart", own).recipe, TOKENIZER, 256)
 
 
 def order(row: Row, session: int = 0, group: int = 0, step: int = 0) -> PlayRequest:
@@ -165,7 +165,7 @@ def test_held_out_rows_are_played_at_the_temperature_of_evaluation() -> None:
 @pytest.mark.parametrize(("shift", "share"), [(0, 1.0), (1, 0.01)])
 def test_a_thousand_conversations_at_once_never_mix_their_goals(shift: int, share: float) -> None:
     """Each line knows what its own row wants; answers of a neighbour's line are wrong, which shows that it counts."""
-    worker = made("task.rows_per_split=1000", "futures.window=0")
+    worker = made("task.rows_per_split=1000", "futures.rounds=0")
     rows = worker.book.task.rows("train")
 
     class Knowing(Manager):

@@ -176,7 +176,7 @@ def _on_verl(args: argparse.Namespace) -> int:
 
 def _verl_recipe(args: argparse.Namespace) -> tuple[Recipe, list[str], RunFolder | None]:
     """The recipe to run on verl, verl's own words, and when resuming the folder."""
-    from upshot.config import load as config
+    from upshot.config.load import load_recipe
     from upshot.verl.plan import is_theirs
     from upshot.verl.resume import LOCAL, reopen_run
 
@@ -187,7 +187,7 @@ def _verl_recipe(args: argparse.Namespace) -> tuple[Recipe, list[str], RunFolder
     if not args.recipe:
         raise UserError("which recipe? `upshot recipe list` shows those that ship with the project")
     theirs = [word for word in args.overrides if is_theirs(word)]
-    return config.load(args.recipe, [word for word in args.overrides if not is_theirs(word)]).recipe, theirs, None
+    return load_recipe(args.recipe, [word for word in args.overrides if not is_theirs(word)]).recipe, theirs, None
 
 
 def _resuming(args: argparse.Namespace) -> list[str]:
@@ -199,7 +199,7 @@ def _resuming(args: argparse.Namespace) -> list[str]:
 
 def _recipe(args: argparse.Namespace) -> tuple[Recipe, RunFolder | None]:
     """The recipe to run and, when resuming, the folder it is run in."""
-    from upshot.config import load as config
+    from upshot.config.load import load_recipe
     from upshot.run.folder import RunFolder
 
     if args.resume:
@@ -212,4 +212,4 @@ def _recipe(args: argparse.Namespace) -> tuple[Recipe, RunFolder | None]:
         return resumed_recipe(folder, words), folder
     if not args.recipe:
         raise UserError("which recipe? `upshot recipe list` shows those that ship with the project")
-    return config.load(args.recipe, args.overrides).recipe, None
+    return load_recipe(args.recipe, args.overrides).recipe, None

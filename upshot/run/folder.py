@@ -32,7 +32,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from upshot.config import load as config
+from upshot.config.load import dump_recipe, load_recipe
 from upshot.config.phases import order
 from upshot.config.recipe import Recipe
 from upshot.core import jsonl
@@ -133,7 +133,7 @@ class RunFolder:
     @property
     def recipe(self) -> Recipe:
         """The resolved recipe of the run."""
-        return config.load(str(self.path / RECIPE)).recipe
+        return load_recipe(str(self.path / RECIPE)).recipe
 
     @property
     def status(self) -> dict[str, Any]:
@@ -207,7 +207,7 @@ class RunFolder:
     def write_recipe(self, recipe: Recipe) -> None:
         """The recipe that the run is made by from now on."""
         if not self.read_only:
-            write_whole(self.path / RECIPE, config.dump(recipe).encode())
+            write_whole(self.path / RECIPE, dump_recipe(recipe).encode())
 
     def append_metrics(self, phase: str, step: int, values: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl; numbers that are not finite become null."""

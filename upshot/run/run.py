@@ -212,7 +212,7 @@ class TrainingRun:
             raise UserError(
                 f"the weights are not finite after step {self.step}, and are not saved; {self._last_good()}"
             )
-        self.saver.save(self.phase, self.step, self.recipe.train.keep, lambda: self._snapshot(learner), best)
+        self.saver.save(self.phase, self.step, self.recipe.train.save.keep, lambda: self._snapshot(learner), best)
 
     def _snapshot(self, learner: Learner) -> Callable[[Path], None]:
         """What writes the state of the run, as it is now, into a folder."""
@@ -242,8 +242,9 @@ class TrainingRun:
         self.saver.wait()
         latest = self.folder.latest()
         if latest is None:
-            return "nothing good was saved yet; begin anew with a lower train.lr or grad_clip"
-        return f"the last good checkpoint is {latest.path}; begin from it with a lower train.lr or grad_clip"
+            return "nothing good was saved yet; begin anew with a lower train.lr or train.optimizer.grad_clip"
+        lower = "train.lr or train.optimizer.grad_clip"
+        return f"the last good checkpoint is {latest.path}; begin from it with a lower {lower}"
 
 
 def train(

@@ -33,7 +33,7 @@ def saved_steps(folder: RunFolder) -> list[int]:
     """The steps of the whole checkpoints, oldest first."""
     found = [STEP.fullmatch(path.name) for path in folder.checkpoints.path.glob("global_step_*")]
     steps = sorted(int(match[1]) for match in found if match)
-    # Of those beyond train.keep verl removes the shards and leaves the folder.
+    # Of those beyond train.save.keep verl removes the shards and leaves the folder.
     return [step for step in steps if step <= newest_step(folder) and any(shards_of(folder, step).glob("model_*.pt"))]
 
 
@@ -55,7 +55,7 @@ def make_whole(folder: RunFolder, wanted: str = "") -> Path | None:
     return folder.checkpoints.save(
         recipe.train.method,
         step,
-        max(len(folder.checkpoints.saved()), recipe.train.keep) + 1,  # what somebody asked for stays
+        max(len(folder.checkpoints.saved()), recipe.train.save.keep) + 1,  # what somebody asked for stays
         lambda to: write_merged(shards_of(folder, step), to, recipe.model.path),
     )
 

@@ -120,7 +120,7 @@ def _critic(recipe: Recipe, settings: Sequence[VerlSetting]) -> list[VerlSetting
     own = [
         VerlSetting(f"{CRITIC}.enable", True, "train.method"),
         VerlSetting(f"{CRITIC}.model.path", recipe.model.path or UNKNOWN, "model.path"),
-        VerlSetting(f"{CRITIC}.cliprange_value", recipe.train.clip_high, "train.clip_high"),
+        VerlSetting(f"{CRITIC}.cliprange_value", recipe.train.clip.high, "train.clip.high"),
     ]
     for setting in settings:
         for ours, theirs in AS_POLICY.items():
@@ -154,7 +154,7 @@ def _steps(recipe: Recipe, place: ClusterPlace) -> tuple[list[VerlSetting], list
     return [
         VerlSetting("trainer.total_training_steps", steps, "train.steps, train.epochs"),
         VerlSetting("trainer.total_epochs", epochs, "measured: as many as the steps need"),
-        VerlSetting("trainer.save_freq", train.save_every or steps, "train.save_every (0: at the end)"),
+        VerlSetting("trainer.save_freq", train.save.every or steps, "train.save.every (0: at the end)"),
     ], []
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from upshot.config.load import flatten
+from upshot.config.layers import flatten
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.verl.table import CARRIED, LEFT, NoCounterpart, TableLine
@@ -144,7 +144,7 @@ def carry_over(recipe: Recipe, lines: Sequence[TableLine]) -> tuple[list[VerlSet
 
 SPECIAL = {
     *("model.path", "model.max_context", "run_dir", "episode.max_tokens", "episode.max_turns"),
-    *("train.method", "train.steps", "train.epochs", "train.save_every", "train.token_budget"),
+    *("train.method", "train.steps", "train.epochs", "train.save.every", "train.token_budget"),
 }
 """Recipe keys that are carried by more than a line of the table."""
 

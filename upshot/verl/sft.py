@@ -59,13 +59,13 @@ CARRIED: tuple[TableLine, ...] = (
     _line("data.train_batch_size", "train.prompts_per_step"),
     _line("data.pad_mode", "train.length_norm", _token, "verl's mean over the tokens of a step"),
     _line("optim.lr", "train.lr"),
-    _line("optim.lr_warmup_steps", "train.warmup_steps"),
-    _line("optim.lr_scheduler_type", "train.schedule", words(SCHEDULES, "schedule")),
-    _line("optim.min_lr_ratio", "train.min_lr"),
-    _line("optim.weight_decay", "train.weight_decay"),
-    _line("optim.betas", "train.betas", list),
-    _line("optim.clip_grad", "train.grad_clip"),
-    _line("trainer.max_ckpt_to_keep", "train.keep", lambda keep: max(keep, 2), "verl drops the old one first"),
+    _line("optim.lr_warmup_steps", "train.schedule.warmup_steps"),
+    _line("optim.lr_scheduler_type", "train.schedule.name", words(SCHEDULES, "schedule")),
+    _line("optim.min_lr_ratio", "train.schedule.min_lr"),
+    _line("optim.weight_decay", "train.optimizer.weight_decay"),
+    _line("optim.betas", "train.optimizer.betas", list),
+    _line("optim.clip_grad", "train.optimizer.grad_clip"),
+    _line("trainer.max_ckpt_to_keep", "train.save.keep", lambda keep: max(keep, 2), "verl drops the old one first"),
     _line("trainer.test_freq", "eval.every", lambda every: every or -1),
 )
 FIXED: dict[str, tuple[Any, str]] = {
@@ -131,7 +131,7 @@ def _steps(recipe: Recipe, place: ClusterPlace) -> list[VerlSetting]:
     steps: Any = train.lasting(place.rows).steps if place.rows is not None else train.steps or UNKNOWN
     return [
         VerlSetting("trainer.total_training_steps", steps, "train.steps, train.epochs"),
-        VerlSetting("trainer.save_freq", train.save_every or steps, "train.save_every (0: at the end)"),
+        VerlSetting("trainer.save_freq", train.save.every or steps, "train.save.every (0: at the end)"),
     ]
 
 

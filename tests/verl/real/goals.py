@@ -106,7 +106,7 @@ def play(folder: Path, model: str, rows: int) -> dict[str, Any]:
     from verl import DataProto
     from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
 
-    from upshot.config import load as config
+    from upshot.config.load import load_recipe
     from upshot.run.folder import RunFolder
     from upshot.verl.adapters.ledger import open_ledger
     from upshot.verl.parquet import record_of
@@ -116,7 +116,7 @@ def play(folder: Path, model: str, rows: int) -> dict[str, Any]:
     here = "tests.verl.real.goals"
     own = [f"task={{name: '{here}:Secrets', rows: {rows}}}", f"run_dir={folder}", f"model.path={model}"]
     own += [f"reward.metrics=[{{name: verifier}}, {{name: '{here}:heard', weight: 0, clamp: null}}]", "warm_start=null"]
-    recipe = config.load("quickstart", own).recipe
+    recipe = load_recipe("quickstart", own).recipe
     place = RunFolder.create(recipe).path
     os.environ[RECIPE] = str(place / "recipe.yaml")
     rollout = "actor_rollout_ref.rollout"

@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.config.model_spec import ModelSpec
 from upshot.config.sampling import Sampling
 from upshot.models.base import Completion, Request
@@ -83,7 +83,7 @@ class Worker:
 def play(folder: Path) -> dict[str, Any]:
     """All of it."""
     ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR")
-    recipe = load("quickstart", ["budget.max_calls=200"]).recipe
+    recipe = load_recipe("quickstart", ["budget.max_calls=200"]).recipe
     ledger = open_ledger(recipe, folder)
     stopped = ledger.stopped.remote()
     endpoint = Endpoint.remote()  # type: ignore[attr-defined]

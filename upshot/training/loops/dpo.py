@@ -22,12 +22,14 @@ async def train(run: LoopRun, config: TrainConfig) -> None:
     """Learn the pairs of `train.data` up to `train.steps`."""
     if not config.data:
         raise UserError("train.method 'dpo' needs train.data; make it with `upshot data prepare --for dpo`")
-    policy, preferences = run.policy, read_preferences(config.data, config.min_gap)
+    policy, preferences = run.policy, read_preferences(config.data, config.dpo.min_gap)
     pairs = render_pairs(preferences, policy.renderer, policy.max_context)
     if len(pairs) < len(preferences):
         run.say(f"{len(preferences) - len(pairs)} of {len(preferences)} pairs are longer than the context")
     if not pairs:
-        raise UserError(f"train.data '{config.data}': no pair is left to learn from (train.min_gap={config.min_gap:g})")
+        raise UserError(
+            f"train.data '{config.data}': no pair is left to learn from (train.dpo.min_gap={config.dpo.min_gap:g})"
+        )
     phase = TrainingPhase(run, config, len(pairs))
     if phase.stopped:
         return

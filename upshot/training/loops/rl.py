@@ -42,7 +42,7 @@ OWN_DOING = (Reason.NO_THOUGHT,)
 async def train(run: LoopRun, config: TrainConfig) -> None:
     """Policy gradient over groups, from the run's step to `train.steps`."""
     surrogate(config.loss.name, config.loss.options)
-    await play_and_learn(run, config, learn, reference=bool(config.kl))
+    await play_and_learn(run, config, learn, reference=bool(config.kl.weight))
 
 
 async def play_and_learn(
@@ -165,7 +165,7 @@ def stop_if_missing(groups: Sequence[Sequence[Rollout]], limit: float) -> None:
 def lesson_of(learner: LogprobSource, groups: Sequence[Sequence[Rollout]]) -> tuple[Lesson, Logs]:
     """What a step's replies teach, with advantages and importance set, and what to log."""
     config = learner.config
-    credits, logs = charge_replies(learner, groups) if config.kl and config.kl_in == "reward" else (None, {})
+    credits, logs = charge_replies(learner, groups) if config.kl.weight and config.kl.where == "reward" else (None, {})
     set_advantages(groups, config.advantage, credits)
     lesson = [(reply, datum) for group in groups for reply in group for datum in data_of(reply)]
     return lesson, logs | (weigh(learner, [datum for _, datum in lesson]) if lesson else {})
@@ -176,7 +176,7 @@ def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int) -> L
     config = learner.config
     lesson, logs = lesson_of(learner, groups)
     data = [datum for _, datum in lesson]
-    if data and config.kl and config.kl_in == "loss":
+    if data and config.kl.weight and config.kl.where == "loss":
         for datum, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
             datum.reference = reference
     return logs | update(learner, data, lambda: PolicyGradient(config), seed, logged_drift(logs))

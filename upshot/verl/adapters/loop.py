@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayActorError
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
-from upshot.config import load as config
+from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError, user_error_in
 from upshot.training.learner.distributed.handover import packed
@@ -104,7 +104,7 @@ def worker_here(tokenizer: Any, max_context: int) -> RolloutWorker:
 
 def recipe_here() -> Recipe:
     """The recipe that this process was started for."""
-    return config.load(recipe_path()).recipe
+    return load_recipe(recipe_path()).recipe
 
 
 def recipe_path() -> str:
