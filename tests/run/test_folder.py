@@ -15,7 +15,7 @@ import pytest
 
 from upshot.core.errors import UserError
 from upshot.core.jsonl import dumps, plain
-from upshot.run.folder import RunFolder
+from upshot.run.folder import RunFolder, find
 
 
 class Stranger:
@@ -165,3 +165,28 @@ def test_a_second_run_of_the_same_process_is_refused_and_the_first_keeps_its_loc
                 pass
     with folder.lock(print):
         pass
+
+
+def test_a_table_is_read_again_when_its_file_has_grown_and_not_before(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path)
+    assert folder.metrics == [] and folder.replies == []
+    folder.append_metrics("rl", 1, {"x": 1})
+    first = folder.metrics
+    assert [line["x"] for line in first] == [1] and folder.metrics is first
+    folder.append_metrics("rl", 2, {"x": 2})
+    assert [line["x"] for line in folder.metrics] == [1, 2]
+    folder.rewind(["rl"], "rl", 1)
+    assert [line["x"] for line in folder.metrics] == [1]
+
+
+def test_runs_are_found_below_a_folder_the_oldest_first(tmp_path: Path) -> None:
+    for name, started in (("late", 30.0), ("deep/er/and/deeper", 10.0), ("by-others", "1970-01-01T00:00:20+00:00")):
+        (tmp_path / name / "checkpoints" / "rl-000001").mkdir(parents=True)
+        (tmp_path / name / "recipe.yaml").write_text("name: x\n")
+        (tmp_path / name / "checkpoints" / "rl-000001" / "recipe.yaml").write_text("name: no run\n")
+        (tmp_path / name / "status.json").write_text(json.dumps({"state": "finished", "started": started}))
+    (tmp_path / "only-lines").mkdir()
+    (tmp_path / "only-lines" / "metrics.jsonl").write_text('{"step": 1}\n')
+    found = [run.path.relative_to(tmp_path).as_posix() for run in find(tmp_path)]
+    assert found == ["deep/er/and/deeper", "by-others", "late"]
+    assert find(tmp_path / "nothing") == []

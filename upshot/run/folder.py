@@ -174,7 +174,8 @@ class RunFolder:
 
     def lines(self, phase: str, step: int | None = None) -> Table:
         """The lines of metrics.jsonl of a phase, or of one of its steps."""
-        return [row for row in self.metrics if row.get("phase") == phase and step in (None, row.get("step"))]
+        rows = jsonl.read(self.path / METRICS)  # not the table: a run that trains for weeks need not hold it
+        return [row for row in rows if row.get("phase") == phase and step in (None, row.get("step"))]
 
     def samples(self, step: int) -> dict[str, list[Sample]]:
         """Token ids and log-probabilities of a step's replies, by key; nothing where none were kept."""
