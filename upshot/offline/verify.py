@@ -20,8 +20,8 @@ from upshot.core.score import Reason, Score, tell_missing
 from upshot.core.whole_files import check_writable
 from upshot.rewards.workers.base import Manager, managers
 from upshot.sandbox.local.lazy import LazySandbox
-from upshot.tasks.datasets.rows import reference_of
-from upshot.tasks.datasets.tables import read_table
+from upshot.tasks.datasets.files import read_table
+from upshot.tasks.datasets.records import reference_of
 from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
 from upshot.tasks.verifiers.judged import with_rubric_read
 from upshot.tasks.verifiers.routes import route

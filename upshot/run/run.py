@@ -92,7 +92,7 @@ class TrainingRun:
         """Train to the end, or to Ctrl-C or an empty budget; the last checkpoint either way."""
         with self.folder.lock(self.reporter.say):
             self._find_place()
-            self.ranks.told("folder", None)  # which the first rank has rewound
+            self.ranks.barrier("folder")  # which the first rank has rewound
             self._load()
             self.writer.write_status("running")
             try:
@@ -103,7 +103,7 @@ class TrainingRun:
                     config = phase_config(self.recipe, phase)
                     await METHODS[config.method](self, config)
                 self.saver.wait()
-                self.ranks.told("saved", None)
+                self.ranks.barrier("saved")
             except BaseException as error:
                 self._save_what_was_reached(error)
                 raise
@@ -196,7 +196,7 @@ class TrainingRun:
         self.writer.announce(step, logs)
         self._stop_if_bad(logs, self.state)
         self.saver.check()
-        if not self.state.bad_steps and self.ranks.told("due", self.saver.due(step, self.state.config)):
+        if not self.state.bad_steps and self.ranks.broadcast_object("due", self.saver.due(step, self.state.config)):
             self.checkpoint()
 
     def write_evaluation(self, logs: Logs) -> None:
@@ -216,7 +216,7 @@ class TrainingRun:
 
     def _snapshot(self, learner: Learner) -> Callable[[Path], None]:
         """What writes the state of the run, as it is now, into a folder."""
-        self.ranks.told("save", None)  # from here on it waits blindly for the first rank
+        self.ranks.barrier("save")  # from here on it waits blindly for the first rank
         parts = [learner.snapshot()]
         if self.policy.samples and self.ranks.first:
             parts.append(self.policy.sampler.snapshot())

@@ -13,8 +13,8 @@ from upshot.rollout.context import RolloutContext
 from upshot.rollout.services import Services, build_context, build_services
 from upshot.run.folder import RunFolder
 from upshot.run.writer import Logs
-from upshot.training.learner.distributed.ranks import Ranks, counted
-from upshot.training.learner.memory.fitting import pool_of, with_helpers
+from upshot.training.learner.distributed.ranks import Ranks, add_counts
+from upshot.training.learner.memory.fit import configure_helpers, make_pool
 from upshot.training.policy import PolicyBundle
 
 
@@ -39,9 +39,9 @@ class RunServices:
         self, policy: PolicyBundle, resumed_from: Path | None
     ) -> AsyncIterator[tuple[Services, RolloutContext]]:
         """Helper models, user and metrics, started, with the context they play in; closed at the end."""
-        policy.pool = pool_of(self.recipe, policy.memory)
+        policy.pool = make_pool(self.recipe, policy.memory)
         services = build_services(
-            with_helpers(self.recipe, policy.memory),
+            configure_helpers(self.recipe, policy.memory),
             policy.task,
             policy.sampler,
             policy.tokenizer,
@@ -75,7 +75,7 @@ class RunServices:
         if self._open is None:
             return
         if self.ranks.size > 1:
-            self._summed = counted(self._summed, self.ranks.exchange_now("count", self._open.counters()))
+            self._summed = add_counts(self._summed, self.ranks.all_gather_object("count", self._open.counters()))
             self._open.restore(self._summed)
         self._counted = self._open.stats(), self._open.counters()
 

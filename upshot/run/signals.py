@@ -8,8 +8,8 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from upshot.training.learner.distributed.process_group import ProcessGroup, RankStopped, until_stopped
 from upshot.training.learner.distributed.ranks import Ranks
-from upshot.training.learner.distributed.together import ProcessGroup, RankStopped, until_stopped
 
 
 async def run_until_terminated(work: Coroutine[Any, Any, object], ranks: Ranks) -> None:

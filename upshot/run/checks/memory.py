@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from upshot.run.checks.context import CheckContext, Finding
-from upshot.training.learner.memory.fitting import planned
+from upshot.training.learner.memory.fit import plan_recipe
 
 
 def check(context: CheckContext) -> Iterator[Finding]:
     """Make the memory plan; what cannot fit is its `UserError`. On the CPU nothing is limited."""
-    planned(context.recipe, len(context.task.vocabulary() or ()), context.ranks)
+    plan_recipe(context.recipe, len(context.task.vocabulary() or ()), context.ranks)
     yield from ()

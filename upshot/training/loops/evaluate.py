@@ -21,7 +21,7 @@ from upshot.rollout.play import play_step
 from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import Services
 from upshot.tasks.base import Task, groups_of
-from upshot.tasks.datasets.examples import Preference, read_dialogues, read_preferences
+from upshot.tasks.datasets.records import Preference, read_dialogues, read_preferences
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.distributed.ranks import interleave
 from upshot.training.learner.learner import Learner
@@ -62,7 +62,7 @@ class Evaluator:
 
     async def evaluate_last(self, evaluate: Evaluate) -> None:
         """Evaluate the finished model, as a line of its own; an interrupted one is made up for when the run goes on."""
-        if self.run.ranks.told("last look", self.last_is_due):
+        if self.run.ranks.broadcast_object("last look", self.last_is_due):
             self.run.write_evaluation(await self._evaluate(self.run.step, evaluate))
 
     def write_stop(self, logs: Logs) -> None:
@@ -91,7 +91,7 @@ async def play_held_out(run: LoopRun, services: Services, context: RolloutContex
         raise UserError(f"task '{run.task.name}' has no rows in its split '{config.split}' (eval.split)")
     seed = derive_seed(run.recipe.seed, "eval")
     own = await play_step(calm, rows, config.samples, seed, only=run.ranks.own(len(rows)))
-    groups = interleave(await run.ranks.exchange("eval", own))
+    groups = interleave(await run.ranks.all_gather_object_async("eval", own))
     replies = [reply for group in groups for reply in group]
     watched = await _ask_monitor(run, services, replies) if config.monitor is not None else {}
     return summarise_held_out(groups, context, run.task) | {f"monitor/{key}": value for key, value in watched.items()}
@@ -119,7 +119,7 @@ async def _ask_monitor(run: LoopRun, services: Services, replies: Sequence[Rollo
     cases = [case_of(reply.conversation, reply.reward, run.task, services.manager, label(reply)) for reply in replies]
     monitor = Monitor(services.models[str(run.recipe.eval.monitor)])
     seen = await monitor.look_at_all([cases[i] for i in run.ranks.own(len(cases))])
-    predicted = interleave(await run.ranks.exchange("monitor", [one.prediction for one in seen]))
+    predicted = interleave(await run.ranks.all_gather_object_async("monitor", [one.prediction for one in seen]))
     return measure([MonitorPrediction(case, prediction) for case, prediction in zip(cases, predicted, strict=True)])
 
 
