@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from upshot.engine.llama.joined import neighbours
+from upshot.engine.llama.linear import neighbours
 from upshot.serving.swap.layout import MemoryLayout, Region
 
 log = logging.getLogger(__name__)
