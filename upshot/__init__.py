@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from upshot.rewards.credit import Span as Span
     from upshot.rewards.metric import Metric as Metric
     from upshot.rollout.rollout import Rollout as Rollout
-    from upshot.run import tables as runs
+    from upshot.run import folder as runs
     from upshot.tasks.base import Task as Task
     from upshot.tasks.participants.base import Observation as Observation
     from upshot.tasks.participants.base import Participant as Participant
@@ -62,7 +62,7 @@ __all__ = ["Conversation", "Credit", "Message", "Metric", "Model", "Observation"
 def __getattr__(name: str) -> Any:
     """A public name, imported at its first use."""
     if name == "runs":
-        return import_module("upshot.run.tables")
+        return import_module("upshot.run.folder")
     if name in _HOMES:
         return getattr(import_module(f"upshot.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'upshot' has no attribute '{name}'")

@@ -47,7 +47,7 @@ def test_a_reply_tells_what_was_wanted(run: Path) -> None:
 
 
 def test_ids_and_log_probabilities_of_replies_are_kept_exactly(run: Path) -> None:
-    kept = samples.read(samples.file_of(run, 2))
+    kept = RunFolder(run).samples(2)
     written = lines(run, 2)
     assert list(kept) == [line["key"] for line in written]
     for line in written:
@@ -72,7 +72,7 @@ def test_samples_survive_being_packed() -> None:
         for turn in turns:
             conversation.say(Message("assistant", "x"), turn)
         replies.append(Rollout(conversation))
-    kept = samples.read_bytes(samples.pack(replies))
+    kept = samples.unpack(samples.pack(replies))
     assert kept == {f"r{n}": list(reply.conversation.samples()) for n, reply in enumerate(replies)}
 
 
@@ -104,7 +104,7 @@ def test_a_step_that_was_not_kept_is_named(run: Path) -> None:
 def test_going_back_takes_later_samples_away(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for step in (1, 2, 3):
-        folder.samples(step, [])
+        folder.write_samples(step, [])
     folder.rewind(["rl"], "rl", 2)
     assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == ["000001.npz", "000002.npz"]
 
@@ -113,7 +113,7 @@ def test_classmates_answers_are_scored_again() -> None:
     peer = Recites("peer", lambda text, seed: "1" if seed % 2 else "no")
     made, _ = context(lambda text, seed: f"<think>so it is 1</think>{1 + seed % 2}", {"peer": peer}, samples=4)
     replies = [reply for group in play(made, group_size=6) for reply in group]
-    kept = samples.read_bytes(samples.pack(replies))
+    kept = samples.unpack(samples.pack(replies))
     asked = len(peer.asked)
     for reply in replies:
         line = json.loads(dumps(reply.to_dict(1)))

@@ -194,7 +194,7 @@ def test_a_hub_that_cannot_be_reached_is_told_at_once_and_offline_it_is_not_aske
     def refuse(*args: Any) -> None:
         raise OSError("no route")
 
-    monkeypatch.setattr("upshot.run.checks.bench.socket.create_connection", refuse)
+    monkeypatch.setattr("upshot.run.checks.context.socket.create_connection", refuse)
     settings = recipe(tmp_path / "run", warm=False, more={"model": {"path": "no-such-owner/no-such-model"}})
     (says,) = wrong(settings)
     assert "is no folder here and huggingface.co cannot be reached (no route)" in says

@@ -41,10 +41,10 @@ def test_a_command_that_failed_works_when_it_is_given_again(
 
 def test_what_a_killed_start_left_is_taken_over(tmp_path: Path) -> None:
     left = RunFolder.create(recipe(tmp_path, steps=3))
-    left.status("running")
+    left.write_status("running")
     (tmp_path / "notes.txt").write_text("mine")
     again = RunFolder.create(recipe(tmp_path, steps=4))
-    assert again.recipe().train.steps == 4 and not (tmp_path / "status.json").exists()
+    assert again.recipe.train.steps == 4 and not (tmp_path / "status.json").exists()
     assert (tmp_path / "notes.txt").read_text() == "mine"
     again.drop_failed_start()
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"], "what is not the run's stays"
@@ -52,13 +52,13 @@ def test_what_a_killed_start_left_is_taken_over(tmp_path: Path) -> None:
 
 def test_a_start_that_is_under_way_is_not_taken_over(tmp_path: Path) -> None:
     settings = recipe(tmp_path / "run")
-    with RunFolder.create(settings).locked(print), pytest.raises(UserError, match="is being written"):
+    with RunFolder.create(settings).lock(print), pytest.raises(UserError, match="is being written"):
         RunFolder.create(settings)
 
 
 def test_a_folder_with_a_finished_step_is_never_dropped(tmp_path: Path) -> None:
     folder = RunFolder.create(recipe(tmp_path / "run"))
-    folder.metrics("rl", 1, {"loss": 1.0})
+    folder.append_metrics("rl", 1, {"loss": 1.0})
     folder.drop_failed_start()
     assert folder.lines("rl", 1)
     with pytest.raises(UserError, match="--resume"):

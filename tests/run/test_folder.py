@@ -15,7 +15,7 @@ import pytest
 
 from upshot.core.errors import UserError
 from upshot.core.jsonl import dumps, plain
-from upshot.run.folder import RunFolder
+from upshot.run.folder import RunFolder, find
 
 
 class Stranger:
@@ -41,7 +41,7 @@ def save(folder: RunFolder, phase: str, step: int, content: str = "", keep: int 
 def test_a_run_folder_is_written_without_torch() -> None:
     rooms = (
         *("run.folder", "run.checkpoints", "run.lock", "run.resume", "run.trackers", "run.writer", "run.saver"),
-        "run.model_card",
+        "run.export",
         *("config.phases", "training.metrics.best", "training.metrics.alarms"),
     )
     program = (
@@ -67,9 +67,9 @@ def test_what_json_cannot_hold_is_written_all_the_same(tmp_path: Path) -> None:
         ("a", 1): "key",
     }
     folder = new_folder(tmp_path)
-    folder.metrics("rl", 1, row)
-    folder.rollouts([{"step": 1, **row}])
-    folder.status("stopped", reason="red \ud83d")
+    folder.append_metrics("rl", 1, row)
+    folder.append_rollouts([{"step": 1, **row}])
+    folder.write_status("stopped", reason="red \ud83d")
     (found,) = folder.lines("rl", 1)
     assert found["number"] == 0.5 and found["count"] == 3 and found["array"] == [1, 2] and found["many"] == [3]
     assert found["nothing"] == {"nan": None, "deep": [None]}
@@ -79,7 +79,7 @@ def test_what_json_cannot_hold_is_written_all_the_same(tmp_path: Path) -> None:
 
 def test_lines_with_unicode_line_ends_survive_a_rewind(tmp_path: Path) -> None:
     folder = new_folder(tmp_path)
-    folder.rollouts([{"step": 1, "text": "one\u2028two\u0085three"}, {"step": 2, "text": "later"}])
+    folder.append_rollouts([{"step": 1, "text": "one\u2028two\u0085three"}, {"step": 2, "text": "later"}])
     with (tmp_path / "rollouts.jsonl").open("a") as file:
         file.write('{"step": 1, "te')
     folder.rewind(["rl"], "rl", 1)
@@ -132,7 +132,7 @@ HOLD = """
 import os, sys, time
 from pathlib import Path
 from upshot.run.folder import RunFolder
-with RunFolder(Path(sys.argv[1])).locked(print):
+with RunFolder(Path(sys.argv[1])).lock(print):
     child = os.fork()
     print(child or "", flush=True) if child else None
     time.sleep(60)
@@ -145,11 +145,11 @@ def test_a_second_process_is_refused_by_name_until_the_first_is_dead_even_if_its
     assert holder.stdout is not None
     child = int(holder.stdout.readline())
     try:
-        with pytest.raises(UserError, match=f"process {holder.pid} on "), folder.locked(print):
+        with pytest.raises(UserError, match=f"process {holder.pid} on "), folder.lock(print):
             pass
         holder.send_signal(signal.SIGKILL)
         holder.wait()
-        with folder.locked(print):
+        with folder.lock(print):
             pass
     finally:
         holder.kill()
@@ -159,9 +159,34 @@ def test_a_second_process_is_refused_by_name_until_the_first_is_dead_even_if_its
 
 def test_a_second_run_of_the_same_process_is_refused_and_the_first_keeps_its_lock(tmp_path: Path) -> None:
     folder = new_folder(tmp_path)
-    with folder.locked(print):
+    with folder.lock(print):
         for _ in range(2):
-            with pytest.raises(UserError, match="this very process"), RunFolder(tmp_path).locked(print):
+            with pytest.raises(UserError, match="this very process"), RunFolder(tmp_path).lock(print):
                 pass
-    with folder.locked(print):
+    with folder.lock(print):
         pass
+
+
+def test_a_table_is_read_again_when_its_file_has_grown_and_not_before(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path)
+    assert folder.metrics == [] and folder.replies == []
+    folder.append_metrics("rl", 1, {"x": 1})
+    first = folder.metrics
+    assert [line["x"] for line in first] == [1] and folder.metrics is first
+    folder.append_metrics("rl", 2, {"x": 2})
+    assert [line["x"] for line in folder.metrics] == [1, 2]
+    folder.rewind(["rl"], "rl", 1)
+    assert [line["x"] for line in folder.metrics] == [1]
+
+
+def test_runs_are_found_below_a_folder_the_oldest_first(tmp_path: Path) -> None:
+    for name, started in (("late", 30.0), ("deep/er/and/deeper", 10.0), ("by-others", "1970-01-01T00:00:20+00:00")):
+        (tmp_path / name / "checkpoints" / "rl-000001").mkdir(parents=True)
+        (tmp_path / name / "recipe.yaml").write_text("name: x\n")
+        (tmp_path / name / "checkpoints" / "rl-000001" / "recipe.yaml").write_text("name: no run\n")
+        (tmp_path / name / "status.json").write_text(json.dumps({"state": "finished", "started": started}))
+    (tmp_path / "only-lines").mkdir()
+    (tmp_path / "only-lines" / "metrics.jsonl").write_text('{"step": 1}\n')
+    found = [run.path.relative_to(tmp_path).as_posix() for run in find(tmp_path)]
+    assert found == ["deep/er/and/deeper", "by-others", "late"]
+    assert find(tmp_path / "nothing") == []

@@ -24,7 +24,7 @@ class Broken(Exception):
 
 
 def resume(folder: Path, reporter: Reporter | None = None) -> None:
-    train(RunFolder.open(folder).recipe(), RunFolder.open(folder), reporter)
+    train(RunFolder.open(folder).recipe, RunFolder.open(folder), reporter)
 
 
 def fails_at(call: int, method: Callable[..., Any], late: bool = False) -> Callable[..., Any]:
@@ -53,7 +53,7 @@ def updates(folder: Path) -> tuple[str, int]:
 
 @pytest.mark.parametrize(
     ("name", "owner", "call"),
-    [("forward_backward", Learner, 4), ("metrics", RunFolder, 2), ("rollouts", RunFolder, 2)],
+    [("forward_backward", Learner, 4), ("append_metrics", RunFolder, 2), ("append_rollouts", RunFolder, 2)],
     ids=["second minibatch of step 2", "writing the line of step 2", "writing the rollouts of step 2"],
 )
 def test_an_update_half_done_or_without_its_line_is_not_saved(
@@ -139,7 +139,7 @@ class Rival(Reporter):
     def step(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
         """Try it after every step."""
         folder = RunFolder.open(self.folder)
-        turn = TrainingRun(folder.recipe(), folder, Reporter()).train()
+        turn = TrainingRun(folder.recipe, folder, Reporter()).train()
         try:
             turn.send(None)
         except UserError:

@@ -26,7 +26,7 @@ from upshot.run.run import train
 from upshot.run.saver import Saver
 from upshot.training.learner.learner import Learner
 from upshot.training.loops import rl
-from upshot.training.loops.validation import dpo_loss, sft_loss
+from upshot.training.loops.evaluate import dpo_loss, sft_loss
 from upshot.training.metrics.alarms import WINDOW, Alarms
 from upshot.training.metrics.best import BestTracker
 from upshot.training.objectives.objectives import Dpo, Sft
@@ -135,7 +135,7 @@ def looks(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
     """Evaluations that find these rewards, one after another."""
     left: Iterator[float] = iter(values)
 
-    async def look(run: Any, context: Any) -> dict[str, float]:
+    async def look(*_: Any) -> dict[str, float]:
         return {"reward/mean": next(left)}
 
     monkeypatch.setattr(rl, "play_held_out", look)
@@ -182,7 +182,7 @@ def test_of_losses_the_smallest_is_the_best_and_a_direction_may_be_said() -> Non
         record = BestTracker(metric)
         for step, value in enumerate(values):
             record.add(step, {record.metric: value})
-        assert record.since() == since
+        assert record.since_best() == since
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_an_empty_budget_is_raised_and_a_finished_run_made_longer_by_command(
     assert "budget.max_calls=" in capsys.readouterr().err
     assert [line["step"] for line in metrics(run)] == [1]
     assert main(["train", "--resume", str(run), "budget.max_calls=1000", "--quiet"]) == 0
-    assert RunFolder.open(run).recipe().budget.max_calls == 1000, "the folder's recipe is what the run is made by"
+    assert RunFolder.open(run).recipe.budget.max_calls == 1000, "the folder's recipe is what the run is made by"
     assert main(["train", "--quiet", "--resume", str(run), "train.steps=3"]) == 0
     reward = [line["reward/mean"] for line in metrics(run)]
     assert reward == [line["reward/mean"] for line in metrics(tmp_path / "straight")]
@@ -46,7 +46,7 @@ def test_what_may_not_change_is_refused_with_the_reason_and_what_may(tmp_path: P
     free = ["train.steps=9", "eval.every=2", "trackers=[tensorboard]", "reward.max_missing=1", "models.judge=policy"]
     changed = resumed_recipe(folder, [*free, "train.token_budget=8", "train.lr=1e-3"])
     assert (changed.train.steps, changed.eval.every, changed.trackers) == (9, 2, ["tensorboard"])
-    assert folder.recipe().train.steps == 6, "nothing is written before the run goes on"
+    assert folder.recipe.train.steps == 6, "nothing is written before the run goes on"
 
 
 def test_a_recipe_beside_resume_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

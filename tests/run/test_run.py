@@ -53,7 +53,7 @@ class Stops(Reporter):
 
 
 def resume(folder: Path) -> None:
-    train(RunFolder.open(folder).recipe(), RunFolder.open(folder))
+    train(RunFolder.open(folder).recipe, RunFolder.open(folder))
 
 
 @pytest.mark.parametrize("name", METHODS)

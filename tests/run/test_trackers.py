@@ -153,14 +153,15 @@ def test_a_tracker_that_fails_is_said_once_and_ends_no_run(tmp_path: Path) -> No
             raise OSError(28, "No space left on device")
 
     said: list[str] = []
-    reporter: Any = SimpleNamespace(say=said.append, step=lambda *_: None)
-    folder: Any = SimpleNamespace(status=lambda *_, **__: None)
+    reporter: Any = SimpleNamespace(say=said.append, step=lambda *_: None, phase=lambda *_: None)
+    folder: Any = SimpleNamespace(write_status=lambda *_, **__: None, lines=lambda _: [])
     recipe: Any = SimpleNamespace(keep_rollouts=0)
     seen: list[int] = []
     works: Any = SimpleNamespace(log=lambda step, _: seen.append(step), finish=lambda: None)
     writer = Writer(recipe, folder, reporter, None, str, [Full(), works])  # type: ignore[arg-type]
-    writer.announce("rl", 1, {"loss": 1.0})
-    writer.announce("rl", 2, {"loss": 1.0})
+    writer.begin("rl", 2, 0)
+    writer.announce(1, {"loss": 1.0})
+    writer.announce(2, {"loss": 1.0})
     writer.close()
     assert seen == [1, 2]
     assert len(said) == 1 and "the tracker Full fails" in said[0] and "No space left" in said[0]

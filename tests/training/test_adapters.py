@@ -86,8 +86,8 @@ def test_an_earlier_adapter_is_where_training_starts_and_the_reference(
 
     def look(self: TrainingRun, learner: Learner, config: Any) -> None:
         with learner._as_reference():
-            reference = logprobs(self.module)
-        begun.append((logprobs(self.module), reference))
+            reference = logprobs(self.policy.module)
+        begun.append((logprobs(self.policy.module), reference))
         assert all(trained in name for name in learner.trained)
         begin(self, learner, config)
 
@@ -100,7 +100,7 @@ def test_an_earlier_adapter_is_where_training_starts_and_the_reference(
     after = loaded(newest(tmp_path / "rl"))
     assert torch.isfinite(after).all() and not torch.equal(after, begun[0][0]), "the checkpoint loads anywhere"
     folder = RunFolder.open(tmp_path / "rl")
-    train(folder.recipe().model_copy(update={"train": folder.recipe().train.model_copy(update={"steps": 4})}), folder)
+    train(folder.recipe.model_copy(update={"train": folder.recipe.train.model_copy(update={"steps": 4})}), folder)
     assert torch.allclose(begun[1][0], after, atol=1e-5), "a resumed run goes on from its checkpoint"
     assert torch.allclose(begun[1][1], loaded(sft), atol=1e-5), "with the reference that it had"
 
@@ -110,10 +110,10 @@ def test_a_chain_of_adapters_killed_and_resumed_equals_uninterrupted(
 ) -> None:
     train(recipe(tmp_path / "straight", **settings(sft, SHAPE)))
     with monkeypatch.context() as broken:
-        broken.setattr(RunFolder, "metrics", fails_at(3, RunFolder.metrics))
+        broken.setattr(RunFolder, "append_metrics", fails_at(3, RunFolder.append_metrics))
         with pytest.raises(Broken):
             train(recipe(tmp_path / "run", **settings(sft, SHAPE)))
-    train(RunFolder.open(tmp_path / "run").recipe(), RunFolder.open(tmp_path / "run"))
+    train(RunFolder.open(tmp_path / "run").recipe, RunFolder.open(tmp_path / "run"))
     assert metrics(tmp_path / "run") == metrics(tmp_path / "straight")
     assert metrics(tmp_path / "run")[-1]["policy/kl_to_reference"] > 0
 
@@ -126,11 +126,11 @@ def test_with_adapters_and_a_warm_start_the_reference_is_the_model_after_the_war
 
     def look(self: TrainingRun, learner: Learner, config: Any) -> None:
         if learner.reference:
-            found["start"] = logprobs(self.module)
+            found["start"] = logprobs(self.policy.module)
             with learner._as_reference():
-                found["reference"] = logprobs(self.module)
-            with self.module.disable_adapter():
-                found["base"] = logprobs(self.module)
+                found["reference"] = logprobs(self.policy.module)
+            with self.policy.module.disable_adapter():
+                found["base"] = logprobs(self.policy.module)
         begin(self, learner, config)
 
     monkeypatch.setattr(TrainingRun, "begin", look)

@@ -163,7 +163,7 @@ def run(tmp_path: Path) -> RunFolder:
     save(folder.checkpoints.path / "global_step_4/actor", model())
     save(folder.checkpoints.path / "global_step_8/actor", model())
     (folder.checkpoints.path / "latest_checkpointed_iteration.txt").write_text("4")
-    folder.metrics("rl", 4, {"reward/mean": 0.5})
+    folder.append_metrics("rl", 4, {"reward/mean": 0.5})
     return folder
 
 
@@ -206,5 +206,5 @@ def test_neither_engine_goes_on_with_the_run_of_the_other(
 
 def test_a_new_run_in_the_place_of_a_failed_start_is_not_taken_for_verls(run: RunFolder) -> None:
     (run.path / "metrics.jsonl").unlink()
-    again = RunFolder.create(run.recipe())
+    again = RunFolder.create(run.recipe)
     assert not (again.path / "verl.txt").exists() and saved_steps(again) == []

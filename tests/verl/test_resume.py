@@ -57,7 +57,7 @@ def test_the_changed_recipe_is_the_runs_from_then_on(run: RunFolder, recipe: Rec
     changed, theirs, _ = reopen_run(run.path, ["train.steps=99"])
     plan = compose(changed, ClusterPlace(str(run.path), 64, 20, 256), THEIRS)
     begin_folder(run, changed, plan, theirs)
-    assert run.recipe().train.steps == 99
+    assert run.recipe.train.steps == 99
     assert json.loads((run.path / WORDS).read_text()) == theirs
 
 

@@ -16,13 +16,13 @@ from upshot.core.score import Reason, Score
 from upshot.rewards.credit import MAIN, Credit, Span
 from upshot.rewards.reward import Reward
 from upshot.rollout.rollout import Rollout
-from upshot.run import tables as runs
+from upshot.run import folder as runs
 from upshot.run.folder import RunFolder
 from upshot.run.report.report import write_report
 from upshot.run.reporter import Reporter
 from upshot.tasks.slots import SlotsTask
 from upshot.training.loops.rl import set_advantages
-from upshot.training.metrics.best import evaluated
+from upshot.training.metrics.best import evaluated_step
 from upshot.verl.folder import rollout_exchange
 from upshot.verl.folder.run_writer import VerlRunWriter
 from upshot.verl.metrics import Follower
@@ -124,7 +124,7 @@ def test_an_evaluation_is_a_line_of_its_own_of_the_weights_after_its_step(contex
     before, step, after = jsonl.read(context.run / "metrics.jsonl")
     assert before == {"phase": "rl", "step": 0, "eval/reward/mean": 0.25}
     assert after == {"phase": "rl", "step": 5, "eval/reward/mean": 1.0, "time/eval": 1.5}
-    assert [evaluated(before), evaluated(after)] == [0, 5]
+    assert [evaluated_step(before), evaluated_step(after)] == [0, 5]
     assert not any(name.startswith("eval/") for name in step)
 
 
@@ -144,7 +144,7 @@ def test_status_and_console_are_told_as_in_local_mode(context: Stage) -> None:
     context.told(1, **STEP)
     chronicle.follow()
     assert seen == [("rl", 4, 0), ("rl", 1, 0.5)]
-    chronicle.writer.status("finished")
+    chronicle.writer.write_status("finished")
     status = json.loads((context.run / "status.json").read_text())
     assert (status["state"], status["step"], status["steps"]) == ("finished", 1, 4)
     assert status["eta_seconds"] == pytest.approx(9.0)
@@ -195,7 +195,7 @@ def test_the_report_and_the_tables_read_such_a_run(context: Stage) -> None:
     context.play(1, [[Score(1.0), DOWN]])
     context.told(1, **STEP)
     chronicle.follow()
-    chronicle.writer.status("finished")
+    chronicle.writer.write_status("finished")
     page = write_report(context.run).read_text()
     assert "a red lamp" in page and str(Reason.CONNECTION) in page
     run = runs.read(context.run)

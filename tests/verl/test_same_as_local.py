@@ -30,7 +30,7 @@ from upshot.tasks.ciphers import Ciphers
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.distributed.pickling import dumps, loads
 from upshot.training.loops import ppo, rl
-from upshot.training.objectives.logprob_source import Lesson
+from upshot.training.loops.rl import Lesson
 from upshot.training.setup import sampling_of
 from upshot.verl.parquet import record_of
 from upshot.verl.served import ConversationLink

@@ -19,8 +19,7 @@ from upshot.config.recipe import Recipe
 from upshot.core import jsonl
 from upshot.core.errors import UserError
 from upshot.core.event_loop import anywhere
-from upshot.run.tables import Run
-from upshot.run.tables import read as read_run
+from upshot.run.folder import RunFolder
 
 if TYPE_CHECKING:
     from upshot.run.reporter import Reporter
@@ -48,7 +47,7 @@ def train(
     *,
     reporter: Reporter | None = None,
     **overrides: Any,
-) -> Run:
+) -> RunFolder:
     """Run a recipe to its end in this process; the run, as tables.
 
     data: what to learn from, instead of what the recipe names: rows of the task, or dialogues or pairs for sft and dpo.
@@ -59,19 +58,18 @@ def train(
         return anywhere(lambda: _train(chosen, data, reporter))
 
 
-def _train(recipe: Recipe, data: Data | None, reporter: Reporter | None) -> Run:
+def _train(recipe: Recipe, data: Data | None, reporter: Reporter | None) -> RunFolder:
     from upshot.rollout.check_names import check_names
-    from upshot.run.folder import RunFolder
     from upshot.run.run import train as run
 
     if data is None:
-        return read_run(run(recipe, None, reporter).path)
+        return run(recipe, None, reporter)
     check_names(recipe)
     folder = RunFolder.create(recipe)
     try:
         recipe = _with_data(recipe, data, folder.path)
         folder.write_recipe(recipe)
-        return read_run(run(recipe, folder, reporter).path)
+        return run(recipe, folder, reporter)
     except BaseException:
         folder.drop_failed_start()
         raise

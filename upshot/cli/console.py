@@ -124,7 +124,7 @@ class RichReporter(Reporter):
         self._progress.update(self._task, completed=step, note="")
         self._live.update(Group(self._progress, metrics_table(shown(metrics)), Text(step_line(metrics), "dim")))
 
-    def within(self, done: int, total: int) -> None:
+    def show_progress(self, done: int, total: int) -> None:
         """Replies of the running step."""
         self._progress.update(self._task, note=f"[dim]reply {done}/{total}")
 

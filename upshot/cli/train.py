@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from upshot.config.recipe import Recipe
-    from upshot.run.checks.bench import Finding
+    from upshot.run.checks.context import Finding
     from upshot.run.folder import RunFolder
     from upshot.training.learner.distributed.ranks import Ranks
 
@@ -87,7 +87,6 @@ def run(args: argparse.Namespace) -> int:
 def _train(args: argparse.Namespace, recipe: Recipe, folder: RunFolder | None, ranks: Ranks) -> int:
     from upshot.cli.console import make_reporter
     from upshot.run.folder import RunFolder
-    from upshot.run.onlooker import ReadOnlyRunFolder
     from upshot.run.report.report import write_report
     from upshot.run.reporter import Reporter
     from upshot.run.run import train_checked
@@ -96,7 +95,9 @@ def _train(args: argparse.Namespace, recipe: Recipe, folder: RunFolder | None, r
     if not ranks.broadcast_object("checked", ranks.first and _checked(recipe, args, resumed=not new, ranks=ranks.size)):
         return 2
     if not ranks.first:
-        train_checked(recipe, ReadOnlyRunFolder(ranks.broadcast_object("run folder", Path())), Reporter(), ranks)
+        train_checked(
+            recipe, RunFolder(ranks.broadcast_object("run folder", Path()), read_only=True), Reporter(), ranks
+        )
         return 0
     folder = folder or RunFolder.create(recipe)
     ranks.broadcast_object("run folder", folder.path)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from upshot.config.recipe import Recipe
-from upshot.core import jsonl
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn, messages_from
 from upshot.core.errors import UserError
 from upshot.core.score import Score
@@ -26,7 +25,6 @@ from upshot.rollout.futures.classmates.map_file import classmate_names
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Future, Rollout
 from upshot.rollout.services import build_context, build_services
-from upshot.run import samples
 from upshot.run.folder import ROLLOUTS, RunFolder
 from upshot.tasks.base import tasks
 from upshot.training.setup import find_tokenizer
@@ -54,8 +52,7 @@ class ScoreChange:
 async def replay(folder: RunFolder, recipe: Recipe, step: int) -> list[ScoreChange]:
     """Every mean and total of a step's replies, old and new."""
     lines = lines_of(folder, step)
-    file = samples.file_of(folder.path, step)
-    known = samples.read(file) if file.is_file() else {}
+    known = folder.samples(step)
     call_seconds.set(recipe.call_seconds)
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     rows = {row.id: row for row in task.rows("train")}
@@ -84,7 +81,7 @@ def silent(recipe: Recipe) -> set[str]:
 
 def lines_of(folder: RunFolder, step: int) -> list[dict[str, Any]]:
     """The replies of a step; `UserError` when the file has none."""
-    lines = jsonl.read(folder.path / ROLLOUTS)
+    lines = folder.rollouts
     found = [line for line in lines if line.get("step") == step]
     if not found:
         steps = sorted({line.get("step", 0) for line in lines})

@@ -15,8 +15,6 @@ from upshot.training.metrics.best import BestMark
 
 STATE = "state.json"
 """Phase and step; the last file to be written."""
-
-
 BEST = "best.json"
 """Beside the checkpoints: which of them is the best, and by which metric."""
 
@@ -32,8 +30,10 @@ class Checkpoint(NamedTuple):
 class Checkpoints:
     """The folder `checkpoints/` of a run."""
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, read_only: bool = False) -> None:
         self.run = run
+        self.read_only = read_only
+        """Whether another rank writes them: `save` only says where one will lie."""
         self.path = run / "checkpoints"
 
     def saved(self) -> list[Checkpoint]:
@@ -53,6 +53,8 @@ class Checkpoints:
         With `best` it is the best one from now on, which stays however old it gets.
         """
         final = self.path / f"{phase}-{step:06d}"
+        if self.read_only:
+            return final
         if not (final / STATE).is_file():
             self._write(final, phase, step, write)
         if best is not None:

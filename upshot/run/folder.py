@@ -1,12 +1,19 @@
-"""The run folder: what a run leaves behind, and what it resumes from. No torch: whoever plays or learns may write it.
+"""The run folder: what a run leaves behind, and what it resumes from. One class reads and writes it; no torch.
 
 recipe.yaml     the resolved recipe          metrics.jsonl    one line a step
 versions.json   what it ran with             rollouts.jsonl   one line a reply, with its tree of futures
-status.json     state, step, time left       checkpoints/     Hugging Face folders
-spent.json      what the helpers have cost   lock             who is writing it
-report.html     written at the end and by `upshot view`
+status.json     state, step, time left       checkpoints/     Hugging Face folders (`checkpoints.py`)
+spent.json      what the helpers have cost   lock             who is writing it (`lock.py`)
+table.json      a headline table of demos    report.html      written at the end and by `upshot view`
 verl.log, …     of a run on a cluster: what verl said, both sides of its config (docs/cluster.md)
-samples/        a file a step: token ids and log-probabilities of those replies
+samples/        a file a step: token ids and log-probabilities of those replies (`samples.py`)
+
+It is also `upshot.runs`: a run as tables, lists of flat mappings that `pandas.DataFrame(run.metrics)` takes.
+
+    run = upshot.runs.read("runs/quickstart-…")
+    run.metrics[-1]["reward/mean"]            # a line a step
+    [r for r in run.replies if r["reward"] is None]
+    run.futures[0]["verifier"]
 """
 
 from __future__ import annotations
@@ -19,8 +26,8 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -29,6 +36,7 @@ from upshot.config.load import dump_recipe, load_recipe
 from upshot.config.phases import order
 from upshot.config.recipe import Recipe
 from upshot.core import jsonl
+from upshot.core.conversation import Sample
 from upshot.core.errors import UserError
 from upshot.core.version import __version__
 from upshot.core.whole_files import write_json, write_whole
@@ -36,23 +44,31 @@ from upshot.rollout.rollout import Rollout
 from upshot.run import samples
 from upshot.run.checkpoints import Checkpoint, Checkpoints
 from upshot.run.lock import NAME as LOCK
-from upshot.run.lock import locked
+from upshot.run.lock import hold
 
+Table = list[dict[str, Any]]
 PACKAGES = ("torch", "transformers", "numpy", "tokenizers", "pydantic", "peft", "verl", "ray", "vllm")
-METRICS, ROLLOUTS, SPENT = "metrics.jsonl", "rollouts.jsonl", "spent.json"
+RECIPE, VERSIONS, STATUS, SPENT = "recipe.yaml", "versions.json", "status.json", "spent.json"
+METRICS, ROLLOUTS, TABLE, REPORT = "metrics.jsonl", "rollouts.jsonl", "table.json", "report.html"
+SHOWN = (METRICS, ROLLOUTS, RECIPE, VERSIONS, STATUS, TABLE)
+"""A folder with any of these holds something of a run that can be looked at."""
 VERL = ("verl.txt", "verl.json", "verl.log")
 """Of a run on a cluster: both sides of its config, verl's own words of the command line, what verl said."""
-WRITTEN = ("recipe.yaml", "versions.json", "status.json", "report.html", METRICS, ROLLOUTS, SPENT, *VERL)
+WRITTEN = (RECIPE, VERSIONS, STATUS, REPORT, METRICS, ROLLOUTS, SPENT, *VERL)
 FOLDERS = ("checkpoints", "reference", "start", "tensorboard", "verl", samples.FOLDER)
 """What a run writes into its folder."""
 
 
 class RunFolder:
-    """Reads and writes one run folder. Lines are appended and flushed, so a killed run keeps what it finished."""
+    """One run folder. Lines are appended and flushed, so a killed run keeps what it finished."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, read_only: bool = False) -> None:
         self.path = path
-        self.checkpoints = Checkpoints(path)
+        self.read_only = read_only
+        """Whether the first rank writes it: whatever this one is told to write is left to that."""
+        self.checkpoints = Checkpoints(path, read_only)
+        self._tables: dict[str, tuple[object, Table]] = {}
+        """Tables that were made of a file, each with the file's time and size then."""
 
     @classmethod
     def create(cls, recipe: Recipe) -> RunFolder:
@@ -62,14 +78,21 @@ class RunFolder:
         folder.check_free()
         try:
             folder.checkpoints.path.mkdir(parents=True, exist_ok=True)
-            with folder.locked(lambda _: None):
+            with folder.lock(lambda _: None):
                 folder._clear()
                 folder.checkpoints.path.mkdir(exist_ok=True)
                 folder.write_recipe(recipe)
-                write_json(path / "versions.json", versions())
+                write_json(path / VERSIONS, versions())
         except OSError as error:
             raise UserError(cannot_write(path, error.strerror or str(error))) from error
         return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """An existing run folder."""
+        if not (path / RECIPE).is_file():
+            raise UserError(f"'{path}' is no run folder: it has no {RECIPE}")
+        return cls(path)
 
     def check_free(self) -> None:
         """Refuse a folder that holds a run which has finished a step."""
@@ -83,11 +106,11 @@ class RunFolder:
     def begun(self) -> bool:
         """Whether a run came to a step in it, or to its end."""
         metrics = self.path / METRICS
-        return (metrics.is_file() and metrics.stat().st_size > 0) or self._status().get("state") == "finished"
+        return (metrics.is_file() and metrics.stat().st_size > 0) or self.status.get("state") == "finished"
 
     def drop_failed_start(self) -> None:
         """Take the folder away again when its run never came to a step and saved nothing."""
-        if self.begun or self.latest() is not None:
+        if self.read_only or self.begun or self.latest() is not None:
             return
         self._clear()
         (self.path / LOCK).unlink(missing_ok=True)
@@ -101,81 +124,131 @@ class RunFolder:
         for name in FOLDERS:
             shutil.rmtree(self.path / name, ignore_errors=True)
 
-    @classmethod
-    def open(cls, path: Path) -> RunFolder:
-        """An existing run folder."""
-        if not (path / "recipe.yaml").is_file():
-            raise UserError(f"'{path}' is no run folder: it has no recipe.yaml")
-        return cls(path)
-
-    def locked(self, say: Callable[[str], None]) -> AbstractContextManager[None]:
+    def lock(self, say: Callable[[str], None]) -> AbstractContextManager[None]:
         """Hold the folder while writing it: a second process is refused."""
-        return locked(self.path, say)
+        return nullcontext() if self.read_only else hold(self.path, say)
 
+    # What is there.
+
+    @property
     def recipe(self) -> Recipe:
         """The resolved recipe of the run."""
-        return load_recipe(str(self.path / "recipe.yaml")).recipe
+        return load_recipe(str(self.path / RECIPE)).recipe
 
-    def write_recipe(self, recipe: Recipe) -> None:
-        """The recipe that the run is made by from now on."""
-        write_whole(self.path / "recipe.yaml", dump_recipe(recipe).encode())
-
-    def metrics(self, phase: str, step: int, values: Mapping[str, Any]) -> None:
-        """Append a line to metrics.jsonl; numbers that are not finite become null."""
-        self._append(METRICS, [{"phase": phase, "step": step, **values}])
-
-    def rollouts(self, replies: Iterable[Mapping[str, Any]]) -> None:
-        """Append replies to rollouts.jsonl."""
-        self._append(ROLLOUTS, replies)
-
-    def samples(self, step: int, replies: Sequence[Rollout]) -> None:
-        """Write token ids and log-probabilities of a step's replies."""
-        path = samples.file_of(self.path, step)
-        try:
-            path.parent.mkdir(exist_ok=True)
-            write_whole(path, samples.pack(replies))
-        except OSError as error:
-            raise UserError(self._full(path, error)) from error
-
-    def lines(self, phase: str, step: int | None = None) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl of a phase, or of one of its steps."""
-        rows = [row for row in jsonl.read(self.path / METRICS) if row.get("phase") == phase]
-        return [row for row in rows if step is None or row.get("step") == step]
-
-    def status(self, state: str, **more: Any) -> None:
-        """Say how the run stands, in which process, since when, and how many seconds it has run in all."""
-        before = self._status()
-        now = time.time()
-        seconds = before.get("seconds", 0.0)
-        if (before.get("state"), before.get("pid")) == (
-            "running",
-            os.getpid(),
-        ):  # else it was killed: nobody knows when
-            seconds += now - before.get("time", now)
-        started = before.get("started", now)
-        times = {"started": started, "time": now, "seconds": seconds}
-        write_json(self.path / "status.json", {"state": state, "pid": os.getpid(), **times, **more})
-
-    def _status(self) -> dict[str, Any]:
-        path = self.path / "status.json"
+    @property
+    def status(self) -> dict[str, Any]:
+        """How it stands: {'state': 'running' | 'finished' | 'stopped', 'seconds': …}; empty before it began."""
+        path = self.path / STATUS
         return (jsonl.parse(path.read_bytes()) if path.is_file() else None) or {}
+
+    @property
+    def metrics(self) -> Table:
+        """A line a step: phase, step, and every logged number."""
+        return self._table("metrics", METRICS, lambda: jsonl.read(self.path / METRICS))
+
+    @property
+    def rollouts(self) -> Table:
+        """A reply each, as it was written: messages, futures, reward, credit."""
+        return self._table("rollouts", ROLLOUTS, lambda: jsonl.read(self.path / ROLLOUTS))
+
+    @property
+    def replies(self) -> Table:
+        """A line a reply: step, row, group, its words, its reward and each metric's mean."""
+        return self._table("replies", ROLLOUTS, lambda: [_flat_reply(line) for line in self.rollouts])
+
+    @property
+    def futures(self) -> Table:
+        """A line a future: whose reply it continues, its last words, its score by each metric."""
+        return self._table("futures", ROLLOUTS, lambda: [row for line in self.rollouts for row in _flat_futures(line)])
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The newest checkpoint, a Hugging Face folder; None before the first."""
+        latest = self.latest()
+        return None if latest is None else latest.path
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint with its phase and step."""
+        saved = self.checkpoints.saved()
+        return saved[-1] if saved else None
+
+    def lines(self, phase: str, step: int | None = None) -> Table:
+        """The lines of metrics.jsonl of a phase, or of one of its steps."""
+        rows = jsonl.read(self.path / METRICS)  # not the table: a run that trains for weeks need not hold it
+        return [row for row in rows if row.get("phase") == phase and step in (None, row.get("step"))]
+
+    def samples(self, step: int) -> dict[str, list[Sample]]:
+        """Token ids and log-probabilities of a step's replies, by key; nothing where none were kept."""
+        path = samples.file_of(self.path, step)
+        return samples.unpack(path.read_bytes()) if path.is_file() else {}
 
     def spent(self) -> dict[str, float]:
         """What the helper models have cost so far, steps that were lost and played again included."""
         path = self.path / SPENT
         return json.loads(path.read_text()) if path.is_file() else {}
 
+    @property
+    def started(self) -> float:
+        """When the run began, in seconds since the epoch: as its status says, else its oldest file."""
+        stated = moment(self.status.get("started"))
+        if stated is not None:
+            return stated
+        return min((path.stat().st_mtime for name in SHOWN if (path := self.path / name).is_file()), default=0.0)
+
+    def _table(self, key: str, file: str, make: Callable[[], Table]) -> Table:
+        """What `make` makes of a file; made again only where that has changed, so that `run.metrics[i]` is cheap."""
+        path = self.path / file
+        stamp = (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None
+        if key not in self._tables or self._tables[key][0] != stamp:
+            self._tables[key] = stamp, make()
+        return self._tables[key][1]
+
+    # What is written.
+
+    def write_recipe(self, recipe: Recipe) -> None:
+        """The recipe that the run is made by from now on."""
+        if not self.read_only:
+            write_whole(self.path / RECIPE, dump_recipe(recipe).encode())
+
+    def append_metrics(self, phase: str, step: int, values: Mapping[str, Any]) -> None:
+        """Append a line to metrics.jsonl; numbers that are not finite become null."""
+        self._append(METRICS, [{"phase": phase, "step": step, **values}])
+
+    def append_rollouts(self, replies: Iterable[Mapping[str, Any]]) -> None:
+        """Append replies to rollouts.jsonl."""
+        self._append(ROLLOUTS, replies)
+
+    def write_samples(self, step: int, replies: Sequence[Rollout]) -> None:
+        """Write token ids and log-probabilities of a step's replies."""
+        path = samples.file_of(self.path, step)
+
+        def write() -> None:
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, samples.pack(replies))
+
+        self._write(path, write)
+
+    def write_status(self, state: str, **more: Any) -> None:
+        """Say how the run stands, in which process, since when, and how many seconds it has run in all."""
+        if self.read_only:
+            return
+        before, now = self.status, time.time()
+        seconds = before.get("seconds", 0.0)
+        # A status of another process that still says 'running' is of one that was killed: nobody knows when.
+        if (before.get("state"), before.get("pid")) == ("running", os.getpid()):
+            seconds += now - before.get("time", now)
+        times = {"started": before.get("started", now), "time": now, "seconds": seconds}
+        write_json(self.path / STATUS, {"state": state, "pid": os.getpid(), **times, **more})
+
     def write_spent(self, spent: Mapping[str, float]) -> None:
         """Remember what the helper models have cost."""
-        write_json(self.path / SPENT, spent)
-
-    def latest(self) -> Checkpoint | None:
-        """The newest checkpoint."""
-        saved = self.checkpoints.saved()
-        return saved[-1] if saved else None
+        if not self.read_only:
+            write_json(self.path / SPENT, spent)
 
     def rewind(self, phases: list[str], phase: str, step: int) -> None:
         """Drop lines that a killed run wrote after its last checkpoint, so that nothing is counted twice."""
+        if self.read_only:
+            return
 
         def earlier(row: Mapping[str, Any]) -> bool:
             where = row.get("phase", phases[-1])  # rollouts name no phase: only the last one plays any
@@ -188,15 +261,55 @@ class RunFolder:
                 file.unlink()
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        try:
-            jsonl.append(self.path / name, rows)
-        except OSError as error:
-            raise UserError(self._full(self.path / name, error)) from error
+        self._write(self.path / name, lambda: jsonl.append(self.path / name, rows))
 
-    def _full(self, path: Path, error: OSError) -> str:
-        return (
-            f"cannot write '{path}': {error.strerror or error}; free some space and continue with --resume {self.path}"
-        )
+    def _write(self, path: Path, write: Callable[[], None]) -> None:
+        """Have a file written, where the folder is written at all; a full disk is a `UserError`."""
+        try:
+            if not self.read_only:
+                write()
+        except OSError as error:
+            raise UserError(
+                f"cannot write '{path}': {error.strerror or error}; "
+                f"free some space and continue with --resume {self.path}"
+            ) from error
+
+
+def read(path: str | Path) -> RunFolder:
+    """The run in a folder."""
+    return RunFolder.open(Path(path))
+
+
+def find(folder: str | Path = "runs") -> list[RunFolder]:
+    """The runs in and below a folder, oldest first."""
+    return [run for run in find_shown(Path(folder), sys.maxsize) if (run.path / RECIPE).is_file()]
+
+
+def find_shown(root: Path, depth: int) -> list[RunFolder]:
+    """Everything in and below a folder that can be looked at as a run: the folder itself, then the oldest first."""
+    inner = [RunFolder(path) for path in _folders(root, depth) if is_shown(path)]
+    own = [RunFolder(root)] if is_shown(root) else []
+    return own + sorted(inner, key=lambda run: (run.started, run.path))
+
+
+def is_shown(path: Path) -> bool:
+    """Whether a folder holds anything of a run."""
+    return any((path / name).is_file() for name in SHOWN)
+
+
+def _folders(root: Path, depth: int) -> Iterator[Path]:
+    for path in sorted(root.iterdir()) if depth and root.is_dir() else ():
+        if path.is_dir() and not path.is_symlink() and not path.name.startswith(".") and path.name != "checkpoints":
+            yield path
+            yield from _folders(path, depth - 1)
+
+
+def moment(value: Any) -> float | None:
+    """A time in a status file as seconds since the epoch: a number, or an ISO date as others write it."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return datetime.fromisoformat(value).timestamp()
+    return value if isinstance(value, int | float) else None
 
 
 def place_of(recipe: Recipe) -> Path:
@@ -214,8 +327,35 @@ def versions() -> dict[str, str]:
     """What the run depends on."""
     found = {"upshot": __version__, "python": sys.version.split()[0], "platform": platform.platform()}
     for package in PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
+
+
+def _flat_reply(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A reply of rollouts.jsonl as one flat row. What a score lacks is None, and the reason stands beside it."""
+    reward = line.get("reward") or {}
+    total = reward.get("total") or {}
+    spoken = [message.get("content") for message in line.get("messages") or () if message.get("role") == "assistant"]
+    return {
+        **{key: line.get(key) for key in ("step", "row", "source", "group", "key", "ended")},
+        "reply": spoken[-1] if spoken else None,
+        "reward": total.get("value"),
+        "missing": total.get("missing"),
+        **{name: score.get("value") for name, score in (reward.get("means") or {}).items()},
+        **{f"group/{name}": value for name, value in (line.get("groups") or {}).items()},
+    }
+
+
+def _flat_futures(line: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for future in line.get("futures") or ():
+        messages = future.get("messages") or ()
+        yield {
+            "step": line.get("step"),
+            "row": line.get("row"),
+            "reply": line.get("key"),
+            **{key: future.get(key) for key in ("key", "by", "ended", "missing")},
+            "turns": len(messages),
+            "last": messages[-1]["content"] if messages else None,
+            **{name: score.get("value") for name, score in (future.get("scores") or {}).items()},
+        }

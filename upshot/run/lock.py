@@ -24,7 +24,7 @@ descriptor would let go of the first one's."""
 
 
 @contextmanager
-def locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+def hold(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Hold a run folder; where another run holds it, a `UserError` that names its process and machine."""
     path = (folder / NAME).resolve()
     if path in _held:

@@ -14,7 +14,7 @@ class Reporter:
     def step(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
         """A step is finished."""
 
-    def within(self, done: int, total: int) -> None:
+    def show_progress(self, done: int, total: int) -> None:
         """Replies played in the running step."""
 
     def say(self, text: str) -> None:

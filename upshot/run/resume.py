@@ -22,7 +22,7 @@ MAY_CHANGE = (
 
 def resumed_recipe(folder: RunFolder, overrides: Sequence[str]) -> Recipe:
     """The folder's recipe with `key=value` overrides; one that would make it another run is a `UserError`."""
-    before = folder.recipe()
+    before = folder.recipe
     after = load_recipe(str(folder.path / "recipe.yaml"), overrides).recipe
     old, new = (dict(flatten(recipe.model_dump(mode="json"))) for recipe in (before, after))
     changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]

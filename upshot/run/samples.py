@@ -44,13 +44,8 @@ def pack(replies: Sequence[Rollout]) -> bytes:
     return out.getvalue()
 
 
-def read(path: Path) -> dict[str, list[Sample]]:
+def unpack(packed: bytes) -> dict[str, list[Sample]]:
     """The samples of a step's replies by key, in the order of their turns."""
-    return read_bytes(path.read_bytes())
-
-
-def read_bytes(packed: bytes) -> dict[str, list[Sample]]:
-    """What `pack` wrote."""
     import numpy as np
 
     with np.load(io.BytesIO(packed), allow_pickle=False) as file:

@@ -15,6 +15,7 @@ from upshot.run.folder import RunFolder
 from upshot.run.reporter import Reporter
 from upshot.run.trackers import Tracker
 from upshot.tasks.base import Task, groups_of
+from upshot.training.metrics.alarms import Alarms
 from upshot.training.metrics.step import by_group
 from upshot.training.metrics.task import task_metrics
 
@@ -44,54 +45,62 @@ class Writer:
         self.spell = spell
         """Token ids → text."""
         self.trackers = trackers
+        self.alarms = Alarms()
         self._failing: set[str] = set()
+        """Trackers that have failed."""
         self._now: dict[str, Any] = {}
-        """What status.json says besides the state."""
-        self._steps = 0
-        self._took: deque[float] = deque(maxlen=STEPS)
-        self._told = 0.0
+        """What status.json says besides the state …"""
+        self._status_time = 0.0
+        """… and when it last did."""
+        self._seconds: deque[float] = deque(maxlen=STEPS)
+        """That the last steps took."""
 
     def begin(self, phase: str, steps: int, done: int) -> None:
         """A phase of so many steps begins, or goes on after `done`."""
-        self._steps = steps
-        self._took.clear()
+        self._seconds.clear()
         self._now = {"phase": phase, "step": done, "steps": steps}
-        self.status("running")
+        self.alarms = Alarms()
+        for line in self.folder.lines(phase):
+            self.alarms.watch(line)
+        self.write_status("running")
         self.reporter.phase(phase, steps, done)
 
-    def replies(self, step: int, groups: Sequence[Sequence[Rollout]]) -> Logs:
+    def write_replies(self, step: int, groups: Sequence[Sequence[Rollout]]) -> Logs:
         """Write the replies of a step; what its line says of them by task and group."""
         replies = [reply for group in groups for reply in group]
         if not replies:
             return {}
         kept = replies[: self.keep_rollouts or None]
-        self.folder.samples(step, kept)
-        self.folder.rollouts(self._transcripts(step, kept))
+        self.folder.write_samples(step, kept)
+        self.folder.append_rollouts(self._transcripts(step, kept))
         return by_group(replies, self._groups_of, lambda reply: reply.reward.total) | task_metrics(
             groups, self.task.groups
         )
 
-    def line(self, phase: str, step: int, logs: Mapping[str, Any]) -> None:
-        """Write the line of a step."""
-        self.folder.metrics(phase, step, logs)
+    def write_line(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Write the line of a step, or of an evaluation after it."""
+        self.folder.append_metrics(self._now["phase"], step, logs)
 
-    def announce(self, phase: str, step: int, logs: Mapping[str, Any], alarms: Sequence[str] = ()) -> None:
-        """Tell the console, the trackers and status.json what metrics.jsonl has been told."""
+    def announce(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Tell the console, the trackers and status.json what metrics.jsonl was told; alarms that begin are said."""
+        for text in self.alarms.watch(logs):
+            self.reporter.say(f"step {step}: {text}")
+        phase, alarms = self._now["phase"], list(self.alarms.ringing.values())
         numbers = {name: value for name, value in plain(logs).items() if isinstance(value, (int, float))}
         if "time/step" in numbers:
-            self._took.append(numbers["time/step"] + numbers.get("time/save", 0.0))
-        left = (self._steps - step) * statistics.fmean(self._took or [0.0])
-        self._now |= {"step": step, "eta_seconds": left, "alarms": list(alarms), "metrics": numbers}
-        if time.monotonic() - self._told > STATUS_SECONDS:
-            self.status("running")
+            self._seconds.append(numbers["time/step"] + numbers.get("time/save", 0.0))
+        left = (self._now["steps"] - step) * statistics.fmean(self._seconds or [0.0])
+        self._now |= {"step": step, "eta_seconds": left, "alarms": alarms, "metrics": numbers}
+        if time.monotonic() - self._status_time > STATUS_SECONDS:
+            self.write_status("running")
         self.reporter.step(phase, step, numbers)
         named = {f"{phase}/{name}": value for name, value in numbers.items()}
         self._to_trackers(lambda tracker: tracker.log(step, named))
 
-    def status(self, state: str, **more: Any) -> None:
+    def write_status(self, state: str, **more: Any) -> None:
         """Say in status.json how the run stands."""
-        self._told = time.monotonic()
-        self.folder.status(state, **self._now, **more)
+        self._status_time = time.monotonic()
+        self.folder.write_status(state, **self._now, **more)
 
     def close(self) -> None:
         """Nothing more is written."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from upshot.config.phases import phases_of
 from upshot.config.recipe import Recipe, TrainConfig
-from upshot.core.conversation import derive_seed
+from upshot.core.conversation import Row, derive_seed
 from upshot.core.errors import UserError
 from upshot.engine.engine import Engine
 from upshot.models.rendering import Renderer
 from upshot.rollout.policy import Policy
+from upshot.rollout.prompt_length import build_prompt_filter, filter_rows
 from upshot.serving.swap.pool import ModelPool
 from upshot.serving.vllm.policy import VllmPolicy
 from upshot.tasks.base import Task
@@ -28,20 +30,7 @@ from upshot.training.learner.memory.fit import (
 )
 from upshot.training.learner.memory.plan import MemoryPlan, usable
 from upshot.training.setup import context_limit, load_policy, sampling_of, seed_torch
-from upshot.training.snapshots import PolicyModel
-from upshot.training.weights import load_weights, save_weights
-
-
-def check_beside(plan: MemoryPlan, share: float, total: int) -> None:
-    """Refuse a GPU on which vLLM, awake, does not fit beside what the learner keeps."""
-    kept, taken = sum(part.sampling for part in plan.parts), int(share * total)
-    if total and kept + taken > usable(total):
-        gib = 2**30
-        raise UserError(
-            f"model.engine.memory {share:g} of {total / gib:.1f} GiB is {taken / gib:.1f}, and the learner keeps "
-            f"{kept / gib:.1f} (weights, optimizer) while vLLM samples: more than {usable(total) / gib:.1f}; lower "
-            "model.engine.memory, set train.optimizer.offload or optimizer: adamw-8bit, or give vLLM other devices"
-        )
+from upshot.training.snapshots import PolicyModel, load_weights, save_weights
 
 
 class PolicyBundle:
@@ -120,9 +109,9 @@ class PolicyBundle:
     @property
     def samples(self) -> bool:
         """Whether the sampler was made."""
-        return "sampler" in self.__dict__
+        return "sampler" in self.__dict__  # where `cached_property` puts it
 
-    def policy(self) -> Policy:
+    def speaker(self) -> Policy:
         """The policy as a speaker."""
         recipe = self.recipe
         return Policy(
@@ -140,6 +129,11 @@ class PolicyBundle:
         """Most tokens of prompt and reply together."""
         return context_limit(self.recipe.model, self.module)
 
+    def fit_prompts(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """The rows whose prompt leaves room for a reply, by the recipe's rule for those that do not."""
+        lengths = build_prompt_filter(self.recipe, self.task, self.renderer, self.max_context)
+        return filter_rows(rows, lengths, self.recipe.episode.long_prompts)
+
     def learner(self, config: TrainConfig, value_head: bool = False) -> Learner:
         """A new learner on the policy."""
         sampled, episode = config.samples, self.recipe.episode
@@ -156,11 +150,11 @@ class PolicyBundle:
             ranks=self.ranks,
         )
 
-    def keep_reference(self, learner: Learner, first_phase: bool, begun: bool) -> None:
+    def keep_reference(self, learner: Learner, phase: str, begun: bool) -> None:
         """Give the learner the model that its phase began with; one that had begun before finds it again."""
         saved = self.run / "reference"
         # The whole of a model that is where the recipe says is not kept a second time.
-        elsewhere = first_phase and self.recipe.model.lora is None
+        elsewhere = phase == phases_of(self.recipe)[0] and self.recipe.model.lora is None
         if not begun:
             learner.keep_reference()
             if not elsewhere and self.ranks.first:
@@ -180,3 +174,15 @@ class PolicyBundle:
         """Module, without adapters, and tokenizer: those of a folder, or those that the run began with."""
         seed = derive_seed(self.recipe.seed, "weights")
         return load_policy(self.recipe.model, self.task, seed, path or self.start.model, self.start.adapter)
+
+
+def check_beside(plan: MemoryPlan, share: float, total: int) -> None:
+    """Refuse a GPU on which vLLM, awake, does not fit beside what the learner keeps."""
+    kept, taken = sum(part.sampling for part in plan.parts), int(share * total)
+    if total and kept + taken > usable(total):
+        gib = 2**30
+        raise UserError(
+            f"model.engine.memory {share:g} of {total / gib:.1f} GiB is {taken / gib:.1f}, and the learner keeps "
+            f"{kept / gib:.1f} (weights, optimizer) while vLLM samples: more than {usable(total) / gib:.1f}; lower "
+            "model.engine.memory, set train.optimizer.offload or optimizer: adamw-8bit, or give vLLM other devices"
+        )

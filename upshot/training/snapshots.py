@@ -1,6 +1,7 @@
-"""The policy as its own classmate: as it was when its training began, or as it was every N steps ago.
+"""Earlier states of the policy: copies of it that speak (classmates, steps played ahead), and their weights on disk.
 
-What is not trained is shared with the policy, so with adapters a copy costs the adapters only.
+A copy is the policy as it was when its training began, or as it was every N steps ago. What is not trained is shared
+with the policy, so with adapters a copy costs the adapters only.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ import torch
 from torch import Tensor
 
 from upshot.core.errors import UserError
+from upshot.core.whole_files import fill, place
 from upshot.engine.engine import Engine
 from upshot.models.base import Completion, Model, Request
 from upshot.models.engine_model import EngineModel
 from upshot.models.rendering import Renderer
 from upshot.training.learner.snapshot import on_host
-from upshot.training.weights import load_weights, save_weights
 
 PLAYING: ContextVar[int | None] = ContextVar("playing", default=None)
 """Which of the copies that play steps ahead the policy is, in this step's conversations; None: it is itself."""
+WEIGHTS = "trained.safetensors"
 
 
 class FrozenPolicy(Model):
@@ -53,7 +55,7 @@ class FrozenPolicy(Model):
         return await self.sampler.generate(request)
 
     async def follow(self, step: int) -> bool:
-        """Take over the policy's weights when it is time."""
+        """Take over the policy's weights when it is time; whether it was."""
         if not self.every or not step or step % self.every:
             return False
         self.catch_up(step)
@@ -128,23 +130,21 @@ class PolicyModel(EngineModel):
     def play_ahead(self, steps: int) -> None:
         """Have copies that play so many steps ahead."""
         names = [f"ahead-{number}" for number in range(steps)]
-        self.ahead = [self._copied(name, 0) for name in names]
+        self.ahead = [self._copy(name, 0) for name in names]
         self.copies |= dict(zip(names, self.ahead, strict=True))
-
-    def _copied(self, when: str, every: int) -> FrozenPolicy:
-        if self.engine.settings.merge == "in place":
-            raise UserError(f"the copy '{when}' reads weights that the engine has merged its adapters into")
-        return FrozenPolicy(self, self.module, every, self.kv_of_copies.get(when, 0))
 
     def frozen(self, when: str) -> Model:
         """A copy that is trained no further: 'start', or renewed every so many steps."""
         if when not in self.copies:
-            if self.engine.settings.merge == "in place":
-                raise UserError(f"'policy@{when}' reads weights that the engine has merged its adapters into")
             if when != "start" and not (when.isdigit() and int(when)):
                 raise UserError(f"'policy@{when}' should read 'policy@start' or 'policy@N' with N steps")
-            self.copies[when] = self._copied(when, 0 if when == "start" else int(when))
+            self.copies[when] = self._copy(when, 0 if when == "start" else int(when))
         return self.copies[when]
+
+    def _copy(self, when: str, every: int) -> FrozenPolicy:
+        if self.engine.settings.merge == "in place":
+            raise UserError(f"the copy 'policy@{when}' reads weights that the engine has merged its adapters into")
+        return FrozenPolicy(self, self.module, every, self.kv_of_copies.get(when, 0))
 
     def snapshot(self) -> Callable[[Path], None]:
         """What writes all copies into a checkpoint, as they are now."""
@@ -160,3 +160,21 @@ class PolicyModel(EngineModel):
         """The copies that a checkpoint kept."""
         for when, twin in self.copies.items():
             twin.load(folder / f"policy-{when}")
+
+
+def save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
+    """Weights by name, entirely or not at all: of a copy, or of the reference that a phase began with."""
+    from safetensors.torch import save_file
+
+    partial = folder.with_name(f".partial-{folder.name}")
+    fill(partial, lambda to: save_file({name: w.contiguous() for name, w in weights.items()}, to / WEIGHTS))
+    place(partial, folder)
+
+
+def load_weights(folder: Path) -> dict[str, Tensor]:
+    """What `save_weights` wrote."""
+    from safetensors.torch import load_file
+
+    if not (folder / WEIGHTS).is_file():
+        raise UserError(f"'{folder / WEIGHTS}' is gone: the model that the run's reference is cannot be found again")
+    return load_file(folder / WEIGHTS)

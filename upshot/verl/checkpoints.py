@@ -48,7 +48,7 @@ def make_whole(folder: RunFolder, wanted: str = "") -> Path | None:
 
     `wanted`: a step or a name such as rl-000040; else the newest.
     """
-    recipe, steps = folder.recipe(), saved_steps(folder)
+    recipe, steps = folder.recipe, saved_steps(folder)
     step = _step(wanted, recipe, steps)
     if step is None:
         return None

@@ -50,7 +50,7 @@ def launch(
     folder = resumed or RunFolder.create(recipe)
     reporter = reporter or Reporter()
     try:
-        with folder.locked(reporter.say):
+        with folder.lock(reporter.say):
             warm = make_start(recipe, folder.path, reporter.say, resumed is not None)
             plan = skip_first_validation(compose(warm, prepare(warm, folder.path), theirs, local), folder)
             plan.check()

@@ -43,7 +43,7 @@ def refuse_verl(folder: RunFolder) -> None:
 def begin_folder(folder: RunFolder, recipe: Recipe, plan: VerlPlan, theirs: Sequence[str]) -> None:
     """Leave in the folder what the run is made by, from now on; refuse what its checkpoint does not fit."""
     check_ranks(folder, plan.ranks)
-    if recipe != folder.recipe():
+    if recipe != folder.recipe:
         folder.write_recipe(recipe)
     write_json(folder.path / WORDS, list(theirs))
     write_whole(folder.path / MARK, f"{plan.page()}\n".encode())

@@ -172,7 +172,7 @@ def _program(plan: VerlPlan) -> tuple[str, ...]:
 
 def prepare_sft(recipe: Recipe, folder: Path, renderer: Renderer, context: int) -> ClusterPlace:
     """Write the rendered dialogues of a recipe under a run folder; what was measured on the way."""
-    from upshot.training.loops.validation import held_out_dialogues
+    from upshot.training.loops.evaluate import read_held_out_dialogues
 
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     data = recipe.train.data
@@ -181,7 +181,7 @@ def prepare_sft(recipe: Recipe, folder: Path, renderer: Renderer, context: int) 
         raise UserError(f"task '{task.name}' has no dialogues to imitate; set train.data=FILE")
     rows = write_examples(folder / "data" / "sft-train.parquet", dialogues, renderer, context, task)
     if recipe.eval.every:
-        looked_at = held_out_dialogues(recipe, task)
+        looked_at = read_held_out_dialogues(recipe, task)
         write_examples(folder / "data" / "sft-validation.parquet", looked_at, renderer, context, task)
     return ClusterPlace(str(folder.resolve()), rows, None, context)
 

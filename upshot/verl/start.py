@@ -25,7 +25,7 @@ def make_start(recipe: Recipe, folder: Path, say: Callable[[str], None] = print,
         return recipe
     own = start_recipe(recipe, folder)
     place = RunFolder(Path(own.run_dir))
-    made = place.latest() if (place.path / "recipe.yaml").is_file() and (resumed or place.recipe() == own) else None
+    made = place.latest() if (place.path / "recipe.yaml").is_file() and (resumed or place.recipe == own) else None
     if made is None or made.phase == WARM_START:
         from upshot.run.run import train
 

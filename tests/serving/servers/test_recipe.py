@@ -44,7 +44,7 @@ def test_a_run_brings_its_servers_up_and_down(
     folder = train(recipe)
     assert (tmp_path / "a").read_text() == "1" and not is_up(folder_of(file))
     assert not alive(int((tmp_path / "a.child").read_text()))
-    assert folder.recipe().models["spare"].model == "serve:a"
+    assert folder.recipe.models["spare"].model == "serve:a"
 
 
 def test_a_dry_run_starts_no_server_and_finds_nothing_wrong_with_that(serve_file: Write, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.run import policy_server
 from upshot.run.checks import vllm as checks
-from upshot.run.checks.bench import CheckContext
+from upshot.run.checks.context import CheckContext
 from upshot.training.learner.memory.plan import MemoryPart, MemoryPlan, MemorySetting
 from upshot.training.policy import check_beside
 

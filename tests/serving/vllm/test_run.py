@@ -93,7 +93,7 @@ def test_a_server_killed_during_a_run_is_followed_by_the_next_and_the_run_goes_o
 
         killed = False
 
-        def within(self, done: int, total: int) -> None:
+        def show_progress(self, done: int, total: int) -> None:
             if not self.killed and done and int(servers[0].seen[-1]["version"]) == 1:
                 self.killed = True
                 servers[0].kill()
@@ -118,7 +118,7 @@ def test_a_resumed_run_begins_with_the_weights_of_its_checkpoint(servers: Server
     with pytest.raises(RuntimeError):
         train(small(tmp_path / "run", save={"every": 1}), reporter=Stops())
     folder = RunFolder.open(tmp_path / "run")
-    train(folder.recipe(), folder)
+    train(folder.recipe, folder)
     lines = [line for line in metrics(tmp_path / "run") if "reward/mean" in line]
     assert len(lines) == 3 and len(servers) == 2
     assert all(line["policy/drift_max"] < 1e-4 for line in lines)

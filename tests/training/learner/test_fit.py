@@ -68,7 +68,7 @@ def test_engine_and_learner_get_what_the_plan_says(tmp_path: Path, monkeypatch: 
 
     def look(self: TrainingRun, learner: Any, config: Any) -> None:
         seen.update(
-            plan=self.loaded.memory, kv=self.loaded.engine.settings.kv_bytes, tokens=learner.config.token_budget
+            plan=self.policy.memory, kv=self.policy.engine.settings.kv_bytes, tokens=learner.config.token_budget
         )
         begin(self, learner, config)
 

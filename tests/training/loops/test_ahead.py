@@ -59,7 +59,7 @@ def made(folder: Path, **train_: Any) -> Recipe:
 
 def resume(folder: Path, **update: Any) -> None:
     opened = RunFolder.open(folder)
-    settings = opened.recipe()
+    settings = opened.recipe
     train(settings.model_copy(update={"train": settings.train.model_copy(update=update)}), opened)
 
 

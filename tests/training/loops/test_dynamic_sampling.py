@@ -15,9 +15,9 @@ from upshot.core.conversation import Conversation, Row
 from upshot.core.score import Score
 from upshot.rewards.credit import Credit, Span
 from upshot.rollout.rollout import Rollout
-from upshot.training.loops.dynamic_sampling import is_flat, play_until_varied, replaceable
-from upshot.training.objectives.importance import cut, importance
-from upshot.training.objectives.kl import charge
+from upshot.training.loops.dynamic_sampling import is_flat, is_replaceable, play_until_varied
+from upshot.training.objectives.kl import charge_credit
+from upshot.training.objectives.mismatch import cut, importance
 
 
 def group(name: str, *rewards: float | None) -> list[Rollout]:
@@ -68,7 +68,7 @@ def test_a_group_with_a_missing_reward_is_never_played_around() -> None:
 
     found = asyncio.run(play_until_varied(play, lambda count, _: [Row("x", ())], [Row("a", ())], 5))
     assert rounds == [0] and found[0][0].conversation.row.id == "a"
-    assert not replaceable(group("a", 1.0, 1.0, None)) and replaceable(group("a", 1.0, 1.0))
+    assert not is_replaceable(group("a", 1.0, 1.0, None)) and is_replaceable(group("a", 1.0, 1.0))
 
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=6))
@@ -87,10 +87,10 @@ def test_outside_the_bounds_a_weight_is_cut_or_the_token_masked() -> None:
 def test_a_reply_pays_for_its_divergence_and_a_turn_for_what_comes_after_it() -> None:
     costs = [0.0, 0.0, 0.1, 0.2, 0.4]
     parts = {"main": Score(1.0), "classmate": Score(0.5)}
-    paid = charge(Credit(parts, (Span(2, 4, ("main", "classmate")), Span(4, 5))), costs)
+    paid = charge_credit(Credit(parts, (Span(2, 4, ("main", "classmate")), Span(4, 5))), costs)
     assert paid.parts["main"].value == pytest.approx(0.3) and paid.parts["classmate"].value == 0.5
     turns = Credit(
         {"turn 1": Score(1.0), "turn 2": Score.missing("timeout")}, (Span(2, 3, ("turn 1",)), Span(4, 5, ("turn 2",)))
     )
-    paid = charge(turns, costs)
+    paid = charge_credit(turns, costs)
     assert paid.parts["turn 1"].value == pytest.approx(0.3) and paid.parts["turn 2"].is_missing

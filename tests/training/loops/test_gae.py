@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upshot.training.loops.gae import gae
+from upshot.training.loops.ppo import gae
 
 
 def test_gae_by_hand() -> None:

@@ -28,7 +28,7 @@ from upshot.tasks.datasets.records import Preference, read_dialogues, read_prefe
 from upshot.training.learner.batch import Datum
 from upshot.training.loops import online_dpo, ppo, rl
 from upshot.training.loops.dpo import render_pairs
-from upshot.training.loops.gae import gae
+from upshot.training.loops.ppo import gae
 
 PAIR = {"prompt": "i want a lamp", "chosen": "which size ?", "rejected": "here is a red lamp"}
 

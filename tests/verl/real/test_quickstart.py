@@ -27,12 +27,11 @@ from tests.verl.real.verl_run import VerlRun, end, said_by, start, verl_run
 from tests.verl.real.witness import FOLDER, LIB, STALE, notes
 from upshot.cli import main
 from upshot.core import jsonl
-from upshot.run import samples
-from upshot.run import tables as runs
+from upshot.run import folder as runs
 from upshot.run.folder import RunFolder
 from upshot.tasks.slots import SlotsTask
 from upshot.training.loops.sft import pick
-from upshot.training.metrics.best import only_looks
+from upshot.training.metrics.best import is_evaluation
 
 STEPS, PROMPTS, REPLIES = 20, 16, 8
 MORE = STEPS + 2
@@ -71,7 +70,7 @@ def local(here: Path, beside: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
     """The steps of local mode."""
     assert beside.wait(900) == 0, said_by(here / "local").read_text()
     lines = map(json.loads, (here / "local/metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line["phase"] == "rl" and not only_looks(line)]
+    return [line for line in lines if line["phase"] == "rl" and not is_evaluation(line)]
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +89,7 @@ def rollouts(folder: Path) -> list[dict[str, Any]]:
 
 def trained(run: VerlRun) -> list[dict[str, Any]]:
     """The lines of steps, without those that only look."""
-    return [line for line in run.lines if not only_looks(line)]
+    return [line for line in run.lines if not is_evaluation(line)]
 
 
 def test_every_step_has_a_finite_gradient_that_is_not_zero(run: VerlRun) -> None:
@@ -178,11 +177,11 @@ def test_the_rows_of_a_step_are_those_of_local_mode_and_the_sampled_ids_lie_besi
     for step in range(1, STEPS + 1):
         own = [line for line in lines if line["step"] == step]
         assert [line["row"] for line in own[::REPLIES]] == rows_of(step)
-        assert set(samples.read(samples.file_of(run.folder, step))) == {line["key"] for line in own}
+        assert set(RunFolder(run.folder).samples(step)) == {line["key"] for line in own}
 
 
 def test_evaluations_status_and_report_are_as_in_local_mode(run: VerlRun) -> None:
-    looks = {line["step"]: line for line in run.lines if only_looks(line)}
+    looks = {line["step"]: line for line in run.lines if is_evaluation(line)}
     assert sorted(looks) == [0, STEPS]
     assert {"eval/reward/mean", "eval/reward/missing", "eval/metric/verifier"} <= set(looks[STEPS])
     found = runs.read(run.folder)

@@ -17,7 +17,7 @@ from upshot.config.recipe import TinyConfig
 from upshot.core import jsonl
 from upshot.models.tiny import tiny_model, tiny_tokenizer
 from upshot.tasks.slots import SlotsTask
-from upshot.training.metrics.best import only_looks
+from upshot.training.metrics.best import is_evaluation
 
 SFT = ("train.method=sft", "warm_start=null", "train.prompts_per_step=8", "task.rows_per_split=64")
 LOOKS = ("train.steps=4", "train.save.every=2", "eval.every=2", "eval.rows=7")
@@ -38,4 +38,4 @@ def test_supervised_training_has_local_modes_losses_step_by_step(tmp_path: Path)
     theirs = load_file(tmp_path / "local/checkpoints/sft-000004/model.safetensors")
     assert all(torch.allclose(weight, theirs[name], atol=1e-4) for name, weight in ours.items())
     again = verl_run(there.folder, "train.steps=6", recipe="", words=("--resume", str(there.folder)))
-    assert [line["step"] for line in again.lines if not only_looks(line)] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in again.lines if not is_evaluation(line)] == [1, 2, 3, 4, 5, 6]

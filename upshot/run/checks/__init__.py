@@ -12,7 +12,7 @@ from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.rollout.check_names import check_names
 from upshot.run.checks import data, helpers, memory, output, policy, prompts, trackers, vllm
-from upshot.run.checks.bench import Check, CheckContext, Finding
+from upshot.run.checks.context import Check, CheckContext, Finding
 from upshot.training.metrics.best import check_evaluations
 
 CHECKS: Sequence[Check] = (
@@ -31,8 +31,8 @@ def find(recipe: Recipe, offline: bool = False, resumed: bool = False, ranks: in
         check_evaluations(recipe)
     except UserError as error:
         return [Finding(str(error))]
-    bench = CheckContext(recipe, offline, resumed, ranks)
-    findings = [finding for check in CHECKS for finding in _caught(check, bench)]
+    context = CheckContext(recipe, offline, resumed, ranks)
+    findings = [finding for check in CHECKS for finding in _run_check(check, context)]
     return list(dict.fromkeys(findings))  # what several checks stumble over is said once
 
 
@@ -43,8 +43,8 @@ def refuse(findings: Sequence[Finding]) -> None:
         raise UserError(wrong[0] if len(wrong) == 1 else f"{len(wrong)} things to mend: " + "; ".join(wrong))
 
 
-def _caught(check: Check, bench: CheckContext) -> Iterator[Finding]:
+def _run_check(check: Check, context: CheckContext) -> Iterator[Finding]:
     try:
-        yield from check(bench)
+        yield from check(context)
     except UserError as error:
         yield Finding(str(error))

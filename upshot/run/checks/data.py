@@ -6,20 +6,20 @@ from collections.abc import Iterator
 
 from upshot.config.phases import WARM_START, phases_of
 from upshot.config.recipe import Recipe
-from upshot.run.checks.bench import CheckContext, Finding
+from upshot.run.checks.context import CheckContext, Finding
 from upshot.run.plan import count_examples
 from upshot.tasks.base import Task
 
 
-def check(bench: CheckContext) -> Iterator[Finding]:
+def check(context: CheckContext) -> Iterator[Finding]:
     """Read the rows as the run would; what is wrong with a file is the reader's `UserError`."""
-    recipe, task = bench.recipe, bench.task
+    recipe, task = context.recipe, context.task
     if WARM_START in phases_of(recipe) and not task.dialogues("train"):
         yield Finding(f"warm_start: task '{task.name}' has no dialogues to imitate; leave warm_start out")
     if not count_examples(recipe, task):
         yield Finding(_nothing(recipe, task))
     split = recipe.eval.split
-    if recipe.eval.every and bench.sampled and not task.rows(split):
+    if recipe.eval.every and context.sampled and not task.rows(split):
         yield Finding(f"eval.every is {recipe.eval.every}, but task '{task.name}' has no rows in split '{split}'")
 
 

@@ -21,7 +21,7 @@ from upshot.models.local import local_path
 from upshot.rollout.futures.classmates.map_file import read_map
 from upshot.rollout.play import has_opening
 from upshot.rollout.services import build_services
-from upshot.run.checks.bench import CheckContext, Finding
+from upshot.run.checks.context import CheckContext, Finding
 from upshot.serving.servers.state import folder_of, read_state, ready, served_name, with_addresses
 
 ATTEMPTS, SECONDS, TOKENS = 2, 30.0, 16
@@ -32,23 +32,20 @@ HEALTH_SECONDS = 5.0
 NOT_YET = "http://127.0.0.1:1/v1"
 
 
-def check(bench: CheckContext) -> Iterator[Finding]:
+def check(context: CheckContext) -> Iterator[Finding]:
     """Build everybody, as the run would, and try every endpoint at once."""
-    if not bench.sampled:
+    if not context.sampled:
         return
-    recipe, later = _with_servers(bench.recipe)
-    services = build_services(recipe, bench.task, AbsentPolicy(), None)
-    silent = (
-        []
-        if services.user is not None
-        else [row.id for row in bench.rows("train") if row.goal and not has_opening(row)]
-    )
+    recipe, later = _with_servers(context.recipe)
+    services = build_services(recipe, context.task, AbsentPolicy(), None)
+    openings = [] if services.user is not None else context.task.rows("train")
+    silent = [row.id for row in openings if row.goal and not has_opening(row)]
     if silent:
         says = f"{len(silent)} rows (such as '{silent[0]}') have a goal and no message, and there is no user to open"
         yield Finding(f"{says}; set futures.user")
     specs = {spec.model_dump_json(): spec for role, spec in _specs(recipe).items() if role not in later}
-    tries = [_try_model(spec, recipe, bench.offline) for spec in specs.values()]
-    if not bench.offline:
+    tries = [_try_model(spec, recipe, context.offline) for spec in specs.values()]
+    if not context.offline:
         tries += [_try_server(what, url) for what, url in _servers(recipe).items()]
 
     async def all_of_them() -> list[str | None]:

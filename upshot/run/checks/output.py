@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from upshot.run.checks.bench import CheckContext, Finding
+from upshot.run.checks.context import CheckContext, Finding
 from upshot.run.folder import RunFolder, cannot_write, place_of
 
 
-def check(bench: CheckContext) -> Iterator[Finding]:
+def check(context: CheckContext) -> Iterator[Finding]:
     """Look at the folder; nothing is made."""
-    if bench.resumed:
+    if context.resumed:
         return
-    path = place_of(bench.recipe)
+    path = place_of(context.recipe)
     RunFolder(path).check_free()
     above = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not above.is_dir():

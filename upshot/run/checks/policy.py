@@ -7,23 +7,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from upshot.models.local import local_path, pick_device
-from upshot.run.checks.bench import CheckContext, Finding
+from upshot.run.checks.context import CheckContext, Finding
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 
 
-def check(bench: CheckContext) -> Iterator[Finding]:
+def check(context: CheckContext) -> Iterator[Finding]:
     """Look for what loading would look for."""
-    config = bench.recipe.model
+    config = context.recipe.model
     if config.device not in ("auto", "cpu"):
         pick_device(config.device)
     if config.lora is not None and importlib.util.find_spec("peft") is None:
         yield Finding("model.lora needs peft: pip install 'upshot[lora]'")
     if config.path:
         here = Path(local_path(config.path))
-        if not bench.model_here:
+        if not context.model_here:
             yield Finding(f"model.path '{config.path}' is a name of the hub and was not looked up (--offline)", False)
             return
         if here.is_dir() and not any(file for kind in WEIGHTS for file in here.glob(kind)):
             yield Finding(f"model.path '{config.path}' has no weights ({', '.join(WEIGHTS)})")
-    bench.renderer.check()
+    context.renderer.check()

@@ -6,36 +6,36 @@ from collections.abc import Iterator
 
 from upshot.core.conversation import Row
 from upshot.rollout.prompt_length import describe_long, find_long
-from upshot.run.checks.bench import CheckContext, Finding
+from upshot.run.checks.context import CheckContext, Finding
 from upshot.tasks.datasets.records import read_dialogues
 
 DONE = {"filter": "left out", "truncate": "cut at their beginning"}
 
 
-def check(bench: CheckContext) -> Iterator[Finding]:
+def check(context: CheckContext) -> Iterator[Finding]:
     """Count them; what `episode.long_prompts` does with them is worth knowing, its default refuses them."""
-    if not bench.model_here:
+    if not context.model_here:
         return  # its tokenizer is at the hub
-    yield from _openings(bench) if bench.sampled else _dialogues(bench)
+    yield from _openings(context) if context.sampled else _dialogues(context)
 
 
-def _openings(bench: CheckContext) -> Iterator[Finding]:
-    evaluated = bench.recipe.eval
-    rule = bench.recipe.episode.long_prompts
+def _openings(context: CheckContext) -> Iterator[Finding]:
+    evaluated = context.recipe.eval
+    rule = context.recipe.episode.long_prompts
     for split, most in (("train", None), (evaluated.split, evaluated.rows if evaluated.every else 0)):
-        rows = bench.rows(split)[:most] if most != 0 else []
-        long = find_long(rows, bench.prompt_filter)
+        rows = context.task.rows(split)[:most] if most != 0 else []
+        long = find_long(rows, context.prompt_filter)
         if long and (rule == "error" or len(long) == len(rows)):
-            yield Finding(describe_long(long, len(rows), bench.prompt_filter))
+            yield Finding(describe_long(long, len(rows), context.prompt_filter))
         elif long:
             yield Finding(f"{len(long)} of {len(rows)} prompts ({split}) do not fit and are {DONE[rule]}", False)
 
 
-def _dialogues(bench: CheckContext) -> Iterator[Finding]:
-    config, lengths = bench.recipe.train, bench.prompt_filter
+def _dialogues(context: CheckContext) -> Iterator[Finding]:
+    config, lengths = context.recipe.train, context.prompt_filter
     if config.method != "sft" or not lengths.context:
         return
-    talks = read_dialogues(config.data) if config.data else bench.task.dialogues("train")
+    talks = read_dialogues(config.data) if config.data else context.task.dialogues("train")
     long = find_long([Row(str(number), tuple(talk)) for number, talk in enumerate(talks)], lengths)
     if long:
         says = f"{len(long)} of {len(talks)} dialogues are longer than the model's {lengths.context} tokens"

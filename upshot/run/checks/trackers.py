@@ -7,15 +7,15 @@ import netrc
 import os
 from collections.abc import Iterator
 
-from upshot.run.checks.bench import CheckContext, Finding
+from upshot.run.checks.context import CheckContext, Finding
 from upshot.run.trackers import check_names
 
 WITHOUT_KEY = ("offline", "disabled", "dryrun")
 
 
-def check(bench: CheckContext) -> Iterator[Finding]:
+def check(context: CheckContext) -> Iterator[Finding]:
     """Look for what starting the trackers would need."""
-    names = bench.recipe.trackers
+    names = context.recipe.trackers
     check_names(names)
     for name in dict.fromkeys(names):
         if importlib.util.find_spec(name) is None:

@@ -7,21 +7,21 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from upshot.core.errors import UserError
-from upshot.run.checks.bench import CheckContext, Finding
+from upshot.run.checks.context import CheckContext, Finding
 from upshot.run.policy_server import needs_server, server_of
 from upshot.serving.servers.file import ServersConfig
 from upshot.serving.servers.plan import check_program, place_servers, visible_gpus
 from upshot.serving.vllm.launch import NAME
 
 
-def check(bench: CheckContext) -> Iterator[Finding]:
+def check(context: CheckContext) -> Iterator[Finding]:
     """Look at the program, the devices and what vLLM cannot do."""
-    recipe = bench.recipe
+    recipe = context.recipe
     if not needs_server(recipe):
         return
     where = "model.engine"
-    if bench.ranks > 1:
-        yield Finding(f"{where}: vllm samples for one process, and {bench.ranks} train; engine: upshot has one each")
+    if context.ranks > 1:
+        yield Finding(f"{where}: vllm samples for one process, and {context.ranks} train; engine: upshot has one each")
     if recipe.train.async_steps:
         yield Finding("train.async_steps: a vLLM server holds one version of the weights; set it to 0")
     episode = recipe.episode

@@ -34,7 +34,7 @@ class Datum:
     returns: list[float] = field(default_factory=list)
     """ppo: what the value head should say."""
     weights: list[float] = field(default_factory=list)
-    """Importance of each token: the learner's probability over the sampler's (importance.py)."""
+    """Importance of each token: the learner's probability over the sampler's (`objectives/mismatch.py`)."""
 
     @property
     def places(self) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from upshot.config.recipe import TrainConfig
@@ -12,52 +11,42 @@ from upshot.models.rendering import Renderer
 from upshot.tasks.datasets.records import Preference, read_preferences
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
-from upshot.training.loops.base import LoopRun
-from upshot.training.loops.evaluate import Evaluator
+from upshot.training.loops.base import Logs, LoopRun
+from upshot.training.loops.evaluate import dpo_loss, read_held_out_pairs
+from upshot.training.loops.phase import TrainingPhase
 from upshot.training.loops.sft import pick
-from upshot.training.loops.validation import dpo_loss, held_out_pairs
 from upshot.training.objectives.objectives import Dpo
 
 
 async def train(run: LoopRun, config: TrainConfig) -> None:
-    """Learn the pairs of `train.data` up to `config.steps`."""
+    """Learn the pairs of `train.data` up to `train.steps`."""
     if not config.data:
         raise UserError("train.method 'dpo' needs train.data; make it with `upshot data prepare --for dpo`")
-    preferences = read_preferences(config.data, config.dpo.min_gap)
-    pairs = render_pairs(preferences, run.renderer, run.loaded.max_context)
+    policy, preferences = run.policy, read_preferences(config.data, config.dpo.min_gap)
+    pairs = render_pairs(preferences, policy.renderer, policy.max_context)
     if len(pairs) < len(preferences):
         run.say(f"{len(preferences) - len(pairs)} of {len(preferences)} pairs are longer than the context")
     if not pairs:
         raise UserError(
             f"train.data '{config.data}': no pair is left to learn from (train.dpo.min_gap={config.dpo.min_gap:g})"
         )
-    config = run.resolve_steps(config, len(pairs))
-    looks = Evaluator(run)
-    if looks.enough:
-        return  # a finished run was resumed
-    learner = run.learner(config)
-    run.keep_reference(learner)
-    run.begin(learner, config)
+    phase = TrainingPhase(run, config, len(pairs))
+    if phase.stopped:
+        return
+    learner = phase.begin(reference=True)
     seed = derive_seed(run.recipe.seed, run.phase)
 
-    async def look() -> dict[str, float]:
-        return dpo_loss(learner, render_pairs(held_out_pairs(run), run.renderer, run.loaded.max_context))
+    async def evaluate() -> Logs:
+        return dpo_loss(learner, render_pairs(read_held_out_pairs(run.recipe), policy.renderer, policy.max_context))
 
-    for step in range(run.step, config.steps):
-        with run.meter.step() as times:
-            evaluation = await looks.before(step, look)
-            if looks.enough:
-                looks.end(evaluation)
-                break
-            with run.ranks.update(), times.learning(learner):
-                logs = prefer(learner, [pairs[i] for i in pick(len(pairs), config.prompts_per_step, step, seed)])
-        run.step_done(step + 1, logs | evaluation | times.logs)
-        await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
-    run.checkpoint()
-    await looks.last(look)
+    async for step in phase.steps(evaluate):
+        picked = pick(len(pairs), config.prompts_per_step, step.number, seed)
+        with step.learning():
+            step.logs = prefer(learner, [pairs[i] for i in picked]) | step.evaluation
+    await phase.finish(evaluate)
 
 
-def prefer(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> dict[str, float]:
+def prefer(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> Logs:
     """One optimizer step on pairs (chosen, rejected), with the reference's log-probabilities computed for them."""
     data = [datum for pair in pairs for datum in pair]
     for datum, reference in zip(data, learner.logprobs(data, reference=True), strict=True):

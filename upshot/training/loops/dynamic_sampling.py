@@ -23,7 +23,7 @@ def is_flat(group: Sequence[Rollout]) -> bool:
     return all(max(values) - min(values) < SAME for values in parts.values())
 
 
-def replaceable(group: Sequence[Rollout]) -> bool:
+def is_replaceable(group: Sequence[Rollout]) -> bool:
     """Whether other rows may be played in the group's place: it is flat, and nothing in it is missing.
 
     What is missing stays, to be counted: a judge that fails must not be played around.
@@ -32,7 +32,7 @@ def replaceable(group: Sequence[Rollout]) -> bool:
     return whole and is_flat(group)
 
 
-def until_varied(
+def ask_until_varied(
     more: Callable[[int, int], Sequence[T]], first: Sequence[T], rounds: int
 ) -> Generator[tuple[Sequence[T], int], list[Group], list[Group]]:
     """Asks for rows to be played, and in the places of groups that came out flat other ones, at most `rounds` times.
@@ -42,11 +42,11 @@ def until_varied(
     """
     kept = yield first, 0
     for number in range(1, rounds + 1):
-        places = [place for place, group in enumerate(kept) if replaceable(group)]
+        places = [place for place, group in enumerate(kept) if is_replaceable(group)]
         rows = more(len(places), number) if places else ()
         if not rows:
             break
-        better = [group for group in (yield rows, number) if not replaceable(group)]
+        better = [group for group in (yield rows, number) if not is_replaceable(group)]
         for place, group in zip(places, better, strict=False):
             kept[place] = group
             for reply in group:
@@ -60,8 +60,8 @@ async def play_until_varied(
     first: Sequence[T],
     rounds: int,
 ) -> list[Group]:
-    """The groups of `until_varied`; `play(rows, round)` plays a round."""
-    asking = until_varied(more, first, rounds)
+    """The groups of `ask_until_varied`; `play(rows, round)` plays a round."""
+    asking = ask_until_varied(more, first, rounds)
     asked = next(asking)
     while True:
         groups = await play(*asked)

@@ -1,120 +1,167 @@
-"""Held-out rows while training: the same stage, its own temperature, nothing learned.
-
-A step's line has the evaluation of the weights before the step's update, so evaluation comes before learning: nothing
-is awaited between an optimizer step and its line in the run folder, and Ctrl-C finds a consistent run.
+"""Held-out examples while training: played in the same context at a temperature of their own, or as a loss. Nothing is
+learned, no dropout. What follows from it: the best checkpoint stays, or the training ends early.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
+import torch
+
 from upshot.config.phases import WARM_START
-from upshot.config.recipe import EvalConfig
-from upshot.core.conversation import derive_seed
+from upshot.config.recipe import EvalConfig, Recipe
+from upshot.core.conversation import Message, derive_seed
 from upshot.core.errors import UserError
-from upshot.rewards.monitor import Monitor, case_of, measure
-from upshot.rewards.monitor import MonitorPrediction as SeenCase
+from upshot.rewards.monitor import Monitor, MonitorPrediction, case_of, measure
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.play import play_step
 from upshot.rollout.rollout import Rollout
+from upshot.rollout.services import Services
 from upshot.tasks.base import Task, groups_of
+from upshot.tasks.datasets.records import Preference, read_dialogues, read_preferences
+from upshot.training.learner.batch import Datum
 from upshot.training.learner.distributed.ranks import interleave
-from upshot.training.loops.base import LoopRun
-from upshot.training.metrics.best import BestTracker, only_looks
+from upshot.training.learner.learner import Learner
+from upshot.training.loops.base import Logs, LoopRun
+from upshot.training.metrics.best import BestTracker, is_evaluation
 from upshot.training.metrics.step import by_group, summarise
 from upshot.training.metrics.task import task_metrics
+from upshot.training.objectives import losses
 
-KEPT = ("reward/", "metric/", "missing/", "part/", "classmate/", "rollout/reply_tokens", "rollout/turns", "task/pass@")
-Look = Callable[[], Awaitable[dict[str, float]]]
+LOGGED: tuple[str, ...] = ("reward/", "metric/", "missing/", "part/", "classmate/")
+LOGGED += ("rollout/reply_tokens", "rollout/turns", "task/pass@")
+"""What is logged of held-out replies, by how the names begin."""
+Evaluate = Callable[[], Awaitable[Logs]]
 """What evaluates the model as it is now."""
 
 
 class Evaluator:
-    """When the model is looked at, and what follows: the best checkpoint stays, or the training ends early."""
+    """When the model is evaluated, and what follows."""
 
     def __init__(self, run: LoopRun) -> None:
         self.run = run
         self.config = run.recipe.eval if run.phase != WARM_START else EvalConfig()
-        self.record = BestTracker.of(run.recipe, run.lines())
+        self.tracker = BestTracker.from_lines(run.recipe, run.lines())
 
     @property
     def enough(self) -> bool:
         """Whether too many evaluations have passed without a new best."""
-        return bool(self.config.stop_after) and self.record.since() >= self.config.stop_after
+        return bool(self.config.stop_after) and self.tracker.since_best() >= self.config.stop_after
 
     @property
-    def due(self) -> bool:
+    def last_is_due(self) -> bool:
         """Whether the recipe evaluates and the run's last step has no line of nothing but its evaluation yet."""
-        lines = self.run.lines(self.run.step)
-        return bool(self.config.every) and not any(map(only_looks, lines))
+        return bool(self.config.every) and not any(map(is_evaluation, self.run.lines(self.run.step)))
 
-    async def before(self, step: int, look: Look) -> dict[str, float]:
+    async def evaluate_before(self, step: int, evaluate: Evaluate) -> Logs:
         """Metrics under `eval/` of the model after so many steps, when the recipe evaluates there."""
-        return await self._look(step, look) if self.config.every and step % self.config.every == 0 else {}
+        return await self._evaluate(step, evaluate) if self.config.every and step % self.config.every == 0 else {}
 
-    async def last(self, look: Look) -> None:
+    async def evaluate_last(self, evaluate: Evaluate) -> None:
         """Evaluate the finished model, as a line of its own; an interrupted one is made up for when the run goes on."""
-        if self.run.ranks.broadcast_object("last look", self.due):
-            self.run.tell(await self._look(self.run.step, look))
+        if self.run.ranks.broadcast_object("last look", self.last_is_due):
+            self.run.write_evaluation(await self._evaluate(self.run.step, evaluate))
 
-    def end(self, logs: dict[str, float]) -> None:
+    def write_stop(self, logs: Logs) -> None:
         """Say that the training ends early, with the evaluation that decided it as a line of its own."""
-        self.run.tell(logs)
+        self.run.write_evaluation(logs)
         self.run.say(
-            f"eval.stop_after: {self.record.since()} evaluations without a new best of {self.record.metric}; "
+            f"eval.stop_after: {self.tracker.since_best()} evaluations without a new best of {self.tracker.metric}; "
             f"training ends after step {self.run.step}"
         )
 
-    async def _look(self, step: int, look: Look) -> dict[str, float]:
+    async def _evaluate(self, step: int, evaluate: Evaluate) -> Logs:
         started = time.perf_counter()
-        logs = {f"eval/{key}": value for key, value in (await look()).items()}
-        best = self.record.add(step, logs)
+        logs = {f"eval/{key}": value for key, value in (await evaluate()).items()}
+        best = self.tracker.add(step, logs)
         if best is not None and self.run.recipe.train.save.best:
             self.run.checkpoint(best)
         return logs | {"time/eval": time.perf_counter() - started}
 
 
-async def play_held_out(run: LoopRun, context: RolloutContext) -> dict[str, float]:
+async def play_held_out(run: LoopRun, services: Services, context: RolloutContext) -> Logs:
     """Rewards and metrics of the policy on the held-out rows."""
     config = run.recipe.eval
     calm = replace(context, policy=context.policy.at(config.temperature))
-    rows = run.filter_rows(run.task.rows(config.split)[: config.rows])
+    rows = run.policy.fit_prompts(run.task.rows(config.split)[: config.rows])
     if not rows:
         raise UserError(f"task '{run.task.name}' has no rows in its split '{config.split}' (eval.split)")
-    own = await play_step(
-        calm, rows, config.samples, derive_seed(run.recipe.seed, "eval"), only=run.ranks.own(len(rows))
-    )
+    seed = derive_seed(run.recipe.seed, "eval")
+    own = await play_step(calm, rows, config.samples, seed, only=run.ranks.own(len(rows)))
     groups = interleave(await run.ranks.all_gather_object_async("eval", own))
     replies = [reply for group in groups for reply in group]
-    watched = await _monitored(run, replies)
-    return evaluated(groups, context, run.task) | {f"monitor/{key}": value for key, value in watched.items()}
+    watched = await _ask_monitor(run, services, replies) if config.monitor is not None else {}
+    return summarise_held_out(groups, context, run.task) | {f"monitor/{key}": value for key, value in watched.items()}
 
 
-def evaluated(groups: Sequence[Sequence[Rollout]], context: RolloutContext, task: Task) -> dict[str, float]:
+def summarise_held_out(groups: Sequence[Sequence[Rollout]], context: RolloutContext, task: Task) -> Logs:
     """What is logged of replies to held-out rows."""
     replies = [reply for group in groups for reply in group]
     found = summarise(groups) | context.futures.measure(replies)
     if any(len(group) > 1 for group in groups):
         found |= task_metrics(groups, task.groups)
-    logs = {key: value for key, value in found.items() if key.startswith(KEPT)}
+    logs = {key: value for key, value in found.items() if key.startswith(LOGGED)}
     return logs | by_group(
         replies, lambda reply: groups_of(task, reply.conversation.row), lambda reply: reply.reward.total
     )
 
 
-async def _monitored(run: LoopRun, replies: Sequence[Rollout]) -> dict[str, float]:
-    """How well the recipe's monitor predicts the verdicts from question and thought; nothing when it names none."""
-    name, services = run.recipe.eval.monitor, run.services_now
-    if name is None or services is None:
-        return {}
+async def _ask_monitor(run: LoopRun, services: Services, replies: Sequence[Rollout]) -> Logs:
+    """How well the recipe's monitor predicts the verdicts from question and thought."""
 
     def label(reply: Rollout) -> str:
         row = reply.conversation.row
         return groups_of(run.task, row).get("task") or row.source or run.task.name
 
     cases = [case_of(reply.conversation, reply.reward, run.task, services.manager, label(reply)) for reply in replies]
-    looks = await Monitor(services.models[name]).look_at_all([cases[i] for i in run.ranks.own(len(cases))])
-    predicted = interleave(await run.ranks.all_gather_object_async("monitor", [look.prediction for look in looks]))
-    return measure([SeenCase(case, prediction) for case, prediction in zip(cases, predicted, strict=True)])
+    monitor = Monitor(services.models[str(run.recipe.eval.monitor)])
+    seen = await monitor.look_at_all([cases[i] for i in run.ranks.own(len(cases))])
+    predicted = interleave(await run.ranks.all_gather_object_async("monitor", [one.prediction for one in seen]))
+    return measure([MonitorPrediction(case, prediction) for case, prediction in zip(cases, predicted, strict=True)])
+
+
+def read_held_out_dialogues(recipe: Recipe, task: Task) -> Sequence[tuple[Message, ...]]:
+    """The dialogues that a recipe evaluates sft on."""
+    config = recipe.eval
+    found = read_dialogues(config.data, "eval.data") if config.data else task.dialogues(config.split)
+    if not found:
+        raise UserError(f"task '{task.name}' has no dialogues in its split '{config.split}'; set eval.data=FILE")
+    return found[: config.rows]
+
+
+def read_held_out_pairs(recipe: Recipe) -> list[Preference]:
+    """The pairs that a recipe evaluates dpo on."""
+    config = recipe.eval
+    assert config.data, "check_evaluations() comes first"
+    return read_preferences(config.data, recipe.train.dpo.min_gap, "eval.data")[: config.rows]
+
+
+def sft_loss(learner: Learner, data: Sequence[Datum]) -> Logs:
+    """Mean negative log-likelihood of the assistant's tokens."""
+    spoken = [datum for datum in data if any(datum.mask)]
+    found = learner.logprobs(spoken)
+    tokens = sum(sum(datum.mask) for datum in spoken)
+    total = math.fsum(_sum(own, datum) for own, datum in zip(found, spoken, strict=True))
+    return {"loss/nll": -total / max(tokens, 1)}
+
+
+def dpo_loss(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> Logs:
+    """Mean over pairs of the recipe's preference loss, the margin, and how often the better reply is ahead."""
+    config, data = learner.config, [datum for pair in pairs for datum in pair]
+    own, reference = learner.logprobs(data), learner.logprobs(data, reference=True)
+    gained = [_sum(a, datum) - _sum(b, datum) for a, b, datum in zip(own, reference, data, strict=True)]
+    if config.dpo.loss == "ipo":
+        gained = [gain / max(sum(datum.mask), 1) for gain, datum in zip(gained, data, strict=True)]
+    margin = torch.tensor(gained[::2]) - torch.tensor(gained[1::2])
+    return {
+        "loss/dpo": float(losses.preference(margin, config.dpo.beta, config.dpo.loss).mean()),
+        "dpo/margin": float(config.dpo.beta * margin.mean()),
+        "dpo/accuracy": float((margin > 0).float().mean()),
+    }
+
+
+def _sum(logprobs: Sequence[float], datum: Datum) -> float:
+    return math.fsum(p for p, bit in zip(logprobs, datum.mask, strict=True) if bit)

@@ -15,7 +15,7 @@ from upshot.rollout.rollout import Rollout
 from upshot.tasks.datasets.records import ROUNDING
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
-from upshot.training.loops.base import LoopRun
+from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.loops.dpo import prefer
 from upshot.training.loops.rl import minibatches, play_and_learn
 
@@ -47,7 +47,7 @@ def best_and_worst(groups: Sequence[Sequence[Rollout]], min_gap: float) -> tuple
     return pairs, left_out
 
 
-def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int) -> dict[str, float]:
+def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int) -> Logs:
     """One round of updates on the pairs of a step."""
     config = learner.config
     pairs, left_out = best_and_worst(groups, config.dpo.min_gap)

@@ -18,12 +18,9 @@ from upshot.rewards.credit import Credit, Span
 from upshot.rollout.rollout import Rollout
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
-from upshot.training.loops.base import LoopRun
-from upshot.training.loops.gae import gae
-from upshot.training.loops.rl import minibatches, play_and_learn
-from upshot.training.objectives.importance import weigh
-from upshot.training.objectives.logprob_source import Lesson, LogprobSource
-from upshot.training.objectives.mismatch import MismatchObjective, known
+from upshot.training.loops.base import Logs, LoopRun
+from upshot.training.loops.rl import Lesson, play_and_learn, update
+from upshot.training.objectives.mismatch import LogprobSource, logged_drift, weigh
 from upshot.training.objectives.objectives import Ppo
 from upshot.training.objectives.surrogates.base import surrogate
 
@@ -34,25 +31,14 @@ async def train(run: LoopRun, config: TrainConfig) -> None:
     await play_and_learn(run, config, learn, reference=bool(config.kl.weight), value_head=True)
 
 
-def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int) -> dict[str, float]:
+def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int) -> Logs:
     """One round of updates on a step's replies."""
     lesson, logs = lesson_of(learner, groups)
     data = [datum for _, datum in lesson]
-    if not data:
-        return {"train/sequences": 0.0}
-    config = learner.config
-    drift = known(logs)
-    for part in minibatches(data, config.minibatches, seed):
-        objective = MismatchObjective(Ppo(config))
-        logs |= learner.forward_backward([[datum] for datum in part], objective) | learner.step()
-        drift = drift or objective.drift(learner.ranks)
-    logs |= drift
-    logs["train/sequences"] = float(len(data))
-    logs["train/tokens"] = float(sum(sum(datum.mask) for datum in data))
-    return logs
+    return logs | update(learner, data, lambda: Ppo(learner.config), seed, logged_drift(logs))
 
 
-def lesson_of(learner: LogprobSource, groups: Sequence[Sequence[Rollout]]) -> tuple[Lesson, dict[str, float]]:
+def lesson_of(learner: LogprobSource, groups: Sequence[Sequence[Rollout]]) -> tuple[Lesson, Logs]:
     """What a step's replies teach, with values, targets, advantages and importance set, and what to log."""
     kept = [(reply, earned) for group in groups for reply in group for earned in [earnings(reply.credit)] if earned]
     if not kept:
@@ -91,7 +77,7 @@ def _datum(reply: Rollout, earned: Sequence[tuple[Span, float]]) -> Datum:
     return Datum(conversation.ids, mask, conversation.logprobs)
 
 
-def estimate(learner: LogprobSource, data: Sequence[Datum], rewards: Sequence[Sequence[float]]) -> dict[str, float]:
+def estimate(learner: LogprobSource, data: Sequence[Datum], rewards: Sequence[Sequence[float]]) -> Logs:
     """Set values, targets and advantages of the data as the value head sees them now; what to log."""
     config = learner.config
     references = learner.logprobs(data, reference=True) if config.kl.weight else [datum.old for datum in data]
@@ -105,12 +91,25 @@ def estimate(learner: LogprobSource, data: Sequence[Datum], rewards: Sequence[Se
         datum.values = values
         datum.advantages = _spread(advantages, places, len(datum.ids))
         datum.returns = _spread(targets, places, len(datum.ids))
-    logs = explained(data)
+    logs = measure_values(data)
     if config.ppo.whiten:
         whiten(data)
     if config.kl.weight:
         logs["policy/kl_to_reference"] = divergence / max(sum(sum(datum.mask) for datum in data), 1)
     return logs
+
+
+def gae(
+    rewards: Sequence[float], values: Sequence[float], gamma: float = 1.0, lam: float = 0.95
+) -> tuple[list[float], list[float]]:
+    """Advantages and value targets over the sampled tokens of one episode."""
+    advantages = [0.0] * len(rewards)
+    running = 0.0
+    for t in range(len(rewards) - 1, -1, -1):
+        after = values[t + 1] if t + 1 < len(values) else 0.0
+        running = rewards[t] + gamma * after - values[t] + gamma * lam * running
+        advantages[t] = running
+    return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
 
 
 def whiten(data: Sequence[Datum]) -> None:
@@ -123,7 +122,7 @@ def whiten(data: Sequence[Datum]) -> None:
         datum.advantages = [(a - mean) / (deviation + 1e-8) if bit else 0.0 for a, bit in pairs]
 
 
-def explained(data: Sequence[Datum]) -> dict[str, float]:
+def measure_values(data: Sequence[Datum]) -> Logs:
     """Mean value and the share of the targets' variance that the value head explains."""
     pairs = [
         (value, target)

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from upshot.core.stopwatch import Stopwatch
 from upshot.models.base import Model
 from upshot.rollout.futures.base import Futures
 from upshot.rollout.rollout import Rollout
+from upshot.training.metrics.throughput import count_sampled
 from upshot.training.snapshots import PLAYING, PolicyModel
 
 T = TypeVar("T")
@@ -36,7 +39,7 @@ class RolloutSchedule:
 
     def __init__(
         self,
-        play: Callable[[int], Coroutine[Any, Any, StepRollouts]],
+        play: Callable[[int], Coroutine[Any, Any, Groups]],
         sampler: Model,
         futures: Futures,
         ahead: int,
@@ -60,14 +63,14 @@ class RolloutSchedule:
             task.cancel()
         await asyncio.gather(*self._under_way.values(), return_exceptions=True)
 
-    async def of(self, step: int) -> StepRollouts:
+    async def get(self, step: int) -> StepRollouts:
         """The replies of a step."""
         if self.ahead:
             return await self._under_way.pop(step)
         await self.futures.follow(step)
-        return await self.play(step)
+        return await self._play(step)
 
-    async def go_on(self, step: int) -> None:
+    async def start_next(self, step: int) -> None:
         """A step is about to be learned: its weights, as they are before that, begin to play the step they are for."""
         if self.ahead:
             await self.futures.follow(step)
@@ -78,11 +81,21 @@ class RolloutSchedule:
         """Learn from a step: in a thread where others are played meanwhile."""
         return await in_thread(work) if self.ahead else work()
 
+    async def _play(self, step: int) -> StepRollouts:
+        """Play a step, and note where the time went."""
+        started = time.perf_counter()
+        with Stopwatch().running() as watch:
+            groups = await self.play(step)
+        took = time.perf_counter() - started
+        times = {f"time/{name}": watch.seconds[name] for name in ("sample", "futures", "judges") if watch.seconds[name]}
+        tokens = count_sampled(reply for group in groups for reply in group)
+        return StepRollouts(groups, times | {"time/rollout": took, "time/sampled_per_s": tokens / max(took, 1e-9)})
+
     def _begin(self, step: int) -> None:
         if step in self.steps:
             context = contextvars.copy_context()
             context.run(PLAYING.set, step % self.ahead)
-            self._under_way[step] = asyncio.get_running_loop().create_task(self.play(step), context=context)
+            self._under_way[step] = asyncio.get_running_loop().create_task(self._play(step), context=context)
 
 
 def staleness(groups: Sequence[Sequence[Rollout]], step: int) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,9 +12,9 @@ from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
 from upshot.tasks.datasets.records import read_dialogues
 from upshot.training.learner.batch import Datum
-from upshot.training.loops.base import LoopRun
-from upshot.training.loops.evaluate import Evaluator
-from upshot.training.loops.validation import held_out_dialogues, sft_loss
+from upshot.training.loops.base import Logs, LoopRun
+from upshot.training.loops.evaluate import read_held_out_dialogues, sft_loss
+from upshot.training.loops.phase import TrainingPhase
 from upshot.training.objectives.objectives import Sft
 
 
@@ -73,37 +72,29 @@ def _order(size: int, seed: int) -> list[int]:
 
 
 async def train(run: LoopRun, config: TrainConfig) -> None:
-    """Imitate the dialogues of `train.data`, or the task's own, up to `config.steps`."""
+    """Imitate the dialogues of `train.data`, or the task's own, up to `train.steps`."""
     dialogues = read_dialogues(config.data) if config.data else run.task.dialogues("train")
     if not dialogues:
         raise UserError(f"task '{run.task.name}' has no dialogues to imitate; set train.data=FILE")
-    rendered = (run.renderer, run.loaded.max_context, run.task.tools())
-    data = Dialogues(dialogues, *rendered)
+    policy, tools = run.policy, run.task.tools()
+    data = Dialogues(dialogues, policy.renderer, policy.max_context, tools)
     if not data:
         raise UserError("no dialogue has an assistant turn to imitate")
-    config = run.resolve_steps(config, len(data))
-    looks = Evaluator(run)
-    if looks.enough:
-        return  # a finished run was resumed
-    learner = run.learner(config)
-    run.begin(learner, config)
+    phase = TrainingPhase(run, config, len(data))
+    if phase.stopped:
+        return
+    learner = phase.begin()
     seed = derive_seed(run.recipe.seed, run.phase)
 
-    async def look() -> dict[str, float]:
-        return sft_loss(learner, list(Dialogues(held_out_dialogues(run.recipe, run.task), *rendered)))
+    async def evaluate() -> Logs:
+        held_out = read_held_out_dialogues(run.recipe, run.task)
+        return sft_loss(learner, list(Dialogues(held_out, policy.renderer, policy.max_context, tools)))
 
-    for step in range(run.step, config.steps):
-        with run.meter.step() as times:
-            evaluation = await looks.before(step, look)
-            if looks.enough:
-                looks.end(evaluation)
-                break
-            units = [[data[i]] for i in pick(len(data), config.prompts_per_step, step, seed) if any(data[i].mask)]
-            if not units:
-                raise UserError("no assistant turn to imitate is left within the context; raise model.max_context")
-            with run.ranks.update(), times.learning(learner):
-                logs = learner.forward_backward(units, Sft()) | learner.step()
-        run.step_done(step + 1, logs | evaluation | times.logs)
-        await asyncio.sleep(0)  # where Ctrl-C arrives: between steps, never inside one
-    run.checkpoint()
-    await looks.last(look)
+    async for step in phase.steps(evaluate):
+        picked = pick(len(data), config.prompts_per_step, step.number, seed)
+        units = [[data[i]] for i in picked if any(data[i].mask)]
+        if not units:
+            raise UserError("no assistant turn to imitate is left within the context; raise model.max_context")
+        with step.learning():
+            step.logs = learner.forward_backward(units, Sft()) | learner.step() | step.evaluation
+    await phase.finish(evaluate)

@@ -30,12 +30,12 @@ class BestTracker:
         self.values: dict[int, float] = {}
 
     @classmethod
-    def of(cls, recipe: Recipe, lines: Iterable[Mapping[str, Any]]) -> BestTracker:
+    def from_lines(cls, recipe: Recipe, lines: Iterable[Mapping[str, Any]]) -> BestTracker:
         """What a run's evaluations are compared by, with those that its lines tell of."""
-        record = cls(recipe.train.save.best or DEFAULTS.get(recipe.train.method, "eval/reward/mean"))
+        tracker = cls(recipe.train.save.best or DEFAULTS.get(recipe.train.method, "eval/reward/mean"))
         for line in lines:
-            record.add(evaluated(line), line)
-        return record
+            tracker.add(evaluated_step(line), line)
+        return tracker
 
     def add(self, step: int, logs: Mapping[str, Any]) -> BestMark | None:
         """Take note of an evaluation; when it is the best one so far, what it says."""
@@ -47,7 +47,7 @@ class BestTracker:
         new = not before or (value < min(before) if self.smallest else value > max(before))
         return BestMark(self.metric, value) if new else None
 
-    def since(self) -> int:
+    def since_best(self) -> int:
         """Evaluations since the best one (the first of equal ones)."""
         ordered = [self.values[step] for step in sorted(self.values)]
         return len(ordered) - 1 - ordered.index((min if self.smallest else max)(ordered)) if ordered else 0
@@ -73,11 +73,11 @@ def check_evaluations(recipe: Recipe) -> None:
             raise UserError(f"{key} needs evaluations while training; set eval.every to the steps between them")
 
 
-def evaluated(line: Mapping[str, Any]) -> int:
+def evaluated_step(line: Mapping[str, Any]) -> int:
     """The step whose model a line's evaluation is of: a step's line has that of the weights before its update."""
-    return int(line["step"]) - (not only_looks(line))
+    return int(line["step"]) - (not is_evaluation(line))
 
 
-def only_looks(line: Mapping[str, Any]) -> bool:
+def is_evaluation(line: Mapping[str, Any]) -> bool:
     """Whether a line has nothing but an evaluation."""
     return all(key in ("phase", "step") or key.startswith(ONLY) for key in line)

@@ -17,22 +17,22 @@ def summarise(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     """Means of rewards, parts and metrics, counts of what is missing, and the shape of the conversations."""
     replies = [reply for group in groups for reply in group]
     out: dict[str, float] = {"reward/missing": float(sum(r.reward.total.is_missing for r in replies))}
-    _put(out, "reward/mean", present(r.reward.total for r in replies))
+    put_mean(out, "reward/mean", present(r.reward.total for r in replies))
     scored = [r for r in replies if not r.reward.total.is_missing]
-    _put(out, "reward/extrinsic", [r.reward.extrinsic for r in scored])
-    _put(out, "reward/intrinsic", [r.reward.intrinsic for r in scored])
+    put_mean(out, "reward/extrinsic", [r.reward.extrinsic for r in scored])
+    put_mean(out, "reward/intrinsic", [r.reward.intrinsic for r in scored])
     spread = [
         statistics.pstdev(values) for group in groups if len(values := present(r.reward.total for r in group)) > 1
     ]
-    _put(out, "reward/group_std", spread)
-    _put(out, "reward/flat_groups", [float(is_flat(group)) for group in groups])
+    put_mean(out, "reward/group_std", spread)
+    put_mean(out, "reward/flat_groups", [float(is_flat(group)) for group in groups])
     names = {name for r in replies if r.credit is not None for name in r.credit.parts}
     for name in sorted(names) if names != {MAIN} else ():  # alone it is the reward itself
         parts = [r.credit.parts[name] for r in replies if r.credit is not None and name in r.credit.parts]
-        _put(out, f"part/{name}", present(parts))
+        put_mean(out, f"part/{name}", present(parts))
         out[f"part/{name}/missing"] = float(sum(part.is_missing for part in parts))
     for name in dict.fromkeys(name for r in replies for name in r.reward.means):
-        _put(out, f"metric/{name}", present(r.reward.means[name] for r in replies if name in r.reward.means))
+        put_mean(out, f"metric/{name}", present(r.reward.means[name] for r in replies if name in r.reward.means))
     for reason, count in missing_reasons(replies).items():
         out[f"missing/{reason}"] = float(count)
     out |= _shape(replies)
@@ -72,23 +72,24 @@ def present(scores: Iterable[Score]) -> list[float]:
     return [score.value for score in scores if score.value is not None]
 
 
-def _put(out: dict[str, float], name: str, values: Sequence[float]) -> None:
-    if values:
-        out[name] = statistics.fmean(values)
+def put_mean(out: dict[str, float], name: str, values: Iterable[float]) -> None:
+    """Note the mean of values under a name; nothing where there are none."""
+    if found := list(values):
+        out[name] = statistics.fmean(found)
 
 
 def _shape(replies: Sequence[Rollout]) -> dict[str, float]:
     samples = [list(reply.conversation.samples()) for reply in replies]
     spoken = [s for s in samples if s]
     out: dict[str, float] = {}
-    _put(out, "rollout/reply_tokens", [float(sum(len(s.ids) for s in own)) for own in spoken])
-    _put(out, "rollout/turns", [float(len(own)) for own in spoken])
+    put_mean(out, "rollout/reply_tokens", [float(sum(len(s.ids) for s in own)) for own in spoken])
+    put_mean(out, "rollout/turns", [float(len(own)) for own in spoken])
     thoughts = [float(sum(s.thought[1] - s.thought[0] for s in own if s.thought)) for own in spoken]
     if any(thoughts):
-        _put(out, "rollout/thought_tokens", thoughts)
-    _put(out, "rollout/cut", [float(is_cut(r.conversation.turns[-1])) for r in replies if r.conversation.turns])
+        put_mean(out, "rollout/thought_tokens", thoughts)
+    put_mean(out, "rollout/cut", [float(is_cut(r.conversation.turns[-1])) for r in replies if r.conversation.turns])
     futures = [f for reply in replies for f in reply.futures]
-    _put(
+    put_mean(
         out,
         "rollout/future_turns",
         [float(len(future.conversation.turns) - future.shared) for future in futures],

@@ -14,6 +14,7 @@ from math import comb
 from upshot.core.conversation import Row
 from upshot.core.score import Score
 from upshot.rollout.rollout import Rollout
+from upshot.training.metrics.step import put_mean
 
 SOLVED = 1.0 - 1e-9
 GroupsOf = Callable[[Row], Mapping[str, str]]
@@ -39,9 +40,9 @@ def measure(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     replies = [reply for group in groups for reply in group]
     out: dict[str, float] = {}
     for k in (1, *_powers(max((len(group) for group in groups), default=0))):
-        _mean(out, f"pass@{k}", (value for group in groups if (value := pass_at_k(verdicts(group), k)) is not None))
-    _mean(out, "maj@k", (value for group in groups if (value := majority(group)) is not None))
-    _mean(out, "turns", (float(turns) for reply in replies if (turns := turns_of(reply))))
+        put_mean(out, f"pass@{k}", (value for group in groups if (value := pass_at_k(verdicts(group), k)) is not None))
+    put_mean(out, "maj@k", (value for group in groups if (value := majority(group)) is not None))
+    put_mean(out, "turns", (float(turns) for reply in replies if (turns := turns_of(reply))))
     counts = _counts(replies)
     for name in sorted(counts):
         out[name] = counts[name] / len(replies)
@@ -118,9 +119,3 @@ def _by_label(groups: Sequence[Sequence[Rollout]], groups_of: GroupsOf) -> dict[
 
 def _powers(largest: int) -> list[int]:
     return [2**n for n in range(1, 12) if 2**n <= largest]
-
-
-def _mean(out: dict[str, float], name: str, values: Iterable[float]) -> None:
-    found = list(values)
-    if found:
-        out[name] = statistics.fmean(found)

@@ -74,12 +74,12 @@ class StepTimes:
         self.logs |= {"time/learn": took, **self.meter.learned(learner.read - before, took)}
 
 
-def finite(weights: Sequence[torch.Tensor]) -> bool:
+def all_finite(weights: Sequence[torch.Tensor]) -> bool:
     """Whether no weight is NaN or infinite."""
     return not weights or bool(torch.stack([weight.detach().isfinite().all() for weight in weights]).all())
 
 
-def sampled(replies: Iterable[Rollout]) -> int:
+def count_sampled(replies: Iterable[Rollout]) -> int:
     """Tokens that the policy sampled for replies and their futures."""
     count = 0
     for reply in replies:

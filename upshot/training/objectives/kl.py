@@ -15,10 +15,10 @@ from upshot.core.score import Score
 from upshot.rewards.credit import MAIN, Credit
 from upshot.rollout.rollout import Rollout
 from upshot.training.learner.batch import Datum
-from upshot.training.objectives.logprob_source import LogprobSource
+from upshot.training.objectives.mismatch import LogprobSource
 
 
-def charged(
+def charge_replies(
     learner: LogprobSource, groups: Sequence[Sequence[Rollout]]
 ) -> tuple[list[list[Credit | None]], dict[str, float]]:
     """The credits of a step's replies with the divergence taken off, and what to log."""
@@ -30,12 +30,12 @@ def charged(
         ratios = [old - ref if bit else 0.0 for old, ref, bit in zip(datum.old, reference, datum.mask, strict=True)]
         total, count = total + math.fsum(ratios), count + len(datum.places)
         assert reply.credit is not None
-        paid[id(reply)] = charge(reply.credit, [learner.config.kl.weight * ratio for ratio in ratios])
+        paid[id(reply)] = charge_credit(reply.credit, [learner.config.kl.weight * ratio for ratio in ratios])
     logs = {"policy/kl_to_reference": total / max(count, 1)}
     return [[paid.get(id(reply)) for reply in group] for group in groups], logs
 
 
-def charge(credit: Credit, costs: Sequence[float]) -> Credit:
+def charge_credit(credit: Credit, costs: Sequence[float]) -> Credit:
     """The credit after its main parts paid for the tokens from the first one they are credited with to the end."""
     parts = dict(credit.parts)
     for name, score in credit.parts.items():

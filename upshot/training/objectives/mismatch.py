@@ -1,20 +1,42 @@
-"""Token drift: how far the sampler's log-probabilities are from the learner's, on the tokens of a step.
+"""Sampler and learner compute one model twice: how far apart they are (drift), and weighing by it (importance).
 
-Before the step's first update both have the same weights: what is left is rounding (other kernels, merged adapters),
-or a fault. Importance ratios and clipping see it as a change of the policy.
+Before a step's first update both have the same weights: what is left is rounding (other kernels, merged adapters), or a
+fault. Steps played ahead are a few versions behind as well. Importance ratios and clipping see all of it as a change of
+the policy. With `train.importance` the learner's own log-probabilities before the first update are what the ratio of
+the policy gradient is to (`Datum.old`), and each token's loss is weighed by learner / sampler, cut at bounds. Without
+it, the sampler's count as the learner's own.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from upshot.config.recipe import ImportanceConfig, TrainConfig
 from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
 from upshot.training.learner.distributed.ranks import ALONE, Ranks
 from upshot.training.objectives.objectives import Objective
+
+MEAN, LARGEST = "policy/drift", "policy/drift_max"
+"""How the drift is logged."""
+
+
+class LogprobSource(Protocol):
+    """What a learner says of data without learning from them: ours, or numbers that another program's has told."""
+
+    @property
+    def config(self) -> TrainConfig:
+        """How the policy learns."""
+
+    def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
+        """Log-probabilities of the trained tokens beside the ids, 0 elsewhere; of the policy or the reference."""
+
+    def values(self, data: Sequence[Datum]) -> list[list[float]]:
+        """The value head's estimate before each trained token of the data."""
 
 
 class MismatchObjective(Objective):
@@ -45,20 +67,53 @@ class MismatchObjective(Objective):
         if not rows:
             return {}
         count = sum(row[0] for row in rows)
-        return told(sum(row[1] for row in rows) / count, max(row[2] for row in rows))
+        return {MEAN: sum(row[1] for row in rows) / count, LARGEST: max(row[2] for row in rows)}
 
 
-def told(mean: float, largest: float) -> dict[str, float]:
-    """What is logged."""
-    return {"policy/drift": mean, "policy/drift_max": largest}
+def logged_drift(logs: Mapping[str, float]) -> dict[str, float]:
+    """The drift that is logged already: `weigh` looks at it before it forgets the sampler's numbers."""
+    return {name: logs[name] for name in (MEAN, LARGEST) if name in logs}
 
 
-def drift_of(differences: Sequence[float]) -> dict[str, float]:
-    """Drift of given differences; nothing where there are none."""
-    sizes = [abs(difference) for difference in differences]
-    return told(math.fsum(sizes) / len(sizes), max(sizes)) if sizes else {}
+def weigh(learner: LogprobSource, data: Sequence[Datum]) -> dict[str, float]:
+    """Set `old` and `weights` of the data where the recipe asks for it; what to log."""
+    config = learner.config.importance
+    if config.rule == "none":
+        return {}
+    found: list[float] = []
+    gaps: list[float] = []
+    for datum, own in zip(data, learner.logprobs(data), strict=True):
+        differences = [own[i] - datum.old[i] for i in datum.places]
+        ratios = importance(differences, config.level)
+        gaps, found = gaps + [abs(difference) for difference in differences], found + ratios
+        datum.old, datum.weights = own, [0.0] * len(datum.ids)
+        for place, ratio in zip(datum.places, ratios, strict=True):
+            datum.weights[place] = cut(ratio, config)
+    if not found:
+        return {}
+    outside = sum(not config.low <= ratio <= config.high for ratio in found)
+    return {
+        "policy/importance": math.fsum(found) / len(found),
+        "policy/importance_max": max(found),
+        "policy/importance_cut": outside / len(found),
+        MEAN: math.fsum(gaps) / len(gaps),
+        LARGEST: max(gaps),
+    }
 
 
-def known(logs: Mapping[str, float]) -> dict[str, float]:
-    """The drift that is logged already: importance weights look at it before they forget the sampler's numbers."""
-    return {name: logs[name] for name in told(0.0, 0.0) if name in logs}
+def importance(differences: Sequence[float], level: str) -> list[float]:
+    """exp(learner - sampler) of each token of a sequence; level 'sequence': that of all its tokens together."""
+    if level == "token":
+        return [_exp(x) for x in differences]
+    return [_exp(math.fsum(differences))] * len(differences)
+
+
+def cut(ratio: float, config: ImportanceConfig) -> float:
+    """A ratio inside the bounds, or what the rule makes of one outside."""
+    if config.low <= ratio <= config.high:
+        return ratio
+    return 0.0 if config.rule == "mask" else min(max(ratio, config.low), config.high)
+
+
+def _exp(x: float) -> float:
+    return math.exp(min(x, 700.0))

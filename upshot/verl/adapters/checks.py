@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from upshot.config.recipe import Recipe
-from upshot.run.checks.bench import Finding
+from upshot.run.checks.context import Finding
 from upshot.verl.checks import refuse, requirements_of
 from upshot.verl.checks.node import IMPORT_S, NodeRequirements, check_node, write_mark
 from upshot.verl.checks.resources import Node, compare_needs, find_needs

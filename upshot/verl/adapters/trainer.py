@@ -21,9 +21,9 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from upshot.rollout.play import count_earlier
-from upshot.training.loops.dynamic_sampling import until_varied
-from upshot.training.loops.evaluate import evaluated
-from upshot.training.loops.rl import measure, others, stop_if_missing
+from upshot.training.loops.dynamic_sampling import ask_until_varied
+from upshot.training.loops.evaluate import summarise_held_out
+from upshot.training.loops.rl import measure, other_rows, stop_if_missing
 from upshot.training.loops.sft import pick
 from upshot.training.metrics.step import summarise
 from upshot.verl.adapters.critic import CriticWorker
@@ -70,7 +70,7 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _play_on(self, groups: Groups) -> Groups:
         """Play other rows in the places of groups that teach nothing, as `train.dynamic_sampling` says."""
         first, rounds = self._picked(), self.recipe.train.dynamic_sampling
-        asking = until_varied(others(self._ids, first, self.global_steps - 1, self.recipe.seed), first, rounds)
+        asking = ask_until_varied(other_rows(self._ids, first, self.global_steps - 1, self.recipe.seed), first, rounds)
         next(asking)  # the first round is played
         while True:
             try:
@@ -156,7 +156,7 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _validate(self) -> dict[str, float]:
         found: dict[str, float] = super()._validate()
-        seen = evaluated(self.replies.groups["val"], self.worker.context, self.worker.book.task)
+        seen = summarise_held_out(self.replies.groups["val"], self.worker.context, self.worker.book.task)
         return found | named({f"eval/{key}": value for key, value in seen.items()})
 
 

@@ -17,7 +17,7 @@ from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.models.local import local_path
 from upshot.run.checks import data, helpers, output, prompts, refuse
-from upshot.run.checks.bench import Check, CheckContext, Finding
+from upshot.run.checks.context import Check, CheckContext, Finding
 from upshot.verl.checks import resources
 from upshot.verl.checks.node import NodeRequirements, check_node
 from upshot.verl.plan import MAIN, VerlPlan

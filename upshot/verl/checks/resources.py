@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from upshot.run.checks.bench import Finding
+from upshot.run.checks.context import Finding
 
 CPUS_A_RANK = 3
 GPUS_A_NODE, STORAGE_UNITS = 8, 8

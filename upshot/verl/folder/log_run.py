@@ -32,7 +32,7 @@ def log_run(recipe: Recipe, folder: RunFolder, plan: VerlPlan, reporter: Reporte
             yield run_writer
         run_writer.follow()
         make_whole(folder)
-        run_writer.writer.status("finished")
+        run_writer.writer.write_status("finished")
         write_report(folder.path)
     except BaseException as error:
         _stopped(run_writer, error)
@@ -63,7 +63,7 @@ def _stopped(run_writer: VerlRunWriter, error: BaseException) -> None:
     folder, say = run_writer.folder, run_writer.reporter.say
 
     def tell() -> None:
-        run_writer.writer.status("stopped", reason=reason_of(error))
+        run_writer.writer.write_status("stopped", reason=reason_of(error))
         if folder.begun:
             write_report(folder.path)
 

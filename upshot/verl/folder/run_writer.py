@@ -17,7 +17,6 @@ from upshot.run.reporter import Reporter
 from upshot.run.trackers import make_trackers
 from upshot.run.writer import Writer
 from upshot.tasks.base import Task
-from upshot.training.metrics.alarms import Alarms
 from upshot.training.metrics.best import ONLY
 from upshot.verl.folder import rollout_exchange
 from upshot.verl.metrics import Follower, line_of
@@ -42,7 +41,6 @@ class VerlRunWriter:
         self.phase = recipe.train.method
         trackers = make_trackers(recipe.trackers, folder.path, recipe.model_dump(mode="json"))
         self.writer = Writer(recipe, folder, self.reporter, task, spell, trackers)
-        self.alarms = Alarms()
         self._last = time.perf_counter()
 
     def begin(self, steps: int, done: int) -> None:
@@ -50,8 +48,6 @@ class VerlRunWriter:
         if self.folder.path.joinpath(rollout_exchange.FOLDER).is_dir() or self.follower.path.is_file():
             self._catch_up(done)
         self.folder.rewind(phases_of(self.recipe), self.phase, done or -1)
-        for line in self.folder.lines(self.phase):
-            self.alarms.watch(line)
         self._last = time.perf_counter()
         self.writer.begin(self.phase, steps, done)
 
@@ -81,14 +77,12 @@ class VerlRunWriter:
         evaluation = {name: told.pop(name) for name in list(told) if name.startswith(ONLY)}
         groups = rollout_exchange.read(self.folder.path, step)
         if groups or any(name.startswith(("train/", "loss/")) for name in told):
-            logs = {"time/step": self._took(), **told, **self.writer.replies(step, groups)}
-            self.writer.line(self.phase, step, logs)
-            for text in self.alarms.watch(logs):
-                self.reporter.say(f"step {step}: {text}")
-            self.writer.announce(self.phase, step, logs, list(self.alarms.ringing.values()))
+            logs = {"time/step": self._took(), **told, **self.writer.write_replies(step, groups)}
+            self.writer.write_line(step, logs)
+            self.writer.announce(step, logs)
         if evaluation:
-            self.writer.line(self.phase, step, evaluation)
-            self.writer.announce(self.phase, step, evaluation)
+            self.writer.write_line(step, evaluation)
+            self.writer.announce(step, evaluation)
         rollout_exchange.drop(self.folder.path, step)
 
     def _took(self) -> float:

@@ -24,7 +24,6 @@ from upshot.config.load import dump_recipe, load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.run.folder import RunFolder
-from upshot.run.onlooker import ReadOnlyRunFolder
 from upshot.run.reporter import Reporter
 from upshot.run.run import train
 from upshot.training.learner.distributed.process_group import open_ranks
@@ -88,7 +87,7 @@ def run(words: Sequence[tuple[str, str]]) -> None:
     ranks = open_ranks("cpu")
     for file, word in words:
         recipe = load_recipe(file).recipe
-        folder = begin(recipe, word) if ranks.first else ReadOnlyRunFolder(Path(str(recipe.run_dir)))
+        folder = begin(recipe, word) if ranks.first else RunFolder(Path(str(recipe.run_dir)), read_only=True)
         ranks.barrier("begin")
         with pytest.raises((UserError, BaseExceptionGroup)) if word == "fails" else nullcontext():
             train(recipe, folder, Reporter(), ranks)

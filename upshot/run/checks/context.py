@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from upshot.config.recipe import Recipe
-from upshot.core.conversation import Row
 from upshot.core.errors import UserError
 from upshot.models.local import local_path
 from upshot.models.rendering import Renderer
@@ -88,10 +87,6 @@ class CheckContext:
     def prompt_filter(self) -> PromptLengthFilter:
         """How much the policy can take in."""
         return build_prompt_filter(self.recipe, self.task, self.renderer, find_context(self.recipe.model))
-
-    def rows(self, split: str) -> Sequence[Row]:
-        """The rows of a split."""
-        return self.task.rows(split)
 
 
 Check = Callable[[CheckContext], Iterable[Finding]]

@@ -1,0 +1,103 @@
+"""The helpers of a run: started for a phase that plays, counted step by step, and counted on after a resume."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from upshot.config.model_spec import ModelSpec
+from upshot.config.recipe import Recipe
+from upshot.rollout.context import RolloutContext
+from upshot.rollout.services import Services, build_context, build_services
+from upshot.run.folder import RunFolder
+from upshot.run.writer import Logs
+from upshot.training.learner.distributed.ranks import Ranks, add_counts
+from upshot.training.learner.memory.fit import configure_helpers, make_pool
+from upshot.training.policy import PolicyBundle
+
+
+class RunServices:
+    """Opens the helpers of a run and keeps their books, over all ranks and resumes."""
+
+    def __init__(self, recipe: Recipe, folder: RunFolder, ranks: Ranks) -> None:
+        self.recipe = share_limits(recipe, ranks.size)
+        self.folder = folder
+        self.ranks = ranks
+        self.counters: dict[str, Any] = {}
+        """The helpers' counters after the last finished step: those of a step half done are played again."""
+        self._open: Services | None = None
+        self._policy: PolicyBundle | None = None
+        self._summed: dict[str, Any] = {}
+        """The counters when the ranks' were last added up."""
+        self._counted: tuple[Logs, dict[str, Any]] = {}, {}
+        """Of the step under way: numbers for its line, and the counters behind them."""
+
+    @asynccontextmanager
+    async def open(
+        self, policy: PolicyBundle, resumed_from: Path | None
+    ) -> AsyncIterator[tuple[Services, RolloutContext]]:
+        """Helper models, user and metrics, started, with the context they play in; closed at the end."""
+        policy.pool = make_pool(self.recipe, policy.memory)
+        services = build_services(
+            configure_helpers(self.recipe, policy.memory),
+            policy.task,
+            policy.sampler,
+            policy.tokenizer,
+            policy.renderer,
+            policy.pool,
+        )
+        self._open, self._policy = services, policy
+        if spent := self.folder.spent():
+            services.budget.restore(spent)
+        self.ranks.share(services.budget)
+        services.restore(self.counters)
+        self._summed = services.counters()
+        policy.sampler.play_ahead(self.recipe.train.async_steps)
+        if resumed_from is not None:
+            policy.sampler.load_copies(resumed_from)
+        try:
+            await policy.sampler.start()
+            await services.start()
+            yield services, build_context(self.recipe, services, policy.speaker())
+        finally:
+            self._open = None
+            await services.aclose()
+            if policy.pool is not None:
+                await policy.pool.aclose()
+                policy.pool = None
+            await policy.close()
+            self.folder.write_spent(services.budget.state())
+
+    def count(self) -> None:
+        """All that the step under way asked of helpers is done: its line tells of what they counted until now."""
+        if self._open is None:
+            return
+        if self.ranks.size > 1:
+            self._summed = add_counts(self._summed, self.ranks.all_gather_object("count", self._open.counters()))
+            self._open.restore(self._summed)
+        self._counted = self._open.stats(), self._open.counters()
+
+    def finish_step(self) -> Logs:
+        """What a finished step's line says of the helpers; their counters are from now on those of the run."""
+        if self._open is None or self._policy is None:
+            return {}
+        stats, self.counters = self._counted
+        spent = self._open.budget.state()
+        self.folder.write_spent(spent)
+        pool = self._policy.pool
+        return {**stats, "time/dollars": spent["dollars"], **(pool.spent() if pool is not None else {})}
+
+
+def share_limits(recipe: Recipe, ranks: int) -> Recipe:
+    """The recipe of one rank: what an endpoint may be asked at once and in a minute is shared among all."""
+    if ranks == 1:
+        return recipe
+
+    def share(spec: ModelSpec) -> ModelSpec:
+        paces = {name: getattr(spec, name) for name in ("requests_per_minute", "tokens_per_minute")}
+        limits = {name: pace / ranks for name, pace in paces.items() if pace}
+        return spec.model_copy(update={"concurrency": max(spec.concurrency // ranks, 1), **limits})
+
+    return recipe.model_copy(update={"models": {role: share(spec) for role, spec in recipe.models.items()}})
