@@ -16,13 +16,12 @@ import pytest
 
 from upshot.config.model_spec import ModelSpec
 from upshot.core import time_limit
-from upshot.core.alarm import TimeUp, alarm
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.score import Score
-from upshot.core.time_limit import CallTimeout, call_seconds, limited, limited_now, uncounted
+from upshot.core.time_limit import CallTimeout, TimeUp, alarm, call_seconds, limited, limited_now, uncounted
 from upshot.models.base import Completion, Request
 from upshot.models.client.guarded import GuardedModel
-from upshot.models.wire import ApiAnswer
+from upshot.models.openai_format import ApiAnswer
 from upshot.rewards.metric import Metric
 from upshot.rewards.workers.inline import InlineManager
 from upshot.rollout.episode import play_episode
@@ -267,7 +266,7 @@ def test_outside_the_main_thread_an_outer_alarm_goes_on() -> None:
 def test_what_cannot_be_interrupted_outside_the_main_thread_is_said(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("upshot.core.alarm.AGAIN_S", 0.05)
+    monkeypatch.setattr("upshot.core.time_limit.AGAIN_S", 0.05)
 
     def sleeps() -> float:
         time.sleep(0.4)
@@ -314,14 +313,14 @@ def test_after_an_alarm_in_a_thread_a_debugger_still_steps() -> None:
     """In a process of its own: where it fails, the traced call never returns."""
     program = """
 import sys, threading, time
-from upshot.core.alarm import Rung, alarm
+from upshot.core.time_limit import TimeUp, alarm
 
 def late():
     try:
         with alarm(0.05):
             while True:
                 pass
-    except Rung:
+    except TimeUp:
         pass
 
 thread = threading.Thread(target=late)

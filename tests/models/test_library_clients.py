@@ -12,7 +12,7 @@ from upshot.core.errors import UserError
 from upshot.models.base import ModelCallError, Request
 from upshot.models.client.budget import Budget
 from upshot.models.connect import connect
-from upshot.models.wire import chat_body, completion_body, read_answer
+from upshot.models.openai_format import chat_body, completion_body, read_answer
 
 openai = pytest.importorskip("openai")
 VIAS = ["openai", "litellm"]

@@ -36,7 +36,7 @@ def _start(file: Path, map_file: Path | None, while_used: bool) -> int:
     import fcntl
 
     from upshot.core.errors import UserError
-    from upshot.core.whole_files import check_writable
+    from upshot.core.files import check_writable
     from upshot.serving.servers.classmates import check_map
     from upshot.serving.servers.file import read
     from upshot.serving.servers.state import FLEET_LOCK, folder_of, lock, read_state

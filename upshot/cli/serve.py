@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     import os
 
     from upshot.core.errors import UserError
-    from upshot.core.http import demand_key
+    from upshot.core.http_server import demand_key
     from upshot.models.tool_calls.base import parser_for
 
     if args.model in ("status", "stop") or args.model.endswith((".yaml", ".yml")):

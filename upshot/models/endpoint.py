@@ -20,7 +20,7 @@ from upshot.models.base import Abilities, ModelCallError, Request
 from upshot.models.client.budget import Budget
 from upshot.models.client.guarded import AttemptFailed, GuardedModel
 from upshot.models.client.limits import EndpointLimits, backoff, retry_after
-from upshot.models.wire import (
+from upshot.models.openai_format import (
     ApiAnswer,
     BadResponse,
     NotScored,

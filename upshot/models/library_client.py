@@ -16,7 +16,7 @@ from upshot.models.base import Abilities, ModelCallError, Request
 from upshot.models.client.budget import Budget
 from upshot.models.client.guarded import AttemptFailed, GuardedModel
 from upshot.models.client.limits import EndpointLimits, retry_after
-from upshot.models.wire import ApiAnswer, BadResponse, RefusedAnswer, chat_body, read_answer
+from upshot.models.openai_format import ApiAnswer, BadResponse, RefusedAnswer, chat_body, read_answer
 
 
 class LibraryModel(GuardedModel):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
+import sys
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,12 +13,35 @@ from typing import Any
 
 from upshot.config.model_spec import SMOLLM2, ModelSpec
 from upshot.core.errors import UserError
+from upshot.core.threads import settle_threads
 from upshot.models.base import Abilities, Model, Request
 from upshot.models.client.budget import Budget
 from upshot.models.client.guarded import GuardedModel
 from upshot.models.client.limits import EndpointLimits
-from upshot.models.frameworks import import_frameworks
-from upshot.models.wire import ApiAnswer
+from upshot.models.openai_format import ApiAnswer
+
+
+def import_frameworks() -> None:
+    """Import what every model in this process needs, without looking for garbage meanwhile.
+
+    Imports make a million objects that stay. Collecting between them (a thousand times) took an eighth of their time,
+    and scanning them again in every later collection would be wasted too, hence `freeze`.
+    """
+    if "transformers.modeling_utils" in sys.modules:
+        return
+    settle_threads()
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        import torch
+        import transformers.modeling_utils
+
+        assert torch and transformers
+    finally:
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # what stays frozen to the end is reported as leaked by triton's bindings
+        if collecting:
+            gc.enable()
 
 
 def local_path(name: str) -> str:

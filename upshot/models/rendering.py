@@ -20,7 +20,7 @@ from typing import Any
 
 from upshot.core.conversation import Conversation, Message
 from upshot.core.errors import UserError
-from upshot.models.pieces import Pieces
+from upshot.models.openai_format import TokenPieces
 
 STAND_IN = "⟦upshot-reply⟧"
 """Content of the stand-in policy turn; found again in the rendered text to know where the turn ended."""
@@ -155,8 +155,8 @@ class Renderer:
         return [decoder.decode(self._single.raw(token), final=at == len(ids) - 1) for at, token in enumerate(ids)]
 
     @cached_property
-    def _single(self) -> Pieces:
-        return Pieces(self.tokenizer)
+    def _single(self) -> TokenPieces:
+        return TokenPieces(self.tokenizer)
 
     def check(self) -> TemplateCheck:
         """Whether the template itself only appends, over a probe of three turns with a system prompt and a thought."""

@@ -1,4 +1,6 @@
-"""Scripted models: a function answers. For tests, offline work and timing, through the same guards as a real call."""
+"""Scripted models: a function answers. For tests, offline work and timing, through the same guards as a real call.
+
+And `AbsentPolicy`, which nobody may ask: checks and replays build everybody else."""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ from upshot.config.model_spec import ModelSpec
 from upshot.config.registry import import_thing
 from upshot.core.conversation import Message, derive_seed
 from upshot.core.errors import UserError, did_you_mean
-from upshot.models.base import Abilities, Completion, Request
+from upshot.models.base import Abilities, Completion, Model, Request
 from upshot.models.client.budget import Budget
 from upshot.models.client.guarded import GuardedModel
 from upshot.models.client.limits import EndpointLimits
+from upshot.models.openai_format import ApiAnswer
 from upshot.models.structured import example_of
-from upshot.models.wire import ApiAnswer
 
 Reply = str | Completion
 Script = Callable[[Request], Reply | Awaitable[Reply]]
@@ -66,6 +68,20 @@ class ScriptedModel(GuardedModel):
             completions.append(reply if isinstance(reply, Completion) else _completion(reply, request))
         used = sum(completion.completion_tokens for completion in completions)
         return ApiAnswer(completions, completions[0].prompt_tokens, used, sum(c.cost for c in completions))
+
+
+class AbsentPolicy(Model):
+    """Stands in for the policy where nobody may ask it."""
+
+    name = "policy"
+
+    def frozen(self, when: str) -> Model:
+        """Nobody's copy."""
+        return self
+
+    async def generate(self, request: Request) -> list[Completion]:
+        """Refuse."""
+        raise UserError("there is no policy here to ask; name another model for the role that asks it (models.…=)")
 
 
 def _completion(text: str, request: Request) -> Completion:

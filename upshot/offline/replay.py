@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from upshot.config.recipe import Recipe
-from upshot.core import jsonl
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn, messages_from
 from upshot.core.errors import UserError
+from upshot.core.files import read_jsonl
 from upshot.core.score import Score
 from upshot.core.time_limit import call_seconds
-from upshot.models.absent import AbsentPolicy
 from upshot.models.rendering import Renderer
+from upshot.models.scripted import AbsentPolicy
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.base import Futures
 from upshot.rollout.futures.classmates.map_file import classmate_names
@@ -84,7 +84,7 @@ def silent(recipe: Recipe) -> set[str]:
 
 def lines_of(folder: RunFolder, step: int) -> list[dict[str, Any]]:
     """The replies of a step; `UserError` when the file has none."""
-    lines = jsonl.read(folder.path / ROLLOUTS)
+    lines = read_jsonl(folder.path / ROLLOUTS)
     found = [line for line in lines if line.get("step") == step]
     if not found:
         steps = sorted({line.get("step", 0) for line in lines})

@@ -13,12 +13,11 @@ from typing import Any
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import FuturesConfig, MetricConfig, Named, Recipe
 from upshot.config.registry import Registry
-from upshot.core.closing import close_all
-from upshot.core.errors import UserError, did_you_mean
+from upshot.core.errors import UserError, close_all, did_you_mean
 from upshot.models.base import Model
 from upshot.models.client.budget import Budget
 from upshot.models.client.guarded import GuardedModel
-from upshot.models.client.traffic import WatchedModel, watch
+from upshot.models.client.usage import WatchedModel, watch
 from upshot.models.connect import connect_all
 from upshot.models.rendering import Renderer
 from upshot.rewards.build import build_metric, check_metric

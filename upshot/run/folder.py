@@ -28,10 +28,9 @@ from typing import Any
 from upshot.config import load as config
 from upshot.config.phases import order
 from upshot.config.recipe import Recipe
-from upshot.core import jsonl
 from upshot.core.errors import UserError
+from upshot.core.files import append_jsonl, filter_jsonl, parse_json_line, read_jsonl, write_atomic, write_json
 from upshot.core.version import __version__
-from upshot.core.whole_files import write_json, write_whole
 from upshot.rollout.rollout import Rollout
 from upshot.run import samples
 from upshot.run.checkpoints import Checkpoint, Checkpoints
@@ -118,7 +117,7 @@ class RunFolder:
 
     def write_recipe(self, recipe: Recipe) -> None:
         """The recipe that the run is made by from now on."""
-        write_whole(self.path / "recipe.yaml", config.dump(recipe).encode())
+        write_atomic(self.path / "recipe.yaml", config.dump(recipe).encode())
 
     def metrics(self, phase: str, step: int, values: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl; numbers that are not finite become null."""
@@ -133,13 +132,13 @@ class RunFolder:
         path = samples.file_of(self.path, step)
         try:
             path.parent.mkdir(exist_ok=True)
-            write_whole(path, samples.pack(replies))
+            write_atomic(path, samples.pack(replies))
         except OSError as error:
             raise UserError(self._full(path, error)) from error
 
     def lines(self, phase: str, step: int | None = None) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl of a phase, or of one of its steps."""
-        rows = [row for row in jsonl.read(self.path / METRICS) if row.get("phase") == phase]
+        rows = [row for row in read_jsonl(self.path / METRICS) if row.get("phase") == phase]
         return [row for row in rows if step is None or row.get("step") == step]
 
     def status(self, state: str, **more: Any) -> None:
@@ -158,7 +157,7 @@ class RunFolder:
 
     def _status(self) -> dict[str, Any]:
         path = self.path / "status.json"
-        return (jsonl.parse(path.read_bytes()) if path.is_file() else None) or {}
+        return (parse_json_line(path.read_bytes()) if path.is_file() else None) or {}
 
     def spent(self) -> dict[str, float]:
         """What the helper models have cost so far, steps that were lost and played again included."""
@@ -182,14 +181,14 @@ class RunFolder:
             return where in phases and order(where, row["step"]) <= order(phase, step)
 
         for name in (METRICS, ROLLOUTS):
-            jsonl.keep(self.path / name, earlier)
+            filter_jsonl(self.path / name, earlier)
         for file in (self.path / samples.FOLDER).glob("*.npz"):
             if not earlier({"step": int(file.stem)}):
                 file.unlink()
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         try:
-            jsonl.append(self.path / name, rows)
+            append_jsonl(self.path / name, rows)
         except OSError as error:
             raise UserError(self._full(self.path / name, error)) from error
 

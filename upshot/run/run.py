@@ -19,8 +19,8 @@ from upshot.config.phases import phase_config, phases_of
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.conversation import Row, derive_seed
 from upshot.core.errors import UserError, reason_of
+from upshot.core.files import write_json
 from upshot.core.time_limit import call_seconds
-from upshot.core.whole_files import write_json
 from upshot.models.rendering import Renderer
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.prompt_length import fitting

@@ -18,8 +18,8 @@ from typing import Any
 
 from upshot.config import load as config
 from upshot.config.recipe import Recipe
-from upshot.core import jsonl
 from upshot.core.errors import UserError
+from upshot.core.files import parse_json_line, read_jsonl
 
 Table = list[dict[str, Any]]
 
@@ -39,17 +39,17 @@ class Run:
     def status(self) -> dict[str, Any]:
         """How it stands: {'state': 'running' | 'finished' | 'stopped', 'seconds': …}; empty before it began."""
         file = self.path / "status.json"
-        return (jsonl.parse(file.read_bytes()) if file.is_file() else None) or {}
+        return (parse_json_line(file.read_bytes()) if file.is_file() else None) or {}
 
     @cached_property
     def metrics(self) -> Table:
         """A line a step: phase, step, and every logged number."""
-        return jsonl.read(self.path / "metrics.jsonl")
+        return read_jsonl(self.path / "metrics.jsonl")
 
     @cached_property
     def rollouts(self) -> Table:
         """A reply each, as it was written: messages, futures, reward, credit."""
-        return jsonl.read(self.path / "rollouts.jsonl")
+        return read_jsonl(self.path / "rollouts.jsonl")
 
     @cached_property
     def replies(self) -> Table:

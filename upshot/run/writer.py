@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from upshot.config.recipe import Recipe
-from upshot.core.jsonl import plain
+from upshot.core.files import to_json_value
 from upshot.rollout.rollout import Rollout
 from upshot.run.folder import RunFolder
 from upshot.run.reporter import Reporter
@@ -77,7 +77,7 @@ class Writer:
 
     def announce(self, phase: str, step: int, logs: Mapping[str, Any], alarms: Sequence[str] = ()) -> None:
         """Tell the console, the trackers and status.json what metrics.jsonl has been told."""
-        numbers = {name: value for name, value in plain(logs).items() if isinstance(value, (int, float))}
+        numbers = {name: value for name, value in to_json_value(logs).items() if isinstance(value, (int, float))}
         if "time/step" in numbers:
             self._took.append(numbers["time/step"] + numbers.get("time/save", 0.0))
         left = (self._steps - step) * statistics.fmean(self._took or [0.0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from upshot.core.errors import UserError, did_you_mean
-from upshot.core.whole_files import read_text
+from upshot.core.files import read_text
 
 PLAIN = "You are a helpful assistant. Work with the user on their task and answer their messages."
 """The system prompt of the base and the trained rows, and of prepared data."""

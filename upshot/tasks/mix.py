@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from upshot.core.closing import close_all
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
-from upshot.core.errors import UserError
+from upshot.core.errors import UserError, close_all
 from upshot.core.score import Score
 from upshot.core.time_limit import limited, limited_now
 from upshot.tasks.base import Task, groups_of, tasks

@@ -21,9 +21,8 @@ from upshot.models.base import Completion, Model, ModelCallError, Request
 from upshot.models.client.budget import Budget
 from upshot.models.client.cache import ResponseCache, request_key
 from upshot.models.client.limits import EndpointLimits, backoff
-from upshot.models.client.meter import RoleCount, UsageMeter
-from upshot.models.client.traffic import Traffic, WatchedModel
-from upshot.models.wire import ApiAnswer
+from upshot.models.client.usage import RoleCount, Traffic, UsageMeter, WatchedModel
+from upshot.models.openai_format import ApiAnswer
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from upshot.models.client.budget import Budget
 from upshot.models.client.guarded import AttemptFailed, GuardedModel
 from upshot.models.client.limits import EndpointLimits, backoff
 from upshot.models.client.members import Members
-from upshot.models.client.meter import RoleCount
 from upshot.models.client.routing import ReplicaSlot, Routing, prefix_key
+from upshot.models.client.usage import RoleCount
 from upshot.models.endpoint import check_price
-from upshot.models.wire import ApiAnswer
+from upshot.models.openai_format import ApiAnswer
 
 log = logging.getLogger(__name__)
 

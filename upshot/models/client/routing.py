@@ -21,7 +21,7 @@ from upshot.models.base import Request
 from upshot.models.client.breaker import Breaker
 from upshot.models.client.guarded import AttemptFailed
 from upshot.models.client.limits import CallSlots
-from upshot.models.client.meter import quantile
+from upshot.models.client.usage import quantile
 
 PREFIX_IDS = 512
 """Token ids that tell conversations apart where only ids are given."""

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from upshot.core.errors import UserError
-from upshot.core.http import CalmEnd, RequestGate, TooLarge, TooSlow, demand_key
+from upshot.core.http_server import CalmEnd, RequestGate, TooLarge, TooSlow, demand_key
 from upshot.sandbox.connection import KEY_VARIABLE
 from upshot.sandbox.http.doorkeeper import READ_SECONDS, connections_at_once, http_protocol
 from upshot.sandbox.http.service import SandboxFault, Service

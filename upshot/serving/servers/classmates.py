@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from upshot.core.errors import UserError
-from upshot.core.whole_files import write_whole
+from upshot.core.files import write_atomic
 from upshot.serving.servers.file import ServersConfig
 
 
@@ -39,4 +39,4 @@ def write_map(path: Path, fleet: ServersConfig, servers: Mapping[str, tuple[int,
             "status": status,
             **({"api_key_env": fleet.api_key_env} if fleet.key else {}),
         }
-    write_whole(path, (json.dumps(entries, indent=2) + "\n").encode())
+    write_atomic(path, (json.dumps(entries, indent=2) + "\n").encode())

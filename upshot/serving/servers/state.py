@@ -19,7 +19,7 @@ from typing import Any
 
 from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError, did_you_mean
-from upshot.core.whole_files import write_json
+from upshot.core.files import write_json
 from upshot.serving.servers.file import digest, read
 
 STATE, FLEET_LOCK, USERS_LOCK = "state.json", "fleet.lock", "users.lock"

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from upshot.core.errors import UserError
+from upshot.core.process import Reaper
 from upshot.serving.servers.classmates import write_map
 from upshot.serving.servers.command import check_program, compose, tail
 from upshot.serving.servers.file import ServersConfig, digest
 from upshot.serving.servers.server import GRACE_S, ModelServer, ServerEnded
 from upshot.serving.servers.shares import placed, shares, visible_gpus
 from upshot.serving.servers.state import STATE, USERS_LOCK, lock, write_state
-from upshot.serving.servers.undertaker import Reaper
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 """Before a crashed server starts again: the first pause, doubled with each crash up to the longest."""

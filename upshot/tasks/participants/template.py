@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from upshot.core.errors import UserError, did_you_mean
-from upshot.core.whole_files import read_text
+from upshot.core.files import read_text
 
 FOLDER = Path(__file__).parent / "prompts"
 

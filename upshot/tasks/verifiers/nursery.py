@@ -19,6 +19,7 @@ import struct
 import sys
 from typing import Any
 
+from upshot.core.process import die_with_parent
 from upshot.core.score import Reason, Score
 
 HEADER = struct.Struct("!I")
@@ -102,22 +103,13 @@ def _fork(control: socket.socket, fd: int, memory_mb: int) -> int:
     code = 1
     try:
         control.close()
-        _die_with_parent()
+        die_with_parent()
         _limit(memory_mb)
         with socket.socket(fileno=fd) as sock:
             serve(sock)
         code = 0
     finally:
         os._exit(code)
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() == 1:  # the parent went before the call
-            os._exit(1)
 
 
 def _limit(memory_mb: int) -> None:
@@ -129,7 +121,7 @@ def _limit(memory_mb: int) -> None:
 def main(fd: int) -> None:
     """Answer fork, warm and reap requests until the socket closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    _die_with_parent()
+    die_with_parent()
     control = socket.socket(fileno=fd)
     while True:
         data, fds, _, _ = socket.recv_fds(control, 1 << 16, 1)

@@ -11,9 +11,9 @@ from upshot.config.model_spec import ModelSpec
 from upshot.core.conversation import Message
 from upshot.models.base import Model, Request
 from upshot.models.client.guarded import AttemptFailed
-from upshot.models.client.traffic import watch
+from upshot.models.client.usage import watch
+from upshot.models.openai_format import ApiAnswer
 from upshot.models.scripted import ScriptedModel
-from upshot.models.wire import ApiAnswer
 from upshot.rollout.services import assemble
 
 ASK = Request([Message("user", "?")])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from upshot.core.http import CalmEnd
+from upshot.core.http_server import CalmEnd
 
 
 def broken_off(begun: bool, kind: str = "http") -> list[dict[str, Any]]:
