@@ -9,8 +9,8 @@ import pytest
 from tests.tasks.participants.speakers import speaker
 from upshot.config.model_spec import ModelSpec
 from upshot.core.conversation import Message
+from upshot.core.http_client import AttemptError
 from upshot.models.base import Model, Request
-from upshot.models.client.guarded import AttemptFailed
 from upshot.models.client.usage import watch
 from upshot.models.openai_format import ApiAnswer
 from upshot.models.scripted import ScriptedModel
@@ -31,7 +31,7 @@ class Slow(ScriptedModel):
     async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:
         if self.left:
             self.left -= 1
-            raise AttemptFailed("timeout", "no answer within 1 s")
+            raise AttemptError("timeout", "no answer within 1 s")
         await self.free.wait()
         return await super()._attempt(request, n, seed)
 

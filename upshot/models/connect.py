@@ -30,7 +30,7 @@ class Endpoints:
         url = spec.url or ()
         if url not in self._routings:
             limits = self.limits(spec)
-            self._routings[url] = Routing(limits.concurrency, limits.slots, spec.hedge)
+            self._routings[url] = Routing(limits.concurrency, limits.slots)
         return self._routings[url]
 
 
@@ -61,7 +61,7 @@ def connect(
         when = spec.model.partition("@")[2]
         return BorrowedModel(spec, policy.frozen(when) if when else policy, **shared)
     if spec.kind == "replicas":
-        return _replicated(spec, endpoints or Endpoints(), role, budget)
+        return _over_replicas(spec, endpoints or Endpoints(), role, budget)
     if spec.kind == "served":
         raise UserError(
             f"{where or role or 'model'}: '{spec.model}' is for recipes with `serve: FILE.yaml`; give a URL"
@@ -71,18 +71,11 @@ def connect(
     return _backend(spec)(spec, **shared)
 
 
-def _replicated(spec: ModelSpec, endpoints: Endpoints, role: str, budget: Budget | None) -> Model:
-    from upshot.models.client.members import Members
+def _over_replicas(spec: ModelSpec, endpoints: Endpoints, role: str, budget: Budget | None) -> Model:
     from upshot.models.client.replicas import ReplicatedModel
 
-    return ReplicatedModel(
-        spec,
-        routing=endpoints.routing(spec),
-        members=Members(spec, lambda one: _backend(one)(one)),
-        role=role,
-        budget=budget,
-        limits=endpoints.limits(spec),
-    )
+    routing, limits = endpoints.routing(spec), endpoints.limits(spec)
+    return ReplicatedModel(spec, lambda one: _backend(one)(one), routing, role=role, budget=budget, limits=limits)
 
 
 def _backend(spec: ModelSpec) -> type[GuardedModel]:
@@ -91,14 +84,10 @@ def _backend(spec: ModelSpec) -> type[GuardedModel]:
         from upshot.models.endpoint import EndpointModel
 
         return EndpointModel
-    if spec.kind == "endpoint" and spec.via == "openai":
-        from upshot.models.openai_client import OpenAIClientModel
-
-        return OpenAIClientModel
     if spec.kind in ("endpoint", "provider"):
-        from upshot.models.provider import ProviderModel
+        from upshot.models.litellm import LiteLLMModel
 
-        return ProviderModel
+        return LiteLLMModel
     if spec.kind == "scripted":
         from upshot.models.scripted import ScriptedModel
 

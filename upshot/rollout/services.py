@@ -92,7 +92,7 @@ class Services:
             for key, value in model.stats().items():
                 role = key.partition("/")[0]  # roles that share an endpoint are counted once, each under its own name
                 name = role if role in names else names[0]
-                by_chance = any(word in key for word in ("latency", "replica", "hedges"))  # other in each run
+                by_chance = any(word in key for word in ("latency", "replica"))  # other in each run
                 out[f"{'time/' if by_chance else ''}model/{name}/{key}"] = value
         if self.user is not None:
             out |= {f"user/{key}": value for key, value in self.user.stats().items()}

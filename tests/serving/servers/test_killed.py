@@ -26,7 +26,7 @@ RECIPE = """
 extends: quickstart
 serve: servers.yaml
 models:
-  user: {model: "serve:user", concurrency: 16, hedge: 0}
+  user: {model: "serve:user", concurrency: 16}
 futures: {samples: 1, window: 1, user: {name: llm}}
 warm_start: null
 reward: {max_missing: 1}

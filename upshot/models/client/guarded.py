@@ -10,42 +10,22 @@ import logging
 import random
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from upshot.config.model_spec import ModelSpec
 from upshot.core.conversation import Message, derive_seed
 from upshot.core.errors import UserError
+from upshot.core.http_client import AttemptError, Retries, RetryPolicy
 from upshot.core.time_limit import uncounted
 from upshot.models.base import Completion, Model, ModelCallError, Request
 from upshot.models.client.budget import Budget
 from upshot.models.client.cache import ResponseCache, request_key
-from upshot.models.client.limits import EndpointLimits, backoff
+from upshot.models.client.limits import EndpointLimits
 from upshot.models.client.usage import RoleCount, Traffic, UsageMeter, WatchedModel
 from upshot.models.openai_format import ApiAnswer
 
 log = logging.getLogger(__name__)
-
-
-class AttemptFailed(Exception):
-    """One attempt failed in a way that another may not."""
-
-    def __init__(self, reason: str, detail: str = "", wait_s: float | None = None) -> None:
-        super().__init__(detail)
-        self.reason = reason
-        self.detail = detail
-        self.wait_s = wait_s
-        """Seconds that the endpoint asked us to wait."""
-
-
-@dataclass
-class _Patience:
-    """What one call went through."""
-
-    failed: int = 0
-    limited: int = 0
-    waited: float = 0.0
-    """Seconds spent waiting out rate limits."""
 
 
 class GuardedModel(Model):
@@ -69,7 +49,7 @@ class GuardedModel(Model):
 
     @abstractmethod
     async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:
-        """Ask once for n completions. `AttemptFailed` is retried; `ModelCallError` and `UserError` are final."""
+        """Ask once for n completions. `AttemptError` is retried; `ModelCallError` and `UserError` are final."""
 
     @property
     def identity(self) -> str:
@@ -189,46 +169,35 @@ class GuardedModel(Model):
         return answer.completions
 
     async def _attempts(self, request: Request, n: int, seed: int | None, count: RoleCount) -> ApiAnswer:
-        patience = _Patience()
+        spec = self.spec
+        retries = Retries(RetryPolicy(spec.retries, spec.backoff_s, spec.patience_s), self._rng)
         while True:
-            if self._closed:
-                raise ModelCallError("closed", f"model '{self.name}' was closed during the call")
+            self._check_open()
             guess = 0 if self.limits.tokens is None else self._token_guess(request, n)
             await self.limits.pace(guess)
             try:
                 answer = await self._attempt(request, n, seed)
-            except AttemptFailed as failure:
-                await self._wait_for_next(failure, patience, count)
+            except AttemptError as error:
+                await self._wait_for_next(error, retries, count)
                 continue
             if self.limits.tokens is not None:
                 self.limits.tokens.correct(answer.prompt_tokens + answer.completion_tokens - guess)
             return answer
 
-    async def _wait_for_next(self, failure: AttemptFailed, patience: _Patience, count: RoleCount) -> None:
+    async def _wait_for_next(self, error: AttemptError, retries: Retries, count: RoleCount) -> None:
         """Sleep before the next attempt, or raise `ModelCallError` when there is none."""
-        if self._closed:
-            raise ModelCallError("closed", f"model '{self.name}' was closed during the call") from failure
-        if failure.reason == "rate_limited":
-            wait = self._wait(failure, patience.limited)
-            patience.limited += 1
-            patience.waited += wait
-            spent = patience.waited > self.spec.patience_s
-        else:
-            wait = self._wait(failure, patience.failed)
-            patience.failed += 1
-            spent = patience.failed > self.spec.retries
-        if spent:
-            attempts = f"{patience.failed + patience.limited} attempts"
-            raise ModelCallError(failure.reason, f"'{self.name}' after {attempts}: {failure.detail}") from failure
-        count.retries[failure.reason] += 1
-        log.debug("%s: %s (%s); again in %.2f s", self.name, failure.reason, failure.detail, wait)
+        self._check_open()
+        wait = retries.next_wait(error)
+        if wait is None:
+            attempts = f"{retries.attempts} attempts"
+            raise ModelCallError(error.reason, f"'{self.name}' after {attempts}: {error.detail}") from error
+        count.retries[error.reason] += 1
+        log.debug("%s: %s (%s); again in %.2f s", self.name, error.reason, error.detail, wait)
         await self._pause(wait)
 
-    def _wait(self, failure: AttemptFailed, attempt: int) -> float:
-        jittered = backoff(attempt, self.spec.backoff_s, self._rng)
-        if failure.wait_s is None:
-            return jittered
-        return failure.wait_s + min(jittered, 0.25 * failure.wait_s + 0.05)  # never sooner than asked
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ModelCallError("closed", f"model '{self.name}' was closed during the call")
 
     async def _pause(self, seconds: float) -> None:
         """Sleep that `aclose` ends."""

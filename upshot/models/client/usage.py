@@ -44,10 +44,6 @@ class RoleCount:
     cache_hits: int = 0
     """Completions served from the cache."""
     cache_misses: int = 0
-    hedges: int = 0
-    """Late calls that a second replica was asked for, too."""
-    hedges_won: int = 0
-    """Those that the second one answered first."""
     replicas: Counter[str] = field(default_factory=Counter)
     """Attempts, failures and opened breakers of each replica."""
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=LATENCIES_KEPT))
@@ -65,9 +61,7 @@ class RoleCount:
         }
         out |= {f"failed/{reason}": count for reason, count in self.failed.items()}
         out |= {f"retries/{reason}": count for reason, count in self.retries.items()}
-        if self.replicas:
-            out |= {"hedges": self.hedges, "hedges_won": self.hedges_won}
-            out |= {f"replica/{what}": count for what, count in self.replicas.items()}
+        out |= {f"replica/{what}": count for what, count in self.replicas.items()}
         if self.latencies:
             ordered = sorted(self.latencies)
             out |= {"latency_p50": quantile(ordered, 0.5), "latency_p95": quantile(ordered, 0.95)}
