@@ -20,7 +20,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from upshot.core.errors import UserError
-from upshot.core.time_limit import uncounted
+from upshot.core.time_limit import pause_clock
 
 if TYPE_CHECKING:
     import aiohttp
@@ -154,7 +154,7 @@ class HttpClient:
         """Whether the environment's proxies are used."""
         self._session: aiohttp.ClientSession | None = None
 
-    @uncounted
+    @pause_clock
     async def request(
         self,
         method: str,

@@ -48,14 +48,14 @@ class CallTimeout(Exception):
     reason = "timeout"
 
 
-async def limited(owner: object, method: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+async def limit_call(owner: object, method: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a method of `owner`; `CallTimeout` when `owner` is the user's own code and takes too long.
 
     The user's method may be a plain function, too: it is called here, and everything else waits meanwhile.
     """
     if _ours(owner):
         return await method(*args, **kwargs)
-    work: Any = limited_now(owner, method, *args, **kwargs)
+    work: Any = limit_call_now(owner, method, *args, **kwargs)
     if not asyncio.iscoroutine(work):
         return cast(T, await work if inspect.isawaitable(work) else work)
     seconds = call_seconds.get()
@@ -65,7 +65,7 @@ async def limited(owner: object, method: Callable[P, Awaitable[T]], *args: P.arg
             return cast(T, await _in_stretches(work, seconds))
 
 
-def limited_now(owner: object, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+def limit_call_now(owner: object, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """The same for a call that does not wait."""
     if _ours(owner):
         return work(*args, **kwargs)
@@ -77,7 +77,7 @@ def limited_now(owner: object, work: Callable[P, T], *args: P.args, **kwargs: P.
         raise _too_long(owner, seconds) from None
 
 
-def uncounted(work: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+def pause_clock(work: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Decorates what has a limit of its own: the clock of whoever calls it stands still meanwhile."""
 
     @functools.wraps(work)

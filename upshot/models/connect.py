@@ -59,7 +59,7 @@ def connect(
         from upshot.models.local import BorrowedModel
 
         when = spec.model.partition("@")[2]
-        return BorrowedModel(spec, policy.frozen(when) if when else policy, **shared)
+        return BorrowedModel(spec, policy.copy_at(when) if when else policy, **shared)
     if spec.kind == "replicas":
         return _over_replicas(spec, endpoints or Endpoints(), role, budget)
     if spec.kind == "served":

@@ -22,7 +22,7 @@ from upshot.models.client.limits import EndpointLimits
 from upshot.models.openai_format import (
     ApiAnswer,
     BadResponse,
-    NotScored,
+    MissingScores,
     RefusedAnswer,
     chat_body,
     completion_body,
@@ -157,7 +157,7 @@ class EndpointModel(GuardedModel):
             if refusal.too_long or not any(word in refusal.detail for word in ("echo", "logprobs", "max_tokens")):
                 raise refusal.failure from None
             trouble = refusal.detail
-        except NotScored as error:
+        except MissingScores as error:
             trouble = str(error)
         raise UserError(
             f"'{self.name}' does not tell the log-probabilities of given ids ({trouble}); it must answer `echo` with "

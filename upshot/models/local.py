@@ -264,11 +264,11 @@ class LocalModel(BorrowedModel):
             self._weights = str(
                 max((f.stat().st_mtime_ns for f in path.iterdir()), default=0) if path.is_dir() else path
             )
-            module, tokenizer = self._loaded()
+            module, tokenizer = self._load()
             renderer = Renderer(tokenizer)
             self.inner = EngineModel(self._engine(module, renderer.end_ids), tokenizer, self.name, renderer)
 
-    def _loaded(self) -> tuple[Any, Any]:
+    def _load(self) -> tuple[Any, Any]:
         """Module and tokenizer; for a place in a pool the module stays on the host."""
         if self._seat is None:
             return load_local(self.spec.model, self.spec.dtype, self.spec.device)

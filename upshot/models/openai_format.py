@@ -16,7 +16,7 @@ class BadResponse(Exception):
     """An answer that is not what the API promises: worth another try."""
 
 
-class NotScored(Exception):
+class MissingScores(Exception):
     """An answer without the log-probabilities of the prompt."""
 
 
@@ -94,19 +94,19 @@ def _id_fields(request: Request) -> dict[str, Any]:
 def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Structured output by JSON schema; strict where the schema meets OpenAI's terms for it."""
     name = str(schema.get("title") or "answer").replace(" ", "_")
-    described = {"name": name, "schema": dict(schema), "strict": _closed(schema)}
+    described = {"name": name, "schema": dict(schema), "strict": _is_closed(schema)}
     return {"type": "json_schema", "json_schema": described}
 
 
-def _closed(schema: Any) -> bool:
+def _is_closed(schema: Any) -> bool:
     if isinstance(schema, Mapping):
         properties = schema.get("properties")
         if schema.get("type") == "object" or properties is not None:
             complete = set(properties or {}) == set(schema.get("required") or ())
             if schema.get("additionalProperties") is not False or not complete:
                 return False
-        return all(_closed(value) for value in schema.values())
-    return all(_closed(item) for item in schema) if isinstance(schema, list) else True
+        return all(_is_closed(value) for value in schema.values())
+    return all(_is_closed(item) for item in schema) if isinstance(schema, list) else True
 
 
 def read_answer(data: Any, price_in: float = 0.0, price_out: float = 0.0) -> ApiAnswer:
@@ -134,7 +134,7 @@ def read_answer(data: Any, price_in: float = 0.0, price_out: float = 0.0) -> Api
 
 
 def read_scores(data: Any, request: Request, price_in: float = 0.0) -> ApiAnswer:
-    """The log-probabilities of a request's given ids; raises `BadResponse` or `NotScored`."""
+    """The log-probabilities of a request's given ids; raises `BadResponse` or `MissingScores`."""
     ids, given = list(request.prompt), request.given
     try:
         found = (data["choices"][0].get("logprobs") or {}).get("token_logprobs") or []
@@ -143,7 +143,9 @@ def read_scores(data: Any, request: Request, price_in: float = 0.0) -> ApiAnswer
         raise BadResponse(f"{type(error).__name__}: {error}") from error
     numbers = all(isinstance(value, int | float) for value in found[-given:])
     if len(found) != len(ids) or found[0] is not None or not numbers:  # of a prompt's first id there is none
-        raise NotScored(f"{len(found)} log-probabilities came back for the prompt's {len(ids)} ids, not one for each")
+        raise MissingScores(
+            f"{len(found)} log-probabilities came back for the prompt's {len(ids)} ids, not one for each"
+        )
     cost = tokens * price_in / 1e6
     logprobs = tuple(float(value) for value in found[-given:])
     scored = Completion("", "length", tuple(ids[-given:]), logprobs, prompt_tokens=tokens, cost=cost)  # type: ignore[arg-type]

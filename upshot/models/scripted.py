@@ -75,7 +75,7 @@ class AbsentPolicy(Model):
 
     name = "policy"
 
-    def frozen(self, when: str) -> Model:
+    def copy_at(self, when: str) -> Model:
         """Nobody's copy."""
         return self
 
@@ -114,29 +114,29 @@ def last_text(request: Request) -> str:
 @script("echo")
 def echo(request: Request) -> str:
     """Says the last message again; asked for JSON, fills the schema's text fields with it."""
-    return _filled(request, last_text(request))
+    return _fill(request, last_text(request))
 
 
 @script("ok")
 def ok(request: Request) -> str:
     """Says OK, or the smallest JSON that the schema allows."""
-    return _filled(request, "OK")
+    return _fill(request, "OK")
 
 
 @script("count")
 def count_words(request: Request) -> str:
     """Says how many words the last message has."""
-    return _filled(request, str(len(last_text(request).split())))
+    return _fill(request, str(len(last_text(request).split())))
 
 
 @script("number")
 def last_number(request: Request) -> str:
     """Says the last number of the last message after '####', as gsm8k asks for."""
     numbers = re.findall(r"-?\d+(?:\.\d+)?", last_text(request))
-    return _filled(request, f"#### {numbers[-1] if numbers else 0}")
+    return _fill(request, f"#### {numbers[-1] if numbers else 0}")
 
 
-def _filled(request: Request, text: str) -> str:
+def _fill(request: Request, text: str) -> str:
     if request.schema is None:
         return text
     return json.dumps(example_of(request.schema, text), ensure_ascii=False)

@@ -16,6 +16,7 @@ from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message, derive_seed
 from upshot.core.thought import MARKERS, after_thought
 from upshot.models.base import Model, ModelCallError, Request
+from upshot.models.tool_calls.base import Extent
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
@@ -65,33 +66,13 @@ def _candidates(text: str) -> Iterator[str]:
 
 
 def _objects(text: str) -> Iterator[str]:
-    """The balanced objects of a text, outermost first."""
+    """The balanced objects of a text, outermost first; braces inside strings do not count."""
     start = text.find("{")
     while start >= 0:
-        end = _object_end(text, start)
-        if end is not None:
+        end, whole = Extent(start).end(text) or (start + 1, False)
+        if whole:
             yield text[start:end]
-        start = text.find("{", start + 1 if end is None else end)
-
-
-def _object_end(text: str, start: int) -> int | None:
-    """Where the object that opens at `start` is closed; braces inside strings do not count."""
-    depth, in_string, i = 0, False, start
-    while i < len(text):
-        char = text[i]
-        if in_string:
-            if char == "\\":
-                i += 1
-            elif char == '"':
-                in_string = False
-        elif char == '"':
-            in_string = True
-        elif char in "{}":
-            depth += 1 if char == "{" else -1
-            if depth == 0:
-                return i + 1
-        i += 1
-    return None
+        start = text.find("{", end if whole else start + 1)
 
 
 def _loads(text: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from upshot.core.conversation import Conversation, Turn
-from upshot.core.time_limit import limited
+from upshot.core.time_limit import limit_call
 from upshot.rollout.policy import Policy
 from upshot.tasks.participants.base import Observation, Participant, count
 
@@ -33,11 +33,11 @@ async def play_episode(
         if turn_snapshots is not None:
             turn_snapshots.append(conversation.fork("turn", 0))
         return
-    await limited(environment, environment.start, conversation)
+    await limit_call(environment, environment.start, conversation)
     try:
         await _alternate(conversation, policy, environment, max_turns, [] if turn_snapshots is None else turn_snapshots)
     finally:
-        await limited(environment, environment.end, conversation)
+        await limit_call(environment, environment.end, conversation)
 
 
 async def _alternate(
@@ -53,7 +53,7 @@ async def _alternate(
         elif await policy.reply(conversation) is None:
             return
         turn_snapshots.append(conversation.fork("turn", turn))
-        observation = await limited(environment, environment.observe, conversation)
+        observation = await limit_call(environment, environment.observe, conversation)
         count(conversation, observation.metrics)
         if observation.score is not None:
             conversation.session["turn_scores"] = {
@@ -79,7 +79,7 @@ async def first_reply(conversation: Conversation, policy: Policy, role: str = "p
 async def play_future(conversation: Conversation, user: Participant, policy: Policy, window: int) -> None:
     """Continue a fork for up to `window` rounds, each a turn of the user and one of the policy."""
     for _ in range(window):
-        observation = await limited(user, user.observe, conversation)
+        observation = await limit_call(user, user.observe, conversation)
         count(conversation, observation.metrics)
         _append(conversation, observation)
         if observation.done:

@@ -17,7 +17,7 @@ from upshot.core.conversation import Conversation, Row, Turn, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
 from upshot.core.stopwatch import at_work
-from upshot.core.time_limit import limited
+from upshot.core.time_limit import limit_call
 from upshot.rewards.reward import Reward
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.episode import play_episode
@@ -90,7 +90,7 @@ async def open_row(context: RolloutContext, row: Row, seed: int, group: int) -> 
         return Opening(conversation.turns)
     if context.user is None:
         raise UserError(f"row '{row.id}' has a goal, no message, and there is no user to open; set futures.user")
-    failure = await guard(limited(context.user, context.user.start, conversation), "user")
+    failure = await guard(limit_call(context.user, context.user.start, conversation), "user")
     if failure is None and (conversation.ended is not None or len(conversation.turns) == len(row.messages)):
         failure = Score.missing(Reason.NOTHING_SAID, "the user opened with nothing, or left at once")
     return Opening(conversation.turns, conversation.session, failure)

@@ -17,7 +17,7 @@ from upshot.core.errors import UserError, close_all, did_you_mean
 from upshot.models.base import Model
 from upshot.models.client.budget import Budget
 from upshot.models.client.guarded import GuardedModel
-from upshot.models.client.usage import WatchedModel, watch
+from upshot.models.client.usage import UsageMeter, watch
 from upshot.models.connect import connect_all
 from upshot.models.rendering import Renderer
 from upshot.rewards.build import build_metric, check_metric
@@ -70,10 +70,10 @@ class Services:
         if self._watch is None:
             self._watch = asyncio.create_task(watch(self._watched))
 
-    def _watched(self) -> list[WatchedModel]:
+    def _watched(self) -> list[UsageMeter]:
         """How the calls of each model stand."""
         models = [model for model in dict.fromkeys(self.models.values()) if isinstance(model, GuardedModel)]
-        return [seen for model in models if (seen := model.watched()) is not None]
+        return [model.meter for model in models if model.may_be_silent]
 
     def build_futures(
         self, config: FuturesConfig, renderer: Renderer | None = None, credit: CreditRule | None = None, seed: int = 0

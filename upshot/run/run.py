@@ -142,7 +142,7 @@ class TrainingRun:
         call_seconds.set(recipe.call_seconds)
         named = recipe.trackers if self.ranks.first else []
         trackers = make_trackers(named, self.folder.path, recipe.model_dump(mode="json"))
-        self.writer = Writer(recipe, self.folder, self.reporter, self.task, self.renderer.spelled, trackers)
+        self.writer = Writer(recipe, self.folder, self.reporter, self.task, self.renderer.decode_all, trackers)
 
     def _stopped(self, error: BaseException) -> None:
         """Save what was reached, unless an update is half done: then the last checkpoint is what to go on from."""

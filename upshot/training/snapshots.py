@@ -136,7 +136,7 @@ class PolicyModel(EngineModel):
             raise UserError(f"the copy '{when}' reads weights that the engine has merged its adapters into")
         return FrozenPolicy(self, self.module, every, self.kv_of_copies.get(when, 0))
 
-    def frozen(self, when: str) -> Model:
+    def copy_at(self, when: str) -> Model:
         """A copy that is trained no further: 'start', or renewed every so many steps."""
         if when not in self.copies:
             if self.engine.settings.merge == "in place":

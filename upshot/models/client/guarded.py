@@ -17,12 +17,12 @@ from upshot.config.model_spec import ModelSpec
 from upshot.core.conversation import Message, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.http_client import AttemptError, Retries, RetryPolicy
-from upshot.core.time_limit import uncounted
+from upshot.core.time_limit import pause_clock
 from upshot.models.base import Completion, Model, ModelCallError, Request
 from upshot.models.client.budget import Budget
 from upshot.models.client.cache import ResponseCache, request_key
 from upshot.models.client.limits import EndpointLimits
-from upshot.models.client.usage import RoleCount, Traffic, UsageMeter, WatchedModel
+from upshot.models.client.usage import RoleCount, UsageMeter
 from upshot.models.openai_format import ApiAnswer
 
 log = logging.getLogger(__name__)
@@ -39,8 +39,7 @@ class GuardedModel(Model):
         self.role = role
         self.budget = budget or Budget()
         self.limits = limits or EndpointLimits.of(spec)
-        self.meter = UsageMeter()
-        self.traffic = Traffic()
+        self.meter = UsageMeter(spec.label)
         self.cache: ResponseCache | None = None
         self._asked: dict[bytes, int] = {}
         self._pauses: set[asyncio.Future[Any]] = set()
@@ -78,11 +77,10 @@ class GuardedModel(Model):
         """Calls, failures, retries, tokens, cost, latency and cache hits by role."""
         return self.meter.stats()
 
-    def watched(self) -> WatchedModel | None:
-        """How its calls stand, for who waits for them; None for a model in this process, which is never silent."""
-        if self.spec.kind in ("local", "policy"):
-            return None
-        return WatchedModel(self.name, self.traffic, self.meter.troubles())
+    @property
+    def may_be_silent(self) -> bool:
+        """Whether whoever waits should hear how its calls stand; a model in this process needs no such watch."""
+        return self.spec.kind not in ("local", "policy")
 
     def state(self) -> dict[str, Any]:
         """The counters by role, latencies left out."""
@@ -92,7 +90,7 @@ class GuardedModel(Model):
         """Go on counting from there."""
         self.meter.restore(state)
 
-    @uncounted
+    @pause_clock
     async def generate(self, request: Request) -> list[Completion]:
         """`request.n` completions, or `ModelCallError` with the reason after all retries."""
         self._check(request)
@@ -137,16 +135,16 @@ class GuardedModel(Model):
         out: list[Completion] = []
         while len(out) < n:
             part = seed if not out or seed is None else derive_seed(seed, len(out))
-            with self.traffic.queue():
+            with self.meter.count_queued():
                 await self.limits.slots.acquire()
             try:
-                with self.traffic.call():
-                    out += await self._counted(request, n - len(out), part, count)
+                with self.meter.count_under_way():
+                    out += await self._budgeted_call(request, n - len(out), part, count)
             finally:
                 self.limits.slots.release()
         return out[:n]
 
-    async def _counted(self, request: Request, n: int, seed: int | None, count: RoleCount) -> list[Completion]:
+    async def _budgeted_call(self, request: Request, n: int, seed: int | None, count: RoleCount) -> list[Completion]:
         await self.budget.admit()
         self.budget.take_call()
         count.calls += 1

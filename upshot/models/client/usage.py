@@ -72,9 +72,14 @@ class RoleCount:
 
 
 class UsageMeter:
-    """Counts by role."""
+    """A model's counts by role, and its calls at this moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.queued = 0
+        """Calls that wait for a free slot of the endpoint."""
+        self._began: dict[object, float] = {}
+        """When each call under way was sent."""
         self._roles: dict[str, RoleCount] = {}
 
     def role(self, name: str) -> RoleCount:
@@ -82,6 +87,35 @@ class UsageMeter:
         if name not in self._roles:
             self._roles[name] = RoleCount()
         return self._roles[name]
+
+    @contextmanager
+    def count_queued(self) -> Iterator[None]:
+        """Inside, a call waits for its turn."""
+        self.queued += 1
+        try:
+            yield
+        finally:
+            self.queued -= 1
+
+    @contextmanager
+    def count_under_way(self) -> Iterator[None]:
+        """Inside, a call is under way."""
+        call = object()
+        self._began[call] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._began[call]
+
+    @property
+    def under_way(self) -> int:
+        """Calls that were sent and not answered yet."""
+        return len(self._began)
+
+    @property
+    def slowest(self) -> float:
+        """Seconds since the oldest of them was sent."""
+        return time.monotonic() - min(self._began.values()) if self._began else 0.0
 
     def cache_hits(self) -> tuple[int, int]:
         """(completions from the cache, completions asked of it), over all roles."""
@@ -101,7 +135,10 @@ class UsageMeter:
 
     def state(self) -> dict[str, Any]:
         """All counters by role, to be saved; latencies are of one process and left out."""
-        return {name: _saved(count) for name, count in self._roles.items()}
+        return {
+            name: {key: value for key, value in vars(count).items() if key != "latencies"}
+            for name, count in self._roles.items()
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
@@ -112,72 +149,18 @@ class UsageMeter:
             vars(self.role(name)).update(counters)  # calls under way count on in it
 
 
-def _saved(count: RoleCount) -> dict[str, Any]:
-    return {key: value for key, value in vars(count).items() if key != "latencies"}
-
-
-class Traffic:
-    """The calls of one model at this moment."""
-
-    def __init__(self) -> None:
-        self.queued = 0
-        """Calls that wait for a free slot of the endpoint."""
-        self._began: dict[int, float] = {}
-        self._last = 0
-
-    @contextmanager
-    def queue(self) -> Iterator[None]:
-        """A call waits for its turn."""
-        self.queued += 1
-        try:
-            yield
-        finally:
-            self.queued -= 1
-
-    @contextmanager
-    def call(self) -> Iterator[None]:
-        """A call is under way."""
-        self._last += 1
-        own = self._last
-        self._began[own] = time.monotonic()
-        try:
-            yield
-        finally:
-            del self._began[own]
-
-    @property
-    def under_way(self) -> int:
-        """Calls that were sent and not answered yet."""
-        return len(self._began)
-
-    @property
-    def slowest(self) -> float:
-        """Seconds since the oldest of them was sent."""
-        return time.monotonic() - min(self._began.values()) if self._began else 0.0
-
-
-@dataclass(frozen=True)
-class WatchedModel:
-    """What `watch` knows of a model."""
-
-    name: str
-    traffic: Traffic
-    troubles: Counter[str]
-    """How often a call was tried again or failed, by reason, since the start."""
-
-
-def tell(watched: Iterable[WatchedModel], before: Mapping[str, Counter[str]], slow_s: float = EVERY_S) -> str:
+def tell(meters: Iterable[UsageMeter], before: Mapping[str, Counter[str]], slow_s: float = EVERY_S) -> str:
     """One line about the models with slow calls, or with retries since `before`; empty when there are none."""
     parts = []
-    for model in watched:
-        fresh = model.troubles - before.get(model.name, Counter())
-        if model.traffic.slowest < slow_s and not fresh:
+    for meter in meters:
+        fresh = meter.troubles() - before.get(meter.name, Counter())
+        if meter.slowest < slow_s and not fresh:
             continue
-        said = f"{model.name}: {model.traffic.under_way} calls under way"
-        if model.traffic.queued:
-            said += f", {model.traffic.queued} queued"
-        if model.traffic.under_way:
-            said += f", the slowest for {model.traffic.slowest:.0f} s"
+        said = f"{meter.name}: {meter.under_way} calls under way"
+        if meter.queued:
+            said += f", {meter.queued} queued"
+        if meter.under_way:
+            said += f", the slowest for {meter.slowest:.0f} s"
         if fresh:
             named = ", ".join(f"{reason} {count}" for reason, count in fresh.most_common(SAID))
             said += f", tried again or failed: {named}"
@@ -185,13 +168,13 @@ def tell(watched: Iterable[WatchedModel], before: Mapping[str, Counter[str]], sl
     return "; ".join(parts)
 
 
-async def watch(look: Callable[[], Iterable[WatchedModel]], every_s: float = EVERY_S) -> None:
+async def watch(look: Callable[[], Iterable[UsageMeter]], every_s: float = EVERY_S) -> None:
     """Log how the calls stand, every so often, for as long as it runs."""
-    before: dict[str, Counter[str]] = {model.name: Counter(model.troubles) for model in look()}
+    before = {meter.name: meter.troubles() for meter in look()}
     while True:
         await asyncio.sleep(every_s)
-        watched = list(look())
-        said = tell(watched, before, every_s)
+        meters = list(look())
+        said = tell(meters, before, every_s)
         if said:
             log.warning("waiting for %s", said)
-        before = {model.name: Counter(model.troubles) for model in watched}
+        before = {meter.name: meter.troubles() for meter in meters}

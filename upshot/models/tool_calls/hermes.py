@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from upshot.core.thought import begun
-from upshot.models.tool_calls.base import CallParser, Extent, Found, call_of, loaded, parsers
+from upshot.core.thought import overlap_length
+from upshot.models.tool_calls.base import CallParser, Extent, ParseStep, call_of, parse_json, parsers
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
@@ -22,10 +22,10 @@ class Hermes(CallParser):
         self._closing = False
         """A call was read: its closing tag comes next."""
 
-    def next(self, final: bool) -> Found | None:
+    def next(self, final: bool) -> ParseStep | None:
         """A call, the tag that closes one, or words."""
         if self._closing:
-            return self._closed(final)
+            return self._close(final)
         if not self.held.startswith(OPENING):
             if self.held.startswith(CLOSING):  # of no call
                 return [CLOSING], len(CLOSING)
@@ -40,17 +40,17 @@ class Hermes(CallParser):
             return ([self.held], len(self.held)) if final else None
         end, well = ended
         self._extent = None
-        call = call_of(loaded(self.held[start:end])) if well else None
+        call = call_of(parse_json(self.held[start:end])) if well else None
         self._closing = call is not None
         return [call or self.held[:end]], end
 
-    def _closed(self, final: bool) -> Found | None:
+    def _close(self, final: bool) -> ParseStep | None:
         rest = self.held.lstrip()
         blanks = len(self.held) - len(rest)
         if rest.startswith(CLOSING):
             self._closing = False
             return [], blanks + len(CLOSING)
-        if not final and begun(rest, [CLOSING]) == len(rest):
+        if not final and overlap_length(rest, [CLOSING]) == len(rest):
             return None
         self._closing = False
         return [], blanks

@@ -8,7 +8,7 @@ import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from upshot.models.tool_calls.base import CallParser, Extent, Found, ToolCall, call_of, loaded, parsers
+from upshot.models.tool_calls.base import CallParser, Extent, ParseStep, ToolCall, call_of, parse_json, parsers
 
 MARK, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 HEAD = re.compile(r"\s*(?:\[\s*|(?P<name>[\w.-]{1,64})\s*(?:\[CALL_ID\](?P<id>\w{1,64}))?\s*(?:\[ARGS\])?\s*)?")
@@ -30,7 +30,7 @@ class Mistral(CallParser):
         """Nine letters and digits: the templates refuse other ids."""
         return "".join(random.SystemRandom().choices(string.ascii_letters + string.digits, k=9))
 
-    def next(self, final: bool) -> Found | None:
+    def next(self, final: bool) -> ParseStep | None:
         """The calls after a mark, or words."""
         if not self.held.startswith(MARK):
             strays = [mark for mark in self.markers if self.held.startswith(mark)]
@@ -50,7 +50,7 @@ class Mistral(CallParser):
             return ([self.held], len(self.held)) if final else None
         end, well = ended
         self._extent = None
-        data = loaded(self.held[start:end]) if well else None
+        data = parse_json(self.held[start:end]) if well else None
         if head["name"] is not None and data is not None:
             data = {"name": head["name"], "arguments": data, "id": head["id"]}
         calls = _calls(data if isinstance(data, list) else [data])

@@ -18,7 +18,7 @@ from typing import Any
 
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
-from upshot.core.time_limit import uncounted
+from upshot.core.time_limit import pause_clock
 from upshot.tasks.verifiers.base import Claim
 from upshot.tasks.verifiers.nursery import HEADER, MAX_MESSAGE, frame
 
@@ -134,7 +134,7 @@ class VerifierWorkers:
         self._warmed: set[str] = set()
         self.stats: dict[str, int] = dict.fromkeys(COUNTED, 0)
 
-    @uncounted
+    @pause_clock
     async def verify(self, claim: Claim) -> Score:
         """The score of a claim, within the limits."""
         request = {
