@@ -5,7 +5,7 @@
         ["Which one?", "x = 3."],
         goal="Solve x^2 - 5x + 6 = 0.", reference="x = 2 or x = 3",
         policy="http://127.0.0.1:8000/v1#my-model", user="openai/gpt-4o-mini", judge="openai/gpt-4o-mini",
-        metrics={"accuracy": 1, "interactivity": 1}, samples=3, window=2,
+        metrics={"accuracy": 1, "interactivity": 1}, samples=3, rounds=2,
     )
     print(replies[0].reward.total.value, replies[0].reward.terms)
 
@@ -46,7 +46,7 @@ class RewardOptions(TypedDict, total=False):
     judge: ModelLike | None
     metrics: Metrics
     samples: int
-    window: int
+    rounds: int
     max_tokens: int
     temperature: float
     system: str

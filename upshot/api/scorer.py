@@ -17,6 +17,7 @@ from pydantic import Field
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Named
 from upshot.config.registry import check_value
+from upshot.config.renamed import RENAMED_ARGUMENTS
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.core.errors import UserError, did_you_mean, user_error_in
@@ -87,9 +88,9 @@ class ScoreSettings:
     """
 
     policy: ModelLike | None = None
-    """The model that replied; it speaks in the futures. Needed when window > 0."""
+    """The model that replied; it speaks in the futures. Needed when rounds > 0."""
     user: ModelLike | Participant | None = None
-    """The model that plays the user, or a `Participant`. Needed when window > 0."""
+    """The model that plays the user, or a `Participant`. Needed when rounds > 0."""
     judge: ModelLike | None = None
     """The model behind judged metrics and extraction."""
     metrics: Metrics = field(default_factory=lambda: METRICS)
@@ -97,7 +98,7 @@ class ScoreSettings:
     unless `clamp` says otherwise; clamp None takes the bounds away."""
     samples: Annotated[int, Field(ge=1)] = 3
     """Futures per reply."""
-    window: Annotated[int, Field(ge=0)] = 2
+    rounds: Annotated[int, Field(ge=0)] = 2
     """Rounds (a user turn and a policy turn) that a future may last; 0 scores the reply itself."""
     max_tokens: Annotated[int, Field(ge=1)] = 1024
     """Of each policy turn in the futures."""
@@ -125,14 +126,16 @@ class ScoreSettings:
         """Settings from keyword arguments; a wrong name is a `UserError`."""
         kinds = get_type_hints(cls, include_extras=True)
         for name in settings:
+            if name in RENAMED_ARGUMENTS:
+                raise UserError(f"the setting '{name}' of upshot.reward is '{RENAMED_ARGUMENTS[name]}' now")
             if name not in kinds:
                 known = {*kinds, "goal", "reference", "meta", "seed"}
                 raise UserError(f"unknown setting '{name}' of upshot.reward; {did_you_mean(name, known)}")
         chosen = cls(**{name: _setting(name, value, kinds[name]) for name, value in settings.items()})
-        if chosen.window and (chosen.policy is None or chosen.user is None):
+        if chosen.rounds and (chosen.policy is None or chosen.user is None):
             raise UserError(
-                f"window {chosen.window} continues the conversation: give policy= and user= "
-                "(window=0 scores the reply itself)"
+                f"rounds={chosen.rounds} continues the conversation: give policy= and user= "
+                "(rounds=0 scores the reply itself)"
             )
         if chosen.task is None and _wants(chosen.metrics, "verifier"):
             raise UserError("the metric 'verifier' asks a task: give task=, the name of one")
@@ -185,7 +188,7 @@ async def open_rater(**settings: Any) -> AsyncIterator[Scorer]:
             sampling=Sampling(chosen.max_tokens, chosen.temperature),
             system=chosen.system,
         )
-        futures = Talk(services.metrics, services.weights, services.user, chosen.samples, chosen.window)
+        futures = Talk(services.metrics, services.weights, services.user, chosen.samples, chosen.rounds)
         overlong = ReplyRule(chosen.overlong) if isinstance(chosen.overlong, str) else chosen.overlong
         yield Scorer(RolloutContext(policy, futures, overlong=overlong), counter, chosen.max_reply_tokens)
 
@@ -196,7 +199,7 @@ def first_of(group: BaseExceptionGroup[Any]) -> BaseException:
 
 
 class _Nobody(Model):
-    """Stands where no policy is needed: nothing is continued at window 0."""
+    """Stands where no policy is needed: nothing is continued at rounds 0."""
 
     name = "nobody"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from upshot.config.renamed import refuse_old_options
 from upshot.offline.data.arguments import add_call_seconds
 
 if TYPE_CHECKING:
@@ -145,7 +146,8 @@ def _add_build(halves: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="share of the other candidates with the plain system prompt; the rest have none (default 1)",
     )
     add("--samples", type=int, default=3, help="futures a candidate (default 3)")
-    add("--window", type=int, default=2, help="rounds a future lasts (default 2)")
+    refuse_old_options(parser)
+    add("--rounds", type=int, default=2, help="rounds a future lasts (default 2)")
     add("--max-messages", type=int, metavar="N", help="most messages of a conversation (default 14)")
     add("--metrics", metavar="NAME=WEIGHT,…", help="metrics of the reward (default: the task's own)")
     add("--tokenizer", metavar="NAME", help="whose tokens token_amount counts, where the policy is no local model")

@@ -34,12 +34,12 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
     from pathlib import Path
 
-    from upshot.config import load as config
+    from upshot.config.load import load_recipe
     from upshot.offline.replay import replay
     from upshot.run.folder import RunFolder
 
     folder = RunFolder.open(Path(args.folder))
-    recipe = config.load(str(folder.path / "recipe.yaml"), args.overrides).recipe
+    recipe = load_recipe(str(folder.path / "recipe.yaml"), args.overrides).recipe
     found = asyncio.run(replay(folder, recipe, args.step))
     listed = [one for one in found if not (args.changed and one.same)]
     if args.json:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from upshot.config.renamed import refuse_old_options
+
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the verb."""
@@ -31,7 +33,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         parser.add_argument(
             f"--{role}", metavar="MODEL", help=f"the model that {why}: URL#name, provider/model, folder"
         )
-    parser.add_argument("--window", type=int, default=0, help="rounds a future may last; 0 scores what is there (0)")
+    refuse_old_options(parser)
+    parser.add_argument("--rounds", type=int, default=0, help="rounds a future may last; 0 scores what is there (0)")
     parser.add_argument("--samples", type=int, default=3, help="futures per reply (3)")
     parser.add_argument("--persona", default="plain", help="of the simulated user; 'mixed' draws one per row (plain)")
     parser.add_argument("--vagueness", default="medium", choices=["low", "medium", "high"], help="of the user (medium)")

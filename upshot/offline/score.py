@@ -35,7 +35,7 @@ def score_file(args: argparse.Namespace) -> int:
     given = read_table(path)[: args.limit]
     if not given:
         raise UserError(f"'{args.file}' holds no rows to score")
-    records = read_records(given, futures=args.window > 0)
+    records = read_records(given, futures=args.rounds > 0)
     work = {name_of(record, row): record for record, row in zip(records, given, strict=True)}
     out = Path(args.out or f"{path}.scores.jsonl")
     log = out.with_name(f"{out.name}.log")
@@ -64,7 +64,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """What the results depend on, as `open_rater` takes it."""
     return {
         "metrics": parse_metrics(args.metric) or METRICS,
-        "window": args.window,
+        "rounds": args.rounds,
         "samples": args.samples,
         "tokenizer": args.tokenizer,
         "max_reply_tokens": args.max_reply_tokens,

@@ -76,9 +76,9 @@ async def first_reply(conversation: Conversation, policy: Policy, role: str = "p
     return turn
 
 
-async def play_future(conversation: Conversation, user: Participant, policy: Policy, window: int) -> None:
-    """Continue a fork for up to `window` rounds, each a turn of the user and one of the policy."""
-    for _ in range(window):
+async def play_future(conversation: Conversation, user: Participant, policy: Policy, rounds: int) -> None:
+    """Continue a fork for up to `rounds` rounds, each a turn of the user and one of the policy."""
+    for _ in range(rounds):
         observation = await limit_call(user, user.observe, conversation)
         count(conversation, observation.metrics)
         _append(conversation, observation)

@@ -52,7 +52,7 @@ class BuildSettings:
     """Share of the other candidates that have the plain system prompt; the rest have none."""
     samples: int = 3
     """Futures of a candidate."""
-    window: int = 2
+    rounds: int = 2
     """Rounds a future lasts; 0 scores the reply itself."""
     max_messages: int = 14
     sampling: Sampling = field(default_factory=lambda: Sampling(max_tokens=1024))
@@ -122,7 +122,7 @@ class Builder:
             self.proactive = JsonProactive(model, sampling=settings.sampling)
         user = FirstAnswer(services.user) if services.user is not None else None
         self.signal = str(getattr(services.user, "end_signal", END_SIGNAL))
-        futures = Talk(services.metrics, services.weights, user, settings.samples, settings.window)
+        futures = Talk(services.metrics, services.weights, user, settings.samples, settings.rounds)
         self.context = RolloutContext(self.plain, futures)
 
     async def run(self, rows: Sequence[Row], told: Callable[[dict[str, Any]], None] | None = None) -> None:

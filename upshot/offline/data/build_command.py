@@ -70,7 +70,7 @@ def _settings(args: argparse.Namespace, task: CollabTask) -> BuildSettings:
         proactive=args.proactive,
         system_share=args.system_share,
         samples=args.samples,
-        window=args.window,
+        rounds=args.rounds,
         max_messages=args.max_messages or task.max_messages,
         sampling=Sampling(args.max_tokens, args.temperature),
         concurrency=args.concurrency,
@@ -81,7 +81,7 @@ def _settings(args: argparse.Namespace, task: CollabTask) -> BuildSettings:
 def _identity(args: argparse.Namespace, settings: BuildSettings, metrics: dict[str, Any]) -> dict[str, Any]:
     """What must stay the same when a build is resumed; limits, concurrency and the number of conversations need not."""
     names = ("task", "file", "split", "policy", "user", "judge", "tokenizer", "max_tokens", "temperature", "seed")
-    numbers = ("candidates", "proactive_share", "proactive", "system_share", "samples", "window", "max_messages")
+    numbers = ("candidates", "proactive_share", "proactive", "system_share", "samples", "rounds", "max_messages")
     given = {name: getattr(args, name) for name in names}
     told = {"templates": args.templates} if args.templates != "full" else {}
     return {**given, **{name: getattr(settings, name) for name in numbers}, "metrics": metrics, **told}

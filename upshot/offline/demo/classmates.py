@@ -15,7 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from upshot.config import load as config
+from upshot.config.layers import COMMAND_LINE
+from upshot.config.load import dump_recipe, load_recipe, validate_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.score import mean_score
 from upshot.offline.demo.quickstart import print_table
@@ -40,12 +41,12 @@ Tell = Callable[[str], None]
 def demo(overrides: Sequence[str], make_reporter: MakeReporter, quiet: bool = False, as_json: bool = False) -> int:
     """Train the classmate and, for every seed, the three models; print the table and the path of the report."""
     started = time.monotonic()
-    loaded = config.load("classmate-mini", overrides)
+    loaded = load_recipe("classmate-mini", overrides)
     recipe = loaded.recipe
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     root = Path(recipe.run_dir) if recipe.run_dir else Path("runs") / f"demo-classmates-{stamp}"
     tell: Tell = (lambda text: None) if quiet or as_json else (lambda text: print(text, flush=True))
-    if loaded.origin(f"models.{PEER}") != config.COMMAND_LINE:
+    if loaded.origin(f"models.{PEER}") != COMMAND_LINE:
         recipe = with_peer(recipe, root, make_reporter, tell)
     alone = asyncio.run(classmate_alone(recipe, PEER, ROWS))
     found = {}
@@ -55,7 +56,7 @@ def demo(overrides: Sequence[str], make_reporter: MakeReporter, quiet: bool = Fa
     table = make_table(found, alone)
     table["note"] += f" {time.monotonic() - started:.0f} s in all."
     (root / "table.json").write_text(json.dumps(table, indent=2))
-    (root / "recipe.yaml").write_text(config.dump(recipe))
+    (root / "recipe.yaml").write_text(dump_recipe(recipe))
     from upshot.run.report.report import write_report
 
     page = write_report(root)
@@ -70,10 +71,10 @@ def demo(overrides: Sequence[str], make_reporter: MakeReporter, quiet: bool = Fa
 def with_peer(recipe: Recipe, root: Path, make_reporter: MakeReporter, tell: Tell) -> Recipe:
     """The recipe with a new classmate, taught on plain thoughts only."""
     tell("\nthe classmate: a small model of its own, taught on plain thoughts only")
-    peer = config.load("classmate-mini-peer").recipe
+    peer = load_recipe("classmate-mini-peer").recipe
     path = train_stage(peer, peer.name, root / "peer", make_reporter(), {})
     data = recipe.model_dump()
-    return config.validate({**data, "models": {**data["models"], PEER: str(path.resolve())}})
+    return validate_recipe({**data, "models": {**data["models"], PEER: str(path.resolve())}})
 
 
 def one_seed(recipe: Recipe, root: Path, make_reporter: MakeReporter, tell: Tell) -> dict[str, Readability]:

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from upshot.config import load as config
+from upshot.config.load import dump_recipe, load_recipe
 from upshot.config.recipe import Recipe
 from upshot.offline.demo.stages import train_stage
 from upshot.offline.evaluate.openings import OpeningOutcome, play_openings
@@ -30,7 +30,7 @@ def quickstart(
 ) -> int:
     """Train the three models, evaluate them on held-out goals, print the table and the path of the report."""
     started = time.monotonic()
-    recipe = config.load("quickstart", overrides).recipe
+    recipe = load_recipe("quickstart", overrides).recipe
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     root = Path(recipe.run_dir) if recipe.run_dir else Path("runs") / f"demo-{stamp}"
     tell: Callable[[str], None] = (lambda text: None) if quiet or as_json else (lambda text: print(text, flush=True))
@@ -40,7 +40,7 @@ def quickstart(
     table = make_table(outcomes)
     table["note"] += f" Seed {recipe.seed}; {time.monotonic() - started:.0f} s in all."
     (root / "table.json").write_text(json.dumps(table, indent=2))
-    (root / "recipe.yaml").write_text(config.dump(recipe))
+    (root / "recipe.yaml").write_text(dump_recipe(recipe))
     from upshot.run.report.report import write_report
 
     page = write_report(root)
@@ -48,7 +48,7 @@ def quickstart(
         print(json.dumps(table))
         return 0
     print_table(table)
-    print(f"\nreport  {page}\nnext    upshot train quickstart futures.window=1    (then: upshot recipe list)")
+    print(f"\nreport  {page}\nnext    upshot train quickstart futures.rounds=1    (then: upshot recipe list)")
     return 0
 
 
@@ -58,8 +58,8 @@ def _train_stages(
     warm: dict[str, Any] = {"warm_start": recipe.warm_start or {}, "train.steps": 0}
     stages: list[tuple[str, str, dict[str, Any]]] = [
         (STAGES[0], "demonstrations that mostly guess what was left unsaid", warm),
-        (STAGES[1], "reinforcement, each reply scored as it stands (window 0)", {"futures.window": 0}),
-        (STAGES[2], f"reinforcement, each reply scored by its futures (window {recipe.futures.window})", {}),
+        (STAGES[1], "reinforcement, each reply scored as it stands (0 rounds)", {"futures.rounds": 0}),
+        (STAGES[2], f"reinforcement, each reply scored by its futures ({recipe.futures.rounds} rounds)", {}),
     ]
     found: dict[str, Path] = {}
     for number, (name, what, changes) in enumerate(stages, 1):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from upshot.config import load as config
+from upshot.config.load import validate_recipe
 from upshot.config.recipe import Recipe
 from upshot.run.reporter import Reporter
 
@@ -29,6 +29,6 @@ def train_stage(
             data[section][field] = value
         else:
             data[section] = value
-    latest = train(config.validate(data), None, reporter).latest()
+    latest = train(validate_recipe(data), None, reporter).latest()
     assert latest is not None
     return latest.path

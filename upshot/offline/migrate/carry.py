@@ -91,7 +91,7 @@ def _with_defaults(keys: dict[str, Any], theirs: OriginalSettings, left: list[tu
         out |= _examples(out, method, theirs, left)
     if theirs.original == "classmate" and "futures.classmates" in out:
         out["futures.name"] = "classmates"
-    elif out.get("futures.window"):
+    elif out.get("futures.rounds"):
         if "models.user.model" not in out:
             out.setdefault("models.user", DEFAULT_USER)
         out |= {"futures.user.name": "llm", "futures.user.model": "user"}

@@ -58,7 +58,7 @@ def _options(recipe: Mapping[str, Any], assistant: Any) -> Iterator[str]:
         "--judge": models.get("judge"),
         "--metrics": ",".join(metrics) or None,
         "--samples": futures.get("samples"),
-        "--window": futures.get("window"),
+        "--rounds": futures.get("rounds"),
         "--temperature": sampling.get("temperature"),
         "--max-tokens": sampling.get("max_tokens"),
     }

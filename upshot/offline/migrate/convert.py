@@ -57,7 +57,7 @@ KINDS = {
 CONVERSIONS |= {
     "loss": _same("train.loss", {"vanilla": "clipped", "gspo": "gspo", "cispo": "cispo"}, "losses that are known"),
     "length_norm": _same("train.length_norm", NORMS, "ways to average that are known"),
-    "kl_type": _same("train.kl_estimator", {"low_var_kl": "k3", "k3": "k3", "mse": "k2", "k2": "k2"}, "KL estimators"),
+    "kl_type": _same("train.kl.estimator", {"low_var_kl": "k3", "k3": "k3", "mse": "k2", "k2": "k2"}, "KL estimators"),
     "classmate_reward": _same("futures.reward", KINDS, "classmate rewards"),
     "classmate_tokens": _same("futures.tokens", {"classmate_partial": "kept", "all": "all"}, "token modes"),
     "classmate_mode": _same("futures.mode", {"continue_cot": "continue", "answer": "answer"}, "continue modes"),
@@ -83,13 +83,13 @@ def by_std(value: Any, theirs: Values, part: str) -> dict[str, Any]:
 @conversion
 def kl_on(value: Any, theirs: Values, part: str) -> dict[str, Any]:
     """Off is a weight of 0, unless it is in the reward; on is what the weight says."""
-    return {} if value or theirs.get(KL_IN_REWARD) else {"train.kl": 0.0}
+    return {} if value or theirs.get(KL_IN_REWARD) else {"train.kl.weight": 0.0}
 
 
 @conversion
 def kl(value: Any, theirs: Values, part: str) -> dict[str, Any]:
     """The weight counts where the loss is on."""
-    return {"train.kl": value} if theirs.get(KL_IN_LOSS, not theirs.get(KL_IN_REWARD)) else {}
+    return {"train.kl.weight": value} if theirs.get(KL_IN_LOSS, not theirs.get(KL_IN_REWARD)) else {}
 
 
 @conversion
@@ -97,19 +97,19 @@ def kl_in(value: Any, theirs: Values, part: str) -> dict[str, Any]:
     """Off the reward; with the loss on as well only one of them can be had."""
     if value and theirs.get(KL_IN_LOSS):
         raise Omission("the KL divergence is in the loss (use_kl_loss) or taken off the reward, not both")
-    return {"train.kl_in": "reward"} if value else {}
+    return {"train.kl.where": "reward"} if value else {}
 
 
 @conversion
 def kl_of_reward(value: Any, theirs: Values, part: str) -> dict[str, Any]:
     """The weight of the KL divergence counts where it is taken off the reward."""
-    return {"train.kl": value} if theirs.get(KL_IN_REWARD) and not theirs.get(KL_IN_LOSS) else {}
+    return {"train.kl.weight": value} if theirs.get(KL_IN_REWARD) and not theirs.get(KL_IN_LOSS) else {}
 
 
 @conversion
 def clip(value: Any, theirs: Values, part: str) -> dict[str, Any]:
     """One number there, two here."""
-    return {"train.clip_low": value, "train.clip_high": value}
+    return {"train.clip.low": value, "train.clip.high": value}
 
 
 @conversion
@@ -135,16 +135,16 @@ def batch(value: Any, theirs: Values, part: str) -> dict[str, Any]:
 @conversion
 def rounds(value: Any, theirs: Values, part: str) -> dict[str, Any]:
     """Messages there, pairs of them here."""
-    return {"futures.window": (int(value) + 1) // 2}
+    return {"futures.rounds": (int(value) + 1) // 2}
 
 
 @conversion
 def not_negative(value: Any, theirs: Values, part: str) -> dict[str, Any]:
     """−1 there is 0 here."""
-    keys = {"save_freq": "train.save_every", "test_freq": "eval.every", "top_k": "episode.top_k"}
+    keys = {"save_freq": "train.save.every", "test_freq": "eval.every", "top_k": "episode.top_k"}
     if not isinstance(value, int):
         raise Omission("it is no whole number that can be read off the script")
-    return {keys.get(part, "train.warmup_steps"): max(0, value)}
+    return {keys.get(part, "train.schedule.warmup_steps"): max(0, value)}
 
 
 @conversion

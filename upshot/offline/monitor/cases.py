@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from upshot.config import load as config
+from upshot.config.load import load_recipe
 from upshot.core.conversation import Conversation, Message, Row, Turn
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.files import dump_json_line, read_jsonl
@@ -60,7 +60,7 @@ def read_run(path: Path, only: str | None = None) -> list[MonitorItem]:
 def _task(folder: Path) -> Task | None:
     """The task of a run, which knows the options of its verifiers; None where it cannot be opened here."""
     try:
-        named = config.load(str(folder / "recipe.yaml")).recipe.task
+        named = load_recipe(str(folder / "recipe.yaml")).recipe.task
         return tasks.create(named.name, named.options, "task")
     except UserError:
         return None
