@@ -9,7 +9,7 @@ from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError
 from upshot.models.base import Model
 from upshot.models.client.budget import Budget
-from upshot.models.client.guarded import GuardedModel
+from upshot.models.client.guarded import GuardedModel, Guards
 from upshot.models.client.limits import EndpointLimits
 from upshot.models.client.routing import Routing
 
@@ -52,14 +52,14 @@ def connect(
     """
     spec = ModelSpec.parse(spec, where or (f"models.{role}" if role else ""))
     limits = endpoints.limits(spec) if endpoints is not None and spec.kind != "policy" else None
-    shared: dict[str, Any] = {"role": role, "budget": budget, "limits": limits}
+    guards: Guards = {"role": role, "budget": budget, "limits": limits}
     if spec.kind == "policy":
         if policy is None:
             raise UserError(f"{where or role or 'model'}: 'policy' means the model in training, and there is none here")
         from upshot.models.local import BorrowedModel
 
         when = spec.model.partition("@")[2]
-        return BorrowedModel(spec, policy.copy_at(when) if when else policy, **shared)
+        return BorrowedModel(spec, policy.copy_at(when) if when else policy, **guards)
     if spec.kind == "replicas":
         return _over_replicas(spec, endpoints or Endpoints(), role, budget)
     if spec.kind == "served":
@@ -67,8 +67,10 @@ def connect(
             f"{where or role or 'model'}: '{spec.model}' is for recipes with `serve: FILE.yaml`; give a URL"
         )
     if spec.kind == "local" and pool is not None:
-        shared["seat"] = pool.seat(role)
-    return _backend(spec)(spec, **shared)
+        from upshot.models.local import LocalModel
+
+        return LocalModel(spec, pool.seat(role), **guards)
+    return _backend(spec)(spec, **guards)
 
 
 def _over_replicas(spec: ModelSpec, endpoints: Endpoints, role: str, budget: Budget | None) -> Model:

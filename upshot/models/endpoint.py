@@ -10,15 +10,13 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Unpack
 
 from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.http_client import AttemptError, HttpClient, RetryPolicy, error_detail
 from upshot.models.base import Abilities, ModelCallError, Request
-from upshot.models.client.budget import Budget
-from upshot.models.client.guarded import GuardedModel
-from upshot.models.client.limits import EndpointLimits
+from upshot.models.client.guarded import GuardedModel, Guards
 from upshot.models.openai_format import (
     ApiAnswer,
     BadResponse,
@@ -50,10 +48,8 @@ class _BadRequest(Exception):
 class EndpointModel(GuardedModel):
     """A model behind a URL."""
 
-    def __init__(
-        self, spec: ModelSpec, *, role: str = "", budget: Budget | None = None, limits: EndpointLimits | None = None
-    ) -> None:
-        super().__init__(spec, role=role, budget=budget, limits=limits)
+    def __init__(self, spec: ModelSpec, **guards: Unpack[Guards]) -> None:
+        super().__init__(spec, **guards)
         self.served = spec.model
         self.abilities = Abilities(
             ids_in=True,

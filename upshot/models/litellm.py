@@ -10,15 +10,13 @@ import asyncio
 import logging
 import os
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError
 from upshot.core.http_client import AttemptError, retry_after
 from upshot.models.base import Abilities, ModelCallError, Request
-from upshot.models.client.budget import Budget
-from upshot.models.client.guarded import GuardedModel
-from upshot.models.client.limits import EndpointLimits
+from upshot.models.client.guarded import GuardedModel, Guards
 from upshot.models.endpoint import headers_of, key_variable
 from upshot.models.openai_format import ApiAnswer, BadResponse, RefusedAnswer, chat_body, read_answer
 
@@ -26,10 +24,8 @@ from upshot.models.openai_format import ApiAnswer, BadResponse, RefusedAnswer, c
 class LiteLLMModel(GuardedModel):
     """A model at a provider; also any URL with `via: litellm`."""
 
-    def __init__(
-        self, spec: ModelSpec, *, role: str = "", budget: Budget | None = None, limits: EndpointLimits | None = None
-    ) -> None:
-        super().__init__(spec, role=role, budget=budget, limits=limits)
+    def __init__(self, spec: ModelSpec, **guards: Unpack[Guards]) -> None:
+        super().__init__(spec, **guards)
         self.abilities = Abilities(schema=spec.structured is not False, tools=True)
         self.price_in, self.price_out = spec.price_in or 0.0, spec.price_out or 0.0
 

@@ -9,14 +9,13 @@ import sys
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from upshot.config.model_spec import SMOLLM2, ModelSpec
 from upshot.core.errors import UserError
 from upshot.core.threads import settle_threads
 from upshot.models.base import Abilities, Model, Request
-from upshot.models.client.budget import Budget
-from upshot.models.client.guarded import GuardedModel
+from upshot.models.client.guarded import GuardedModel, Guards
 from upshot.models.client.limits import EndpointLimits
 from upshot.models.openai_format import ApiAnswer
 
@@ -193,16 +192,9 @@ def shared_kv(device: Any, sharers: int) -> int:
 class BorrowedModel(GuardedModel):
     """A model that somebody else owns (the policy), counted under its own role; closing it leaves the owner's alone."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        model: Model,
-        *,
-        role: str = "",
-        budget: Budget | None = None,
-        limits: EndpointLimits | None = None,
-    ) -> None:
-        super().__init__(spec, role=role, budget=budget, limits=limits or EndpointLimits(1_000_000))
+    def __init__(self, spec: ModelSpec, model: Model, **guards: Unpack[Guards]) -> None:
+        guards["limits"] = guards.get("limits") or EndpointLimits(1_000_000)
+        super().__init__(spec, **guards)
         self.inner: Model | None = model
         self.name = model.name
         self.abilities = model.abilities
@@ -228,18 +220,11 @@ class BorrowedModel(GuardedModel):
 class LocalModel(BorrowedModel):
     """A helper model in this process: loaded at `start()`, sampled in batches, released at `aclose()`."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        *,
-        role: str = "",
-        budget: Budget | None = None,
-        limits: EndpointLimits | None = None,
-        seat: Any = None,
-    ) -> None:
+    def __init__(self, spec: ModelSpec, seat: Any = None, **guards: Unpack[Guards]) -> None:
         from upshot.models.grammar import available
 
-        GuardedModel.__init__(self, spec, role=role, budget=budget, limits=EndpointLimits(1_000_000))
+        guards["limits"] = EndpointLimits(1_000_000)
+        GuardedModel.__init__(self, spec, **guards)
         self._seat = seat
         """Its place in a pool (`pool.seat.PoolSeat`)."""
         self.sharers = 1

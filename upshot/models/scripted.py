@@ -9,16 +9,14 @@ import inspect
 import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from upshot.config.model_spec import ModelSpec
 from upshot.config.registry import import_thing
 from upshot.core.conversation import Message, derive_seed
 from upshot.core.errors import UserError, did_you_mean
 from upshot.models.base import Abilities, Completion, Model, Request
-from upshot.models.client.budget import Budget
-from upshot.models.client.guarded import GuardedModel
-from upshot.models.client.limits import EndpointLimits
+from upshot.models.client.guarded import GuardedModel, Guards
 from upshot.models.openai_format import ApiAnswer
 from upshot.models.structured import example_of
 
@@ -44,16 +42,8 @@ class ScriptedModel(GuardedModel):
 
     abilities = Abilities(schema=True, tools=True, seed=True)
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        function: Script | None = None,
-        *,
-        role: str = "",
-        budget: Budget | None = None,
-        limits: EndpointLimits | None = None,
-    ) -> None:
-        super().__init__(spec, role=role, budget=budget, limits=limits)
+    def __init__(self, spec: ModelSpec, function: Script | None = None, **guards: Unpack[Guards]) -> None:
+        super().__init__(spec, **guards)
         self._function = function or find_script(spec.model.removeprefix("scripted:"))
 
     async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:

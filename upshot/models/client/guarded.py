@@ -11,7 +11,7 @@ import random
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypedDict, Unpack, cast
 
 from upshot.config.model_spec import ModelSpec
 from upshot.core.conversation import Message, derive_seed
@@ -28,17 +28,24 @@ from upshot.models.openai_format import ApiAnswer
 log = logging.getLogger(__name__)
 
 
+class Guards(TypedDict, total=False):
+    """What models share with others; each has its own where nothing is given."""
+
+    role: str
+    """Counted when a request names none."""
+    budget: Budget | None
+    limits: EndpointLimits | None
+
+
 class GuardedModel(Model):
     """The safe way to call: subclasses implement `_attempt`."""
 
-    def __init__(
-        self, spec: ModelSpec, *, role: str = "", budget: Budget | None = None, limits: EndpointLimits | None = None
-    ) -> None:
+    def __init__(self, spec: ModelSpec, **guards: Unpack[Guards]) -> None:
         self.name = spec.label
         self.spec = spec
-        self.role = role
-        self.budget = budget or Budget()
-        self.limits = limits or EndpointLimits.of(spec)
+        self.role = guards.get("role", "")
+        self.budget = guards.get("budget") or Budget()
+        self.limits = guards.get("limits") or EndpointLimits.of(spec)
         self.meter = UsageMeter(spec.label)
         self.cache: ResponseCache | None = None
         self._asked: dict[bytes, int] = {}

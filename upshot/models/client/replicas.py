@@ -12,15 +12,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import cast
+from typing import Unpack, cast
 
 from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError
 from upshot.core.http_client import AttemptError, backoff
 from upshot.models.base import Abilities, ModelCallError, Request
-from upshot.models.client.budget import Budget
-from upshot.models.client.guarded import GuardedModel
-from upshot.models.client.limits import EndpointLimits
+from upshot.models.client.guarded import GuardedModel, Guards
 from upshot.models.client.routing import Replica, Routing, prefix_key
 from upshot.models.client.usage import RoleCount
 from upshot.models.endpoint import check_price
@@ -40,12 +38,9 @@ class ReplicatedModel(GuardedModel):
         spec: ModelSpec,
         open_one: Callable[[ModelSpec], GuardedModel],
         routing: Routing,
-        *,
-        role: str = "",
-        budget: Budget | None = None,
-        limits: EndpointLimits | None = None,
+        **guards: Unpack[Guards],
     ) -> None:
-        super().__init__(spec, role=role, budget=budget, limits=limits)
+        super().__init__(spec, **guards)
         self.routing = routing
         self._open_one = open_one
         self._members: dict[str, asyncio.Task[GuardedModel]] = {}

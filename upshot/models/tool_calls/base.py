@@ -51,6 +51,8 @@ class CallParser(ABC):
         """Text whose meaning is still open."""
         self._blank = ""
         self._after_call = False
+        self._extent: Extent | None = None
+        """Of the JSON value that is being read."""
 
     @abstractmethod
     def next(self, final: bool) -> ParseStep | None:
@@ -105,6 +107,18 @@ class CallParser(ABC):
             return []
         self._after_call = False
         return [kept]
+
+    def json_at(self, start: int, final: bool) -> tuple[int, Any] | None:
+        """Where the JSON that begins at a place of the held text ends, and its value (None: it is none).
+
+        None alone: it goes on, and more text may come."""
+        self._extent = self._extent or Extent(start)
+        ended = self._extent.end(self.held)
+        if ended is None:
+            return (len(self.held), None) if final else None
+        end, whole = ended
+        self._extent = None
+        return end, parse_json(self.held[start:end]) if whole else None
 
     def words(self, final: bool) -> ParseStep | None:
         """Words up to the next marker or what may be the beginning of one."""

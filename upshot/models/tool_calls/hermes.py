@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from upshot.core.thought import overlap_length
-from upshot.models.tool_calls.base import CallParser, Extent, ParseStep, call_of, parse_json, parsers
+from upshot.models.tool_calls.base import CallParser, ParseStep, call_of, parsers
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
@@ -18,7 +18,6 @@ class Hermes(CallParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self._extent: Extent | None = None
         self._closing = False
         """A call was read: its closing tag comes next."""
 
@@ -34,13 +33,11 @@ class Hermes(CallParser):
         if not body.startswith("{"):
             return ([OPENING], len(OPENING)) if body or final else None
         start = len(self.held) - len(body)
-        self._extent = self._extent or Extent(start)
-        ended = self._extent.end(self.held)
-        if ended is None:
-            return ([self.held], len(self.held)) if final else None
-        end, well = ended
-        self._extent = None
-        call = call_of(parse_json(self.held[start:end])) if well else None
+        found = self.json_at(start, final)
+        if found is None:
+            return None
+        end, value = found
+        call = call_of(value)
         self._closing = call is not None
         return [call or self.held[:end]], end
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from upshot.core.thought import overlap_length
-from upshot.models.tool_calls.base import CallParser, Extent, ParseStep, call_of, parse_json, parsers
+from upshot.models.tool_calls.base import CallParser, ParseStep, call_of, parsers
 
 TAG = "<|python_tag|>"
 
@@ -22,7 +22,6 @@ class Llama3(CallParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self._extent: Extent | None = None
         self._here = True
         """A call may stand here."""
         self._called = False
@@ -48,13 +47,11 @@ class Llama3(CallParser):
         return self.words(final)
 
     def _object(self, start: int, final: bool) -> ParseStep | None:
-        self._extent = self._extent or Extent(start)
-        ended = self._extent.end(self.held)
-        if ended is None:
-            return ([self.held], len(self.held)) if final else None
-        end, well = ended
-        self._extent = None
-        call = call_of(parse_json(self.held[start:end])) if well else None
+        found = self.json_at(start, final)
+        if found is None:
+            return None
+        end, value = found
+        call = call_of(value)
         self._here = self._called = call is not None
         return [call or self.held[:end]], end
 

@@ -8,7 +8,7 @@ import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from upshot.models.tool_calls.base import CallParser, Extent, ParseStep, ToolCall, call_of, parse_json, parsers
+from upshot.models.tool_calls.base import CallParser, ParseStep, ToolCall, call_of, parsers
 
 MARK, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 HEAD = re.compile(r"\s*(?:\[\s*|(?P<name>[\w.-]{1,64})\s*(?:\[CALL_ID\](?P<id>\w{1,64}))?\s*(?:\[ARGS\])?\s*)?")
@@ -20,10 +20,6 @@ class Mistral(CallParser):
     """Both of the family's forms, whichever the text has."""
 
     markers = (MARK, ARGS, CALL_ID)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._extent: Extent | None = None
 
     @staticmethod
     def new_id() -> str:
@@ -44,13 +40,10 @@ class Mistral(CallParser):
             return [MARK], len(MARK)
         array = self.held.find("[", len(MARK), brace) if head["name"] is None else -1
         start = array if array >= 0 else brace
-        self._extent = self._extent or Extent(start)
-        ended = self._extent.end(self.held)
-        if ended is None:
-            return ([self.held], len(self.held)) if final else None
-        end, well = ended
-        self._extent = None
-        data = parse_json(self.held[start:end]) if well else None
+        found = self.json_at(start, final)
+        if found is None:
+            return None
+        end, data = found
         if head["name"] is not None and data is not None:
             data = {"name": head["name"], "arguments": data, "id": head["id"]}
         calls = _calls(data if isinstance(data, list) else [data])
