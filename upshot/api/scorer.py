@@ -23,13 +23,13 @@ from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.core.errors import UserError, did_you_mean, user_error_in
 from upshot.models.base import Completion, Model, Request
 from upshot.models.client.budget import Budget
-from upshot.rewards.build import ARROW, Metrics, named_metrics
+from upshot.rewards.build import ARROW, Metrics, metric_configs, named_metrics
 from upshot.rollout.context import ReplyRule, RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import score_reply
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Rollout
-from upshot.rollout.services import assemble, metric_configs
+from upshot.rollout.services import assemble
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.participants.base import Participant
 

@@ -179,7 +179,7 @@ def _prepare(args: argparse.Namespace) -> int:
 
     from upshot.core.errors import UserError
     from upshot.offline.data.prepare import PrepareSettings, prepare
-    from upshot.tasks.collabllm_prompts import PLAIN, system_prompt
+    from upshot.tasks.collabllm import PLAIN, system_prompt
     from upshot.tasks.datasets.parquet import AGENT_NAME
 
     if args.purpose == "rl" and args.min:
@@ -210,7 +210,7 @@ def _prepare_verified(args: argparse.Namespace) -> PrepareSummary | None:
 
     from upshot.core.errors import UserError
     from upshot.offline.data.verified import prepare_verified, verified_task
-    from upshot.tasks.collabllm_prompts import system_prompt
+    from upshot.tasks.collabllm import system_prompt
 
     system = "" if args.system is None else system_prompt(args.system)
     task = verified_task(args.task, args.seed, system)

@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Judge the labelled rows and print the agreement; 1 when nothing could be judged."""
-    from upshot.tasks.datasets.records import read_records
-    from upshot.tasks.datasets.tables import read_table
+    from upshot.tasks.datasets.files import read_table
+    from upshot.tasks.datasets.records import read_replies
 
     path = Path(args.file)
     if not path.is_file():
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         check_writable(Path(args.out))
     rows = read_table(path)[: args.limit]
     labels = [read_label(row, args.label, number) for number, row in enumerate(rows, 1)]
-    records = read_records(rows)
+    records = read_replies(rows)
     scores = asyncio.run(_judge(args, [record.conversations()[0] for record in records]))
     report = agreement(scores, labels, args.threshold)
     print(table(args.metric, report))
@@ -89,7 +89,7 @@ async def _judge(args: argparse.Namespace, conversations: Sequence[Any]) -> list
 def agreement(scores: Sequence[Any], labels: Sequence[float], threshold: float = 0.5) -> dict[str, float]:
     """How the judge's ratings agree with the labels, over the rows it could rate."""
     from upshot.core.score import Score
-    from upshot.tasks.verifiers.statistics import binary_metrics, graded_metrics, valid_pairs
+    from upshot.tasks.verifiers.base import binary_metrics, graded_metrics, valid_pairs
 
     truths = [Score(label) for label in labels]
     report = binary_metrics(scores, truths, threshold)

@@ -23,8 +23,8 @@ from upshot.models.client.budget import Budget
 from upshot.offline.data.journal import Journal
 from upshot.rewards.build import ARROW
 from upshot.rollout.rollout import Rollout
-from upshot.tasks.datasets.records import Record, read_records
-from upshot.tasks.datasets.tables import read_table
+from upshot.tasks.datasets.files import read_table
+from upshot.tasks.datasets.records import RecordedReplies, read_replies
 
 
 def score_file(args: argparse.Namespace) -> int:
@@ -35,7 +35,7 @@ def score_file(args: argparse.Namespace) -> int:
     given = read_table(path)[: args.limit]
     if not given:
         raise UserError(f"'{args.file}' holds no rows to score")
-    records = read_records(given, futures=args.rounds > 0)
+    records = read_replies(given, futures=args.rounds > 0)
     work = {name_of(record, row): record for record, row in zip(records, given, strict=True)}
     out = Path(args.out or f"{path}.scores.jsonl")
     log = out.with_name(f"{out.name}.log")
@@ -55,7 +55,7 @@ def score_file(args: argparse.Namespace) -> int:
     return 1 if any(line["reward"]["total"].get("missing") for line in lines) else 0
 
 
-def name_of(record: Record, row: Mapping[str, Any]) -> str:
+def name_of(record: RecordedReplies, row: Mapping[str, Any]) -> str:
     """By what a row is known again: its id, and all that it says."""
     return f"{record.row.id} {hashlib.blake2b(dump_json_line(row), digest_size=12).hexdigest()}"
 
@@ -88,7 +88,11 @@ def _own_code(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _score(
-    args: argparse.Namespace, settings: Mapping[str, Any], work: Mapping[str, Record], log: Journal, results: Journal
+    args: argparse.Namespace,
+    settings: Mapping[str, Any],
+    work: Mapping[str, RecordedReplies],
+    log: Journal,
+    results: Journal,
 ) -> None:
     if not work:
         return
@@ -116,7 +120,7 @@ def may_pass(reply: Rollout) -> bool:
 
 async def score_records(
     scorer: Scorer,
-    records: Mapping[str, Record],
+    records: Mapping[str, RecordedReplies],
     finished: Callable[[str, Sequence[Rollout]], None],
     at_once: int = 64,
     seed: int = 0,
@@ -124,7 +128,7 @@ async def score_records(
     """Score all records, at most `at_once` under way; `finished` is told of each when all its replies are scored."""
     gate = asyncio.Semaphore(at_once)
 
-    async def one(name: str, record: Record) -> None:
+    async def one(name: str, record: RecordedReplies) -> None:
         async with gate:
             finished(name, await scorer.rate_all(record.conversations(seed)))
 

@@ -19,8 +19,8 @@ from upshot.core.files import check_writable, write_jsonl
 from upshot.core.score import Reason, Score, tell_missing
 from upshot.rewards.workers.base import Manager, managers
 from upshot.sandbox.local.lazy import LazySandbox
-from upshot.tasks.datasets.rows import reference_of
-from upshot.tasks.datasets.tables import read_table
+from upshot.tasks.datasets.files import read_table
+from upshot.tasks.datasets.records import reference_of
 from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
 from upshot.tasks.verifiers.judged import with_rubric_read
 from upshot.tasks.verifiers.routes import route

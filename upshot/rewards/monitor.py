@@ -27,9 +27,8 @@ from upshot.rewards.reward import Reward
 from upshot.rewards.workers.base import Manager
 from upshot.tasks.base import Task
 from upshot.tasks.participants.ask import object_schema
-from upshot.tasks.participants.transcript import as_lines
-from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
-from upshot.tasks.verifiers.statistics import binary_metrics, graded_metrics
+from upshot.tasks.participants.templates import as_lines
+from upshot.tasks.verifiers.base import Claim, Verifier, binary_metrics, graded_metrics, verifiers
 
 K = TypeVar("K")
 
@@ -160,7 +159,7 @@ def verifier_behind(claim: Claim | None, manager: Manager) -> Verifier:
 def measure(looks: Sequence[MonitorPrediction]) -> dict[str, float]:
     """How well verdicts were predicted, over all looks and under 'TASK/' for each task."""
     out = agreement(looks)
-    for task, own in grouped(looks, lambda look: look.case.task).items():
+    for task, own in group_by(looks, lambda look: look.case.task).items():
         if task:
             out |= {f"{task}/{name}": value for name, value in agreement(own).items()}
     return out
@@ -181,7 +180,7 @@ def _metrics(looks: Sequence[MonitorPrediction]) -> dict[str, float]:
         return looks[0].case.verifier.metrics(*_pairs(looks))
     counts: Counter[str] = Counter(valid=0, missing=0)
     out: dict[str, float] = {}
-    for graded, own in grouped(looks, lambda look: look.case.verifier.graded).items():
+    for graded, own in group_by(looks, lambda look: look.case.verifier.graded).items():
         found = (graded_metrics if graded else binary_metrics)(*_pairs(own))
         counts.update({name: int(found.pop(name)) for name in ("valid", "missing")})
         out |= found
@@ -192,7 +191,7 @@ def _pairs(looks: Sequence[MonitorPrediction]) -> tuple[list[Score], list[Score]
     return [look.prediction for look in looks], [look.case.verdict for look in looks]
 
 
-def grouped(
+def group_by(
     looks: Iterable[MonitorPrediction], key: Callable[[MonitorPrediction], K]
 ) -> Mapping[K, list[MonitorPrediction]]:
     """Looks by a key, in the order in which the keys first occur."""

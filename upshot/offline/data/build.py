@@ -31,7 +31,7 @@ from upshot.rollout.play import score_reply
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Future, Rollout
 from upshot.rollout.services import Services
-from upshot.tasks.collabllm_prompts import PLAIN, PROACTIVE
+from upshot.tasks.collabllm import PLAIN, PROACTIVE
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.tasks.users.llm import END_SIGNAL
 

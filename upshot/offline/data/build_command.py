@@ -17,7 +17,7 @@ from upshot.offline.data.build import Builder, BuildSettings
 from upshot.offline.data.gather import gather, open_task, parse_metrics, rows_of
 from upshot.offline.data.journal import Journal
 from upshot.offline.data.published import published_rows, push, summarise, write_published
-from upshot.rollout.services import metric_configs
+from upshot.rewards.build import metric_configs
 from upshot.tasks.collabllm import CollabTask
 
 JOURNAL = "journal.log"

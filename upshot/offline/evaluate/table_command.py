@@ -23,9 +23,8 @@ from upshot.offline.evaluate.whole import Evaluation, whole_goals
 from upshot.offline.progress import progress
 from upshot.rollout.policy import Policy
 from upshot.rollout.services import Services, Spec
-from upshot.tasks.collabllm import CollabTask
-from upshot.tasks.collabllm_prompts import system_prompt
-from upshot.tasks.datasets.collabllm_goals import fingerprint
+from upshot.tasks.collabllm import CollabTask, system_prompt
+from upshot.tasks.datasets.splits import fingerprint
 
 
 @dataclass(frozen=True)

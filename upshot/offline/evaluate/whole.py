@@ -27,8 +27,8 @@ from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import reward_to_dict, turn_to_dict
 from upshot.rollout.services import Services
 from upshot.tasks.base import groups_of
-from upshot.tasks.collabllm import CollabTask, goal_key
-from upshot.tasks.datasets.collabllm_goals import fingerprint
+from upshot.tasks.collabllm import CollabTask
+from upshot.tasks.datasets.splits import fingerprint, goal_key
 from upshot.tasks.participants.base import Participant, count
 
 

@@ -20,8 +20,8 @@ from upshot.offline.verify import claim_of as claim_of_row
 from upshot.rewards.monitor import METRIC, MonitorCase, claim_of, thoughts, verdict_of, verifier_behind
 from upshot.rewards.workers.base import Manager, managers
 from upshot.tasks.base import Task, tasks
-from upshot.tasks.datasets.rows import row_of
-from upshot.tasks.datasets.tables import read_table
+from upshot.tasks.datasets.files import read_table
+from upshot.tasks.datasets.records import row_of
 from upshot.tasks.mix import KEY
 from upshot.tasks.verifiers.base import Claim
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from upshot.rewards.monitor import MonitorPrediction, agreement, grouped
+from upshot.rewards.monitor import MonitorPrediction, agreement, group_by
 
 COLUMNS = ("valid", "no_thought", "no_verdict", "no_prediction")
 COUNTS = ("tp", "tn", "fp", "fn")
@@ -27,7 +27,7 @@ def report(looks: Sequence[tuple[int | None, MonitorPrediction]]) -> dict[str, A
 
 
 def _by_task(looks: Sequence[MonitorPrediction]) -> dict[str, list[MonitorPrediction]]:
-    return dict(sorted(grouped(looks, lambda look: look.case.task).items()))
+    return dict(sorted(group_by(looks, lambda look: look.case.task).items()))
 
 
 def table(name: str, found: Mapping[str, Any]) -> str:
