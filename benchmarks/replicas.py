@@ -95,7 +95,7 @@ async def measure(file: Path, words: list[str], seconds: float, conversations: i
         for talk in talks:
             talk.cancel()
         await asyncio.gather(*talks, return_exceptions=True)
-        told = {name: value for name, value in model.stats().items() if "hedge" in name or "opened" in name}
+        told = {name: value for name, value in model.stats().items() if "opened" in name}
         print(f"one stopped / three up: {statistics.median(short) / statistics.median(whole):.2f}")
         print(f"answered {load.answered}, failed {load.failed}; {told}")
     for name, server in state["servers"].items():

@@ -17,8 +17,8 @@ from tests.collabllm.stage import act, actor, number_of, rows, run_virtual, scen
 from tests.models.misbehaving_server import MisbehavingServer
 from tests.tasks.participants.speakers import chat, in_turn, says, speaker
 from upshot.core.conversation import Conversation
+from upshot.core.http_client import backoff
 from upshot.models.base import Completion, ModelCallError, Request
-from upshot.models.client.limits import backoff
 from upshot.models.connect import connect
 from upshot.rewards.build import build_metric
 from upshot.rollout.play import play_step, score_conversation

@@ -65,7 +65,7 @@ def test_a_list_or_a_file_of_addresses_names_replicas(url, kind, stored):
 
 
 def test_the_spec_of_one_replica_leaves_cache_and_retries_to_the_whole():
-    whole = ModelSpec.parse({"url": ["http://h:1/v1", "http://h:2/v1"], "cache": True, "hedge": 0.2, "timeout_s": 3})
+    whole = ModelSpec.parse({"url": ["http://h:1/v1", "http://h:2/v1"], "cache": True, "timeout_s": 3})
     one = whole.at("http://h:2/v1")
     assert (one.url, one.cache, one.retries, one.timeout_s) == ("http://h:2/v1", False, 0, 3)
 
@@ -91,7 +91,7 @@ def test_a_url_alone_leaves_the_name_to_the_endpoint():
         (3, "models.user"),
         ({"url": ["http://h:1/v1", "h:2"]}, "'url' lists 'h:2', which is no address"),
         ({"url": []}, "'url' is an empty list"),
-        ({"url": "http://h:1/v1", "hedge": 0.1}, "it is for replicas and served models"),
+        ({"url": ["http://h:1/v1", "http://h:2/v1"], "hedge": 0.1}, "'hedge' is gone"),
     ],
 )
 def test_what_is_wrong_is_named(given, message):

@@ -13,7 +13,7 @@ import yaml
 from upshot.cli import main
 from upshot.config.load import find_recipe, list_recipes, load_recipe
 from upshot.core.errors import UserError
-from upshot.core.whole_files import check_writable
+from upshot.core.files import check_writable
 from upshot.models.local import load_tokenizer
 from upshot.tasks.base import tasks
 from upshot.tasks.datasets.files import read_table

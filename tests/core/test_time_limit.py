@@ -16,13 +16,12 @@ import pytest
 
 from upshot.config.model_spec import ModelSpec
 from upshot.core import time_limit
-from upshot.core.alarm import TimeUp, alarm
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.score import Score
-from upshot.core.time_limit import CallTimeout, call_seconds, limited, limited_now, uncounted
+from upshot.core.time_limit import CallTimeout, TimeUp, alarm, call_seconds, limit_call, limit_call_now, pause_clock
 from upshot.models.base import Completion, Request
 from upshot.models.client.guarded import GuardedModel
-from upshot.models.wire import ApiAnswer
+from upshot.models.openai_format import ApiAnswer
 from upshot.rewards.metric import Metric
 from upshot.rewards.workers.pool import InlineManager
 from upshot.rollout.episode import play_episode
@@ -196,7 +195,7 @@ def test_a_person_at_a_breakpoint_may_take_as_long_as_they_like() -> None:
 
     async def call() -> float:
         call_seconds.set(0.1)
-        return limited_now(object_of_the_user(), stops)
+        return limit_call_now(object_of_the_user(), stops)
 
     assert asyncio.run(call()) == 1.0
 
@@ -210,7 +209,7 @@ def test_somebody_elses_alarm_goes_on() -> None:
     before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
     saved = signal.setitimer(signal.ITIMER_REAL, 0.2)
     try:
-        limited_now(object_of_the_user(), time.sleep, 0.05)
+        limit_call_now(object_of_the_user(), time.sleep, 0.05)
         time.sleep(0.4)
     finally:
         signal.setitimer(signal.ITIMER_REAL, *saved)
@@ -267,7 +266,7 @@ def test_outside_the_main_thread_an_outer_alarm_goes_on() -> None:
 def test_what_cannot_be_interrupted_outside_the_main_thread_is_said(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("upshot.core.alarm.AGAIN_S", 0.05)
+    monkeypatch.setattr("upshot.core.time_limit.AGAIN_S", 0.05)
 
     def sleeps() -> float:
         time.sleep(0.4)
@@ -275,7 +274,7 @@ def test_what_cannot_be_interrupted_outside_the_main_thread_is_said(
 
     def call() -> str:
         try:
-            limited_now(object_of_the_user(), sleeps)
+            limit_call_now(object_of_the_user(), sleeps)
         except CallTimeout:
             return "late"
         return "in time"
@@ -290,7 +289,7 @@ def test_what_cannot_be_interrupted_outside_the_main_thread_is_said(
 
 def test_cancelling_the_caller_is_no_timeout() -> None:
     async def play() -> None:
-        task = asyncio.create_task(limited(object_of_the_user(), forever))
+        task = asyncio.create_task(limit_call(object_of_the_user(), forever))
         await asyncio.sleep(0.01)
         task.cancel()
         await task
@@ -300,12 +299,12 @@ def test_cancelling_the_caller_is_no_timeout() -> None:
 
 
 def test_what_is_ours_has_no_clock() -> None:
-    @uncounted
+    @pause_clock
     async def work() -> bool:
         return time_limit._clock.get() is None
 
     async def play() -> bool:
-        return await limited(InlineManager(), work)
+        return await limit_call(InlineManager(), work)
 
     assert asyncio.run(play())
 

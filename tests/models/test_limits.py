@@ -1,45 +1,13 @@
-"""Rates are kept, and waits are what the endpoint asked for."""
+"""Rates are kept."""
 
 import asyncio
-import random
 import time
-from datetime import UTC, datetime
-
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.models.base import Completion, Request
-from upshot.models.client.limits import LONGEST_BACKOFF_S, Pace, backoff, retry_after
+from upshot.models.client.limits import Pace
 from upshot.models.connect import connect
-
-NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
-
-
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
-        (None, None),
-        ("", None),
-        ("3", 3.0),
-        ("0.25", 0.25),
-        ("-1", 0.0),
-        ("Thu, 01 Jan 2026 12:00:30 GMT", 30.0),
-        ("Thu, 01 Jan 2026 11:00:00 GMT", 0.0),
-        ("soon", None),
-    ],
-)
-def test_retry_after_is_read_as_seconds_or_as_a_date(header, seconds):
-    assert retry_after(header, NOW) == seconds
-
-
-@given(st.integers(0, 60), st.floats(0.01, 2), st.integers())
-def test_backoff_doubles_with_jitter_and_has_a_ceiling(attempt, first, seed):
-    wait = backoff(attempt, first, random.Random(seed))
-    mean = min(LONGEST_BACKOFF_S, first * 2**attempt)
-    assert 0.5 * mean <= wait <= 1.5 * mean
 
 
 def test_calls_per_minute_are_kept():

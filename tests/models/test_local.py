@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -205,3 +207,22 @@ def test_models_connected_together_without_a_plan_have_one_budget_for_keys_and_v
     assert [getattr(models[role], "sharers", None) for role in ("user", "judge", "given", "far")] == [2, 2, 1, None]
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (600, 1000))
     assert [shared_kv("cuda", n) for n in (1, 2, 4)] == [0, 100, 50] and shared_kv("cpu", 4) == 0
+
+
+IMPORTING = """
+import gc
+from upshot.models.local import import_frameworks
+runs = []
+gc.callbacks.append(lambda phase, info: runs.append(phase))
+import_frameworks()
+assert not runs and gc.isenabled() and gc.get_freeze_count() > 100_000
+frozen = gc.get_freeze_count()
+import_frameworks()
+assert gc.get_freeze_count() == frozen
+"""
+
+
+def test_nothing_is_collected_while_importing_and_collecting_goes_on_afterwards() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORTING], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "", "nothing is reported as leaked at the end"

@@ -25,7 +25,7 @@ def play(renderer: Renderer, opening: list[Message], talk: list[tuple[str, str, 
     for user, reply, ended in talk:
         conversation.say(Message("user", user))
         context = renderer.context(conversation)
-        ids = renderer.completed(reply) if ended else renderer.completed(reply)[:-1]
+        ids = renderer.render_reply(reply) if ended else renderer.render_reply(reply)[:-1]
         sample = Sample(tuple(context), tuple(ids), (0.0,) * len(ids), "stop" if ended else "length")
         conversation.say(Message("assistant", reply), sample)
     return conversation

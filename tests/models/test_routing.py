@@ -3,16 +3,14 @@
 import asyncio
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from upshot.core.conversation import Message
+from upshot.core.http_client import AttemptError
 from upshot.models.base import Request
-from upshot.models.client.breaker import FAILURES, LONGEST_PAUSE_S, PAUSE_S, Breaker
-from upshot.models.client.guarded import AttemptFailed
 from upshot.models.client.limits import CallSlots
-from upshot.models.client.routing import Replica, Routing, pick, prefix_key
+from upshot.models.client.routing import FAILURES, LONGEST_PAUSE_S, PAUSE_S, Replica, Routing, pick, prefix_key
 
 URLS = [f"http://127.0.0.1:{port}/v1" for port in range(1, 7)]
 KEYS = st.integers(0, 9).map(lambda i: bytes([i]) * 4)
@@ -65,111 +63,101 @@ def test_the_prefix_is_the_conversations_beginning():
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["call", "answer", "fail", "limit", "cancel", "list", "wait"]), st.integers(0, 10**6)),
+    st.tuples(st.sampled_from(["call", "call", "answer", "fail", "limit", "list", "wait"]), st.integers(0, 10**6)),
     max_size=120,
 )
 
 
 @given(steps=STEPS, concurrency=st.integers(1, 4), count=st.integers(1, 4))
 @settings(max_examples=150, deadline=None)
-def test_no_call_is_lost_or_placed_twice_whatever_happens(steps, concurrency, count):
+def test_a_call_finds_a_place_wherever_there_is_one_and_loads_are_kept_whatever_happens(steps, concurrency, count):
     async def run():
         clock = Clock()
         slots = CallSlots(concurrency)
-        routing = Routing(concurrency, slots, 0.0, clock)
+        routing = Routing(concurrency, slots, clock)
         routing.update(URLS[:count])
-        waiting, held, seen = [], [], []
+        held = []
         for step, draw in steps:
             rng = random.Random(draw)
             if step == "call":
-                waiting.append(routing.enter(bytes([draw % 7]) * 4))
+                free = [r for r in routing._open_to_calls(()) if r.in_flight < concurrency]
+                try:
+                    place = routing.take(bytes([draw % 7]) * 4)
+                except AttemptError as error:
+                    assert not routing._open_to_calls(()) and error.reason in ("connection", "rate_limited")
+                else:
+                    assert place in free or not free, "where one is free, one of the free takes the call"
+                    held += [place] if place else []
             elif step == "list":
                 routing.update(rng.sample(URLS, rng.randint(0, 4)))
             elif step == "wait":
                 clock.now += rng.choice([0.1, PAUSE_S, 10])
-            elif step == "cancel" and waiting:
-                if not (future := rng.choice(waiting)).done():
-                    future.cancel()
             elif held:
                 place = held.pop(rng.randrange(len(held)))
                 if step == "answer":
-                    routing.succeeded(place, "user")
+                    place.record_answer()
                 elif step == "fail":
-                    routing.failed(place, AttemptFailed("connection"))
+                    routing.record_failure(place, AttemptError("connection"))
                 elif step == "limit":
-                    routing.failed(place, AttemptFailed("rate_limited", wait_s=1.0))
+                    routing.record_failure(place, AttemptError("rate_limited", wait_s=1.0))
                 routing.leave(place)
-            for future in [future for future in waiting if future.done()]:
-                waiting.remove(future)
-                if not future.cancelled() and future.exception() is None:
-                    held.append(future.result())
-                    seen.append(future.result())
-            assert len(set(map(id, seen))) == len(seen)
-            loads = {replica: sum(p.replica is replica for p in held) for replica in {p.replica for p in held}}
-            assert all(replica.in_flight == load <= concurrency for replica, load in loads.items())
-            assert slots.bound == concurrency * max(1, routing.up)
-            # whoever still waits does so because all that may be called are full
-            free = [r for r in routing._open_to_calls(()) if r.in_flight < concurrency]
-            assert not (waiting and free) or step == "wait"
-        while held:
-            routing.leave(held.pop())
-            for future in [future for future in waiting if future.done()]:
-                waiting.remove(future)
-                if not future.cancelled() and future.exception() is None:
-                    held.append(future.result())
-        assert not waiting, "everyone got a place or a reason in the end"
+            for replica in {*held, *routing.replicas.values()}:
+                assert replica.in_flight == held.count(replica) <= concurrency
+            if step != "call":
+                assert slots.bound == concurrency * max(1, routing.up)
 
     asyncio.run(run())
 
 
+def test_whoever_waits_for_a_place_hears_of_one_that_is_free():
+    async def run():
+        routing = Routing(1, CallSlots(1))
+        routing.update(URLS[:1])
+        first = routing.take(b"k")
+        assert routing.take(b"k") is None
+        waiting = [asyncio.create_task(routing.wait_for_change()) for _ in range(3)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        routing.leave(first)
+        await asyncio.gather(*waiting[1:])
+        return routing.take(b"k")
+
+    assert asyncio.run(run()) is not None
+
+
 def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_trial_through_after_a_pause():
-    breaker = Breaker()
+    breaker = Replica(URLS[0])
     for _ in range(FAILURES - 1):
-        breaker.failed(0.0)
-    breaker.succeeded()
+        breaker.record_failure(0.0)
+    breaker.record_answer()
     for _ in range(FAILURES - 1):
-        breaker.failed(0.0)
-    assert breaker.lets_through(0.0)
+        breaker.record_failure(0.0)
+    assert breaker.takes_calls(0.0)
     for _ in range(20):  # the rest of what was under way
-        breaker.failed(0.0)
+        breaker.record_failure(0.0)
     assert breaker.opened == 1
-    assert not breaker.lets_through(PAUSE_S - 0.01)
-    assert breaker.lets_through(PAUSE_S)
-    assert breaker.begin(PAUSE_S)
-    assert not breaker.lets_through(PAUSE_S), "one trial at a time"
-    breaker.failed(PAUSE_S, trial=True)
-    assert not breaker.lets_through(2.9 * PAUSE_S)
-    assert breaker.begin(3 * PAUSE_S)
-    breaker.succeeded()
-    assert breaker.lets_through(3 * PAUSE_S)
-    assert not breaker.is_open
+    assert not breaker.takes_calls(PAUSE_S - 0.01)
+    assert breaker.takes_calls(PAUSE_S)
+    breaker.begin(PAUSE_S)
+    assert not breaker.takes_calls(PAUSE_S), "one trial at a time"
+    breaker.record_failure(PAUSE_S)
+    assert not breaker.takes_calls(2.9 * PAUSE_S)
+    assert breaker.takes_calls(3 * PAUSE_S)
+    breaker.begin(3 * PAUSE_S)
+    breaker.record_answer()
+    assert breaker.takes_calls(3 * PAUSE_S)
+    assert not breaker.is_out
     assert breaker.opened == 1
 
 
 def test_the_pause_of_a_breaker_does_not_grow_for_ever():
-    breaker, now = Breaker(), 0.0
-    breaker.trip(now)
+    breaker, now = Replica(URLS[0]), 0.0
+    breaker.put_out(now)
     for _ in range(20):
         now += LONGEST_PAUSE_S
-        assert breaker.begin(now)
-        breaker.failed(now, trial=True)
-
-
-def test_a_call_is_late_by_what_recent_calls_took():
-    async def run():
-        clock = Clock()
-        routing = Routing(8, CallSlots(8), 0.5, clock)
-        routing.update(URLS[:2])
-        for i in range(40):
-            assert (routing.hedge_after("user") is None) == (i < 20)
-            place = await routing.enter(b"k")
-            clock.now += 1.0 if i % 2 else 3.0
-            routing.succeeded(place, "user")
-            routing.leave(place)
-        assert routing.hedge_after("judge") is None, "who asks for more waits longer: roles are told apart"
-        return routing.hedge_after("user")
-
-    assert asyncio.run(run()) == pytest.approx(3.0)
+        assert breaker.takes_calls(now)
+        breaker.begin(now)
+        breaker.record_failure(now)
 
 
 def test_slots_let_in_as_many_as_the_bound_says_while_it_changes():

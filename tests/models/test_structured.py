@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from upshot.core.conversation import Message
@@ -22,6 +22,8 @@ CONTROL_BEFORE_LETTER = re.compile(r"[\b\f\r\t\n](?=[A-Za-z])")
 
 
 @given(st.text())
+@example("<think>")
+@example("</think> {")
 def test_any_text_survives_the_round_trip(text):
     # A control character before a letter is what unescaped LaTeX looks like; everything else comes back as it was.
     text = CONTROL_BEFORE_LETTER.sub(" ", text)
@@ -87,7 +89,19 @@ def test_nested_lists_enums_and_lengths_are_checked():
     assert schema_flaw(2.0, {"type": "integer"}) is None
     assert schema_flaw(2.5, {"type": "integer"}) is not None
     assert schema_flaw(None, {"type": ["string", "null"]}) is None
+    assert schema_flaw(True, {"type": ["integer", "number"]}) is not None, "true is no number"
     assert schema_flaw(None, {"anyOf": [{"type": "string"}, {"type": "null"}]}) is None
+
+
+def test_flaws_say_where_they_are_what_is_there_and_what_must_be():
+    inner = {"type": "object", "properties": {"n": {"type": "integer", "exclusiveMaximum": 3}}, "required": ["n"]}
+    schema = {"$defs": {"inner": inner}, "properties": {"a": {"type": "array", "items": {"$ref": "#/$defs/inner"}}}}
+    assert schema_flaw({"a": [{"n": 1}, {}]}, schema) == "'a[1].n' is missing"
+    assert schema_flaw({"a": [{"n": 3}]}, schema) == "'a[0].n' is 3; it must be less than 3"
+    assert schema_flaw({"a": [{"n": 0}]}, schema) is None
+    assert schema_flaw("abc", {"maxLength": 2}) == "the answer has 3 characters; allowed: at most 2"
+    assert "does not match" in str(schema_flaw("abc", {"pattern": "^x"}))
+    assert "it must be string" in str(schema_flaw(1, {"anyOf": [{"type": "string"}, {"type": "null"}]}))
 
 
 class Lines(Model):

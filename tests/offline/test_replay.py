@@ -15,7 +15,7 @@ from tests.training.workshop import recipe
 from upshot.cli import main
 from upshot.core.conversation import Conversation, Message, Row, Sample
 from upshot.core.errors import UserError
-from upshot.core.jsonl import dumps
+from upshot.core.files import dump_json_line
 from upshot.offline.replay import compare, lines_of, read_reply, score_again
 from upshot.rollout.rollout import Rollout
 from upshot.run import samples
@@ -116,7 +116,7 @@ def test_classmates_answers_are_scored_again() -> None:
     kept = samples.unpack(samples.pack(replies))
     asked = len(peer.asked)
     for reply in replies:
-        line = json.loads(dumps(reply.to_dict(1)))
+        line = json.loads(dump_json_line(reply.to_dict(1)))
         again = read_reply(line, {row.id: row for row in ROWS}, kept[line["key"]])
         asyncio.run(score_again(made, again))
         assert [one for one in compare(line, again) if not one.same] == []

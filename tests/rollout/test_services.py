@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.training.workshop import recipe
-from upshot.models.absent import AbsentPolicy
+from upshot.models.scripted import AbsentPolicy
 from upshot.rollout.services import build_services
 from upshot.tasks.base import tasks
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from upshot.core.errors import UserError
-from upshot.core.jsonl import dumps, plain
+from upshot.core.files import dump_json_line, to_json_value
 from upshot.run.folder import RunFolder, find
 
 
@@ -89,7 +89,7 @@ def test_lines_with_unicode_line_ends_survive_a_rewind(tmp_path: Path) -> None:
 
 def test_plain_values_are_left_as_they_are() -> None:
     value = {"a": [1, 2.5, "x", None, True], "b": {"c": "d"}}
-    assert plain(value) == value and json.loads(dumps(value)) == value
+    assert to_json_value(value) == value and json.loads(dump_json_line(value)) == value
 
 
 def test_the_newest_checkpoint_is_that_of_the_last_phase_and_step_whatever_the_clock_said(tmp_path: Path) -> None:

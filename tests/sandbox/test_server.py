@@ -531,7 +531,7 @@ class Broken(BaseHTTPRequestHandler):
 def test_a_failing_server_is_missing_not_zero(mood: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from upshot.sandbox.http import clients
 
-    monkeypatch.setattr(clients, "ATTEMPTS", 2)
+    monkeypatch.setattr(clients, "RETRY", clients.RetryPolicy(retries=1, backoff_s=0.01))
     backend = ThreadingHTTPServer(("127.0.0.1", 0), Broken)
     backend.mood = mood  # type: ignore[attr-defined]
     threading.Thread(target=backend.serve_forever, daemon=True).start()

@@ -8,8 +8,8 @@ import io
 from dataclasses import dataclass
 from pathlib import Path
 
-from upshot.core import jsonl
 from upshot.core.errors import UserError
+from upshot.core.files import read_user_jsonl
 
 FIELDS = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
 
@@ -44,7 +44,7 @@ def load(path: str | Path) -> list[HumanEvalProblem]:
     path = Path(path)
     data = path.read_bytes()
     whole = io.BytesIO(gzip.decompress(data) if path.suffix == ".gz" else data)
-    return [_problem(row, f"{path}, row {number}") for number, row in enumerate(jsonl.read_data(whole, str(path)), 1)]
+    return [_problem(row, f"{path}, row {number}") for number, row in enumerate(read_user_jsonl(whole, str(path)), 1)]
 
 
 def _problem(row: dict[str, str], where: str) -> HumanEvalProblem:

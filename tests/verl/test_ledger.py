@@ -17,7 +17,7 @@ from upshot.models.base import Completion, Request
 from upshot.models.client.budget import Budget
 from upshot.models.client.limits import EndpointLimits
 from upshot.models.endpoint import EndpointModel
-from upshot.models.wire import ApiAnswer
+from upshot.models.openai_format import ApiAnswer
 from upshot.verl.budget.ledger import EndpointLoad, Ledger, WorkerGrant, WorkerReport, describe_loads, split_fairly
 from upshot.verl.budget.quota import WorkerQuota
 

@@ -10,8 +10,8 @@ import pytest
 
 from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
-from upshot.core import jsonl
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
+from upshot.core.files import read_jsonl
 from upshot.core.score import Reason, Score
 from upshot.rewards.credit import MAIN, Credit, Span
 from upshot.rewards.reward import Reward
@@ -88,7 +88,7 @@ def test_a_step_is_in_the_run_folder_when_verl_has_logged_it_and_not_before(cont
     assert chronicle.follow() == 0 and not (context.run / "rollouts.jsonl").exists()
     context.told(1, **STEP)
     assert chronicle.follow() == 1
-    lines = jsonl.read(context.run / "rollouts.jsonl")
+    lines = read_jsonl(context.run / "rollouts.jsonl")
     assert [(line["step"], line["group"], line["key"]) for line in lines] == [
         (1, group, f"{context.rows[group].id}#{session}") for group in (0, 1) for session in (0, 1)
     ]
@@ -105,10 +105,10 @@ def test_what_is_missing_is_there_with_its_reason_and_out_of_the_statistics(cont
     context.play(1, [[Score(1.0), DOWN, Score(0.0)]])
     context.told(1, **STEP)
     chronicle.follow()
-    line = jsonl.read(context.run / "rollouts.jsonl")[1]
+    line = read_jsonl(context.run / "rollouts.jsonl")[1]
     assert line["reward"]["total"]["missing"] == Reason.CONNECTION
     assert line["reward"]["total"]["detail"]["why"] == "the server is down"
-    (told,) = jsonl.read(context.run / "metrics.jsonl")
+    (told,) = read_jsonl(context.run / "metrics.jsonl")
     assert line["credit"] == []
     assert (told["train/grad_norm"], told["time/step"], told["reward/mean"]) == (2.0, 3.0, 0.5)
     assert told["task/missing"] == 1.0 and any(name.startswith("by/opening=") for name in told)
@@ -121,7 +121,7 @@ def test_an_evaluation_is_a_line_of_its_own_of_the_weights_after_its_step(contex
     context.play(5, [ones(1.0, 0.0)])
     context.told(5, **STEP, **{"upshot/eval/reward/mean": 1.0, "timing_s/testing": 1.5})
     chronicle.follow()
-    before, step, after = jsonl.read(context.run / "metrics.jsonl")
+    before, step, after = read_jsonl(context.run / "metrics.jsonl")
     assert before == {"phase": "rl", "step": 0, "eval/reward/mean": 0.25}
     assert after == {"phase": "rl", "step": 5, "eval/reward/mean": 1.0, "time/eval": 1.5}
     assert [evaluated_step(before), evaluated_step(after)] == [0, 5]
@@ -160,14 +160,14 @@ def test_a_resumed_run_drops_what_came_after_its_checkpoint(context: Stage) -> N
     context.play(4, [ones(1.0, 0.0)])
     again = context.chronicle()
     again.begin(9, 2)
-    assert {line["step"] for line in jsonl.read(context.run / "rollouts.jsonl")} == {1, 2}
-    assert [line["step"] for line in jsonl.read(context.run / "metrics.jsonl")] == [1, 2]
+    assert {line["step"] for line in read_jsonl(context.run / "rollouts.jsonl")} == {1, 2}
+    assert [line["step"] for line in read_jsonl(context.run / "metrics.jsonl")] == [1, 2]
     assert sorted(path.name for path in (context.run / "samples").iterdir()) == ["000001.npz", "000002.npz"]
     assert not context.log.exists() and not list((context.run / rollout_exchange.FOLDER).iterdir())
     context.play(3, [ones(0.0, 0.0)])
     context.told(3, **STEP | {"upshot/reward/mean": 0.0})
     again.follow()
-    assert [line["reward/mean"] for line in jsonl.read(context.run / "metrics.jsonl")] == [0.5, 0.5, 0.0]
+    assert [line["reward/mean"] for line in read_jsonl(context.run / "metrics.jsonl")] == [0.5, 0.5, 0.0]
 
 
 def test_steps_up_to_the_checkpoint_that_a_killed_launcher_did_not_write_are_written_at_the_resume(
@@ -183,10 +183,10 @@ def test_steps_up_to_the_checkpoint_that_a_killed_launcher_did_not_write_are_wri
         context.play(step, [ones(1.0, 1.0)])
     context.told(2, **STEP)
     context.chronicle().begin(9, 3)
-    lines = jsonl.read(context.run / "metrics.jsonl")
+    lines = read_jsonl(context.run / "metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert "train/grad_norm" in lines[1] and "train/grad_norm" not in lines[2]
-    assert [line["step"] for line in jsonl.read(context.run / "rollouts.jsonl")] == [1, 1, 2, 2, 3, 3]
+    assert [line["step"] for line in read_jsonl(context.run / "rollouts.jsonl")] == [1, 1, 2, 2, 3, 3]
 
 
 def test_the_report_and_the_tables_read_such_a_run(context: Stage) -> None:
@@ -209,6 +209,6 @@ def test_supervised_steps_have_local_modes_names(tmp_path: Path) -> None:
     context.told(1, **{"train/loss": 2.5, "train/grad_norm": 1.0, "train/lr": 0.1})
     context.told(1, **{"val/loss": 2.25})
     chronicle.follow()
-    step, look = jsonl.read(context.run / "metrics.jsonl")
+    step, look = read_jsonl(context.run / "metrics.jsonl")
     assert (step["phase"], step["loss/nll"], step["train/lr"]) == ("sft", 2.5, 0.1) and step["time/step"] >= 0
     assert look == {"phase": "sft", "step": 1, "eval/loss/nll": 2.25}

@@ -63,7 +63,7 @@ class Local(Model):
         text = self.says(list(request.prompt), request.sampling.seed or 0)  # type: ignore[arg-type]
         if text == DOWN:
             raise ModelCallError("aborted", "a server gave 0 ids (stop reason 'aborted')")
-        ids = tuple(self.renderer.completed(text))
+        ids = tuple(self.renderer.render_reply(text))
         return [Completion(text, "stop", ids, (-0.5,) * len(ids))]
 
 
@@ -78,7 +78,7 @@ class Servers(Manager):
         text = self.by_seed(prompt_ids, sampling_params["seed"])
         if text == DOWN:
             return Output([], [], "aborted")
-        ids = self.renderer.completed(text)
+        ids = self.renderer.render_reply(text)
         return Output(ids, [-0.5] * len(ids))
 
 

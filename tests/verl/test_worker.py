@@ -171,7 +171,7 @@ def test_a_thousand_conversations_at_once_never_mix_their_goals(shift: int, shar
     class Knowing(Manager):
         async def generate(self, request_id: str, **asked: Any) -> Output:
             await asyncio.sleep(0.001 * (hash(request_id) % 7))
-            ids = RENDERER.completed(rows[(int(request_id) + shift) % len(rows)].reference)
+            ids = RENDERER.render_reply(rows[(int(request_id) + shift) % len(rows)].reference)
             return Output(ids, [0.0] * len(ids))
 
     async def all_of_them() -> list[Rollout]:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from upshot.api.reward import one_line
 from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
-from upshot.core import jsonl
 from upshot.core.errors import UserError
 from upshot.core.event_loop import anywhere
+from upshot.core.files import write_jsonl
 from upshot.run.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _with_data(recipe: Recipe, data: Data, folder: Path) -> Recipe:
     if not isinstance(data, str | Path):
         path = folder / DATA
         path.parent.mkdir(parents=True, exist_ok=True)
-        jsonl.write(path, _records(data))
+        write_jsonl(path, _records(data))
         data = path.resolve()
     key = "train.data" if recipe.train.method in ("sft", "dpo") else "task.file"
     return load(recipe, **{key: str(data)})

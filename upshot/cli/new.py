@@ -35,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Write the files and say what to do next."""
-    from upshot.core.whole_files import check_writable
+    from upshot.core.files import check_writable
 
     contents = render(args.kind, args.name)
     folder = Path(args.dir)

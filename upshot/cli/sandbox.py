@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
     import logging
 
-    from upshot.core.http import find_key
+    from upshot.core.http_server import find_key
     from upshot.sandbox.connection import KEY_VARIABLE
     from upshot.sandbox.http.server import serve
     from upshot.sandbox.limits import Limits

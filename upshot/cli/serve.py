@@ -69,7 +69,7 @@ def _run_model(args: argparse.Namespace) -> int:
     import os
 
     from upshot.core.errors import UserError
-    from upshot.core.http import demand_key
+    from upshot.core.http_server import demand_key
     from upshot.models.tool_calls.base import parser_for
 
     if args.file or args.map or args.while_used:
@@ -125,7 +125,7 @@ def _start(file: Path, map_file: Path | None, while_used: bool) -> int:
     import fcntl
 
     from upshot.core.errors import UserError
-    from upshot.core.whole_files import check_writable
+    from upshot.core.files import check_writable
     from upshot.serving.servers.file import read
     from upshot.serving.servers.state import SUPERVISOR_LOCK, folder_of, lock, read_state
     from upshot.serving.servers.supervisor import Supervisor, check_map

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         sandbox=args.sandbox,
     )
     if args.serve:
-        from upshot.core.http import find_key
+        from upshot.core.http_server import find_key
         from upshot.rewards.workers.scorer import KEY_VARIABLE
 
         key = find_key(args.api_key_file, KEY_VARIABLE)

@@ -17,7 +17,7 @@ from upshot.config.recipe import Recipe
 from upshot.config.registry import look_in, path_of
 from upshot.config.renamed import RENAMED_KEYS
 from upshot.core.errors import UserError, did_you_mean
-from upshot.core.whole_files import read_text
+from upshot.core.files import read_text
 
 _CHECKOUT = Path(__file__).parents[2] / "recipes"
 RECIPES = _CHECKOUT if _CHECKOUT.is_dir() else Path(sys.prefix) / "share" / "upshot" / "recipes"

@@ -31,7 +31,6 @@ _REMOTE = {"endpoint", "replicas", "provider", "served"}
 _ONLY_FOR: dict[str, set[str]] = {
     "via": {"endpoint", "replicas", "served"},
     "token_ids": {"endpoint", "replicas", "served"},
-    "hedge": {"replicas", "served"},
     **dict.fromkeys(("api_key_env", "headers_env", "extra_body", "omit", "structured"), _REMOTE),
     **dict.fromkeys(("timeout_s", "retries", "backoff_s", "patience_s"), _REMOTE | {"scripted"}),
     **dict.fromkeys(("concurrency", "requests_per_minute", "tokens_per_minute"), _REMOTE | {"scripted"}),
@@ -59,8 +58,8 @@ class ModelSpec(ShortForm):
     url: str | tuple[str, ...] | None = None
     """Base address of an OpenAI-compatible endpoint, with its `/v1`. Replicas of one model: a list of addresses, or a
     file with one a line, which is followed while the run goes on."""
-    via: Literal["http", "openai", "litellm"] = "http"
-    """Client for a `url`: our own (fastest), the official `openai` package, or litellm."""
+    via: Literal["http", "litellm"] = "http"
+    """Client for a `url`: our own (fastest), or litellm."""
 
     concurrency: int = Field(64, ge=1)
     """Calls in flight at once, over all roles that share the endpoint; at each replica, where there are several."""
@@ -76,8 +75,6 @@ class ModelSpec(ShortForm):
     """Mean wait before the first retry; doubles with each one, up to 20 s, with jitter."""
     patience_s: float = Field(300.0, ge=0)
     """Seconds one call may spend waiting out rate limits (429) before it fails as rate_limited."""
-    hedge: float = Field(0.05, ge=0, le=1)
-    """Replicas only: at most this share of calls is asked of a second one when the first is late; 0: none."""
 
     temperature: float | None = Field(None, ge=0)
     """When set, wins over the temperature that the role asks for."""
@@ -122,9 +119,13 @@ class ModelSpec(ShortForm):
         if not isinstance(value, Mapping):
             return value
         data = dict(value)
+        if "hedge" in data:
+            raise ValueError("'hedge' is gone: a call goes to one replica, and to the next when it fails; leave it out")
         for key in data:
             if key not in cls.model_fields:
                 raise ValueError(f"unknown option '{key}' of a model; {did_you_mean(str(key), cls.model_fields)}")
+        if data.get("via") == "openai":
+            raise ValueError("'via: openai' is gone: our own client speaks OpenAI's protocol; leave 'via' out")
         if isinstance(data.get("url"), list | tuple):
             data["url"] = _addresses(data["url"])
         address = data.get("url") or data.get("model")
@@ -202,7 +203,7 @@ class ModelSpec(ShortForm):
 
     def at(self, url: str) -> ModelSpec:
         """The spec of one replica: its calls are cached, and tried again, by the whole."""
-        whole = self.model_dump(exclude={"hedge", "cache", "retries"})
+        whole = self.model_dump(exclude={"cache", "retries"})
         return ModelSpec.parse({**whole, "url": url, "retries": 0})
 
     def sampling(self, asked: Sampling) -> Sampling:

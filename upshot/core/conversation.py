@@ -154,7 +154,7 @@ class Conversation:
         """
         key = "/".join([self.key, *map(str, path)])
         twin = Conversation(self.row, derive_seed(self.seed, *path), key, self.turns)
-        twin.session = {name: _copied(value) for name, value in self.session.items()}
+        twin.session = {name: _copy(value) for name, value in self.session.items()}
         return twin
 
     def samples(self) -> Iterator[Sample]:
@@ -211,7 +211,7 @@ class Conversation:
         return next((turn.message for turn in reversed(self.turns) if turn.message.role == role), None)
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
     except (TypeError, copy.Error):

@@ -1,7 +1,11 @@
-"""Errors that are the user's to mend: one clear line, exit code 2, no traceback."""
+"""Errors that are the user's to mend (one clear line, exit code 2, no traceback), and closing in spite of errors."""
 
-from collections.abc import Iterable
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable
+from contextlib import AsyncExitStack
 from difflib import get_close_matches
+from typing import Protocol
 
 
 class UserError(Exception):
@@ -33,3 +37,17 @@ def user_error_in(error: BaseException) -> UserError | None:
 def reason_of(error: BaseException) -> str:
     """Why something ended: what the user must mend where an exception holds that, else what it says itself."""
     return str(user_error_in(error) or error) or type(error).__name__
+
+
+class Closable(Protocol):
+    """What holds connections, processes or memory."""
+
+    def aclose(self) -> Awaitable[None]:
+        """Release them."""
+
+
+async def close_all(things: Iterable[Closable | None]) -> None:
+    """Close everything, in order, whatever one of them does; what failed is raised when all had their turn."""
+    async with AsyncExitStack() as stack:
+        for thing in reversed([thing for thing in things if thing is not None]):
+            stack.push_async_callback(thing.aclose)

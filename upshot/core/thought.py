@@ -82,7 +82,7 @@ def opens_thought(prompt: str, markers: tuple[str, str] = MARKERS) -> bool:
     return prompt.rstrip().endswith(markers[0])
 
 
-def begun(text: str, strings: Sequence[str]) -> int:
+def overlap_length(text: str, strings: Sequence[str]) -> int:
     """Length of the longest end of a text that could be the beginning of one of these strings."""
     longest = 0
     for one in strings:
@@ -123,7 +123,7 @@ class GrowingThought:
                 self._held = self._held.lstrip()
             if self._repeated:
                 opening = self.markers[0]
-                if not final and begun(self._held, [opening]) == len(self._held):
+                if not final and overlap_length(self._held, [opening]) == len(self._held):
                     break
                 self._held = self._held.removeprefix(opening)
                 self._repeated = False
@@ -134,7 +134,7 @@ class GrowingThought:
                 self._held, self._inside, self._fresh = after, not self._inside, True
                 self._awaited = [self.markers[1]] if self._inside else []
                 continue
-            sure = before if final else before[: len(before) - begun(before, self._awaited)]
+            sure = before if final else before[: len(before) - overlap_length(before, self._awaited)]
             if self._awaited and not (final and not self._inside):  # a marker may follow, and then they are nobody's
                 sure = sure.rstrip()
             self._say(said, sure)

@@ -1,9 +1,11 @@
 """A time limit for code that is not ours: a metric, participant, environment or verifier of the user's own.
 
 What it waits for is cancelled when its time is up. What it computes without waiting would hold up everything else, so
-that is interrupted (`alarm.py`), whichever thread it runs in. Two things cannot be ended: a call inside a C library
-that does not return to Python, and code that catches the cancellation and goes on.
+that is interrupted by an alarm, whichever thread it runs in: by a signal in the main thread, and in any other (signals
+reach the main thread only, and `upshot.reward` in a notebook runs in a thread of its own) by an exception that a second
+thread raises there. Both end a loop of Python code; the signal also ends `time.sleep` and other system calls.
 
+Two things cannot be ended: a call inside a C library that does not return to Python, and code that catches everything.
 Not counted: the time in which the program itself works for that code (helper models, sandbox, worker processes, all of
 which have limits of their own) or stands still at a `breakpoint()`.
 """
@@ -11,15 +13,21 @@ which have limits of their own) or stands still at a `breakpoint()`.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import functools
 import inspect
+import logging
+import signal
+import sys
+import threading
+import time
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar, cast
 
-from upshot.core.alarm import TimeUp, alarm
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -28,6 +36,8 @@ call_seconds: ContextVar[float] = ContextVar("call_seconds", default=120.0)
 """The limit of one call; a run sets its recipe's."""
 LATE_S = 1.0
 """A timer this late means that the whole program stood still; its time is given once more."""
+AGAIN_S = 1.0
+"""The alarm rings again after so many seconds, for code that caught the first one."""
 
 _clock: ContextVar[_Clock | None] = ContextVar("_clock", default=None)
 
@@ -38,14 +48,14 @@ class CallTimeout(Exception):
     reason = "timeout"
 
 
-async def limited(owner: object, method: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+async def limit_call(owner: object, method: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a method of `owner`; `CallTimeout` when `owner` is the user's own code and takes too long.
 
     The user's method may be a plain function, too: it is called here, and everything else waits meanwhile.
     """
     if _ours(owner):
         return await method(*args, **kwargs)
-    work: Any = limited_now(owner, method, *args, **kwargs)
+    work: Any = limit_call_now(owner, method, *args, **kwargs)
     if not asyncio.iscoroutine(work):
         return cast(T, await work if inspect.isawaitable(work) else work)
     seconds = call_seconds.get()
@@ -55,7 +65,7 @@ async def limited(owner: object, method: Callable[P, Awaitable[T]], *args: P.arg
             return cast(T, await _in_stretches(work, seconds))
 
 
-def limited_now(owner: object, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+def limit_call_now(owner: object, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """The same for a call that does not wait."""
     if _ours(owner):
         return work(*args, **kwargs)
@@ -67,7 +77,7 @@ def limited_now(owner: object, work: Callable[P, T], *args: P.args, **kwargs: P.
         raise _too_long(owner, seconds) from None
 
 
-def uncounted(work: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+def pause_clock(work: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Decorates what has a limit of its own: the clock of whoever calls it stands still meanwhile."""
 
     @functools.wraps(work)
@@ -172,3 +182,116 @@ def _too_long(owner: object, seconds: float) -> CallTimeout:
     return CallTimeout(
         f"{getattr(owner, '__name__', type(owner).__name__)} took more than {seconds:g} s (call_seconds)"
     )
+
+
+class TimeUp(BaseException):
+    """The alarm, as seen by the code it interrupts: no `except Exception` catches it."""
+
+
+@contextmanager
+def alarm(seconds: float) -> Iterator[None]:
+    """Raise `TimeUp` in what runs inside after so many seconds; an outer or a foreign alarm goes on afterwards."""
+    by_signal = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    with _signal_alarm(seconds) if by_signal else _thread_alarm(seconds):
+        yield
+
+
+@contextmanager
+def _signal_alarm(seconds: float) -> Iterator[None]:
+    began = time.monotonic()
+    handler = signal.signal(signal.SIGALRM, _on_signal)
+    theirs, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler if handler is not None else signal.SIG_DFL)
+        if theirs:
+            signal.setitimer(signal.ITIMER_REAL, max(theirs - (time.monotonic() - began), 1e-3), interval)
+
+
+def _on_signal(_signal: int, _frame: types.FrameType | None) -> None:
+    # Set anew each time rather than by an interval: a slow, traced step would be interrupted by the next ring for ever.
+    signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+    if sys.gettrace() is None:  # a person at a breakpoint may take as long as they like
+        raise TimeUp
+
+
+_innermost: dict[int, _Ringer] = {}
+"""The alarm that may ring, by thread: an outer one waits until the inner one is over."""
+
+
+@contextmanager
+def _thread_alarm(seconds: float) -> Iterator[None]:
+    me = threading.get_ident()
+    outer, ringer = _innermost.get(me), _Ringer(me, seconds)
+    try:
+        _innermost[me] = ringer
+        ringer.start()
+        yield
+    finally:
+        while True:  # the alarm may ring in this very place: then once more
+            try:
+                ringer.stop()
+                if outer is None:
+                    _innermost.pop(me, None)
+                else:
+                    _innermost[me] = outer
+                break
+            except TimeUp:
+                continue
+
+
+class _Ringer(threading.Thread):
+    """Raises `TimeUp` in the thread that made it when its time is up, again and again until it is stopped.
+
+    A thread for every alarm costs about 0.1 ms; one for all of them would need a queue that an exception cannot split.
+    """
+
+    def __init__(self, target: int, seconds: float) -> None:
+        super().__init__(name="upshot-alarm", daemon=True)
+        self._target_thread = target
+        self._seconds = seconds
+        self._over = threading.Event()
+        self._ringing = threading.Lock()
+        self._rang = False
+
+    def run(self) -> None:
+        wait = self._seconds
+        while not self._over.wait(wait):
+            wait = AGAIN_S
+            with self._ringing:
+                mine = _innermost.get(self._target_thread) is self and not _at_breakpoint(self._target_thread)
+                if mine and not self._over.is_set():
+                    self._ring()
+
+    def _ring(self) -> None:
+        if self._rang:
+            log.warning(
+                "a call in a thread is over its time limit and cannot be interrupted: it does not return to Python, or "
+                "catches everything; in the main thread it could"
+            )
+        self._rang = True
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._target_thread), ctypes.py_object(TimeUp))
+
+    def stop(self) -> None:
+        """Ring no more; an alarm that is still on its way to this thread is taken here.
+
+        It is not called back (SetAsyncExc with NULL): CPython 3.11 would then look for it for ever, and a traced step
+        of a debugger would never end.
+        """
+        with self._ringing:
+            self._over.set()
+        if self._rang:
+            with suppress(TimeUp):
+                for _ in range(100):  # it comes at the next jump back
+                    pass
+
+
+def _at_breakpoint(thread: int) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_trace is not None:
+            return True
+        frame = frame.f_back
+    return False

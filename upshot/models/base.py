@@ -106,7 +106,7 @@ class Model(ABC):
     async def generate(self, request: Request) -> list[Completion]:
         """`request.n` completions, or `ModelCallError`."""
 
-    def frozen(self, when: str) -> Model:
+    def copy_at(self, when: str) -> Model:
         """A copy of this model that is trained no further ('start', or renewed every so many steps)."""
         raise UserError(f"'policy@{when}': only a policy in training in this process can be copied")
 

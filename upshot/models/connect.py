@@ -9,7 +9,7 @@ from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError
 from upshot.models.base import Model
 from upshot.models.client.budget import Budget
-from upshot.models.client.guarded import GuardedModel
+from upshot.models.client.guarded import GuardedModel, Guards
 from upshot.models.client.limits import EndpointLimits
 from upshot.models.client.routing import Routing
 
@@ -30,7 +30,7 @@ class Endpoints:
         url = spec.url or ()
         if url not in self._routings:
             limits = self.limits(spec)
-            self._routings[url] = Routing(limits.concurrency, limits.slots, spec.hedge)
+            self._routings[url] = Routing(limits.concurrency, limits.slots)
         return self._routings[url]
 
 
@@ -52,37 +52,32 @@ def connect(
     """
     spec = ModelSpec.parse(spec, where or (f"models.{role}" if role else ""))
     limits = endpoints.limits(spec) if endpoints is not None and spec.kind != "policy" else None
-    shared: dict[str, Any] = {"role": role, "budget": budget, "limits": limits}
+    guards: Guards = {"role": role, "budget": budget, "limits": limits}
     if spec.kind == "policy":
         if policy is None:
             raise UserError(f"{where or role or 'model'}: 'policy' means the model in training, and there is none here")
         from upshot.models.local import BorrowedModel
 
         when = spec.model.partition("@")[2]
-        return BorrowedModel(spec, policy.frozen(when) if when else policy, **shared)
+        return BorrowedModel(spec, policy.copy_at(when) if when else policy, **guards)
     if spec.kind == "replicas":
-        return _replicated(spec, endpoints or Endpoints(), role, budget)
+        return _over_replicas(spec, endpoints or Endpoints(), role, budget)
     if spec.kind == "served":
         raise UserError(
             f"{where or role or 'model'}: '{spec.model}' is for recipes with `serve: FILE.yaml`; give a URL"
         )
     if spec.kind == "local" and pool is not None:
-        shared["seat"] = pool.seat(role)
-    return _backend(spec)(spec, **shared)
+        from upshot.models.local import LocalModel
+
+        return LocalModel(spec, pool.seat(role), **guards)
+    return _backend(spec)(spec, **guards)
 
 
-def _replicated(spec: ModelSpec, endpoints: Endpoints, role: str, budget: Budget | None) -> Model:
-    from upshot.models.client.members import Members
+def _over_replicas(spec: ModelSpec, endpoints: Endpoints, role: str, budget: Budget | None) -> Model:
     from upshot.models.client.replicas import ReplicatedModel
 
-    return ReplicatedModel(
-        spec,
-        routing=endpoints.routing(spec),
-        members=Members(spec, lambda one: _backend(one)(one)),
-        role=role,
-        budget=budget,
-        limits=endpoints.limits(spec),
-    )
+    routing, limits = endpoints.routing(spec), endpoints.limits(spec)
+    return ReplicatedModel(spec, lambda one: _backend(one)(one), routing, role=role, budget=budget, limits=limits)
 
 
 def _backend(spec: ModelSpec) -> type[GuardedModel]:
@@ -91,14 +86,10 @@ def _backend(spec: ModelSpec) -> type[GuardedModel]:
         from upshot.models.endpoint import EndpointModel
 
         return EndpointModel
-    if spec.kind == "endpoint" and spec.via == "openai":
-        from upshot.models.openai_client import OpenAIClientModel
-
-        return OpenAIClientModel
     if spec.kind in ("endpoint", "provider"):
-        from upshot.models.provider import ProviderModel
+        from upshot.models.litellm import LiteLLMModel
 
-        return ProviderModel
+        return LiteLLMModel
     if spec.kind == "scripted":
         from upshot.models.scripted import ScriptedModel
 

@@ -1,29 +1,26 @@
 """Any OpenAI-compatible endpoint over HTTP: chat completions for messages, completions for token ids.
 
-The client is aiohttp: pooled connections, a C parser, about half a millisecond of CPU a call. It does not stream.
+About half a millisecond of CPU a call (`core/http_client.py`); it does not stream.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError, did_you_mean
+from upshot.core.http_client import AttemptError, HttpClient, RetryPolicy, error_detail
 from upshot.models.base import Abilities, ModelCallError, Request
-from upshot.models.client.budget import Budget
-from upshot.models.client.guarded import AttemptFailed, GuardedModel
-from upshot.models.client.limits import EndpointLimits, backoff, retry_after
-from upshot.models.wire import (
+from upshot.models.client.guarded import GuardedModel, Guards
+from upshot.models.openai_format import (
     ApiAnswer,
     BadResponse,
-    NotScored,
+    MissingScores,
     RefusedAnswer,
     chat_body,
     completion_body,
@@ -31,9 +28,6 @@ from upshot.models.wire import (
     read_scores,
     score_body,
 )
-
-if TYPE_CHECKING:
-    import aiohttp
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +48,8 @@ class _BadRequest(Exception):
 class EndpointModel(GuardedModel):
     """A model behind a URL."""
 
-    def __init__(
-        self, spec: ModelSpec, *, role: str = "", budget: Budget | None = None, limits: EndpointLimits | None = None
-    ) -> None:
-        super().__init__(spec, role=role, budget=budget, limits=limits)
+    def __init__(self, spec: ModelSpec, **guards: Unpack[Guards]) -> None:
+        super().__init__(spec, **guards)
         self.served = spec.model
         self.abilities = Abilities(
             ids_in=True,
@@ -69,7 +61,7 @@ class EndpointModel(GuardedModel):
         self.headers: dict[str, str] = {}
         """Sent with every request beside those of the spec."""
         self._length_field = "max_tokens"
-        self._session: aiohttp.ClientSession | None = None
+        self._client: HttpClient | None = None
 
     @property
     def identity(self) -> str:
@@ -80,56 +72,44 @@ class EndpointModel(GuardedModel):
         """Check key, address and served name by the endpoint's model list; endpoints without one are taken on trust."""
         await super().start()
         check_price(self)
-        headers = headers_of(self.spec)
-        if self._session is None:
-            self._session = await self._open(headers)
+        if self._client is None:
+            # The endpoint's slots bound the connections, so the client itself does not.
+            self._client = HttpClient(
+                str(self.spec.url),
+                headers=headers_of(self.spec),
+                timeout_s=self.spec.timeout_s,
+                retry=RetryPolicy(self.spec.retries, self.spec.backoff_s),
+                proxies=not self.spec.on_this_machine,
+            )
         try:
-            await self._look_up()
+            await self._look_up(self._client)
         except BaseException:
             await self.aclose()
             raise
 
-    async def _open(self, headers: dict[str, str]) -> aiohttp.ClientSession:
-        import aiohttp
-
-        # The endpoint's slots bound the connections, so the pool itself is unbounded.
-        connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=30)
-        return aiohttp.ClientSession(
-            connector=connector,
-            headers={"Content-Type": "application/json", **headers},
-            timeout=aiohttp.ClientTimeout(total=None),  # each attempt has its own deadline
-            trust_env=not self.spec.on_this_machine,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
-
     async def aclose(self) -> None:
         """Break off the calls under way and close the connections."""
         await super().aclose()
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
 
-    async def _look_up(self) -> None:
+    async def _look_up(self, client: HttpClient) -> None:
         """Read the model list: reachable? served? able to return ids?"""
-        for attempt in range(self.spec.retries + 1):
-            try:
-                status, _, raw = await self._exchange("GET", "/models", None, min(10.0, self.spec.timeout_s))
-                listed = json.loads(raw)["data"] if status == 200 else []
-                break
-            except AttemptFailed as failure:
-                if attempt == self.spec.retries:
-                    raise UserError(
-                        f"cannot reach {self.spec.url} ({failure.detail}); is the server running, and is this its "
-                        "address up to and including '/v1'?"
-                    ) from failure
-            except (ValueError, KeyError, TypeError):
-                listed = []
-                if attempt == self.spec.retries:
-                    break
-            await self._pause(backoff(attempt, self.spec.backoff_s, self._rng))
-        if status in (401, 403):
-            raise self._key_error(status)
-        owners = {str(entry.get("id")): str(entry.get("owned_by", "")) for entry in listed}
+        try:
+            answer, _ = await client.request("GET", "/models", timeout_s=min(10.0, self.spec.timeout_s))
+            listed = answer.get("data")
+        except AttemptError as error:
+            if error.status in (401, 403):
+                raise self._key_error(error.status) from None
+            if error.reason in ("connection", "timeout"):
+                raise UserError(
+                    f"cannot reach {self.spec.url} ({error.detail}); is the server running, and is this its "
+                    "address up to and including '/v1'?"
+                ) from error
+            listed = None  # an endpoint without a list
+        entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+        owners = {str(entry.get("id")): str(entry.get("owned_by", "")) for entry in entries}
         if not self.served:
             if len(owners) != 1:
                 raise UserError(
@@ -173,7 +153,7 @@ class EndpointModel(GuardedModel):
             if refusal.too_long or not any(word in refusal.detail for word in ("echo", "logprobs", "max_tokens")):
                 raise refusal.failure from None
             trouble = refusal.detail
-        except NotScored as error:
+        except MissingScores as error:
             trouble = str(error)
         raise UserError(
             f"'{self.name}' does not tell the log-probabilities of given ids ({trouble}); it must answer `echo` with "
@@ -184,19 +164,21 @@ class EndpointModel(GuardedModel):
         return read_answer(data, self.spec.price_in or 0.0, self.spec.price_out or 0.0)
 
     async def _send(self, path: str, body: dict[str, Any], read: Callable[[Any], ApiAnswer] | None = None) -> ApiAnswer:
-        status, headers, raw = await self._exchange("POST", path, self._finished(body), self.spec.timeout_s)
-        if status in (400, 413, 422):
-            raise _BadRequest(status, error_detail(raw))
-        if status != 200:
-            raise self._failure(status, error_detail(raw), headers.get("Retry-After"))
+        if self._client is None:
+            raise ModelCallError("closed", f"model '{self.name}' is not started")
+        answer = await self._client.send("POST", path, self._complete_body(body), headers=self.headers)
+        if answer.status in (400, 413, 422):
+            raise _BadRequest(answer.status, error_detail(answer.raw))
+        if answer.status != 200:
+            raise self._failure(answer.failure())
         try:
-            return (read or self._read)(json.loads(raw))
-        except (BadResponse, ValueError) as error:
-            raise AttemptFailed("bad_response", f"unreadable answer of {len(raw)} bytes ({error})") from error
+            return (read or self._read)(answer.json_object())
+        except BadResponse as error:
+            raise answer.unreadable(error) from error
         except RefusedAnswer as error:
             raise ModelCallError("refused", str(error)) from error
 
-    def _finished(self, body: dict[str, Any]) -> bytes:
+    def _complete_body(self, body: dict[str, Any]) -> dict[str, Any]:
         body = {**body, "model": self.served}
         if self._length_field != "max_tokens":
             body[self._length_field] = body.pop("max_tokens")
@@ -204,44 +186,20 @@ class EndpointModel(GuardedModel):
             body |= self.spec.extra_body
         for field in self.spec.omit:
             body.pop(field, None)
-        return json.dumps(body, separators=(",", ":"), default=dict).encode()
+        return body
 
-    async def _exchange(self, method: str, path: str, data: bytes | None, timeout_s: float) -> tuple[int, Any, bytes]:
-        """Send one request; status, headers and body of the answer."""
-        import aiohttp
-
-        session = self._session
-        if session is None:
-            raise ModelCallError("closed", f"model '{self.name}' is not started")
-        try:
-            async with asyncio.timeout(timeout_s):
-                url = f"{self.spec.url}{path}"
-                async with session.request(method, url, data=data, headers=self.headers) as response:
-                    return response.status, response.headers, await response.read()
-        except TimeoutError as error:
-            raise AttemptFailed("timeout", f"no answer within {timeout_s:g} s") from error
-        except aiohttp.InvalidURL as error:
-            raise UserError(f"'{self.spec.url}' is not a URL") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise AttemptFailed("connection", str(error) or type(error).__name__) from error
-        except RuntimeError as error:
-            if self._closed:  # aiohttp's word for a session closed before the request left
-                raise ModelCallError("closed", f"model '{self.name}' was closed during the call") from error
-            raise
-
-    def _failure(self, status: int, detail: str, wait: str | None) -> Exception:
-        """The exception of an HTTP status."""
-        if status == 429 and "insufficient_quota" in detail:
-            return UserError(f"the quota at {self.spec.url} is used up: {detail}")
-        if status == 429:
-            return AttemptFailed("rate_limited", detail, retry_after(wait))
-        if status >= 500 or status in (408, 409, 425):
-            return AttemptFailed(f"http_{status}", detail, retry_after(wait))
-        if status in (401, 403):
-            return self._key_error(status)
-        if status == 404:
-            return UserError(f"{self.spec.url} knows no model '{self.served}' or no such route (HTTP 404: {detail})")
-        return ModelCallError(f"http_{status}", detail)
+    def _failure(self, error: AttemptError) -> Exception:
+        """What an answer's status means for the call."""
+        if error.status == 429 and "insufficient_quota" in error.detail:
+            return UserError(f"the quota at {self.spec.url} is used up: {error.detail}")
+        if error.passing:
+            return error
+        if error.status in (401, 403):
+            return self._key_error(error.status)
+        if error.status == 404:
+            known = f"knows no model '{self.served}' or no such route (HTTP 404: {error.detail})"
+            return UserError(f"{self.spec.url} {known}")
+        return ModelCallError(error.reason, error.detail)
 
     def _key_error(self, status: int) -> UserError:
         variable = key_variable(self.spec)
@@ -284,19 +242,3 @@ def check_price(model: GuardedModel) -> None:
             f"a budget in dollars needs the price of '{spec.label}': set price_in and price_out (dollars per million "
             "tokens; 0 if it is free)"
         )
-
-
-def error_detail(raw: bytes) -> str:
-    """The message of an error body, shortened."""
-    text = raw.decode("utf-8", "replace")
-    try:
-        data = json.loads(text)
-        error = data.get("error", data) if isinstance(data, dict) else data
-        if isinstance(error, dict):
-            parts = [error.get("code"), error.get("message") or error.get("detail")]
-            text = ": ".join(str(part) for part in parts if part) or text
-        else:
-            text = str(error)
-    except ValueError:
-        pass
-    return " ".join(text.split())[:300]

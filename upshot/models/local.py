@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
+import sys
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from upshot.config.model_spec import SMOLLM2, ModelSpec
 from upshot.core.errors import UserError
+from upshot.core.threads import settle_threads
 from upshot.models.base import Abilities, Model, Request
-from upshot.models.client.budget import Budget
-from upshot.models.client.guarded import GuardedModel
+from upshot.models.client.guarded import GuardedModel, Guards
 from upshot.models.client.limits import EndpointLimits
-from upshot.models.frameworks import import_frameworks
-from upshot.models.wire import ApiAnswer
+from upshot.models.openai_format import ApiAnswer
+
+
+def import_frameworks() -> None:
+    """Import what every model in this process needs, without looking for garbage meanwhile.
+
+    Imports make a million objects that stay. Collecting between them (a thousand times) took an eighth of their time,
+    and scanning them again in every later collection would be wasted too, hence `freeze`.
+    """
+    if "transformers.modeling_utils" in sys.modules:
+        return
+    settle_threads()
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        import torch
+        import transformers.modeling_utils
+
+        assert torch and transformers
+    finally:
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # what stays frozen to the end is reported as leaked by triton's bindings
+        if collecting:
+            gc.enable()
 
 
 def local_path(name: str) -> str:
@@ -167,16 +192,9 @@ def shared_kv(device: Any, sharers: int) -> int:
 class BorrowedModel(GuardedModel):
     """A model that somebody else owns (the policy), counted under its own role; closing it leaves the owner's alone."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        model: Model,
-        *,
-        role: str = "",
-        budget: Budget | None = None,
-        limits: EndpointLimits | None = None,
-    ) -> None:
-        super().__init__(spec, role=role, budget=budget, limits=limits or EndpointLimits(1_000_000))
+    def __init__(self, spec: ModelSpec, model: Model, **guards: Unpack[Guards]) -> None:
+        guards["limits"] = guards.get("limits") or EndpointLimits(1_000_000)
+        super().__init__(spec, **guards)
         self.inner: Model | None = model
         self.name = model.name
         self.abilities = model.abilities
@@ -202,18 +220,11 @@ class BorrowedModel(GuardedModel):
 class LocalModel(BorrowedModel):
     """A helper model in this process: loaded at `start()`, sampled in batches, released at `aclose()`."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        *,
-        role: str = "",
-        budget: Budget | None = None,
-        limits: EndpointLimits | None = None,
-        seat: Any = None,
-    ) -> None:
+    def __init__(self, spec: ModelSpec, seat: Any = None, **guards: Unpack[Guards]) -> None:
         from upshot.models.grammar import available
 
-        GuardedModel.__init__(self, spec, role=role, budget=budget, limits=EndpointLimits(1_000_000))
+        guards["limits"] = EndpointLimits(1_000_000)
+        GuardedModel.__init__(self, spec, **guards)
         self._seat = seat
         """Its place in a pool (`pool.seat.PoolSeat`)."""
         self.sharers = 1
@@ -238,11 +249,11 @@ class LocalModel(BorrowedModel):
             self._weights = str(
                 max((f.stat().st_mtime_ns for f in path.iterdir()), default=0) if path.is_dir() else path
             )
-            module, tokenizer = self._loaded()
+            module, tokenizer = self._load()
             renderer = Renderer(tokenizer)
             self.inner = EngineModel(self._engine(module, renderer.end_ids), tokenizer, self.name, renderer)
 
-    def _loaded(self) -> tuple[Any, Any]:
+    def _load(self) -> tuple[Any, Any]:
         """Module and tokenizer; for a place in a pool the module stays on the host."""
         if self._seat is None:
             return load_local(self.spec.model, self.spec.dtype, self.spec.device)

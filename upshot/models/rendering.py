@@ -20,7 +20,7 @@ from typing import Any
 
 from upshot.core.conversation import Conversation, Message
 from upshot.core.errors import UserError
-from upshot.models.pieces import Pieces
+from upshot.models.openai_format import TokenPieces
 
 STAND_IN = "⟦upshot-reply⟧"
 """Content of the stand-in policy turn; found again in the rendered text to know where the turn ended."""
@@ -73,9 +73,9 @@ class Renderer:
         pending = conversation.unrendered
         if last is None:
             return self.prompt_ids(pending, tools)
-        return self.encode(self._unsaid(self.delta_text(pending, tools), last.ids))
+        return self.encode(self._strip_end(self.delta_text(pending, tools), last.ids))
 
-    def completed(self, text: str) -> list[int]:
+    def render_reply(self, text: str) -> list[int]:
         """Ids of an assistant turn that was not sampled (a demonstration), with its end-of-turn token."""
         return [*self.encode(text + self._closing[0]), self.end_id]
 
@@ -118,14 +118,14 @@ class Renderer:
                 pending.append(message)
                 continue
             text = self.delta_text(pending, tools) if spoken else self.prompt_text(pending, tools)
-            context = self.encode(self._unsaid(text, ids) if spoken else text)
-            said = self.completed(self._called(message, tools) if message.tool_calls else message.content)
+            context = self.encode(self._strip_end(text, ids) if spoken else text)
+            said = self.render_reply(self._render_calls(message, tools) if message.tool_calls else message.content)
             ids += context + said
             mask += [0] * len(context) + [1] * len(said)
             pending, spoken = [], True
         return ids, mask
 
-    def _called(self, message: Message, tools: Sequence[Mapping[str, Any]]) -> str:
+    def _render_calls(self, message: Message, tools: Sequence[Mapping[str, Any]]) -> str:
         """An assistant turn with tool calls in the template's own words, without what closes it."""
         asked = [Message("user", "?")]
         turn = self._apply([*asked, message], tools, generation=False)
@@ -145,7 +145,7 @@ class Renderer:
         """The text of sampled ids without end-of-turn and other special tokens."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
-    def spelled(self, ids: Sequence[int]) -> str:
+    def decode_all(self, ids: Sequence[int]) -> str:
         """The text of ids with every special token in it."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
@@ -155,8 +155,8 @@ class Renderer:
         return [decoder.decode(self._single.raw(token), final=at == len(ids) - 1) for at, token in enumerate(ids)]
 
     @cached_property
-    def _single(self) -> Pieces:
-        return Pieces(self.tokenizer)
+    def _single(self) -> TokenPieces:
+        return TokenPieces(self.tokenizer)
 
     def check(self) -> TemplateCheck:
         """Whether the template itself only appends, over a probe of three turns with a system prompt and a thought."""
@@ -179,7 +179,7 @@ class Renderer:
                     return TemplateCheck(False, f"it renders turn {cut} differently once the conversation goes on")
         return TemplateCheck(True, "")
 
-    def _unsaid(self, delta: str, said: Sequence[int]) -> str:
+    def _strip_end(self, delta: str, said: Sequence[int]) -> str:
         """The delta without the end-of-turn token when the policy has sampled it already."""
         if said and said[-1] == self.end_id:
             blanks, token = self._closing[0], self.tokenizer.decode([self.end_id], skip_special_tokens=False)

@@ -1,4 +1,6 @@
-"""Scripted models: a function answers. For tests, offline work and timing, through the same guards as a real call."""
+"""Scripted models: a function answers. For tests, offline work and timing, through the same guards as a real call.
+
+And `AbsentPolicy`, which nobody may ask: checks and replays build everybody else."""
 
 from __future__ import annotations
 
@@ -7,18 +9,16 @@ import inspect
 import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from upshot.config.model_spec import ModelSpec
 from upshot.config.registry import import_thing
 from upshot.core.conversation import Message, derive_seed
 from upshot.core.errors import UserError, did_you_mean
-from upshot.models.base import Abilities, Completion, Request
-from upshot.models.client.budget import Budget
-from upshot.models.client.guarded import GuardedModel
-from upshot.models.client.limits import EndpointLimits
+from upshot.models.base import Abilities, Completion, Model, Request
+from upshot.models.client.guarded import GuardedModel, Guards
+from upshot.models.openai_format import ApiAnswer
 from upshot.models.structured import example_of
-from upshot.models.wire import ApiAnswer
 
 Reply = str | Completion
 Script = Callable[[Request], Reply | Awaitable[Reply]]
@@ -42,16 +42,8 @@ class ScriptedModel(GuardedModel):
 
     abilities = Abilities(schema=True, tools=True, seed=True)
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        function: Script | None = None,
-        *,
-        role: str = "",
-        budget: Budget | None = None,
-        limits: EndpointLimits | None = None,
-    ) -> None:
-        super().__init__(spec, role=role, budget=budget, limits=limits)
+    def __init__(self, spec: ModelSpec, function: Script | None = None, **guards: Unpack[Guards]) -> None:
+        super().__init__(spec, **guards)
         self._function = function or find_script(spec.model.removeprefix("scripted:"))
 
     async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:
@@ -66,6 +58,20 @@ class ScriptedModel(GuardedModel):
             completions.append(reply if isinstance(reply, Completion) else _completion(reply, request))
         used = sum(completion.completion_tokens for completion in completions)
         return ApiAnswer(completions, completions[0].prompt_tokens, used, sum(c.cost for c in completions))
+
+
+class AbsentPolicy(Model):
+    """Stands in for the policy where nobody may ask it."""
+
+    name = "policy"
+
+    def copy_at(self, when: str) -> Model:
+        """Nobody's copy."""
+        return self
+
+    async def generate(self, request: Request) -> list[Completion]:
+        """Refuse."""
+        raise UserError("there is no policy here to ask; name another model for the role that asks it (models.…=)")
 
 
 def _completion(text: str, request: Request) -> Completion:
@@ -98,29 +104,29 @@ def last_text(request: Request) -> str:
 @script("echo")
 def echo(request: Request) -> str:
     """Says the last message again; asked for JSON, fills the schema's text fields with it."""
-    return _filled(request, last_text(request))
+    return _fill(request, last_text(request))
 
 
 @script("ok")
 def ok(request: Request) -> str:
     """Says OK, or the smallest JSON that the schema allows."""
-    return _filled(request, "OK")
+    return _fill(request, "OK")
 
 
 @script("count")
 def count_words(request: Request) -> str:
     """Says how many words the last message has."""
-    return _filled(request, str(len(last_text(request).split())))
+    return _fill(request, str(len(last_text(request).split())))
 
 
 @script("number")
 def last_number(request: Request) -> str:
     """Says the last number of the last message after '####', as gsm8k asks for."""
     numbers = re.findall(r"-?\d+(?:\.\d+)?", last_text(request))
-    return _filled(request, f"#### {numbers[-1] if numbers else 0}")
+    return _fill(request, f"#### {numbers[-1] if numbers else 0}")
 
 
-def _filled(request: Request, text: str) -> str:
+def _fill(request: Request, text: str) -> str:
     if request.schema is None:
         return text
     return json.dumps(example_of(request.schema, text), ensure_ascii=False)

@@ -10,12 +10,16 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message, derive_seed
-from upshot.core.thought import after_thought
+from upshot.core.thought import MARKERS, after_thought
 from upshot.models.base import Model, ModelCallError, Request
+from upshot.models.tool_calls.base import Extent
+
+if TYPE_CHECKING:
+    from jsonschema import ValidationError
 
 _FENCE = re.compile(r"```[a-zA-Z]*\s*\n(.*?)```", re.DOTALL)
 _WRONG_ESCAPE = re.compile(r'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)', re.DOTALL)
@@ -25,15 +29,6 @@ _LATEX = re.compile(
     r"|\n(?=(?:eq|abla|otin|eg|mid|exists|leq|geq|parallel|subseteq|ewline)(?![A-Za-z0-9_]| ?=))"
 )
 _LETTER = {"\b": "\\b", "\f": "\\f", "\r": "\\r", "\t": "\\t", "\n": "\\n"}
-_KINDS: dict[str, tuple[type, ...]] = {
-    "object": (dict,),
-    "array": (list,),
-    "string": (str,),
-    "number": (int, float),
-    "integer": (int,),
-    "boolean": (bool,),
-    "null": (type(None),),
-}
 
 
 def parse_json_object(text: str, schema: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -61,38 +56,23 @@ def parse_json_object(text: str, schema: Mapping[str, Any] | None = None) -> dic
 
 def _candidates(text: str) -> Iterator[str]:
     yield text.strip()
-    text = after_thought(text)
-    yield text.strip()
-    for fenced in _FENCE.finditer(text):
+    answer = after_thought(text)
+    yield answer.strip()
+    for fenced in _FENCE.finditer(answer):
         yield fenced[1].strip()
+    yield from _objects(answer)
+    # A marker inside an object is something said there, and no thought.
+    yield from (found for found in _objects(text) if any(marker in found for marker in MARKERS))
+
+
+def _objects(text: str) -> Iterator[str]:
+    """The balanced objects of a text, outermost first; braces inside strings do not count."""
     start = text.find("{")
     while start >= 0:
-        end = _object_end(text, start)
-        if end is None:
-            start = text.find("{", start + 1)
-            continue
-        yield text[start:end]
-        start = text.find("{", end)
-
-
-def _object_end(text: str, start: int) -> int | None:
-    """Where the object that opens at `start` is closed; braces inside strings do not count."""
-    depth, in_string, i = 0, False, start
-    while i < len(text):
-        char = text[i]
-        if in_string:
-            if char == "\\":
-                i += 1
-            elif char == '"':
-                in_string = False
-        elif char == '"':
-            in_string = True
-        elif char in "{}":
-            depth += 1 if char == "{" else -1
-            if depth == 0:
-                return i + 1
-        i += 1
-    return None
+        end, whole = Extent(start).end(text) or (start + 1, False)
+        if whole:
+            yield text[start:end]
+        start = text.find("{", end if whole else start + 1)
 
 
 def _loads(text: str) -> Any:
@@ -121,77 +101,52 @@ def _latex(value: Any) -> Any:
     return value
 
 
-def schema_flaw(value: Any, schema: Mapping[str, Any], path: str = "") -> str | None:
-    """What is wrong with a value by the schema's terms (types, ranges, lengths, required, enum …), or None."""
-    at = f"'{path}'" if path else "the answer"
-    if "anyOf" in schema:
-        flaws = [schema_flaw(value, option, path) for option in schema["anyOf"]]
-        return None if None in flaws else flaws[0]
-    if "enum" in schema and value not in schema["enum"]:
-        return f"{at} is {value!r}; allowed: {', '.join(map(repr, schema['enum']))}"
-    if "const" in schema and value != schema["const"]:
-        return f"{at} is {value!r}; it must be {schema['const']!r}"
-    kinds = schema.get("type")
-    if kinds is not None and not _is_kind(value, [kinds] if isinstance(kinds, str) else kinds):
-        return f"{at} is {_name(value)}; it must be {kinds if isinstance(kinds, str) else ' or '.join(kinds)}"
-    if isinstance(value, dict):
-        return _object_flaw(value, schema, path)
-    if isinstance(value, list):
-        items = schema.get("items")
-        flaws = [schema_flaw(v, items, f"{path}[{i}]") for i, v in enumerate(value)] if items else []
-        return next((flaw for flaw in flaws if flaw), None) or _size_flaw(len(value), schema, "Items", at)
-    if isinstance(value, str):
-        if "pattern" in schema and not re.search(schema["pattern"], value):
-            return f"{at} does not match {schema['pattern']}"
-        return _size_flaw(len(value), schema, "Length", at)
-    return _range_flaw(value, schema, at) if isinstance(value, (int, float)) else None
+def schema_flaw(value: Any, schema: Mapping[str, Any]) -> str | None:
+    """What is wrong with a value by the schema's terms, in words that a model can follow; None when it fits."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import best_match
+    from jsonschema_specifications import REGISTRY  # its own pages only: a $ref to the web is not fetched
+
+    error = best_match(Draft202012Validator(schema, registry=REGISTRY).iter_errors(value))
+    return None if error is None else _in_words(error)
 
 
-def _is_kind(value: Any, kinds: Sequence[str]) -> bool:
-    if isinstance(value, bool):
-        return "boolean" in kinds
-    if "integer" in kinds and isinstance(value, float) and value.is_integer():
-        return True
-    return any(isinstance(value, _KINDS[kind]) for kind in kinds)
+def _in_words(error: ValidationError) -> str:
+    """A flaw as: where it is, what is there, what must be."""
+    if error.validator in ("anyOf", "oneOf") and error.context:
+        return _in_words(error.context[0])  # what the first alternative would have
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path).lstrip(".")
+    at, found, wanted = f"'{path}'" if path else "the answer", error.instance, error.validator_value
+    rule = str(error.validator)
+    if rule == "required":
+        missing = next(key for key in wanted if key not in found)
+        return f"'{f'{path}.{missing}' if path else missing}' is missing"
+    if rule == "additionalProperties":
+        known = error.schema.get("properties", {}) if isinstance(error.schema, Mapping) else {}
+        return f"'{next(key for key in found if key not in known)}' is not asked for; only {', '.join(known)}"
+    if rule == "type":
+        return f"{at} is {_kind_of(found)}; it must be {wanted if isinstance(wanted, str) else ' or '.join(wanted)}"
+    if rule == "enum":
+        return f"{at} is {found!r}; allowed: {', '.join(map(repr, wanted))}"
+    if rule in _BOUNDS:
+        return f"{at} is {found}; it must be {_BOUNDS[rule]} {wanted}"
+    if rule in ("minItems", "maxItems", "minLength", "maxLength"):
+        what = "items" if isinstance(found, list) else "characters"
+        return f"{at} has {len(found)} {what}; allowed: at {'least' if rule.startswith('min') else 'most'} {wanted}"
+    return f"{at}: {error.message}"
 
 
-def _name(value: Any) -> str:
+_BOUNDS = {
+    "minimum": "at least",
+    "maximum": "at most",
+    "exclusiveMinimum": "more than",
+    "exclusiveMaximum": "less than",
+}
+
+
+def _kind_of(value: Any) -> str:
     kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
     return f"{kinds.get(type(value), 'a number')} ({json.dumps(value, ensure_ascii=False)[:60]})"
-
-
-def _object_flaw(value: dict[str, Any], schema: Mapping[str, Any], path: str) -> str | None:
-    properties = schema.get("properties", {})
-    for key in schema.get("required", ()):
-        if key not in value:
-            return f"'{f'{path}.{key}' if path else key}' is missing"
-    for key, item in value.items():
-        if key in properties:
-            flaw = schema_flaw(item, properties[key], f"{path}.{key}" if path else key)
-            if flaw:
-                return flaw
-        elif schema.get("additionalProperties") is False:
-            return f"'{key}' is not asked for; only {', '.join(properties)}"
-    return None
-
-
-def _size_flaw(size: int, schema: Mapping[str, Any], what: str, at: str) -> str | None:
-    least, most = schema.get(f"min{what}", 0), schema.get(f"max{what}")
-    if size < least or (most is not None and size > most):
-        return f"{at} has {size} {what.lower().replace('length', 'characters')}; allowed: {least} to {most or 'any'}"
-    return None
-
-
-def _range_flaw(value: float, schema: Mapping[str, Any], at: str) -> str | None:
-    for key, wrong, word in (
-        ("minimum", lambda limit: value < limit, "at least"),
-        ("maximum", lambda limit: value > limit, "at most"),
-        ("exclusiveMinimum", lambda limit: value <= limit, "more than"),
-        ("exclusiveMaximum", lambda limit: value >= limit, "less than"),
-    ):
-        if key in schema and wrong(schema[key]):
-            return f"{at} is {value}; it must be {word} {schema[key]}"
-    return None
 
 
 def example_of(schema: Any, text: str) -> Any:

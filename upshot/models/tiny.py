@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from upshot.config.recipe import TinyConfig
-from upshot.models.frameworks import import_frameworks
+from upshot.models.local import import_frameworks
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from upshot.core import jsonl
 from upshot.core.errors import UserError
+from upshot.core.files import check_writable, write_jsonl
 from upshot.core.score import tell_missing
-from upshot.core.whole_files import check_writable
 
 DESCRIPTION = "How well a judge agrees with labelled conversations."
 
@@ -137,4 +136,4 @@ def table(metric: str, report: Mapping[str, float]) -> str:
 def write_verdicts(out: Path, records: Sequence[Any], scores: Sequence[Any], labels: Sequence[float]) -> None:
     """One line a row: its id, the label, and what the judge said."""
     judged = zip(records, scores, labels, strict=True)
-    jsonl.write(out, ({"row": record.row.id, "label": label, **score.to_dict()} for record, score, label in judged))
+    write_jsonl(out, ({"row": record.row.id, "label": label, **score.to_dict()} for record, score, label in judged))

@@ -17,8 +17,8 @@ from upshot.core.conversation import Conversation, Message, Row, Sample, Turn, m
 from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.core.time_limit import call_seconds
-from upshot.models.absent import AbsentPolicy
 from upshot.models.rendering import Renderer
+from upshot.models.scripted import AbsentPolicy
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.base import Futures
 from upshot.rollout.futures.classmates.map_file import classmate_names

@@ -16,8 +16,8 @@ from typing import Any
 
 from upshot.api.scorer import METRICS, Scorer, first_of, open_rater
 from upshot.config.registry import import_thing
-from upshot.core import jsonl
 from upshot.core.errors import UserError
+from upshot.core.files import dump_json_line, read_jsonl
 from upshot.core.score import LASTING, Score, tell_missing
 from upshot.models.client.budget import Budget
 from upshot.offline.data.journal import Journal
@@ -49,7 +49,7 @@ def score_file(args: argparse.Namespace) -> int:
                 print(f"{len(done)} of {len(work)} rows are in {out} already")
             todo = {name: record for name, record in work.items() if name not in done}
             asyncio.run(_score(args, settings, todo, journal, results))
-    lines = jsonl.read(out)
+    lines = read_jsonl(out)
     print(summary(lines))
     print(f"written to {out}")
     return 1 if any(line["reward"]["total"].get("missing") for line in lines) else 0
@@ -57,7 +57,7 @@ def score_file(args: argparse.Namespace) -> int:
 
 def name_of(record: RecordedReplies, row: Mapping[str, Any]) -> str:
     """By what a row is known again: its id, and all that it says."""
-    return f"{record.row.id} {hashlib.blake2b(jsonl.dumps(row), digest_size=12).hexdigest()}"
+    return f"{record.row.id} {hashlib.blake2b(dump_json_line(row), digest_size=12).hexdigest()}"
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from upshot.config.model_spec import ModelSpec
-from upshot.core import jsonl
 from upshot.core.errors import UserError, did_you_mean
+from upshot.core.files import check_writable, write_jsonl
 from upshot.core.score import Reason, Score, tell_missing
-from upshot.core.whole_files import check_writable
 from upshot.rewards.workers.base import Manager, managers
 from upshot.sandbox.connection import connect as connect_sandbox
 from upshot.tasks.datasets.files import read_table
@@ -91,7 +90,7 @@ def serve(settings: VerifySettings, host: str, port: int, api_key: str | None = 
     """Answer `POST /verify` until stopped."""
     from aiohttp import web
 
-    from upshot.core.http import demand_key
+    from upshot.core.http_server import demand_key
     from upshot.rewards.workers.scorer import KEY_VARIABLE, scorer_app
 
     demand_key(host, api_key, f"set {KEY_VARIABLE} or --api-key-file")
@@ -269,7 +268,7 @@ def _line(name: str, part: Mapping[str, Any]) -> str:
 
 def _write(path: Path, rows: Sequence[Mapping[str, Any]], scores: Sequence[Score]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    jsonl.write(path, (_line_of(row, score) for row, score in zip(rows, scores, strict=True)))
+    write_jsonl(path, (_line_of(row, score) for row, score in zip(rows, scores, strict=True)))
 
 
 def _line_of(row: Mapping[str, Any], score: Score) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from upshot.core.conversation import Conversation
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
 from upshot.core.stopwatch import at_work
-from upshot.core.time_limit import limited
+from upshot.core.time_limit import limit_call
 
 
 class Metric(ABC):
@@ -45,7 +45,7 @@ async def score_by(metric: Metric, conversation: Conversation, name: str) -> Sco
     """A metric's score of one conversation: what it returns becomes a `Score`, what it raises is missing."""
     try:
         with at_work("judges"):
-            return Score.of(await limited(metric, metric.score, conversation), f"metric '{name}'")
+            return Score.of(await limit_call(metric, metric.score, conversation), f"metric '{name}'")
     except UserError:
         raise
     except Exception as error:
@@ -62,7 +62,7 @@ class FunctionMetric(Metric):
 
     async def score(self, conversation: Conversation) -> Score:
         """What the function says; None is missing."""
-        given: Any = await limited(self.function, self.function, conversation, **self.options)
+        given: Any = await limit_call(self.function, self.function, conversation, **self.options)
         if given is None:
             return Score.missing(Reason.NOT_SCORED, f"{self.name} returned None")
         return Score.of(given, f"metric '{self.name}'")

@@ -20,7 +20,7 @@ from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Turn
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
-from upshot.core.time_limit import limited_now
+from upshot.core.time_limit import limit_call_now
 from upshot.models.base import Model
 from upshot.models.structured import ask_json
 from upshot.rewards.reward import Reward
@@ -143,7 +143,7 @@ def verdict_of(means: Mapping[str, Score], total: Score) -> Score:
 def claim_of(task: Task, conversation: Conversation) -> Claim | None:
     """What the task would have verified; None where it does not say."""
     try:
-        return limited_now(task, task.claim, conversation)
+        return limit_call_now(task, task.claim, conversation)
     except UserError:
         raise
     except Exception:  # its verdict is missing for the same reason

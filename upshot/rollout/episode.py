@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from upshot.core.conversation import Conversation, Turn
-from upshot.core.time_limit import limited
+from upshot.core.time_limit import limit_call
 from upshot.rollout.policy import Policy
 from upshot.tasks.participants.base import Observation, Participant, count
 
@@ -39,11 +39,11 @@ async def play_episode(
         if turn_snapshots is not None:
             turn_snapshots.append(conversation.fork("turn", 0))
         return
-    await limited(environment, environment.start, conversation)
+    await limit_call(environment, environment.start, conversation)
     try:
         await _alternate(conversation, policy, environment, max_turns, [] if turn_snapshots is None else turn_snapshots)
     finally:
-        await limited(environment, environment.end, conversation)
+        await limit_call(environment, environment.end, conversation)
 
 
 async def _alternate(
@@ -113,7 +113,7 @@ async def take_turns(
 
 async def _observe(participant: Participant, conversation: Conversation) -> Observation:
     """What a participant says to the conversation so far, its numbers counted."""
-    observation = await limited(participant, participant.observe, conversation)
+    observation = await limit_call(participant, participant.observe, conversation)
     count(conversation, observation.metrics)
     return observation
 

@@ -17,7 +17,7 @@ from upshot.core.conversation import Conversation, Row, Turn, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
 from upshot.core.stopwatch import at_work
-from upshot.core.time_limit import CallTimeout, limited
+from upshot.core.time_limit import CallTimeout, limit_call
 from upshot.models.base import ModelCallError
 from upshot.rewards.metric import Metric, score_by
 from upshot.rewards.reward import Reward
@@ -91,7 +91,7 @@ async def open_row(context: RolloutContext, row: Row, seed: int, group: int) -> 
         return Opening(conversation.turns)
     if context.user is None:
         raise UserError(f"row '{row.id}' has a goal, no message, and there is no user to open; set futures.user")
-    failure = await catch_failure(limited(context.user, context.user.start, conversation), "user")
+    failure = await catch_failure(limit_call(context.user, context.user.start, conversation), "user")
     if failure is None and (conversation.ended is not None or len(conversation.turns) == len(row.messages)):
         failure = Score.missing(Reason.NOTHING_SAID, "the user opened with nothing, or left at once")
     return Opening(conversation.turns, conversation.session, failure)

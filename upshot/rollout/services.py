@@ -12,12 +12,11 @@ from typing import Any
 
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import FuturesConfig, MetricConfig, Named, Recipe
-from upshot.core.closing import close_all
-from upshot.core.errors import UserError
+from upshot.core.errors import UserError, close_all
 from upshot.models.base import Model
 from upshot.models.client.budget import Budget
 from upshot.models.client.guarded import GuardedModel
-from upshot.models.client.traffic import WatchedModel, watch
+from upshot.models.client.usage import UsageMeter, watch
 from upshot.models.connect import connect_all
 from upshot.models.rendering import Renderer
 from upshot.rewards.build import build_metric
@@ -65,10 +64,10 @@ class Services:
         if self._watch is None:
             self._watch = asyncio.create_task(watch(self._watched))
 
-    def _watched(self) -> list[WatchedModel]:
+    def _watched(self) -> list[UsageMeter]:
         """How the calls of each model stand."""
         models = [model for model in dict.fromkeys(self.models.values()) if isinstance(model, GuardedModel)]
-        return [seen for model in models if (seen := model.watched()) is not None]
+        return [model.meter for model in models if model.may_be_silent]
 
     def build_futures(
         self, config: FuturesConfig, renderer: Renderer | None = None, credit: CreditRule | None = None, seed: int = 0
@@ -94,7 +93,7 @@ class Services:
             for key, value in model.stats().items():
                 role = key.partition("/")[0]  # roles that share an endpoint are counted once, each under its own name
                 name = role if role in names else names[0]
-                by_chance = any(word in key for word in ("latency", "replica", "hedges"))  # other in each run
+                by_chance = any(word in key for word in ("latency", "replica"))  # other in each run
                 out[f"{'time/' if by_chance else ''}model/{name}/{key}"] = value
         if self.user is not None:
             out |= {f"user/{key}": value for key, value in self.user.stats().items()}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from upshot.config.phases import order
 from upshot.core.errors import UserError
-from upshot.core.whole_files import fill, place, write_json
+from upshot.core.files import fill_folder, place_folder, write_json
 from upshot.training.metrics.best import BestMark
 
 STATE = "state.json"
@@ -75,9 +75,9 @@ class Checkpoints:
             shutil.rmtree(torn, ignore_errors=True)
         partial = self.path / f".partial-{final.name}"
         try:
-            fill(partial, write)
+            fill_folder(partial, write)
             write_json(partial / STATE, {"phase": phase, "step": step})
-            place(partial, final)
+            place_folder(partial, final)
         except Exception as error:
             shutil.rmtree(partial, ignore_errors=True)
             if not _is_io(error):

@@ -17,7 +17,7 @@ import yaml
 
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
-from upshot.core.whole_files import fill, place
+from upshot.core.files import fill_folder, place_folder
 from upshot.run.checkpoints import Checkpoint
 from upshot.run.folder import VERSIONS, RunFolder
 from upshot.training.metrics.best import evaluated_step
@@ -52,8 +52,8 @@ def export(folder: RunFolder, checkpoint: str = "", merge: bool = False, out: Pa
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".partial-{out.name}")
     try:
-        fill(partial, write)
-        place(partial, out)
+        fill_folder(partial, write)
+        place_folder(partial, out)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise UserError(f"cannot write '{out}': {error.strerror or error}") from error

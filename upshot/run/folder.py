@@ -35,11 +35,10 @@ from typing import Any
 from upshot.config.load import dump_recipe, load_recipe
 from upshot.config.phases import order
 from upshot.config.recipe import Recipe
-from upshot.core import jsonl
 from upshot.core.conversation import Sample
 from upshot.core.errors import UserError
+from upshot.core.files import append_jsonl, filter_jsonl, parse_json_line, read_jsonl, write_atomic, write_json
 from upshot.core.version import __version__
-from upshot.core.whole_files import write_json, write_whole
 from upshot.rollout.rollout import Rollout
 from upshot.run import samples
 from upshot.run.checkpoints import Checkpoint, Checkpoints
@@ -139,17 +138,17 @@ class RunFolder:
     def status(self) -> dict[str, Any]:
         """How it stands: {'state': 'running' | 'finished' | 'stopped', 'seconds': …}; empty before it began."""
         path = self.path / STATUS
-        return (jsonl.parse(path.read_bytes()) if path.is_file() else None) or {}
+        return (parse_json_line(path.read_bytes()) if path.is_file() else None) or {}
 
     @property
     def metrics(self) -> Table:
         """A line a step: phase, step, and every logged number."""
-        return self._table("metrics", METRICS, lambda: jsonl.read(self.path / METRICS))
+        return self._table("metrics", METRICS, lambda: read_jsonl(self.path / METRICS))
 
     @property
     def rollouts(self) -> Table:
         """A reply each, as it was written: messages, futures, reward, credit."""
-        return self._table("rollouts", ROLLOUTS, lambda: jsonl.read(self.path / ROLLOUTS))
+        return self._table("rollouts", ROLLOUTS, lambda: read_jsonl(self.path / ROLLOUTS))
 
     @property
     def replies(self) -> Table:
@@ -174,7 +173,7 @@ class RunFolder:
 
     def lines(self, phase: str, step: int | None = None) -> Table:
         """The lines of metrics.jsonl of a phase, or of one of its steps."""
-        rows = jsonl.read(self.path / METRICS)  # not the table: a run that trains for weeks need not hold it
+        rows = read_jsonl(self.path / METRICS)  # not the table: a run that trains for weeks need not hold it
         return [row for row in rows if row.get("phase") == phase and step in (None, row.get("step"))]
 
     def samples(self, step: int) -> dict[str, list[Sample]]:
@@ -208,7 +207,7 @@ class RunFolder:
     def write_recipe(self, recipe: Recipe) -> None:
         """The recipe that the run is made by from now on."""
         if not self.read_only:
-            write_whole(self.path / RECIPE, dump_recipe(recipe).encode())
+            write_atomic(self.path / RECIPE, dump_recipe(recipe).encode())
 
     def append_metrics(self, phase: str, step: int, values: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl; numbers that are not finite become null."""
@@ -224,7 +223,7 @@ class RunFolder:
 
         def write() -> None:
             path.parent.mkdir(exist_ok=True)
-            write_whole(path, samples.pack(replies))
+            write_atomic(path, samples.pack(replies))
 
         self._write(path, write)
 
@@ -255,13 +254,13 @@ class RunFolder:
             return where in phases and order(where, row["step"]) <= order(phase, step)
 
         for name in (METRICS, ROLLOUTS):
-            jsonl.keep(self.path / name, earlier)
+            filter_jsonl(self.path / name, earlier)
         for file in (self.path / samples.FOLDER).glob("*.npz"):
             if not earlier({"step": int(file.stem)}):
                 file.unlink()
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        self._write(self.path / name, lambda: jsonl.append(self.path / name, rows))
+        self._write(self.path / name, lambda: append_jsonl(self.path / name, rows))
 
     def _write(self, path: Path, write: Callable[[], None]) -> None:
         """Have a file written, where the folder is written at all; a full disk is a `UserError`."""

@@ -19,8 +19,8 @@ from upshot.config.phases import phase_config, phases_of
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.conversation import derive_seed
 from upshot.core.errors import UserError, reason_of
+from upshot.core.files import write_json
 from upshot.core.time_limit import call_seconds
-from upshot.core.whole_files import write_json
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import Services
@@ -135,7 +135,7 @@ class TrainingRun:
         call_seconds.set(recipe.call_seconds)
         named = recipe.trackers if self.ranks.first else []
         trackers = make_trackers(named, self.folder.path, recipe.model_dump(mode="json"))
-        self.writer = Writer(recipe, self.folder, self.reporter, self.task, self.policy.renderer.spelled, trackers)
+        self.writer = Writer(recipe, self.folder, self.reporter, self.task, self.policy.renderer.decode_all, trackers)
 
     def _save_what_was_reached(self, error: BaseException) -> None:
         """… unless an update is half done: then the last checkpoint is what to go on from."""

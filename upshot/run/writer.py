@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from upshot.config.recipe import Recipe
-from upshot.core.jsonl import plain
+from upshot.core.files import to_json_value
 from upshot.rollout.rollout import Rollout
 from upshot.run.folder import RunFolder
 from upshot.run.reporter import Reporter
@@ -86,7 +86,7 @@ class Writer:
         for text in self.alarms.watch(logs):
             self.reporter.say(f"step {step}: {text}")
         phase, alarms = self._now["phase"], list(self.alarms.ringing.values())
-        numbers = {name: value for name, value in plain(logs).items() if isinstance(value, (int, float))}
+        numbers = {name: value for name, value in to_json_value(logs).items() if isinstance(value, (int, float))}
         if "time/step" in numbers:
             self._seconds.append(numbers["time/step"] + numbers.get("time/save", 0.0))
         left = (self._now["steps"] - step) * statistics.fmean(self._seconds or [0.0])

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from upshot.core.errors import UserError
-from upshot.core.time_limit import uncounted
+from upshot.core.time_limit import pause_clock
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.outcome import Outcome, RunResult, StdioTest, TestResult
 
@@ -66,7 +66,7 @@ class CodeRunner(abc.ABC):
     ) -> list[TestResult]:
         """Run a Python program once per test on its input and compare the output; one result per test."""
 
-    @uncounted
+    @pause_clock
     async def run(
         self,
         code: str,

@@ -11,7 +11,7 @@ from upshot.config.registry import Registry
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
-from upshot.core.time_limit import limited_now
+from upshot.core.time_limit import limit_call_now
 from upshot.tasks.participants.base import Participant
 from upshot.tasks.verifiers.base import Claim
 
@@ -87,7 +87,7 @@ class Task(ABC):
 def groups_of(task: Task, row: Row) -> dict[str, str]:
     """A row's groups as its task tells them, within the time limit; none, with a warning, when it fails to tell."""
     try:
-        return {str(name): str(value) for name, value in limited_now(task, task.groups, row).items()}
+        return {str(name): str(value) for name, value in limit_call_now(task, task.groups, row).items()}
     except UserError:
         raise
     except Exception as error:

@@ -20,7 +20,7 @@ from typing import Any
 
 from upshot.core.conversation import Message, Row
 from upshot.core.errors import UserError, did_you_mean
-from upshot.core.whole_files import read_text
+from upshot.core.files import read_text
 from upshot.tasks.base import tasks
 from upshot.tasks.datasets.files import Record
 from upshot.tasks.datasets.records import GOAL, REFERENCE, facts, first, is_dialogue, messages_of

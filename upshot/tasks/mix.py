@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from upshot.core.closing import close_all
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
-from upshot.core.errors import UserError
+from upshot.core.errors import UserError, close_all
 from upshot.core.score import Score
-from upshot.core.time_limit import limited, limited_now
+from upshot.core.time_limit import limit_call, limit_call_now
 from upshot.tasks.base import Task, groups_of, tasks
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.tasks.verifiers.base import Claim
@@ -73,17 +72,17 @@ class Mix(Task):
     def claim(self, conversation: Conversation) -> Claim | None:
         """The claim of the row's own task."""
         part = self.part(conversation.row)
-        return limited_now(part, part.claim, conversation)
+        return limit_call_now(part, part.claim, conversation)
 
     async def verify(self, conversation: Conversation) -> Score:
         """The verdict of the row's own task."""
         part = self.part(conversation.row)
-        return Score.of(await limited(part, part.verify, conversation), f"task '{part.name}'")
+        return Score.of(await limit_call(part, part.verify, conversation), f"task '{part.name}'")
 
     def format_faults(self, conversation: Conversation) -> list[str]:
         """By the form of the row's own task."""
         part = self.part(conversation.row)
-        return limited_now(part, part.format_faults, conversation)
+        return limit_call_now(part, part.format_faults, conversation)
 
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
         """The dialogues of all tasks."""
@@ -120,16 +119,16 @@ class _Environments(Participant):
     async def start(self, conversation: Conversation) -> None:
         part = self._of(conversation)
         if part is not None:
-            await limited(part, part.start, conversation)
+            await limit_call(part, part.start, conversation)
 
     async def observe(self, conversation: Conversation) -> Observation:
         part = self._of(conversation)
-        return await limited(part, part.observe, conversation) if part is not None else Observation(done=True)
+        return await limit_call(part, part.observe, conversation) if part is not None else Observation(done=True)
 
     async def end(self, conversation: Conversation) -> None:
         part = self._of(conversation)
         if part is not None:
-            await limited(part, part.end, conversation)
+            await limit_call(part, part.end, conversation)
 
     async def aclose(self) -> None:
         await close_all(self.parts.values())

@@ -15,7 +15,7 @@ from typing import Any
 
 from upshot.config.recipe import LoraConfig, PolicyConfig
 from upshot.core.errors import UserError
-from upshot.core.whole_files import fill, place
+from upshot.core.files import fill_folder, place_folder
 from upshot.models.local import adapter_config, load_whole
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -100,5 +100,5 @@ def _merge(config: PolicyConfig, folder: Path) -> None:
         tokenizer.save_pretrained(to)
 
     partial = folder.with_name(f".partial-{folder.name}")
-    fill(partial, write)
-    place(partial, folder)
+    fill_folder(partial, write)
+    place_folder(partial, folder)

@@ -10,7 +10,7 @@ from upshot.config.recipe import PolicyConfig, Recipe
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import derive_seed
 from upshot.core.errors import UserError
-from upshot.core.whole_files import read_text
+from upshot.core.files import read_text
 from upshot.models.local import (
     adapter_config,
     load_4bit,

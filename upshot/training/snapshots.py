@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from upshot.core.errors import UserError
-from upshot.core.whole_files import fill, place
+from upshot.core.files import fill_folder, place_folder
 from upshot.engine.engine import Engine
 from upshot.models.base import Completion, Model, Request
 from upshot.models.engine_model import EngineModel
@@ -167,8 +167,8 @@ def save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
     from safetensors.torch import save_file
 
     partial = folder.with_name(f".partial-{folder.name}")
-    fill(partial, lambda to: save_file({name: w.contiguous() for name, w in weights.items()}, to / WEIGHTS))
-    place(partial, folder)
+    fill_folder(partial, lambda to: save_file({name: w.contiguous() for name, w in weights.items()}, to / WEIGHTS))
+    place_folder(partial, folder)
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:

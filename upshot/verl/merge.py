@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from upshot.core.errors import UserError
-from upshot.core.whole_files import write_json
+from upshot.core.files import write_json
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from upshot.core import jsonl
+from upshot.core.files import parse_json_line
 
 OURS = {
     "actor/grad_norm": "train/grad_norm",
@@ -57,7 +57,7 @@ class Follower:
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]
         self._at += len(whole)
-        return [row for line in whole.split(b"\n") if (row := jsonl.parse(line)) is not None]
+        return [row for line in whole.split(b"\n") if (row := parse_json_line(line)) is not None]
 
     def forget(self) -> None:
         """Remove the file: verl begins a new one."""

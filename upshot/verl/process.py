@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from upshot.serving.servers.reaper import Reaper, die_with_us, end_session, members
+from upshot.core.process import Reaper, end_session, parent_death_hook, session_members
 
 GRACE_S = 20.0
 """Seconds that verl has to end after it was told to."""
@@ -40,7 +40,7 @@ def run(words: Sequence[str], env: dict[str, str], log: Path, say: Callable[[str
             text=True,
             errors="replace",
             start_new_session=True,
-            preexec_fn=die_with_us(),
+            preexec_fn=parent_death_hook(),
         )
         reaper.watch(process.pid)
         threading.Thread(target=_end_behind, args=(process,), daemon=True).start()
@@ -83,7 +83,7 @@ def end(process: subprocess.Popen[str]) -> None:
             process.wait(GRACE_S)
     for _ in range(100):  # what was about to be started is there a moment later
         end_session(process.pid)
-        if not members(process.pid):
+        if not session_members(process.pid):
             break
         time.sleep(0.05)
     process.wait()

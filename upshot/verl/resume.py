@@ -9,7 +9,7 @@ from pathlib import Path
 
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
-from upshot.core.whole_files import write_json, write_whole
+from upshot.core.files import write_atomic, write_json
 from upshot.run.folder import RunFolder
 from upshot.run.resume import resumed_recipe
 from upshot.verl.checkpoints import MARK, check_ranks, is_verl, newest_step
@@ -46,7 +46,7 @@ def begin_folder(folder: RunFolder, recipe: Recipe, plan: VerlPlan, theirs: Sequ
     if recipe != folder.recipe:
         folder.write_recipe(recipe)
     write_json(folder.path / WORDS, list(theirs))
-    write_whole(folder.path / MARK, f"{plan.page()}\n".encode())
+    write_atomic(folder.path / MARK, f"{plan.page()}\n".encode())
 
 
 def skip_first_validation(plan: VerlPlan, folder: RunFolder) -> VerlPlan:

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from tests.run.report.test_report import two_runs
-from upshot.core import jsonl
+from upshot.core.files import read_jsonl
 from upshot.run.report.report import write_report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -182,7 +182,7 @@ def test_an_address_names_run_step_and_reply_and_bars_are_to_scale(tmp_path: Pat
 
 def address(run: Path, place: int) -> str:
     """The address of a reply of a run's log."""
-    reply = jsonl.read(run / "rollouts.jsonl")[place]
+    reply = read_jsonl(run / "rollouts.jsonl")[place]
     return "#" + "/".join(quote(str(part), "") for part in ("conversations", run.name, reply["step"], reply["key"]))
 
 

@@ -24,7 +24,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.models.connect import connect
 from upshot.models.engine_model import EngineModel
-from upshot.models.pieces import Pieces
+from upshot.models.openai_format import TokenPieces
 from upshot.serving.openai.format import ChatRequest, CompletionRequest
 from upshot.serving.openai.server import OpenAIServer
 from upshot.serving.openai.stream import GrowingText
@@ -470,11 +470,11 @@ def test_streaming_decodes_a_bounded_window_of_the_last_ids() -> None:
 def test_pieces_keep_the_space_of_a_token_and_the_bytes_of_part_of_a_character(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    pieces = Pieces(SENTENCEPIECE)
+    pieces = TokenPieces(SENTENCEPIECE)
     assert pieces.text(5) == " w3" and pieces.raw(5) == b" w3" and pieces.raw(52 + 0xF0) == b"\xf0"
     ids = tokenizer.encode("naïve 🙂", add_special_tokens=False)
-    assert b"".join(map(Pieces(tokenizer).raw, ids)).decode() == "naïve 🙂"
-    assert Pieces(tokenizer).raw(2) == b"<|im_end|>"
+    assert b"".join(map(TokenPieces(tokenizer).raw, ids)).decode() == "naïve 🙂"
+    assert TokenPieces(tokenizer).raw(2) == b"<|im_end|>"
 
 
 def test_growing_text_sends_whole_characters_and_no_stop_string(tokenizer: PreTrainedTokenizerFast) -> None:

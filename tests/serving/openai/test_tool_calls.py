@@ -16,7 +16,7 @@ from tests.engine.conftest import tiny_llama
 from tests.serving.openai.test_server import serving
 from upshot.engine.engine import Engine
 from upshot.models.engine_model import EngineModel
-from upshot.models.wire import read_answer
+from upshot.models.openai_format import read_answer
 from upshot.serving.openai.format import ChatRequest
 from upshot.serving.openai.server import OpenAIServer
 

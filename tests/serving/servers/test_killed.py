@@ -17,7 +17,7 @@ import pytest
 from tests.serving.servers.started import alive, wait_for
 from tests.tiny import tiny_parts
 from upshot.config.load import load_recipe
-from upshot.core import jsonl
+from upshot.core.files import read_jsonl
 from upshot.run.run import train
 from upshot.serving.servers.state import folder_of, is_up, read_state, ready
 
@@ -26,7 +26,7 @@ RECIPE = """
 extends: quickstart
 serve: servers.yaml
 models:
-  user: {model: "serve:user", concurrency: 16, hedge: 0}
+  user: {model: "serve:user", concurrency: 16}
 futures: {samples: 1, rounds: 1, user: {name: llm}}
 warm_start: null
 reward: {max_missing: 1}
@@ -59,7 +59,7 @@ def kill(file: Path, name: str) -> dict[str, Any]:
 
 def missing(rollouts: Path) -> set[str]:
     """Why futures are missing."""
-    return {future["missing"] for row in jsonl.read(rollouts) for future in row["futures"] if future["missing"]}
+    return {future["missing"] for row in read_jsonl(rollouts) for future in row["futures"] if future["missing"]}
 
 
 def test_a_run_loses_no_call_when_one_of_three_replicas_is_killed(serve_file: Write, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_run_loses_no_call_when_one_of_three_replicas_is_killed(serve_file: Wr
     killer.start()
     folder = train(load_recipe(str(recipe_file(tmp_path))).recipe)
     killer.join()
-    steps = [line for line in jsonl.read(folder.path / "metrics.jsonl") if "step" in line]
+    steps = [line for line in read_jsonl(folder.path / "metrics.jsonl") if "step" in line]
     assert back[0]["user-2"]["restarts"] == 1 and back[0]["user-1"]["restarts"] == 0
     assert steps[-1]["step"] == 2 and missing(folder.path / "rollouts.jsonl") == set()
     assert sum(line.get("model/user/user/retries/connection", 0) for line in steps) > 0
@@ -119,7 +119,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 def steps_done(tmp_path: Path) -> int:
     """How far the run is."""
     file = tmp_path / "run" / "metrics.jsonl"
-    return max((line.get("step", 0) for line in jsonl.read(file)), default=0) if file.exists() else 0
+    return max((line.get("step", 0) for line in read_jsonl(file)), default=0) if file.exists() else 0
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_a_run_with_embedded_replicas_goes_on_to_its_end(serve_file: Write, begi
     assert steps_done(tmp_path) < 200 and after["user-2"]["url"] == before["user-2"]["url"]
     told = run.communicate(timeout=400)[0]
     assert run.returncode == 0, told
-    lines = jsonl.read(tmp_path / "run" / "metrics.jsonl")
+    lines = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     assert steps_done(tmp_path) == 200 and missing(tmp_path / "run" / "rollouts.jsonl") == set()
     assert lines[-1]["time/model/user/user/replicas_up"] == 3
     assert not any(alive(server["pid"]) for server in after.values())
@@ -152,7 +152,7 @@ def test_calls_that_are_not_tried_again_are_missing_with_the_reason(
     back_at = steps_done(tmp_path)
     told = run.communicate(timeout=400)[0]
     assert run.returncode == 0, told
-    rows = jsonl.read(tmp_path / "run" / "rollouts.jsonl")
+    rows = read_jsonl(tmp_path / "run" / "rollouts.jsonl")
     gaps = [(row["step"], future) for row in rows for future in row["futures"] if future["missing"]]
     assert gaps and {future["missing"] for _, future in gaps} == {"connection"}
     assert all(step <= back_at + 1 for step, _ in gaps) and back_at < steps_done(tmp_path) == 200

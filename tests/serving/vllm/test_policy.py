@@ -20,7 +20,7 @@ from upshot.core.errors import UserError
 from upshot.engine.engine import Engine
 from upshot.models.base import ModelCallError, Request
 from upshot.models.engine_model import EngineModel
-from upshot.models.wire import read_answer
+from upshot.models.openai_format import read_answer
 from upshot.serving.vllm import policy as room
 from upshot.serving.vllm.inside.upshot_hands import checksum
 from upshot.serving.vllm.launch import KEY as VARIABLE

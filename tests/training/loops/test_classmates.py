@@ -155,8 +155,8 @@ def test_with_adapters_a_frozen_copy_shares_every_weight_that_is_not_trained() -
     module = peft.get_peft_model(tiny_model(SHAPE, tokenizer, 0), peft.LoraConfig(r=2, target_modules=["q_proj"]))
     renderer = Renderer(tokenizer)
     policy = PolicyModel(Engine(module, renderer.end_ids), tokenizer, "policy", renderer, module)
-    twin = policy.frozen("start")
-    assert twin is policy.frozen("start")
+    twin = policy.copy_at("start")
+    assert twin is policy.copy_at("start")
     shared = {p.data_ptr() for p in module.parameters()}
     own = [name for name, p in twin.module.named_parameters() if p.data_ptr() not in shared]  # type: ignore[attr-defined]
     assert own and all("lora_" in name for name in own)

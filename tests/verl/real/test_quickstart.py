@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from tests.verl.real.verl_run import VerlRun, end, said_by, start, verl_run
 from tests.verl.real.witness import FOLDER, LIB, STALE, notes
 from upshot.cli import main
-from upshot.core import jsonl
+from upshot.core.files import append_jsonl, read_jsonl
 from upshot.run import folder as runs
 from upshot.run.folder import RunFolder
 from upshot.tasks.slots import SlotsTask
@@ -76,15 +76,15 @@ def local(here: Path, beside: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def again(run: VerlRun, here: Path) -> VerlRun:
     """The run, gone on with. The lines of the next step stand for those of one that was killed after its checkpoint."""
-    jsonl.append(run.folder / "metrics.jsonl", [{"phase": "rl", "step": STEPS + 1, "reward/mean": 9.0}])
-    jsonl.append(run.folder / "rollouts.jsonl", [{"step": STEPS + 1, "row": "of a killed run"}])
+    append_jsonl(run.folder / "metrics.jsonl", [{"phase": "rl", "step": STEPS + 1, "reward/mean": 9.0}])
+    append_jsonl(run.folder / "rollouts.jsonl", [{"step": STEPS + 1, "row": "of a killed run"}])
     told = {FOLDER: str(here / "seen again"), STALE: str(STEPS + 1)}
     words = ("--resume", str(run.folder))
     return verl_run(run.folder, f"train.steps={MORE}", "eval.every=0", recipe="", words=words, env=told)
 
 
 def rollouts(folder: Path) -> list[dict[str, Any]]:
-    return jsonl.read(folder / "rollouts.jsonl")
+    return read_jsonl(folder / "rollouts.jsonl")
 
 
 def trained(run: VerlRun) -> list[dict[str, Any]]:

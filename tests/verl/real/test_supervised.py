@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tests.verl.real.verl_run import verl_run
 from upshot.cli import main
 from upshot.config.recipe import TinyConfig
-from upshot.core import jsonl
+from upshot.core.files import read_jsonl
 from upshot.models.tiny import tiny_model, tiny_tokenizer
 from upshot.tasks.slots import SlotsTask
 from upshot.training.metrics.best import is_evaluation
@@ -30,7 +30,7 @@ def test_supervised_training_has_local_modes_losses_step_by_step(tmp_path: Path)
     words = (*SFT, *LOOKS, f"model.path={tmp_path / 'model'}")
     there = verl_run(tmp_path / "verl", *words, ranks=2)
     assert main(["train", "quickstart", f"run_dir={tmp_path / 'local'}", *words, "--quiet"]) == 0
-    local = jsonl.read(tmp_path / "local/metrics.jsonl")
+    local = read_jsonl(tmp_path / "local/metrics.jsonl")
     for name in ("loss/nll", "train/grad_norm", "train/lr"):
         assert there.series(name) == pytest.approx([line[name] for line in local if name in line], rel=1e-4)
     assert there.series("eval/loss/nll")[-1] == pytest.approx(local[-1]["eval/loss/nll"], rel=1e-4)

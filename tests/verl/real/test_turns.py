@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from tests.verl.real.test_learning import trains
 from tests.verl.real.verl_run import locally, verl_run
 from upshot.cli import main
-from upshot.core import jsonl
+from upshot.core.files import read_jsonl
 
 
 def test_turns_with_credit_of_their_own_train_adapters(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_turns_with_credit_of_their_own_train_adapters(tmp_path: Path) -> None:
     more = ("train.prompts_per_step=4", "train.group_size=4", "train.steps=2", "eval.every=0", "train.save.every=2")
     run = verl_run(tmp_path / "run", *own, *more, recipe="gsm8k-turns", ranks=1)
     trains(run, 2, within=0.01)  # verl rounds merged weights to bfloat16 on their way to the servers
-    lines = jsonl.read(run.folder / "rollouts.jsonl")
+    lines = read_jsonl(run.folder / "rollouts.jsonl")
     several = [[span["advantage"] for span in line["credit"]] for line in lines if len(line["credit"]) > 1]
     assert any(len(set(advantages)) > 1 for advantages in several), "a turn has an advantage of its own"
     assert main(["export", str(run.folder), "--out", str(tmp_path / "out")]) == 0

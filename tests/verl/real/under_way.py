@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tests.verl.real.verl_run import ENV
 from upshot.config.recipe import TinyConfig
+from upshot.core.process import session_members
 from upshot.models.tiny import tiny_model, tiny_tokenizer
-from upshot.serving.servers.reaper import members
 from upshot.tasks.slots import SlotsTask
 
 SMALL = (
@@ -67,7 +67,7 @@ class UnderWay:
         while more := {pid for pid, parent in parents.items() if parent in found} - found:
             found |= more
         for leader in [pid for pid in found if _stat(pid)[2] == pid]:
-            found |= set(members(leader))
+            found |= set(session_members(leader))
         self.seen |= {pid: _stat(pid)[3] for pid in found}
         for pid in found:
             with contextlib.suppress(OSError):

@@ -10,58 +10,43 @@ import logging
 import random
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, TypedDict, Unpack, cast
 
 from upshot.config.model_spec import ModelSpec
 from upshot.core.conversation import Message, derive_seed
 from upshot.core.errors import UserError
-from upshot.core.time_limit import uncounted
+from upshot.core.http_client import AttemptError, Retries, RetryPolicy
+from upshot.core.time_limit import pause_clock
 from upshot.models.base import Completion, Model, ModelCallError, Request
 from upshot.models.client.budget import Budget
 from upshot.models.client.cache import ResponseCache, request_key
-from upshot.models.client.limits import EndpointLimits, backoff
-from upshot.models.client.meter import RoleCount, UsageMeter
-from upshot.models.client.traffic import Traffic, WatchedModel
-from upshot.models.wire import ApiAnswer
+from upshot.models.client.limits import EndpointLimits
+from upshot.models.client.usage import RoleCount, UsageMeter
+from upshot.models.openai_format import ApiAnswer
 
 log = logging.getLogger(__name__)
 
 
-class AttemptFailed(Exception):
-    """One attempt failed in a way that another may not."""
+class Guards(TypedDict, total=False):
+    """What models share with others; each has its own where nothing is given."""
 
-    def __init__(self, reason: str, detail: str = "", wait_s: float | None = None) -> None:
-        super().__init__(detail)
-        self.reason = reason
-        self.detail = detail
-        self.wait_s = wait_s
-        """Seconds that the endpoint asked us to wait."""
-
-
-@dataclass
-class _Patience:
-    """What one call went through."""
-
-    failed: int = 0
-    limited: int = 0
-    waited: float = 0.0
-    """Seconds spent waiting out rate limits."""
+    role: str
+    """Counted when a request names none."""
+    budget: Budget | None
+    limits: EndpointLimits | None
 
 
 class GuardedModel(Model):
     """The safe way to call: subclasses implement `_attempt`."""
 
-    def __init__(
-        self, spec: ModelSpec, *, role: str = "", budget: Budget | None = None, limits: EndpointLimits | None = None
-    ) -> None:
+    def __init__(self, spec: ModelSpec, **guards: Unpack[Guards]) -> None:
         self.name = spec.label
         self.spec = spec
-        self.role = role
-        self.budget = budget or Budget()
-        self.limits = limits or EndpointLimits.of(spec)
-        self.meter = UsageMeter()
-        self.traffic = Traffic()
+        self.role = guards.get("role", "")
+        self.budget = guards.get("budget") or Budget()
+        self.limits = guards.get("limits") or EndpointLimits.of(spec)
+        self.meter = UsageMeter(spec.label)
         self.cache: ResponseCache | None = None
         self._asked: dict[bytes, int] = {}
         self._pauses: set[asyncio.Future[Any]] = set()
@@ -70,7 +55,7 @@ class GuardedModel(Model):
 
     @abstractmethod
     async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:
-        """Ask once for n completions. `AttemptFailed` is retried; `ModelCallError` and `UserError` are final."""
+        """Ask once for n completions. `AttemptError` is retried; `ModelCallError` and `UserError` are final."""
 
     @property
     def identity(self) -> str:
@@ -99,11 +84,10 @@ class GuardedModel(Model):
         """Calls, failures, retries, tokens, cost, latency and cache hits by role."""
         return self.meter.stats()
 
-    def watched(self) -> WatchedModel | None:
-        """How its calls stand, for who waits for them; None for a model in this process, which is never silent."""
-        if self.spec.kind in ("local", "policy"):
-            return None
-        return WatchedModel(self.name, self.traffic, self.meter.troubles())
+    @property
+    def may_be_silent(self) -> bool:
+        """Whether whoever waits should hear how its calls stand; a model in this process needs no such watch."""
+        return self.spec.kind not in ("local", "policy")
 
     def state(self) -> dict[str, Any]:
         """The counters by role, latencies left out."""
@@ -113,7 +97,7 @@ class GuardedModel(Model):
         """Go on counting from there."""
         self.meter.restore(state)
 
-    @uncounted
+    @pause_clock
     async def generate(self, request: Request) -> list[Completion]:
         """`request.n` completions, or `ModelCallError` with the reason after all retries."""
         self._check(request)
@@ -158,16 +142,16 @@ class GuardedModel(Model):
         out: list[Completion] = []
         while len(out) < n:
             part = seed if not out or seed is None else derive_seed(seed, len(out))
-            with self.traffic.queue():
+            with self.meter.count_queued():
                 await self.limits.slots.acquire()
             try:
-                with self.traffic.call():
-                    out += await self._counted(request, n - len(out), part, count)
+                with self.meter.count_under_way():
+                    out += await self._budgeted_call(request, n - len(out), part, count)
             finally:
                 self.limits.slots.release()
         return out[:n]
 
-    async def _counted(self, request: Request, n: int, seed: int | None, count: RoleCount) -> list[Completion]:
+    async def _budgeted_call(self, request: Request, n: int, seed: int | None, count: RoleCount) -> list[Completion]:
         await self.budget.admit()
         self.budget.take_call()
         count.calls += 1
@@ -190,46 +174,35 @@ class GuardedModel(Model):
         return answer.completions
 
     async def _attempts(self, request: Request, n: int, seed: int | None, count: RoleCount) -> ApiAnswer:
-        patience = _Patience()
+        spec = self.spec
+        retries = Retries(RetryPolicy(spec.retries, spec.backoff_s, spec.patience_s), self._rng)
         while True:
-            if self._closed:
-                raise ModelCallError("closed", f"model '{self.name}' was closed during the call")
+            self._check_open()
             guess = 0 if self.limits.tokens is None else self._token_guess(request, n)
             await self.limits.pace(guess)
             try:
                 answer = await self._attempt(request, n, seed)
-            except AttemptFailed as failure:
-                await self._wait_for_next(failure, patience, count)
+            except AttemptError as error:
+                await self._wait_for_next(error, retries, count)
                 continue
             if self.limits.tokens is not None:
                 self.limits.tokens.correct(answer.prompt_tokens + answer.completion_tokens - guess)
             return answer
 
-    async def _wait_for_next(self, failure: AttemptFailed, patience: _Patience, count: RoleCount) -> None:
+    async def _wait_for_next(self, error: AttemptError, retries: Retries, count: RoleCount) -> None:
         """Sleep before the next attempt, or raise `ModelCallError` when there is none."""
-        if self._closed:
-            raise ModelCallError("closed", f"model '{self.name}' was closed during the call") from failure
-        if failure.reason == "rate_limited":
-            wait = self._wait(failure, patience.limited)
-            patience.limited += 1
-            patience.waited += wait
-            spent = patience.waited > self.spec.patience_s
-        else:
-            wait = self._wait(failure, patience.failed)
-            patience.failed += 1
-            spent = patience.failed > self.spec.retries
-        if spent:
-            attempts = f"{patience.failed + patience.limited} attempts"
-            raise ModelCallError(failure.reason, f"'{self.name}' after {attempts}: {failure.detail}") from failure
-        count.retries[failure.reason] += 1
-        log.debug("%s: %s (%s); again in %.2f s", self.name, failure.reason, failure.detail, wait)
+        self._check_open()
+        wait = retries.next_wait(error)
+        if wait is None:
+            attempts = f"{retries.attempts} attempts"
+            raise ModelCallError(error.reason, f"'{self.name}' after {attempts}: {error.detail}") from error
+        count.retries[error.reason] += 1
+        log.debug("%s: %s (%s); again in %.2f s", self.name, error.reason, error.detail, wait)
         await self._pause(wait)
 
-    def _wait(self, failure: AttemptFailed, attempt: int) -> float:
-        jittered = backoff(attempt, self.spec.backoff_s, self._rng)
-        if failure.wait_s is None:
-            return jittered
-        return failure.wait_s + min(jittered, 0.25 * failure.wait_s + 0.05)  # never sooner than asked
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ModelCallError("closed", f"model '{self.name}' was closed during the call")
 
     async def _pause(self, seconds: float) -> None:
         """Sleep that `aclose` ends."""

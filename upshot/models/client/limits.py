@@ -1,18 +1,13 @@
-"""How hard an endpoint may be called: calls in flight, calls and tokens per minute, and when to try again."""
+"""How hard an endpoint may be called: calls in flight, calls and tokens per minute."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections import deque
 from collections.abc import Callable
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 
 from upshot.config.model_spec import ModelSpec
-
-LONGEST_BACKOFF_S = 20.0
 
 
 class Pace:
@@ -148,25 +143,3 @@ class EndpointLimits:
             await self._requests.take(1)
         if self.tokens:
             await self.tokens.take(tokens)
-
-
-def retry_after(value: str | None, now: datetime | None = None) -> float | None:
-    """Seconds that a Retry-After header asks for (a number or an HTTP date); None when absent or unreadable."""
-    if not value:
-        return None
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        when = parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    if when.tzinfo is None:
-        when = when.replace(tzinfo=UTC)
-    return max(0.0, (when - (now or datetime.now(UTC))).total_seconds())
-
-
-def backoff(attempt: int, first: float, rng: random.Random) -> float:
-    """Seconds before retry number `attempt` (from 0): exponential, jittered by half on both sides."""
-    return min(LONGEST_BACKOFF_S, first * 2**attempt) * rng.uniform(0.5, 1.5)

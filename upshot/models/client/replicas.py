@@ -1,27 +1,28 @@
-"""One model at several addresses: each call goes to one of them, and to another when that one fails or is late.
+"""One model at several addresses: each call goes to one of them, and to the next when that one fails.
 
 To the rest of the program it is one endpoint: cache, budget, pace, retries and counters are those of any guarded model.
-What is asked is the same wherever it is asked, seed included.
+What is asked is the same wherever it is asked, seed included. What this does not do: ask two replicas at once; a
+replica that hangs holds its calls until their timeout.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import cast
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Unpack, cast
 
 from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError
-from upshot.models.base import ModelCallError, Request
-from upshot.models.client.addresses import read_addresses
-from upshot.models.client.budget import Budget
-from upshot.models.client.guarded import AttemptFailed, GuardedModel
-from upshot.models.client.limits import EndpointLimits, backoff
-from upshot.models.client.members import Members
-from upshot.models.client.meter import RoleCount
-from upshot.models.client.routing import ReplicaSlot, Routing, prefix_key
+from upshot.core.http_client import AttemptError, backoff
+from upshot.models.base import Abilities, ModelCallError, Request
+from upshot.models.client.guarded import GuardedModel, Guards
+from upshot.models.client.routing import Replica, Routing, prefix_key
+from upshot.models.client.usage import RoleCount
 from upshot.models.endpoint import check_price
-from upshot.models.wire import ApiAnswer
+from upshot.models.openai_format import ApiAnswer
 
 log = logging.getLogger(__name__)
 
@@ -29,32 +30,29 @@ REFRESH_S = 1.0
 """How often a file of addresses is looked at."""
 
 
-LOOK_S = 0.2
-"""How often a late call looks for a second replica, where it found none."""
-
-
 class ReplicatedModel(GuardedModel):
-    """A model over the models at its addresses."""
+    """A model over the models at its addresses; `open_one` makes the one of an address."""
 
     def __init__(
         self,
         spec: ModelSpec,
-        *,
+        open_one: Callable[[ModelSpec], GuardedModel],
         routing: Routing,
-        members: Members,
-        role: str = "",
-        budget: Budget | None = None,
-        limits: EndpointLimits | None = None,
+        **guards: Unpack[Guards],
     ) -> None:
-        super().__init__(spec, role=role, budget=budget, limits=limits)
+        super().__init__(spec, **guards)
         self.routing = routing
-        self.members = members
-        self._watching: asyncio.Task[None] | None = None
+        self._open_one = open_one
+        self._members: dict[str, asyncio.Task[GuardedModel]] = {}
+        """The model of each address, opened by the first call there; a task that failed is forgotten."""
+        self._likeness: tuple[str, ...] | None = None
+        """What every member must be like; known once the first ones are open."""
+        self._watch_task: asyncio.Task[None] | None = None
 
     @property
     def identity(self) -> str:
         """The addresses in any order, and the served name; whichever of them answers."""
-        served = self.members.likeness[0] if self.members.likeness else ""
+        served = self._likeness[0] if self._likeness else ""
         where = self.spec.url if isinstance(self.spec.url, str) else ",".join(sorted(self.spec.url or ()))
         return f"{where}#{self.spec.model or served}"
 
@@ -68,15 +66,21 @@ class ReplicatedModel(GuardedModel):
             await self.aclose()
             raise
         if isinstance(self.spec.url, str):
-            self._watching = asyncio.create_task(self._watch())
+            self._watch_task = asyncio.create_task(self._watch_file())
 
     async def aclose(self) -> None:
         """Break off the calls under way and close all connections."""
         await super().aclose()
-        watching, self._watching = self._watching, None
-        if watching is not None:
-            watching.cancel()
-        await self.members.aclose()
+        self.routing.notify()  # whoever waits for a place sees that it is over
+        if self._watch_task is not None:
+            self._watch_task.cancel()
+            self._watch_task = None
+        tasks, self._likeness = list(self._members.values()), None
+        for task in tasks:
+            task.cancel()
+        opened = await asyncio.gather(*tasks, return_exceptions=True)
+        self._members.clear()
+        await asyncio.gather(*(model.aclose() for model in opened if isinstance(model, GuardedModel)))
 
     def stats(self) -> dict[str, float]:
         """The usual counters, and how many replicas are up."""
@@ -89,120 +93,109 @@ class ReplicatedModel(GuardedModel):
         key = prefix_key(request)
         tried: set[str] = set()
         while True:
-            place = await self._enter(key, tried)
-            tried.add(place.replica.url)
+            self._check_open()
+            replica = self.routing.take(key, tried)
+            if replica is None:
+                await self.routing.wait_for_change()
+                continue
+            tried.add(replica.url)
             try:
-                return await self._hedged(request, n, seed, key, place, tried, count)
-            except AttemptFailed as failure:
-                if self._closed or not self.routing.others(tried):
+                return await self._ask(replica, request, n, seed, count)
+            except AttemptError as error:
+                if self._closed or not self.routing.has_others(tried):
                     raise
-                count.retries[failure.reason] += 1
-                log.debug("%s: %s at %s; asking another", self.name, failure.reason, place.replica.url)
+                count.retries[error.reason] += 1
+                log.debug("%s: %s at %s; asking another", self.name, error.reason, replica.url)
+            finally:
+                self.routing.leave(replica)
 
-    async def _enter(self, key: bytes, avoid: set[str]) -> ReplicaSlot:
-        waiting = self.routing.enter(key, frozenset(avoid))
-        self._pauses.add(waiting)
-        try:
-            place = await waiting
-        except asyncio.CancelledError:
-            if waiting.done() and not waiting.cancelled() and (granted := waiting.result()) is not None:
-                self.routing.leave(granted)
-            raise
-        finally:
-            self._pauses.discard(waiting)
-        if place is None:
-            raise ModelCallError("closed", f"model '{self.name}' was closed during the call")
-        return place
-
-    async def _hedged(
-        self,
-        request: Request,
-        n: int,
-        seed: int | None,
-        key: bytes,
-        place: ReplicaSlot,
-        tried: set[str],
-        count: RoleCount,
-    ) -> ApiAnswer:
-        """The answer of a replica, or of a second one if the first is late and the second is faster."""
-        patience = self.routing.hedge_after(request.role or self.role)
-        if patience is None:
-            return await self._ask(request, n, seed, place, count)
-        first = asyncio.create_task(self._ask(request, n, seed, place, count))
-        running, second = {first}, None
-        try:
-            await asyncio.wait(running, timeout=patience)
-            while not first.done() and (second := self.routing.hedge(key, tried, place)) is None:
-                await asyncio.wait(running, timeout=LOOK_S)
-            if second is not None:
-                count.hedges += 1
-                tried.add(second.replica.url)
-                running.add(asyncio.create_task(self._ask(request, n, seed, second, count)))
-            answered = await _first_answer(running)
-            if answered is not first:
-                count.hedges_won += 1
-                self._overtaken(place, count)
-            return answered.result()
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-            for held in (place, second):  # a task cancelled before its first step has not left
-                if held is not None:
-                    self.routing.leave(held)
-
-    def _overtaken(self, place: ReplicaSlot, count: RoleCount) -> None:
-        """Another replica was asked later and answered first."""
-        if self.routing.overtaken(place):
-            count.replicas[f"{short_name(place.replica.url)}/opened"] += 1
-            log.warning("%s: %s is out (its last calls were answered sooner by others)", self.name, place.replica.url)
-
-    async def _ask(self, request: Request, n: int, seed: int | None, place: ReplicaSlot, count: RoleCount) -> ApiAnswer:
+    async def _ask(self, replica: Replica, request: Request, n: int, seed: int | None, count: RoleCount) -> ApiAnswer:
         """One attempt at one replica, with its verdict on that replica."""
-        name = short_name(place.replica.url)
+        name = short_name(replica.url)
         count.replicas[f"{name}/calls"] += 1
         try:
-            if self._closed:
-                raise ModelCallError("closed", f"model '{self.name}' was closed during the call")
-            model = await self.members.get(place.replica.url)
+            model = await self._member(replica.url)
             answer = await model._attempt(request, n, seed)
-        except AttemptFailed as failure:
+        except AttemptError as error:
             count.replicas[f"{name}/failed"] += 1
-            if self.routing.failed(place, failure):
+            if self.routing.record_failure(replica, error):
                 count.replicas[f"{name}/opened"] += 1
-                log.warning("%s: %s is out (%s: %s)", self.name, place.replica.url, failure.reason, failure.detail)
+                log.warning("%s: %s is out (%s: %s)", self.name, replica.url, error.reason, error.detail)
             raise
-        except (ModelCallError, UserError):
+        except (ModelCallError, UserError):  # it is there, though it refused the call
             if not self._closed:
-                self.routing.answered(place)
+                replica.record_answer()
             raise
-        else:
-            self.routing.succeeded(place, request.role or self.role)
-            if request.schema is not None:  # it may have learned that it takes none
-                self.abilities = self.members.abilities()
-            return answer
-        finally:
-            self.routing.leave(place)
+        replica.record_answer()
+        if request.schema is not None:  # it may have learned that it takes none
+            self.abilities = self._common_abilities()
+        return answer
 
-    def _addresses(self) -> tuple[str, ...]:
-        return read_addresses(cast("str | tuple[str, ...]", self.spec.url))
+    async def _member(self, url: str) -> GuardedModel:
+        """The model at an address; all who wait for it to open share the outcome."""
+        if url not in self._members:
+            task = self._members[url] = asyncio.create_task(self._open(url))
+            task.add_done_callback(lambda done: self._forget_failure(url, done))
+        try:
+            return await asyncio.shield(self._members[url])
+        except asyncio.CancelledError:
+            self._check_open()  # `aclose` cancels what is being opened; else we are cancelled ourselves
+            raise
+
+    def _forget_failure(self, url: str, task: asyncio.Task[GuardedModel]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            self._members.pop(url, None)
+
+    async def _open(self, url: str) -> GuardedModel:
+        """Start the model of an address; one that cannot be, or is unlike the others, is a failed attempt."""
+        model = self._open_one(self.spec.at(url))
+        try:
+            await model.start()
+            if self._likeness not in (None, likeness(model)):
+                raise UserError(f"'{model.name}' is unlike the other replicas: {likeness(model)}, not {self._likeness}")
+        except BaseException as error:
+            await model.aclose()
+            if isinstance(error, UserError):
+                raise AttemptError("connection", str(error)) from error
+            raise
+        return model
 
     async def _open_all(self, urls: tuple[str, ...]) -> None:
+        """Open what can be opened, and go on without the others; `UserError` when none can, or they differ."""
         self.routing.update(urls)
         for attempt in range(self.spec.retries + 1):
-            failures = await self.members.get_all(urls)
+            outcomes = await asyncio.gather(*map(self._member, urls), return_exceptions=True)
+            failures: dict[str, AttemptError] = {}
+            for url, outcome in zip(urls, outcomes, strict=True):
+                if isinstance(outcome, AttemptError):
+                    failures[url] = outcome
+                elif isinstance(outcome, BaseException):
+                    raise outcome
             if len(failures) < len(urls):
                 break
             if attempt < self.spec.retries:
                 await self._pause(backoff(attempt, self.spec.backoff_s, self._rng))
         else:
             raise UserError(f"no replica of '{self.name}' can be used: {failures[urls[0]]}")
-        self.abilities = self.members.abilities()
-        for url, failure in failures.items():
-            log.warning("%s goes on without a replica: %s", self.name, failure)
-            self.routing.trip(url)
+        self._likeness = common_likeness(self._opened())
+        self.abilities = self._common_abilities()
+        for url, error in failures.items():
+            log.warning("%s goes on without a replica: %s", self.name, error)
+            self.routing.put_out(url)
 
-    async def _watch(self) -> None:
+    def _opened(self) -> list[GuardedModel]:
+        done = [task for task in self._members.values() if task.done() and not task.cancelled()]
+        return [task.result() for task in done if task.exception() is None]
+
+    def _common_abilities(self) -> Abilities:
+        """What all of them can do."""
+        every = [model.abilities for model in self._opened()]
+        return Abilities(**{f.name: all(getattr(a, f.name) for a in every) for f in fields(Abilities)})
+
+    def _addresses(self) -> tuple[str, ...]:
+        return read_addresses(cast("str | tuple[str, ...]", self.spec.url))
+
+    async def _watch_file(self) -> None:
         """Follow the file of addresses; while it cannot be read, the replicas stay as they are."""
         trouble = ""
         while True:
@@ -220,17 +213,44 @@ class ReplicatedModel(GuardedModel):
                 self.routing.update(urls)
 
 
-async def _first_answer(running: set[asyncio.Task[ApiAnswer]]) -> asyncio.Task[ApiAnswer]:
-    """The first task that answers; the failure of all of them, or one that no other try would mend, is raised."""
-    waiting = set(running)
-    while True:
-        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            if task.exception() is None:
-                return task
-        for task in done:
-            if not waiting or not isinstance(task.exception(), AttemptFailed):
-                task.result()
+def likeness(model: GuardedModel) -> tuple[str, ...]:
+    """The served name, where the spec leaves it open, and what it can do (schemas are found out by trying)."""
+    name = "" if model.spec.model else str(getattr(model, "served", ""))
+    can = (f.name for f in fields(Abilities) if f.name != "schema" and getattr(model.abilities, f.name))
+    return name, *can
+
+
+def common_likeness(models: list[GuardedModel]) -> tuple[str, ...]:
+    """What all of them are like; what is asked, and what comes back, must not hang on who answers."""
+    found = {likeness(model): model.name for model in models}
+    if len(found) > 1:
+        (one, a), (other, b), *_ = found.items()
+        raise UserError(
+            f"the replicas '{a}' {one} and '{b}' {other} differ; serve the same model by the same server, or say "
+            "what holds for all with 'model' and 'token_ids'"
+        )
+    return next(iter(found))
+
+
+def read_addresses(url: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The URLs, each once. A file holds one a line; empty lines and those that begin with '#' are skipped."""
+    if not isinstance(url, str):
+        return url
+    try:
+        lines = Path(url).expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"cannot read '{url}' ({error}); 'url' is an address that begins with http:// or https://, a list of "
+            "such, or a file with one a line"
+        ) from error
+    named = [line.strip().rstrip("/") for line in lines]
+    found = tuple(dict.fromkeys(line for line in named if line and not line.startswith("#")))
+    for line in found:
+        if not line.startswith(("http://", "https://")):
+            raise UserError(f"'{url}' names the replica '{line}', which is no URL: 'http://host:8000/v1'")
+    if not found:
+        raise UserError(f"'{url}' lists no replica; write one address a line: 'http://host:8000/v1'")
+    return found
 
 
 def short_name(url: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from upshot.config.registry import Registry
 from upshot.core.errors import UserError
-from upshot.core.thought import begun
+from upshot.core.thought import overlap_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ToolCall:
 
 
 Part = str | ToolCall
-Found = tuple[Sequence[Part], int]
+ParseStep = tuple[Sequence[Part], int]
 """What the first so many characters of a text mean."""
 
 
@@ -51,9 +51,11 @@ class CallParser(ABC):
         """Text whose meaning is still open."""
         self._blank = ""
         self._after_call = False
+        self._extent: Extent | None = None
+        """Of the JSON value that is being read."""
 
     @abstractmethod
-    def next(self, final: bool) -> Found | None:
+    def next(self, final: bool) -> ParseStep | None:
         """What the beginning of the held text means, or None where that is open (never so when it is `final`)."""
 
     @classmethod
@@ -106,10 +108,22 @@ class CallParser(ABC):
         self._after_call = False
         return [kept]
 
-    def words(self, final: bool) -> Found | None:
+    def json_at(self, start: int, final: bool) -> tuple[int, Any] | None:
+        """Where the JSON that begins at a place of the held text ends, and its value (None: it is none).
+
+        None alone: it goes on, and more text may come."""
+        self._extent = self._extent or Extent(start)
+        ended = self._extent.end(self.held)
+        if ended is None:
+            return (len(self.held), None) if final else None
+        end, whole = ended
+        self._extent = None
+        return end, parse_json(self.held[start:end]) if whole else None
+
+    def words(self, final: bool) -> ParseStep | None:
         """Words up to the next marker or what may be the beginning of one."""
         places = [at for marker in self.markers if (at := self.held.find(marker)) >= 0]
-        end = min(places) if places else len(self.held) - (0 if final else begun(self.held, self.markers))
+        end = min(places) if places else len(self.held) - (0 if final else overlap_length(self.held, self.markers))
         return ([self.held[:end]], end) if end else None
 
 
@@ -153,13 +167,13 @@ def call_of(data: Any) -> ToolCall | None:
         return None
     arguments = data.get("arguments", data.get("parameters"))
     if isinstance(arguments, str):  # the object as a text, as OpenAI itself writes it
-        arguments = loaded(arguments)
+        arguments = parse_json(arguments)
     if not isinstance(arguments, dict):
         return None
     return ToolCall(data["name"], json.dumps(arguments, ensure_ascii=False), str(data.get("id") or ""))
 
 
-def loaded(text: str) -> Any:
+def parse_json(text: str) -> Any:
     """A JSON value, None where the text is none; line breaks inside strings are let pass, as models write them."""
     try:
         value = json.loads(text, strict=False, parse_constant=_no_number)

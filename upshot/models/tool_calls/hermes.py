@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from upshot.core.thought import begun
-from upshot.models.tool_calls.base import CallParser, Extent, Found, call_of, loaded, parsers
+from upshot.core.thought import overlap_length
+from upshot.models.tool_calls.base import CallParser, ParseStep, call_of, parsers
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
@@ -18,14 +18,13 @@ class Hermes(CallParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self._extent: Extent | None = None
         self._closing = False
         """A call was read: its closing tag comes next."""
 
-    def next(self, final: bool) -> Found | None:
+    def next(self, final: bool) -> ParseStep | None:
         """A call, the tag that closes one, or words."""
         if self._closing:
-            return self._closed(final)
+            return self._close(final)
         if not self.held.startswith(OPENING):
             if self.held.startswith(CLOSING):  # of no call
                 return [CLOSING], len(CLOSING)
@@ -34,23 +33,21 @@ class Hermes(CallParser):
         if not body.startswith("{"):
             return ([OPENING], len(OPENING)) if body or final else None
         start = len(self.held) - len(body)
-        self._extent = self._extent or Extent(start)
-        ended = self._extent.end(self.held)
-        if ended is None:
-            return ([self.held], len(self.held)) if final else None
-        end, well = ended
-        self._extent = None
-        call = call_of(loaded(self.held[start:end])) if well else None
+        found = self.json_at(start, final)
+        if found is None:
+            return None
+        end, value = found
+        call = call_of(value)
         self._closing = call is not None
         return [call or self.held[:end]], end
 
-    def _closed(self, final: bool) -> Found | None:
+    def _close(self, final: bool) -> ParseStep | None:
         rest = self.held.lstrip()
         blanks = len(self.held) - len(rest)
         if rest.startswith(CLOSING):
             self._closing = False
             return [], blanks + len(CLOSING)
-        if not final and begun(rest, [CLOSING]) == len(rest):
+        if not final and overlap_length(rest, [CLOSING]) == len(rest):
             return None
         self._closing = False
         return [], blanks

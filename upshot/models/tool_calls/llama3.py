@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from upshot.core.thought import begun
-from upshot.models.tool_calls.base import CallParser, Extent, Found, call_of, loaded, parsers
+from upshot.core.thought import overlap_length
+from upshot.models.tool_calls.base import CallParser, ParseStep, call_of, parsers
 
 TAG = "<|python_tag|>"
 
@@ -22,13 +22,12 @@ class Llama3(CallParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self._extent: Extent | None = None
         self._here = True
         """A call may stand here."""
         self._called = False
         """What came last is a call."""
 
-    def next(self, final: bool) -> Found | None:
+    def next(self, final: bool) -> ParseStep | None:
         """A call where one may stand, or words. A mark or a semicolon is a call's only where an object follows it."""
         rest = self.held.lstrip()
         tagged = rest.startswith(TAG)
@@ -39,7 +38,7 @@ class Llama3(CallParser):
                 return ([self.held], len(self.held)) if final else None
             if body.startswith("{"):
                 return self._object(len(self.held) - len(body), final)
-            if not tagged and not final and begun(body, self.markers) == len(body):
+            if not tagged and not final and overlap_length(body, self.markers) == len(body):
                 return None
         self._here = self._called = False
         if tagged:
@@ -47,14 +46,12 @@ class Llama3(CallParser):
             return [self.held[:used]], used
         return self.words(final)
 
-    def _object(self, start: int, final: bool) -> Found | None:
-        self._extent = self._extent or Extent(start)
-        ended = self._extent.end(self.held)
-        if ended is None:
-            return ([self.held], len(self.held)) if final else None
-        end, well = ended
-        self._extent = None
-        call = call_of(loaded(self.held[start:end])) if well else None
+    def _object(self, start: int, final: bool) -> ParseStep | None:
+        found = self.json_at(start, final)
+        if found is None:
+            return None
+        end, value = found
+        call = call_of(value)
         self._here = self._called = call is not None
         return [call or self.held[:end]], end
 

@@ -8,7 +8,7 @@ import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from upshot.models.tool_calls.base import CallParser, Extent, Found, ToolCall, call_of, loaded, parsers
+from upshot.models.tool_calls.base import CallParser, ParseStep, ToolCall, call_of, parsers
 
 MARK, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 HEAD = re.compile(r"\s*(?:\[\s*|(?P<name>[\w.-]{1,64})\s*(?:\[CALL_ID\](?P<id>\w{1,64}))?\s*(?:\[ARGS\])?\s*)?")
@@ -21,16 +21,12 @@ class Mistral(CallParser):
 
     markers = (MARK, ARGS, CALL_ID)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._extent: Extent | None = None
-
     @staticmethod
     def new_id() -> str:
         """Nine letters and digits: the templates refuse other ids."""
         return "".join(random.SystemRandom().choices(string.ascii_letters + string.digits, k=9))
 
-    def next(self, final: bool) -> Found | None:
+    def next(self, final: bool) -> ParseStep | None:
         """The calls after a mark, or words."""
         if not self.held.startswith(MARK):
             strays = [mark for mark in self.markers if self.held.startswith(mark)]
@@ -44,13 +40,10 @@ class Mistral(CallParser):
             return [MARK], len(MARK)
         array = self.held.find("[", len(MARK), brace) if head["name"] is None else -1
         start = array if array >= 0 else brace
-        self._extent = self._extent or Extent(start)
-        ended = self._extent.end(self.held)
-        if ended is None:
-            return ([self.held], len(self.held)) if final else None
-        end, well = ended
-        self._extent = None
-        data = loaded(self.held[start:end]) if well else None
+        found = self.json_at(start, final)
+        if found is None:
+            return None
+        end, data = found
         if head["name"] is not None and data is not None:
             data = {"name": head["name"], "arguments": data, "id": head["id"]}
         calls = _calls(data if isinstance(data, list) else [data])

@@ -19,7 +19,7 @@ from upshot.api.scorer import first_of
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Row, Turn, derive_seed
 from upshot.core.errors import UserError
-from upshot.core.time_limit import limited
+from upshot.core.time_limit import limit_call
 from upshot.offline.data.gather import POLICY
 from upshot.offline.data.journal import Journal
 from upshot.offline.data.outage import Outage
@@ -99,7 +99,7 @@ class FirstAnswer(Participant):
 
     async def observe(self, conversation: Conversation) -> Observation:
         """The user's own answer."""
-        observation = await limited(self.user, self.user.observe, conversation)
+        observation = await limit_call(self.user, self.user.observe, conversation)
         if FIRST not in conversation.session:
             session = copy.deepcopy({k: v for k, v in conversation.session.items() if k != "metrics"})
             conversation.session[FIRST] = (observation, session)
@@ -166,7 +166,7 @@ class Builder:
             raise UserError(f"row '{row.id}' has no opening message and there is no --user to say one")
         conversation = self._conversation(progress)
         try:
-            await limited(self.services.user, self.services.user.start, conversation)
+            await limit_call(self.services.user, self.services.user.start, conversation)
         except UserError:
             raise
         except Exception as error:  # this conversation is over; the others go on
@@ -231,7 +231,7 @@ class Builder:
         else:
             fork = best.conversation.fork("user")
             try:
-                observation = await limited(self.services.user, self.services.user.observe, fork)
+                observation = await limit_call(self.services.user, self.services.user.observe, fork)
             except UserError:
                 raise
             except Exception as error:  # the conversation ends here, with the reason

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from upshot.core import jsonl
 from upshot.core.errors import UserError
+from upshot.core.files import dump_json_line, read_jsonl, repair_jsonl, write_jsonl
 
 
 class Journal:
@@ -56,7 +56,7 @@ class Journal:
 
     def extend(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Add lines; when this returns they are on the disk."""
-        data = b"".join(map(jsonl.dumps, lines))
+        data = b"".join(map(dump_json_line, lines))
         while data:
             data = data[os.write(self._file, data) :]
         os.fsync(self._file)
@@ -78,7 +78,7 @@ class Journal:
         if self._settings is not None:
             raise ValueError("a journal with settings keeps all its lines")
         other = self.path.with_name(f".{self.path.name}.new")
-        jsonl.write(other, self.lines)
+        write_jsonl(other, self.lines)
         handle = os.open(other, os.O_RDWR | os.O_APPEND)
         os.fsync(handle)
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -88,11 +88,11 @@ class Journal:
         _sync_folder(self.path.parent)
 
     def _recover(self, settings: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-        jsonl.mend(self.path)
-        lines = jsonl.read(self.path)
+        repair_jsonl(self.path)
+        lines = read_jsonl(self.path)
         if settings is None:
             return lines
-        wanted = json.loads(jsonl.dumps({"settings": dict(settings)}))
+        wanted = json.loads(dump_json_line({"settings": dict(settings)}))
         if not lines or (len(lines) == 1 and lines[0] != wanted):  # nothing was done with the other settings
             os.ftruncate(self._file, 0)
             self.append(wanted)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from upshot.core.errors import UserError, did_you_mean
-from upshot.core.whole_files import check_writable
+from upshot.core.files import check_writable
 from upshot.offline.data.select import best_and_worst, best_conversations, distinct_prompts, merge_duplicates
 from upshot.tasks.datasets.candidates import Candidate, candidate_of, goal_groups
 from upshot.tasks.datasets.files import Record, read_tables

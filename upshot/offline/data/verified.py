@@ -14,7 +14,7 @@ from typing import Any
 
 from upshot.core.conversation import Row
 from upshot.core.errors import UserError
-from upshot.core.whole_files import check_writable
+from upshot.core.files import check_writable
 from upshot.offline.data.prepare import PrepareSummary, check_rows, check_share, write_splits
 from upshot.tasks.base import tasks
 from upshot.tasks.datasets.files import Record, read_tables

@@ -17,7 +17,7 @@ from upshot.api.scorer import first_of
 from upshot.core.conversation import Conversation, Message, Row, Turn, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
-from upshot.core.time_limit import limited
+from upshot.core.time_limit import limit_call
 from upshot.offline.data.journal import Journal
 from upshot.offline.data.outage import Outage
 from upshot.rewards.reward import combine
@@ -40,7 +40,7 @@ async def play_whole(conversation: Conversation, policy: Policy, user: Participa
         if user is None or said + 2 > max_messages:
             conversation.ended = "messages"
             return
-        observation = await limited(user, user.observe, conversation)
+        observation = await limit_call(user, user.observe, conversation)
         count(conversation, observation.metrics)
         for message in observation.messages:
             conversation.say(message, note=observation.note)
@@ -124,7 +124,7 @@ class Evaluation:
             if self.services.user is None:
                 raise UserError(f"task '{self.task.name}' needs --user: somebody must open the conversation")
             try:
-                await limited(self.services.user, self.services.user.start, conversation)
+                await limit_call(self.services.user, self.services.user.start, conversation)
             except UserError:
                 raise
             except Exception as error:  # this goal is missing, with the reason; the others go on

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from upshot.config.load import load_recipe
-from upshot.core import jsonl
 from upshot.core.conversation import Conversation, Message, Row, Turn
 from upshot.core.errors import UserError, did_you_mean
+from upshot.core.files import dump_json_line, read_jsonl
 from upshot.core.score import Reason, Score
 from upshot.core.thought import find_thought
 from upshot.offline.verify import VerifySettings, check_verifier, options_of, response_of, source_of
@@ -47,7 +47,7 @@ def read_run(path: Path, only: str | None = None) -> list[MonitorItem]:
     if not file.is_file():
         raise UserError(f"'{path}' holds no {ROLLOUTS}: it is no run folder, or nothing was played in it yet")
     task, manager = _task(path), managers.create("inline")
-    items = [_of_line(line, index, task, manager) for index, line in enumerate(jsonl.read(file))]
+    items = [_of_line(line, index, task, manager) for index, line in enumerate(read_jsonl(file))]
     found = [item for item in items if only in (None, item.case.task)]
     if items and not found:
         raise UserError(f"'{path}' has no replies of task '{only}'; {did_you_mean(only or '', _tasks(items))}")
@@ -173,4 +173,4 @@ def _tasks(items: Sequence[MonitorItem]) -> list[str]:
 
 def _key(row: Mapping[str, Any], index: int) -> str:
     """By what a reply is known again: its place, and all that it says."""
-    return f"{index} {hashlib.blake2b(jsonl.dumps(row), digest_size=12).hexdigest()}"
+    return f"{index} {hashlib.blake2b(dump_json_line(row), digest_size=12).hexdigest()}"

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from upshot.core.conversation import Conversation, Message
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.score import Score
-from upshot.core.time_limit import limited
+from upshot.core.time_limit import limit_call
 from upshot.models.base import Model
 from upshot.rewards.metric import Metric
 
@@ -72,7 +72,7 @@ class ExtractedMetric(Metric):
         found = await self._extract(conversation, self.artefact, self._judge)
         if isinstance(found, Score):
             return found
-        given = await limited(self.inner, self.inner.score, ending_with(conversation, found))
+        given = await limit_call(self.inner, self.inner.score, ending_with(conversation, found))
         score = Score.of(given, f"metric '{type(self.inner).__name__}'")
         detail = {self.artefact: found, **score.detail}
         if not found.strip():

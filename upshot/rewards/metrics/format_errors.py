@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from upshot.core.conversation import Conversation
 from upshot.core.score import Reason, Score
-from upshot.core.time_limit import limited_now
+from upshot.core.time_limit import limit_call_now
 from upshot.rewards.metric import Metric, metrics
 from upshot.tasks.base import Task
 
@@ -20,7 +20,7 @@ class FormatErrors(Metric):
 
     async def score(self, conversation: Conversation) -> Score:
         """The share; missing when the assistant said nothing."""
-        faults = limited_now(self.task, self.task.format_faults, conversation)
+        faults = limit_call_now(self.task, self.task.format_faults, conversation)
         if not faults:
             return Score.missing(Reason.NOTHING_SAID, "format_errors: no assistant turn")
         found = [fault for fault in faults if fault]

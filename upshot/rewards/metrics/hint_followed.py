@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from upshot.core.conversation import Conversation
 from upshot.core.score import Reason, Score
-from upshot.core.time_limit import limited_now
+from upshot.core.time_limit import limit_call_now
 from upshot.rewards.metric import Metric, metrics
 from upshot.rewards.workers.base import Manager
 from upshot.tasks.base import Task
@@ -22,7 +22,7 @@ class HintFollowed(Metric):
 
     async def score(self, conversation: Conversation) -> Score:
         """The verdict; missing where the row has no hint, or nothing was said."""
-        claim = limited_now(self.task, self.task.claim, conversation)
+        claim = limit_call_now(self.task, self.task.claim, conversation)
         if claim is None:
             return Score.missing(Reason.NOTHING_SAID, "hint_followed: no reply")
         if not claim.extra.get("hint"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from upshot.core.conversation import Conversation
 from upshot.core.score import Score
-from upshot.core.time_limit import limited, limited_now
+from upshot.core.time_limit import limit_call, limit_call_now
 from upshot.rewards.metric import Metric, metrics
 from upshot.rewards.workers.base import Manager
 from upshot.tasks.base import Task
@@ -24,7 +24,7 @@ class VerifierMetric(Metric):
         if own is not None:
             return Score.of(own, "the environment")
         task, manager = self.task, self.manager
-        claim = limited_now(task, task.claim, conversation) if manager is not None else None
+        claim = limit_call_now(task, task.claim, conversation) if manager is not None else None
         if claim is None or manager is None:
-            return Score.of(await limited(task, task.verify, conversation), f"task '{task.name}'")
+            return Score.of(await limit_call(task, task.verify, conversation), f"task '{task.name}'")
         return await manager.verify(claim)

@@ -9,7 +9,7 @@ from typing import Any
 from upshot.config.registry import Registry
 from upshot.core.errors import UserError
 from upshot.core.score import Score
-from upshot.core.time_limit import limited, limited_now
+from upshot.core.time_limit import limit_call, limit_call_now
 from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
 
 
@@ -55,9 +55,9 @@ async def verify_here(verifier: Verifier, claim: Claim) -> Score:
     """Run a verifier in this process; what it raises becomes a missing score, except what the user must mend."""
     try:
         if verifier.waits:
-            given = await limited(verifier, verifier.verify, claim.response, claim.reference, claim.extra)
+            given = await limit_call(verifier, verifier.verify, claim.response, claim.reference, claim.extra)
         else:
-            given = limited_now(verifier, verifier.score, claim.response, claim.reference, claim.extra)
+            given = limit_call_now(verifier, verifier.score, claim.response, claim.reference, claim.extra)
         return Score.of(given, f"verifier '{claim.source}'")
     except UserError:
         raise

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import random
 from collections.abc import Mapping
 from typing import Any
 
 from upshot.core.errors import UserError
+from upshot.core.http_client import AttemptError, HttpClient, RetryPolicy
 from upshot.core.score import Reason, Score
-from upshot.core.time_limit import uncounted
 from upshot.rewards.workers.base import Manager, managers
 from upshot.rewards.workers.scorer import KEY_VARIABLE
 from upshot.tasks.verifiers.base import Claim
@@ -18,7 +16,7 @@ from upshot.tasks.verifiers.base import Claim
 
 @managers.register("remote")
 class RemoteManager(Manager):
-    """POSTs each claim to `url`/verify; retries what may pass (connection, 429, 5xx) with jittered backoff.
+    """POSTs each claim to `url`/verify; retries what may pass.
 
     The scorer's key, where it wants one, comes from UPSHOT_SCORER_KEY.
     """
@@ -33,32 +31,19 @@ class RemoteManager(Manager):
         **context: Any,
     ) -> None:
         super().__init__(**context)
-        self.url = url.rstrip("/")
-        self.seconds = seconds
-        self.connections = connections
-        self.retries = retries
-        self.backoff = backoff
-        self._session: Any = None
+        key = os.environ.get(KEY_VARIABLE)
+        self._client = HttpClient(
+            url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout_s=seconds,
+            connections=connections,
+            retry=RetryPolicy(retries, backoff),
+        )
         self._counts = {"items": 0, "retries": 0, "failures": 0}
 
-    @uncounted
     async def verify(self, claim: Claim) -> Score:
         """The score of one claim, as the remote scorer gives it."""
         self._counts["items"] += 1
-        reason = ""
-        for attempt in range(self.retries + 1):
-            if attempt:
-                self._counts["retries"] += 1
-                await asyncio.sleep(self.backoff * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))
-            score, reason = await self._post(claim)
-            if score is not None:
-                return score
-        self._counts["failures"] += 1
-        return Score.missing(Reason.read(reason), f"remote: {reason}")
-
-    async def _post(self, claim: Claim) -> tuple[Score | None, str]:
-        import aiohttp
-
         body = {
             "source": claim.source,
             "response": claim.response,
@@ -67,40 +52,26 @@ class RemoteManager(Manager):
             "options": dict(claim.options),
         }
         try:
-            async with self._connected().post(f"{self.url}/verify", json=body) as answer:
-                if answer.status == 422:
-                    raise UserError(f"the scorer at {self.url} refused the claim: {(await answer.json())['error']}")
-                if answer.status in (401, 403):
-                    raise UserError(f"the scorer at {self.url} wants a key: set {KEY_VARIABLE} to the one it was given")
-                if answer.status in (429, 500, 502, 503, 504):
-                    return None, f"http_{answer.status}"
-                if answer.status != 200:
-                    return Score.missing(Reason.HTTP_ERROR, f"remote: http_{answer.status}"), ""
-                data = await answer.json()
-                return Score(data["value"], data.get("reason"), data.get("detail") or {}), ""
-        except TimeoutError:
-            return None, "timeout"
-        except aiohttp.ClientError:
-            return None, "connection"
+            data, _ = await self._client.request("POST", "/verify", body, on_retry=self._count_retry)
+            return Score(data["value"], data.get("reason"), data.get("detail") or {})
+        except AttemptError as error:
+            where = f"the scorer at {self._client.url}"
+            if error.status == 422:
+                raise UserError(f"{where} refused the claim: {error.detail}") from error
+            if error.status in (401, 403):
+                raise UserError(f"{where} wants a key: set {KEY_VARIABLE} to the one it was given") from error
+            self._counts["failures"] += 1
+            return Score.missing(Reason.read(error.reason), f"remote: {error.reason}")
         except (KeyError, TypeError, ValueError):
-            return Score.missing(Reason.BAD_RESPONSE, "remote: bad response"), ""
+            self._counts["failures"] += 1
+            return Score.missing(Reason.BAD_RESPONSE, "remote: bad response")
 
-    def _connected(self) -> Any:
-        import aiohttp
-
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=self.connections)
-            timeout = aiohttp.ClientTimeout(total=self.seconds)
-            key = os.environ.get(KEY_VARIABLE)
-            headers = {"Authorization": f"Bearer {key}"} if key else {}
-            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers)
-        return self._session
+    def _count_retry(self, _: AttemptError) -> None:
+        self._counts["retries"] += 1
 
     async def aclose(self) -> None:
         """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._client.aclose()
 
     def stats(self) -> dict[str, float]:
         """Items, retries, failures."""

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from upshot.core.errors import UserError
-from upshot.core.http import refusal
+from upshot.core.http_server import refusal
 from upshot.rewards.workers.base import Manager
 from upshot.tasks.verifiers.base import Claim
 

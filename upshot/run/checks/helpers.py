@@ -12,12 +12,12 @@ from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
 from upshot.core.event_loop import run_anywhere
-from upshot.models.absent import AbsentPolicy
 from upshot.models.base import ModelCallError, Request
 from upshot.models.client.budget import Budget
 from upshot.models.connect import connect
 from upshot.models.endpoint import headers_of
 from upshot.models.local import local_path
+from upshot.models.scripted import AbsentPolicy
 from upshot.rollout.futures.classmates.map_file import read_map
 from upshot.rollout.play import has_opening
 from upshot.rollout.services import build_services

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from upshot.core import jsonl
+from upshot.core.files import iter_jsonl
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ def read_objects(path: Path, skipped: SkippedLines) -> Iterator[tuple[int, int, 
     if not path.is_file():
         return
     with path.open("rb") as file:
-        for line in jsonl.lines(file):
+        for line in iter_jsonl(file):
             if line.row is not None:
                 yield line.offset, len(line.data), line.row
             elif line.torn:

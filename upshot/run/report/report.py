@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from upshot.core.errors import UserError
+from upshot.core.files import write_atomic
 from upshot.core.version import __version__
-from upshot.core.whole_files import write_whole
 from upshot.run.folder import (
     METRICS,
     RECIPE,
@@ -113,7 +113,7 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     page = render(f"{data['title']} · Upshot", data)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, page.encode())
+        write_atomic(target, page.encode())
     except OSError as error:
         raise UserError(f"cannot write the report to '{target}': {error.strerror}; name another with --out") from error
     return target

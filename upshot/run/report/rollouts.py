@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from upshot.core import jsonl
+from upshot.core.files import parse_json_line
 from upshot.run.report.lines import SkippedLines, number, read_objects
 
 MAX_TEXT = 12_000
@@ -166,7 +166,7 @@ def load(path: Path, lines: Iterable[RolloutLine]) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for line in lines:
             file.seek(line.offset)
-            row = jsonl.parse(file.read(line.length))
+            row = parse_json_line(file.read(line.length))
             if row is not None:
                 yield row
 

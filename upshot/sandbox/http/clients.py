@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import aiohttp
-
 from upshot.core.errors import UserError
-from upshot.core.time_limit import uncounted
+from upshot.core.http_client import AttemptError, HttpClient, RetryPolicy
 from upshot.sandbox.inside.cases import standalone
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.local.script_runner import ScriptRunner, without_invalid
 from upshot.sandbox.outcome import CompileResult, Outcome, RunResult, StdioTest, TestResult
 from upshot.sandbox.runner import CodeRunner, ProgramJob, Session
 
-ATTEMPTS = 6
-PATIENCE = 120.0
+RETRY = RetryPolicy(retries=5, backoff_s=0.1)
+PATIENCE_S = 120.0
 """Seconds a request may wait in the server's queue beyond its own limits."""
-
-
 REFUSED = (400, 401, 403, 404, 413, 415, 422)
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)
 """What reading an answer of the wrong shape raises."""
@@ -35,14 +29,12 @@ class Unreachable(Exception):
 
 
 class Connection:
-    """JSON requests with retries: a full queue and a broken connection are tried again, with growing pauses."""
+    """Requests to a server: a full queue and a broken connection are tried again."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        self.url = url.rstrip("/")
-        self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._session: aiohttp.ClientSession | None = None
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client = HttpClient(url, headers=headers, retry=RETRY)
 
-    @uncounted
     async def request(
         self, method: str, path: str, body: dict[str, Any] | None, seconds: float, repeatable: bool = True
     ) -> dict[str, Any]:
@@ -50,34 +42,20 @@ class Connection:
 
         One that is not repeatable is sent again only where the server cannot have begun with it.
         """
-        if self._session is None:
-            self._session = aiohttp.ClientSession(headers=self.headers, connector=aiohttp.TCPConnector(limit=0))
-        reason = ""
-        for attempt in range(ATTEMPTS):
-            try:
-                timeout = aiohttp.ClientTimeout(total=seconds + PATIENCE)
-                async with self._session.request(method, self.url + path, json=body, timeout=timeout) as response:
-                    if response.status < 300:
-                        return await response.json(content_type=None)
-                    reason = f"{response.status}: {(await response.text())[:300]}"
-                    pause = float(response.headers.get("Retry-After") or 0)
-                    if response.status in REFUSED:
-                        raise UserError(f"{self.url}{path} refused the request: {reason}")
-                    untouched = response.status in (429, 503)
-            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                reason, pause = f"{type(error).__name__}: {error}", 0.0
-                untouched = isinstance(error, aiohttp.ClientConnectorError)
-            if not (repeatable or untouched):
-                break
-            if attempt + 1 < ATTEMPTS:
-                await asyncio.sleep(max(pause, 0.1 * 2**attempt) * random.uniform(0.75, 1.25))
-        raise Unreachable(f"{self.url}{path}: {reason}")
+        try:
+            answer, _ = await self._client.request(
+                method, path, body, timeout_s=seconds + PATIENCE_S, repeat="any" if repeatable else "unbegun"
+            )
+            return answer
+        except AttemptError as error:
+            where = f"{self._client.url}{path}"
+            if error.status in REFUSED:
+                raise UserError(f"{where} refused the request: {error.status}: {error.detail}") from error
+            raise Unreachable(f"{where}: {error.reason}: {error.detail}") from error
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._client.aclose()
 
 
 def _faults(count: int, error: Exception) -> list[TestResult]:
@@ -127,7 +105,7 @@ class CompatibleRunner(CodeRunner):
         )
 
     async def aclose(self) -> None:
-        await self.connection.close()
+        await self.connection.aclose()
 
 
 class UpshotRunner(CompatibleRunner):
@@ -225,7 +203,7 @@ class FusionRunner(ScriptRunner):
             return RunResult(Outcome.SANDBOX_FAULT, None, detail=str(error))
 
     async def aclose(self) -> None:
-        await self.connection.close()
+        await self.connection.aclose()
 
 
 def _read_fusion(answer: dict[str, Any], limits: Limits) -> RunResult:

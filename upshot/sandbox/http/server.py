@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from upshot.core.errors import UserError
-from upshot.core.http import CalmEnd, ClientGone, RequestGate, TooLarge, TooSlow, demand_key, while_connected
+from upshot.core.http_server import CalmEnd, ClientGone, RequestGate, TooLarge, TooSlow, demand_key, while_connected
 from upshot.sandbox.connection import KEY_VARIABLE
 from upshot.sandbox.http.service import SandboxFault, Service
 from upshot.sandbox.local.pool import Sandbox

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
-from upshot.core.http import metrics_page
+from upshot.core.http_server import metrics_page
 from upshot.sandbox.outcome import Outcome, RunResult, TestResult
 
 

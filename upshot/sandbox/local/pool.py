@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from upshot.core.errors import UserError
-from upshot.core.time_limit import uncounted
+from upshot.core.time_limit import pause_clock
 from upshot.sandbox.asserts import run_result, verdict
 from upshot.sandbox.asserts.split import split
 from upshot.sandbox.asserts.verdict import Remains
@@ -240,7 +240,7 @@ class Sandbox(CodeRunner):
             raise Busy(len(self._sessions) + self._opening, FORGOTTEN_SECONDS)
         await oldest.aclose()
 
-    @uncounted
+    @pause_clock
     async def _execute(self, tier: str, request: RunRequest) -> Remains:
         """Run one request, once more if the sandbox itself failed the first time.
 

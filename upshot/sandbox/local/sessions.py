@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from upshot.core.time_limit import uncounted
+from upshot.core.time_limit import pause_clock
 from upshot.sandbox.asserts.verdict import Remains, ending
 from upshot.sandbox.inside import cpu_time
 from upshot.sandbox.limits import Limits
@@ -128,7 +128,7 @@ class LocalSession(Session):
         except (ZygoteGone, OSError, TimeoutError) as error:
             return {"fault": str(error)}
 
-    @uncounted
+    @pause_clock
     async def turn(self, code: str, cpu_seconds: float | None = None) -> RunResult:
         """Run one turn after those before it; one out of time is interrupted, and ends the session if it goes on.
 

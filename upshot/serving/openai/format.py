@@ -19,7 +19,7 @@ from upshot.core.conversation import Message
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.thought import MARKERS
 from upshot.models.base import Request
-from upshot.models.pieces import Pieces
+from upshot.models.openai_format import TokenPieces
 
 BOOKKEEPING = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 """Fields that change nothing about an answer."""
@@ -314,7 +314,7 @@ def usage(prompt: int, completion: int) -> dict[str, int]:
 class Names:
     """How a response names tokens: by their text or, if asked to, by their ids."""
 
-    def __init__(self, pieces: Pieces, asked: CommonFields) -> None:
+    def __init__(self, pieces: TokenPieces, asked: CommonFields) -> None:
         self.pieces = pieces
         self.by_ids = asked.return_tokens_as_token_ids
 

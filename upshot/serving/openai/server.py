@@ -19,11 +19,11 @@ from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 
 from upshot.core.errors import UserError
-from upshot.core.http import CalmEnd, ClientGone, RequestGate, TooLarge, TooSlow, metrics_page, while_connected
+from upshot.core.http_server import CalmEnd, ClientGone, RequestGate, TooLarge, TooSlow, metrics_page, while_connected
 from upshot.engine.sequence import DONE, Sequence
 from upshot.models.base import Completion, ModelCallError, Request
 from upshot.models.engine_model import EngineModel, RuledRequest, cut_at_stop
-from upshot.models.pieces import Pieces
+from upshot.models.openai_format import TokenPieces
 from upshot.serving.openai.format import (
     ChatRequest,
     CompletionRequest,
@@ -76,7 +76,7 @@ class OpenAIServer:
         self.max_tokens = max_tokens
         self.any_name = any_name
         """Whether a request that names another model is answered all the same."""
-        self.pieces = Pieces(model.tokenizer)
+        self.pieces = TokenPieces(model.tokenizer)
         self.dialect = Dialect(model.tokenizer, tool_parser)
         self.counts = {"requests": 0, "refused": 0, "failed": 0, "disconnected": 0}
         self.seconds = 0.0

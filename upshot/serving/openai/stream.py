@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from upshot.core.thought import begun
+from upshot.core.thought import overlap_length
 
 WINDOW = 32
 """Ids decoded again for every new one, about."""
@@ -42,7 +42,7 @@ class GrowingText:
         if cut >= 0:
             text = text[:cut]
         elif not last:
-            text = text[: len(text) - begun(text, self.stops)]
+            text = text[: len(text) - overlap_length(text, self.stops)]
             if not whole:
                 text = text.rstrip("�")
         new = text[len(self.sent) :]

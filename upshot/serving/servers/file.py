@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from upshot.config.load import explain_error, read_yaml
 from upshot.config.recipe import Text
 from upshot.core.errors import UserError
-from upshot.core.http import demand_key
+from upshot.core.http_server import demand_key
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """A server's name is part of a file name and of `serve:NAME`."""

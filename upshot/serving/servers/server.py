@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from upshot.core.errors import UserError
+from upshot.core.process import Reaper, end_group, parent_death_hook
 from upshot.serving.servers.plan import Command
-from upshot.serving.servers.reaper import Reaper, die_with_us, end_group
 
 LOOK_S = 0.25
 """Between looks at a server that starts."""
@@ -67,7 +67,7 @@ class ModelServer:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    preexec_fn=die_with_us(),
+                    preexec_fn=parent_death_hook(),
                 )
             except OSError as error:
                 raise UserError(f"server '{self.name}': {self.command.words[0]}: {error.strerror}") from error

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from upshot.core.errors import UserError
-from upshot.core.whole_files import write_json, write_whole
+from upshot.core.files import write_atomic, write_json
+from upshot.core.process import Reaper
 from upshot.serving.servers.file import ServersConfig, digest
 from upshot.serving.servers.plan import check_program, compose, divide_memory, pick_ports, place_servers, visible_gpus
-from upshot.serving.servers.reaper import Reaper
 from upshot.serving.servers.server import GRACE_S, ModelServer, ServerEnded, reachable
 from upshot.serving.servers.state import STATE, USERS_LOCK, lock, tail
 
@@ -226,4 +226,4 @@ def write_map(path: Path, config: ServersConfig, servers: Mapping[str, tuple[int
             "status": status,
             **({"api_key_env": config.api_key_env} if config.key else {}),
         }
-    write_whole(path, (json.dumps(entries, indent=2) + "\n").encode())
+    write_atomic(path, (json.dumps(entries, indent=2) + "\n").encode())

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from upshot.models.endpoint import error_detail
+from upshot.core.http_client import error_detail
 
 if TYPE_CHECKING:
     import aiohttp

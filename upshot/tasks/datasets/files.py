@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from upshot.core import jsonl
 from upshot.core.errors import UserError
-from upshot.core.whole_files import read_text
+from upshot.core.files import read_text, read_user_jsonl
 
 Record = dict[str, Any]
 """One row of a file, column by column."""
@@ -123,7 +122,7 @@ def _arrow(path: Path) -> Iterator[Record]:
 
 def _jsonl(path: Path) -> Iterator[Record]:
     with path.open("rb") as file:
-        yield from jsonl.read_data(file, str(path))
+        yield from read_user_jsonl(file, str(path))
 
 
 def _json(path: Path) -> Iterator[Record]:

@@ -10,14 +10,12 @@ A call that fails ends the episode as missing with the reason; a session that wa
 
 from __future__ import annotations
 
-import asyncio
-import random
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from upshot.core.conversation import Conversation, Message, derive_seed, messages_from
+from upshot.core.http_client import AttemptError, HttpClient, RetryPolicy
 from upshot.core.score import Reason, Score
-from upshot.core.time_limit import uncounted
 from upshot.tasks.participants.base import Observation, Participant
 
 KEY = "remote"
@@ -32,61 +30,6 @@ class RemoteError(Exception):
         self.reason = reason
 
 
-class _Client:
-    """POST with a bounded number of connections; starts are retried, actions are not (they are not repeatable)."""
-
-    def __init__(self, url: str, seconds: float, connections: int, retries: int) -> None:
-        self.url = url.rstrip("/")
-        self.seconds = seconds
-        self.connections = connections
-        self.retries = retries
-        self._session: Any = None
-
-    @uncounted
-    async def post(
-        self, path: str, body: Mapping[str, Any], session_id: str = "", retry: bool = False
-    ) -> tuple[dict[str, Any], Mapping[str, str]]:
-        """The answer's JSON object and headers."""
-        for attempt in range(self.retries + 1 if retry else 1):
-            if attempt:
-                await asyncio.sleep(0.2 * 2**attempt * random.uniform(0.5, 1.5))
-            try:
-                return await self._once(path, body, session_id)
-            except RemoteError as error:
-                last = error
-        raise last
-
-    async def _once(
-        self, path: str, body: Mapping[str, Any], session_id: str
-    ) -> tuple[dict[str, Any], Mapping[str, str]]:
-        import aiohttp
-
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=self.connections)
-            self._session = aiohttp.ClientSession(
-                connector=connector, timeout=aiohttp.ClientTimeout(total=self.seconds)
-            )
-        headers = {"session_id": session_id} if session_id else {}
-        try:
-            async with self._session.post(f"{self.url}{path}", json=dict(body), headers=headers) as answer:
-                if answer.status != 200:
-                    raise RemoteError(path, f"http_{answer.status}")
-                data = await answer.json(content_type=None)
-                if not isinstance(data, dict):
-                    raise RemoteError(path, "bad_response")
-                return data, answer.headers
-        except TimeoutError as error:
-            raise RemoteError(path, "timeout") from error
-        except (aiohttp.ClientError, ValueError) as error:
-            raise RemoteError(path, "connection") from error
-
-    async def close(self) -> None:
-        """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
-
-
 class RemoteEnvironment(Participant):
     """One remote environment for all conversations; what belongs to one lives in its session."""
 
@@ -99,19 +42,31 @@ class RemoteEnvironment(Participant):
         retries: int = 2,
     ) -> None:
         self.protocol = protocol
-        self.client = _Client(url, seconds, connections, retries)
+        self.client = HttpClient(
+            url, timeout_s=seconds, connections=connections, retry=RetryPolicy(retries, backoff_s=0.4)
+        )
+
+    async def _post(
+        self, path: str, body: Mapping[str, Any], session_id: str = "", retry: bool = False
+    ) -> tuple[dict[str, Any], Mapping[str, str]]:
+        """The answer's JSON object and headers; starts are tried again, actions are not (they are not repeatable)."""
+        headers = {"session_id": session_id} if session_id else {}
+        try:
+            return await self.client.request("POST", path, body, headers=headers, repeat="any" if retry else "never")
+        except AttemptError as error:
+            raise RemoteError(path, error.reason) from error
 
     async def start(self, conversation: Conversation) -> None:
         """Open the remote session; what it opens with is said."""
         meta = conversation.row.meta
         if self.protocol == "instance":
-            answer, _ = await self.client.post("/start_instance", {"instance_hash": meta["instance_hash"]}, retry=True)
+            answer, _ = await self._post("/start_instance", {"instance_hash": meta["instance_hash"]}, retry=True)
             if "sid" not in answer:
                 raise RemoteError("/start_instance", "bad_response")
             state: dict[str, Any] = {"id": str(answer["sid"])}
         else:
             body = {"index": meta["index"], "name": meta.get("name", "")}
-            answer, headers = await self.client.post("/start_sample", body, retry=True)
+            answer, headers = await self._post("/start_sample", body, retry=True)
             state = {"id": str(answer.get("session_id") or headers.get("session_id") or session_name(conversation))}
             if answer.get("tools"):
                 conversation.session["tools"] = list(answer["tools"])
@@ -126,12 +81,12 @@ class RemoteEnvironment(Participant):
         if self.protocol == "instance":
             last = conversation.last("assistant")
             body = {"sid": state["id"], "content": last.content if last else ""}
-            answer, _ = await self.client.post("/process_action", body)
+            answer, _ = await self._post("/process_action", body)
             text = next((str(answer[key]) for key in ("content", "observation", "output") if answer.get(key)), "")
             messages: tuple[Message, ...] = (Message("user", text),) if text else ()
         else:
             body = {"messages": [message.to_dict() for message in conversation.messages]}
-            answer, _ = await self.client.post("/interact", body, state["id"])
+            answer, _ = await self._post("/interact", body, state["id"])
             messages = messages_from(answer.get("messages") or [])
         done = bool(answer.get("finish") or answer.get("done") or answer.get("finished"))
         conversation.session[KEY] = {**state, "reward": answer.get("reward"), "done": done}
@@ -145,20 +100,20 @@ class RemoteEnvironment(Participant):
             return
         try:
             if self.protocol == "instance":
-                await self.client.post("/postprocess", {"sid": state["id"]})
-                answer, _ = await self.client.post("/compute_reward", {"sid": state["id"]}, retry=True)
+                await self._post("/postprocess", {"sid": state["id"]})
+                answer, _ = await self._post("/compute_reward", {"sid": state["id"]}, retry=True)
                 conversation.session["score"] = reward_of(answer)
                 return
             conversation.session["score"] = reward_of(state)
             if not state.get("done"):
-                await self.client.post("/cancel", {}, state["id"])
+                await self._post("/cancel", {}, state["id"])
         except RemoteError as error:
             if not isinstance(conversation.session.get("score"), Score):
                 conversation.session["score"] = Score.failed(error, "remote")
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self.client.close()
+        await self.client.aclose()
 
 
 def session_name(conversation: Conversation) -> str:

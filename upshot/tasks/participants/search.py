@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from upshot.core import jsonl
 from upshot.core.errors import UserError
-from upshot.core.whole_files import read_text
+from upshot.core.files import iter_jsonl, read_text
 
 _K1, _B = 1.2, 0.75
 _WORD = re.compile(r"\w+")
@@ -62,7 +61,7 @@ def load_corpus(path: str) -> Corpus:
         return Corpus(Passage("", part) for part in parts)
     passages = []
     with file.open("rb") as opened:
-        for line in jsonl.lines(opened):
+        for line in iter_jsonl(opened):
             text = line.row.get("text") or line.row.get("contents") if line.row is not None else None
             if line.row is None or text is None:
                 raise UserError(f"{path}, line {line.number}: every line must be an object with 'text'")

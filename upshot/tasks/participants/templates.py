@@ -10,7 +10,7 @@ from typing import Any
 
 from upshot.core.conversation import Conversation, Message
 from upshot.core.errors import UserError, did_you_mean
-from upshot.core.whole_files import read_text
+from upshot.core.files import read_text
 
 FOLDER = Path(__file__).parent / "prompts"
 NAMES = {"user": "User", "assistant": "Assistant", "tool": "Tool"}

@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from upshot.core.closing import close_all
 from upshot.core.conversation import Conversation, Message
-from upshot.core.errors import UserError, did_you_mean
+from upshot.core.errors import UserError, close_all, did_you_mean
 from upshot.sandbox.connection import connect
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.tasks.participants.search import Corpus, load_corpus

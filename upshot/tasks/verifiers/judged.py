@@ -16,8 +16,8 @@ from typing import Any
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
+from upshot.core.files import read_text
 from upshot.core.score import Reason, Score
-from upshot.core.whole_files import read_text
 from upshot.models.base import Model, ModelCallError
 from upshot.tasks.verifiers.base import Extra, Verifier, parse_score, verifiers
 

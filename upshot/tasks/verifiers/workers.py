@@ -29,8 +29,9 @@ from functools import cache
 from typing import Any
 
 from upshot.core.errors import UserError
+from upshot.core.process import die_with_parent
 from upshot.core.score import Reason, Score
-from upshot.core.time_limit import uncounted
+from upshot.core.time_limit import pause_clock
 from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
 
 MAX_MESSAGE = 64 * 2**20
@@ -57,7 +58,7 @@ class VerifierWorkers:
         self._server: ForkServer | None = None
         self._warmed: set[str] = set()
 
-    @uncounted
+    @pause_clock
     async def verify(self, claim: Claim) -> Score:
         """The score of a claim, within the limits."""
         try:
@@ -224,7 +225,7 @@ class ForkServer:
 def serve_forks(fd: int) -> None:
     """The fork server's life: answer fork, warm and reap requests until the program closes the socket. No threads."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the program's to handle
-    _die_with_parent()
+    die_with_parent()
     control = socket.socket(fileno=fd)
     while True:
         data, fds, _, _ = socket.recv_fds(control, 1 << 16, 1)
@@ -260,7 +261,7 @@ def _fork(control: socket.socket, fd: int, memory_mb: int) -> int:
     code = 1
     try:
         control.close()
-        _die_with_parent()
+        die_with_parent()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with contextlib.suppress(ValueError, OSError):  # a lower hard limit is already in force: keep it
             resource.setrlimit(resource.RLIMIT_AS, (memory_mb * 2**20, memory_mb * 2**20))
@@ -303,12 +304,3 @@ def _verifier(source: str, options: str) -> Verifier:
 
 def _line(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message).encode() + b"\n"
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() == 1:  # the parent went before the call
-            os._exit(1)

@@ -63,7 +63,7 @@ def render_pairs(preferences: Sequence[Preference], renderer: Renderer, max_cont
     pairs = []
     for preference in preferences:
         prompt = renderer.prompt_ids(preference.prompt)
-        chosen, rejected = (_datum(prompt, renderer.completed(t)) for t in (preference.chosen, preference.rejected))
+        chosen, rejected = (_datum(prompt, renderer.render_reply(t)) for t in (preference.chosen, preference.rejected))
         if not max_context or max(len(chosen.ids), len(rejected.ids)) <= max_context:
             pairs.append((chosen, rejected))
     return pairs

@@ -150,5 +150,5 @@ def by_endpoint(models: Iterable[Model]) -> dict[str, list[GuardedModel]]:
 
 def _load(models: list[GuardedModel]) -> EndpointLoad:
     slots = models[0].limits.slots
-    slowest = max(model.traffic.slowest for model in models)
+    slowest = max(model.meter.slowest for model in models)
     return EndpointLoad(slots.bound, slots.cap or 0, slots.held, slots.waiting, slowest)

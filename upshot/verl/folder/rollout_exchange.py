@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from upshot.core.whole_files import write_whole
+from upshot.core.files import write_atomic
 from upshot.rollout.rollout import Rollout
 from upshot.training.learner.distributed.pickling import dumps, loads
 
@@ -20,7 +20,7 @@ def note(run: Path, step: int, groups: Sequence[Sequence[Rollout]]) -> None:
     """Leave a step's replies, grouped by prompt, those without a reward too."""
     path = _file(run, step)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, dumps([list(group) for group in groups]))
+    write_atomic(path, dumps([list(group) for group in groups]))
 
 
 def read(run: Path, step: int) -> list[list[Rollout]]:

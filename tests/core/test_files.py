@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import humaneval
-from upshot.core import jsonl
 from upshot.core.errors import UserError
+from upshot.core.files import append_jsonl, dump_json_line, filter_jsonl, read_jsonl, read_user_jsonl, write_jsonl
 from upshot.core.score import Score
 from upshot.offline.data.journal import Journal
 from upshot.run.report.lines import SkippedLines, read_objects
@@ -28,16 +28,16 @@ MARKS = "one\u2028two\u2029three\u0085four\x0bfive\x0csix\x1cseven\x1deight\r\nn
 
 def test_every_reader_takes_the_line_feed_alone_for_an_end(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
-    jsonl.write(path, [{"text": MARKS}, {"text": "plain"}])
+    write_jsonl(path, [{"text": MARKS}, {"text": "plain"}])
     texts = [MARKS, "plain"]
-    assert [row["text"] for row in jsonl.read(path)] == texts
+    assert [row["text"] for row in read_jsonl(path)] == texts
     assert [row["text"] for row in read_table(path)] == texts
     assert [row["text"] for _, _, row in read_objects(path, SkippedLines())] == texts
     assert [passage.text for passage in load_corpus(str(path)).passages] == texts
     with Journal(path, None) as journal:
         assert [row["text"] for row in journal.lines] == texts
     problem = dict.fromkeys(humaneval.FIELDS, MARKS) | {"test": "def check(f):\n    assert f(1) == 1\n"}
-    jsonl.write(path, [problem])
+    write_jsonl(path, [problem])
     assert humaneval.load(path)[0].prompt == MARKS
 
 
@@ -51,22 +51,22 @@ def test_what_is_appended_after_a_crash_is_whole_and_so_is_what_was_before(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], more: dict[str, Any], cut: int
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "x.jsonl"
-    jsonl.write(path, rows)
+    write_jsonl(path, rows)
     whole = path.read_bytes()
     path.write_bytes(whole[: max(0, len(whole) - cut)])
-    before = jsonl.read(path)
+    before = read_jsonl(path)
     assert before == rows[: len(before)] and len(before) >= path.read_bytes().count(b"\n")
-    jsonl.append(path, [more])
-    assert jsonl.read(path) == [*before, more]
+    append_jsonl(path, [more])
+    assert read_jsonl(path) == [*before, more]
 
 
 def test_a_whole_last_line_without_its_line_feed_counts(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"n": 1}\n{"n": 2}')
-    assert [row["n"] for row in jsonl.read(path)] == [row["n"] for row in read_table(path)] == [1, 2]
+    assert [row["n"] for row in read_jsonl(path)] == [row["n"] for row in read_table(path)] == [1, 2]
     with Journal(path, None) as journal:
         journal.append({"n": 3})
-    assert [row["n"] for row in jsonl.read(path)] == [1, 2, 3]
+    assert [row["n"] for row in read_jsonl(path)] == [1, 2, 3]
 
 
 def test_a_damaged_line_of_ours_is_left_out_and_said_and_in_given_data_it_is_refused(
@@ -75,19 +75,19 @@ def test_a_damaged_line_of_ours_is_left_out_and_said_and_in_given_data_it_is_ref
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"n": 1}\n{"n": \n{"n": 3}\n{"n"')
     with caplog.at_level(logging.WARNING):
-        assert [row["n"] for row in jsonl.read(path)] == [1, 3]
+        assert [row["n"] for row in read_jsonl(path)] == [1, 3]
     assert "line 2 is damaged" in caplog.text and "line 4" not in caplog.text
     for content in (path.read_bytes(), b"[1]\n", b'{"n": 1}\n{"n"'):
         with pytest.raises(UserError, match=r"f.jsonl, line \d is not JSON, or not an object"):
-            list(jsonl.read_data(io.BytesIO(content), "f.jsonl"))
+            list(read_user_jsonl(io.BytesIO(content), "f.jsonl"))
     with pytest.raises(UserError, match=r"f.jsonl, line 1 is not UTF-8; save the file as UTF-8"):
-        list(jsonl.read_data(io.BytesIO(b'{"n": "\xff"}\n'), "f.jsonl"))
+        list(read_user_jsonl(io.BytesIO(b'{"n": "\xff"}\n'), "f.jsonl"))
 
 
 def test_taking_lines_out_leaves_the_others_byte_for_byte(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes('{"n":1,  "t": "a\u2028b"}\n{"n": 2}\n{"n": 3}\n{"n": 4, "t'.encode())
-    jsonl.keep(path, lambda row: row["n"] != 2)
+    filter_jsonl(path, lambda row: row["n"] != 2)
     assert path.read_bytes() == '{"n":1,  "t": "a\u2028b"}\n{"n": 3}\n'.encode()
 
 
@@ -109,7 +109,7 @@ def test_whatever_is_written_is_a_line_that_can_be_read() -> None:
         "half": "\\\ud83d",
         ("a", 1): {None: 1},
     }
-    data = jsonl.dumps(row)
+    data = dump_json_line(row)
     read = json.loads(data)
     assert data.count(b"\n") == 1 and data.endswith(b"\n")
     assert read["numbers"] == [0.5, 3, True, [0, 1], None, None]

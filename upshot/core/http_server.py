@@ -135,13 +135,13 @@ class CalmEnd:
         """Pass the request on; one that is cancelled is answered with 503, or its answer is ended."""
         begun = False
 
-        async def told(message: Any) -> None:
+        async def note_and_send(message: Any) -> None:
             nonlocal begun
             begun = True
             await send(message)
 
         try:
-            await self.app(scope, receive, told)
+            await self.app(scope, receive, note_and_send)
         except asyncio.CancelledError:
             if scope["type"] != "http":
                 raise

@@ -1,10 +1,8 @@
-"""No process is left when the one that watches it is killed, whatever it has started itself.
+"""Child processes that end with us, whatever they have started themselves.
 
-A child dies with its parent by PR_SET_PDEATHSIG, if it asks for that before it executes its program (`die_with_us`).
-Its own children (vLLM's engine processes) have not asked. So there is a second process, the reaper, which hears of
-every process group over a pipe that only we write to. The kernel closes our end when we end, also by SIGKILL, and the
-reaper then ends the groups that it still knows. It has a session of its own and ignores a terminal's signals, so that
-the Ctrl-C that ends us does not end it first. What makes itself a new session after that escapes.
+A child dies with its parent by PR_SET_PDEATHSIG (`die_with_parent`); its own children (vLLM's engine processes) would
+not. So a small process, the `Reaper`, hears of every process group over a pipe, and ends those that are left when the
+pipe closes. What this does not do: catch a process that makes itself a new session.
 """
 
 from __future__ import annotations
@@ -69,12 +67,12 @@ def end_group(group: int) -> None:
 def end_session(leader: int) -> None:
     """SIGKILL to whatever is left of a session, whatever groups it has split into; Linux tells them by /proc."""
     end_group(leader)
-    for pid in members(leader):
+    for pid in session_members(leader):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
-def members(session: int) -> list[int]:
+def session_members(session: int) -> list[int]:
     """The living processes of a session."""
     out = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -85,15 +83,22 @@ def members(session: int) -> list[int]:
     return out
 
 
-def die_with_us() -> Callable[[], None] | None:
-    """What a child calls before it executes its program, so that the kernel ends it with this process."""
+def parent_death_hook() -> Callable[[], None] | None:
+    """What a child calls before it executes its program (`preexec_fn`), so that the kernel ends it with us."""
     if sys.platform != "linux":
         return None
     libc, parent = ctypes.CDLL(None), os.getpid()  # looked up before the fork
+    return lambda: _die_with(parent, libc)
 
-    def die_with_parent() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it went before the call
-            os._exit(1)
 
-    return die_with_parent
+def die_with_parent() -> None:
+    """Have the kernel end this process with the one that started it; for a child that has just begun. Linux only."""
+    if sys.platform == "linux":
+        _die_with(None, ctypes.CDLL(None))
+
+
+def _die_with(parent: int | None, libc: ctypes.CDLL) -> None:
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    gone = os.getppid() == 1 if parent is None else os.getppid() != parent
+    if gone:  # it went before the call, and no signal will come
+        os._exit(1)

@@ -1,21 +1,19 @@
-"""The official openai client's types and litellm, as backends, against a real server on loopback."""
+"""litellm as a backend, and the openai package's types, against a real server on loopback."""
 
 import asyncio
 
 import pytest
 
 from tests.models.misbehaving_server import MODEL, MisbehavingServer, answer_body
-from upshot.config.model_spec import ModelSpec
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
 from upshot.models.base import ModelCallError, Request
 from upshot.models.client.budget import Budget
 from upshot.models.connect import connect
-from upshot.models.wire import chat_body, completion_body, read_answer
+from upshot.models.openai_format import chat_body, completion_body, read_answer
 
 openai = pytest.importorskip("openai")
-VIAS = ["openai", "litellm"]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}
 
 
@@ -23,12 +21,11 @@ def ask(text="hello there", **options):
     return Request([Message("user", text)], **options)
 
 
-def with_server(body, via, server=None, **spec):
-    if via == "litellm":
-        pytest.importorskip("litellm")
+def with_server(body, server=None, **spec):
+    pytest.importorskip("litellm")
 
     async def run():
-        options = {"model": MODEL, "via": via, "backoff_s": 0.01, **spec}
+        options = {"model": MODEL, "via": "litellm", "backoff_s": 0.01, **spec}
         async with (
             MisbehavingServer(**(server or {})) as host,
             connect({"url": host.url, **options}, role="user") as model,
@@ -55,8 +52,7 @@ def test_our_bodies_and_answers_are_those_of_the_openai_types():
     assert set(completion_body(Request([1, 2], request.sampling), 2, 3, ids=False)) <= set(known)
 
 
-@pytest.mark.parametrize("via", VIAS)
-def test_a_call_goes_through_the_library_and_comes_back_whole(via):
+def test_a_call_goes_through_the_library_and_comes_back_whole():
     async def body(model, server):
         sampling = Sampling(max_tokens=9, temperature=0.25, seed=4)
         out = await model.generate(ask(n=2, sampling=sampling, schema=SCHEMA))
@@ -67,11 +63,10 @@ def test_a_call_goes_through_the_library_and_comes_back_whole(via):
         assert sent["response_format"]["json_schema"]["schema"] == SCHEMA
         assert out[0].cost > 0
 
-    with_server(body, via, price_in=1, price_out=2)
+    with_server(body, price_in=1, price_out=2)
 
 
-@pytest.mark.parametrize("via", VIAS)
-def test_faults_are_retried_by_us_and_counted_once(via):
+def test_faults_are_retried_by_us_and_counted_once():
     faults = {"drop": 0.08, "limit_rate": 0.08, "malformed": 0.08, "error": 0.05}
 
     async def body(model, server):
@@ -81,59 +76,45 @@ def test_faults_are_retried_by_us_and_counted_once(via):
         assert len(server.served()) == stats["user/calls"] == 60
         assert stats["user/retries"] == len(server.records) - 60 > 0
 
-    with_server(body, via, faults, timeout_s=60, concurrency=30)
+    with_server(body, faults, timeout_s=60, concurrency=30)
 
 
-@pytest.mark.parametrize("via", VIAS)
 @pytest.mark.parametrize(
     ("fault", "reason"), [("error", "http_500"), ("limit_rate", "rate_limited"), ("stall", "timeout")]
 )
-def test_a_failure_that_stays_has_its_reason(via, fault, reason):
+def test_a_failure_that_stays_has_its_reason(fault, reason):
     async def body(model, server):
         with pytest.raises(ModelCallError) as caught:
             await model.generate(ask())
         assert caught.value.reason == reason
 
     timeout_s = 0.5 if fault == "stall" else 60
-    with_server(body, via, {fault: 1.0}, retries=1, timeout_s=timeout_s, patience_s=0.1)
+    with_server(body, {fault: 1.0}, retries=1, timeout_s=timeout_s, patience_s=0.1)
 
 
-@pytest.mark.parametrize("via", VIAS)
-def test_a_refused_schema_is_remembered(via):
+def test_a_refused_schema_is_remembered():
     async def body(model, server):
         await model.generate(ask(schema=SCHEMA))
         await model.generate(ask(schema=SCHEMA))
         assert not model.abilities.schema
         assert ["response_format" in r.body for r in server.records] == [True, False, False]
 
-    with_server(body, via, {"structured": False})
+    with_server(body, {"structured": False})
 
 
-@pytest.mark.parametrize("via", VIAS)
-def test_a_wrong_key_and_an_unknown_model_are_the_users_to_mend(via, monkeypatch):
+def test_a_wrong_key_and_an_unknown_model_are_the_users_to_mend(monkeypatch):
     async def body(model, server):
         with pytest.raises(UserError):
             await model.generate(ask())
 
     monkeypatch.setenv("SOME_KEY", "wrong")
-    with_server(body, via, {"key": "right"}, api_key_env="SOME_KEY")
-    with_server(body, via, {}, model="no-such-model")
+    with_server(body, {"key": "right"}, api_key_env="SOME_KEY")
+    with_server(body, {}, model="no-such-model")
 
 
-def test_a_client_of_yours_is_used_and_left_open():
-    from upshot.models.openai_client import OpenAIClientModel
-
-    async def run():
-        async with (
-            MisbehavingServer() as server,
-            openai.AsyncOpenAI(base_url=server.url, api_key="x", max_retries=0) as client,
-        ):
-            spec = ModelSpec.parse({"url": server.url, "model": MODEL})
-            for _ in range(2):
-                async with OpenAIClientModel(spec, client) as model:
-                    assert (await model.generate(ask()))[0].text == "hello there"
-
-    asyncio.run(run())
+def test_the_openai_client_is_no_way_to_call_any_more():
+    with pytest.raises(UserError, match=r"models.user: 'via: openai' is gone: our own client speaks OpenAI's protocol"):
+        connect({"url": "http://127.0.0.1:9/v1", "model": MODEL, "via": "openai"}, role="user")
 
 
 def test_providers_say_what_is_missing_before_any_work(monkeypatch):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from upshot.core.http import CalmEnd, ClientGone, metrics_page, while_connected
+from upshot.core.http_server import CalmEnd, ClientGone, metrics_page, while_connected
 
 
 def broken_off(begun: bool, kind: str = "http") -> list[dict[str, Any]]:

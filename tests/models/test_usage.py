@@ -9,11 +9,11 @@ import pytest
 from tests.tasks.participants.speakers import speaker
 from upshot.config.model_spec import ModelSpec
 from upshot.core.conversation import Message
+from upshot.core.http_client import AttemptError
 from upshot.models.base import Model, Request
-from upshot.models.client.guarded import AttemptFailed
-from upshot.models.client.traffic import watch
+from upshot.models.client.usage import watch
+from upshot.models.openai_format import ApiAnswer
 from upshot.models.scripted import ScriptedModel
-from upshot.models.wire import ApiAnswer
 from upshot.rollout.services import assemble
 
 ASK = Request([Message("user", "?")])
@@ -31,7 +31,7 @@ class Slow(ScriptedModel):
     async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:
         if self.left:
             self.left -= 1
-            raise AttemptFailed("timeout", "no answer within 1 s")
+            raise AttemptError("timeout", "no answer within 1 s")
         await self.free.wait()
         return await super()._attempt(request, n, seed)
 
@@ -39,11 +39,11 @@ class Slow(ScriptedModel):
 def test_calls_under_way_queued_slow_and_tried_again_are_said_as_they_happen(caplog: pytest.LogCaptureFixture) -> None:
     async def go() -> Slow:
         model = Slow(concurrency=2)
-        watching = asyncio.create_task(watch(lambda: [model.watched()], every_s=0.05))  # type: ignore[list-item]
+        watching = asyncio.create_task(watch(lambda: [model.meter], every_s=0.05))
         async with model:
             calls = [asyncio.create_task(model.generate(ASK)) for _ in range(5)]
             await asyncio.sleep(0.3)
-            assert (model.traffic.under_way, model.traffic.queued) == (2, 3)
+            assert (model.meter.under_way, model.meter.queued) == (2, 3)
             model.free.set()
             await asyncio.gather(*calls)
         watching.cancel()
@@ -54,13 +54,13 @@ def test_calls_under_way_queued_slow_and_tried_again_are_said_as_they_happen(cap
     told = "2 calls under way, 3 queued, the slowest for 0 s, tried again or failed: timeout 2"
     assert first == f"waiting for scripted:ok: {told}"
     assert others and all("tried again" not in line for line in others), "what was said is not said again"
-    assert (model.traffic.under_way, model.traffic.queued, model.traffic.slowest) == (0, 0, 0.0)
+    assert (model.meter.under_way, model.meter.queued, model.meter.slowest) == (0, 0, 0.0)
 
 
 def test_nothing_is_said_while_everything_answers(caplog: pytest.LogCaptureFixture) -> None:
     async def go() -> None:
         model = speaker(lambda request: "yes")
-        watching = asyncio.create_task(watch(lambda: [model.watched()], every_s=0.01))  # type: ignore[list-item]
+        watching = asyncio.create_task(watch(lambda: [model.meter], every_s=0.01))
         async with model:
             for _ in range(5):
                 await model.generate(ASK)

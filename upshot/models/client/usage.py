@@ -1,14 +1,28 @@
-"""Counters of a model's calls by role: calls, failures by reason, retries, tokens, cost, latency, cache hits."""
+"""What a model's calls came to, by role, and how those under way stand: calls, failures, tokens, cost, latency.
+
+`watch` says in a log line (on stderr, unless a program sets up its own logging) when a call is slow or fails, and again
+while that lasts; nothing is said while everything answers.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+log = logging.getLogger(__name__)
+
 LATENCIES_KEPT = 4096
 """Quantiles are of the last so many calls, so that memory stays flat."""
+EVERY_S = 10.0
+"""Seconds between two looks, and from which a call counts as slow."""
+SAID = 3
+"""Reasons of retries that are named."""
 
 
 def quantile(values: list[float], q: float) -> float:
@@ -30,10 +44,6 @@ class RoleCount:
     cache_hits: int = 0
     """Completions served from the cache."""
     cache_misses: int = 0
-    hedges: int = 0
-    """Late calls that a second replica was asked for, too."""
-    hedges_won: int = 0
-    """Those that the second one answered first."""
     replicas: Counter[str] = field(default_factory=Counter)
     """Attempts, failures and opened breakers of each replica."""
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=LATENCIES_KEPT))
@@ -51,9 +61,7 @@ class RoleCount:
         }
         out |= {f"failed/{reason}": count for reason, count in self.failed.items()}
         out |= {f"retries/{reason}": count for reason, count in self.retries.items()}
-        if self.replicas:
-            out |= {"hedges": self.hedges, "hedges_won": self.hedges_won}
-            out |= {f"replica/{what}": count for what, count in self.replicas.items()}
+        out |= {f"replica/{what}": count for what, count in self.replicas.items()}
         if self.latencies:
             ordered = sorted(self.latencies)
             out |= {"latency_p50": quantile(ordered, 0.5), "latency_p95": quantile(ordered, 0.95)}
@@ -64,9 +72,14 @@ class RoleCount:
 
 
 class UsageMeter:
-    """Counts by role."""
+    """A model's counts by role, and its calls at this moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.queued = 0
+        """Calls that wait for a free slot of the endpoint."""
+        self._began: dict[object, float] = {}
+        """When each call under way was sent."""
         self._roles: dict[str, RoleCount] = {}
 
     def role(self, name: str) -> RoleCount:
@@ -74,6 +87,35 @@ class UsageMeter:
         if name not in self._roles:
             self._roles[name] = RoleCount()
         return self._roles[name]
+
+    @contextmanager
+    def count_queued(self) -> Iterator[None]:
+        """Inside, a call waits for its turn."""
+        self.queued += 1
+        try:
+            yield
+        finally:
+            self.queued -= 1
+
+    @contextmanager
+    def count_under_way(self) -> Iterator[None]:
+        """Inside, a call is under way."""
+        call = object()
+        self._began[call] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._began[call]
+
+    @property
+    def under_way(self) -> int:
+        """Calls that were sent and not answered yet."""
+        return len(self._began)
+
+    @property
+    def slowest(self) -> float:
+        """Seconds since the oldest of them was sent."""
+        return time.monotonic() - min(self._began.values()) if self._began else 0.0
 
     def cache_hits(self) -> tuple[int, int]:
         """(completions from the cache, completions asked of it), over all roles."""
@@ -93,7 +135,10 @@ class UsageMeter:
 
     def state(self) -> dict[str, Any]:
         """All counters by role, to be saved; latencies are of one process and left out."""
-        return {name: _saved(count) for name, count in self._roles.items()}
+        return {
+            name: {key: value for key, value in vars(count).items() if key != "latencies"}
+            for name, count in self._roles.items()
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
@@ -104,5 +149,32 @@ class UsageMeter:
             vars(self.role(name)).update(counters)  # calls under way count on in it
 
 
-def _saved(count: RoleCount) -> dict[str, Any]:
-    return {key: value for key, value in vars(count).items() if key != "latencies"}
+def tell(meters: Iterable[UsageMeter], before: Mapping[str, Counter[str]], slow_s: float = EVERY_S) -> str:
+    """One line about the models with slow calls, or with retries since `before`; empty when there are none."""
+    parts = []
+    for meter in meters:
+        fresh = meter.troubles() - before.get(meter.name, Counter())
+        if meter.slowest < slow_s and not fresh:
+            continue
+        said = f"{meter.name}: {meter.under_way} calls under way"
+        if meter.queued:
+            said += f", {meter.queued} queued"
+        if meter.under_way:
+            said += f", the slowest for {meter.slowest:.0f} s"
+        if fresh:
+            named = ", ".join(f"{reason} {count}" for reason, count in fresh.most_common(SAID))
+            said += f", tried again or failed: {named}"
+        parts.append(said)
+    return "; ".join(parts)
+
+
+async def watch(look: Callable[[], Iterable[UsageMeter]], every_s: float = EVERY_S) -> None:
+    """Log how the calls stand, every so often, for as long as it runs."""
+    before = {meter.name: meter.troubles() for meter in look()}
+    while True:
+        await asyncio.sleep(every_s)
+        meters = list(look())
+        said = tell(meters, before, every_s)
+        if said:
+            log.warning("waiting for %s", said)
+        before = {meter.name: meter.troubles() for meter in meters}

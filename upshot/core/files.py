@@ -1,10 +1,14 @@
-"""Lines of JSON objects: the one way in which this house reads and writes them.
+"""Files that are whole or not there: lines of JSON, JSON files, folders; and texts that somebody else wrote.
 
-A line ends with a line feed and with nothing else: what people and models write holds U+2028, U+0085 and other marks
-that `str.splitlines` takes for ends. A last line without its line feed counts when it is a whole object; else it is
-torn, as a killed process leaves it: no reader returns it, and the next writer cuts it off.
+JSON lines are read and written in this one way. A line ends with a line feed and with nothing else: what people and
+models write holds U+2028, U+0085 and other marks that `str.splitlines` takes for ends. A last line without its line
+feed counts when it is a whole object; else it is torn, as a killed process leaves it: no reader returns it, and the
+next writer cuts it off.
 
 What is written always can be: numbers of numpy, lone surrogates, NaN (null) and objects of any kind (their text).
+
+Files and folders are written beside their place, synced and renamed, so that a power cut leaves the old one or the new.
+What this does not do: keep two processes from writing the same file (`run/lock.py` does).
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import json
 import logging
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +27,7 @@ from upshot.core.errors import UserError
 
 log = logging.getLogger(__name__)
 
-Row = dict[str, Any]
+JsonObject = dict[str, Any]
 DEPTH = 50
 """What is nested deeper is written as text."""
 LARGE_BITS = 10_000
@@ -38,7 +43,7 @@ class JsonLine:
     offset: int
     """In bytes."""
     data: bytes
-    row: Row | None
+    row: JsonObject | None
     """Its object; None when it holds none."""
 
     @property
@@ -47,16 +52,16 @@ class JsonLine:
         return self.row is None and not self.data.endswith(b"\n")
 
 
-def lines(file: IO[bytes]) -> Iterator[JsonLine]:
+def iter_jsonl(file: IO[bytes]) -> Iterator[JsonLine]:
     """The lines of a file that was opened as bytes."""
     offset = 0
     for number, data in enumerate(file, 1):  # a file of bytes knows the line feed only
         if data.strip():
-            yield JsonLine(number, offset, data, parse(data))
+            yield JsonLine(number, offset, data, parse_json_line(data))
         offset += len(data)
 
 
-def parse(data: bytes) -> Row | None:
+def parse_json_line(data: bytes) -> JsonObject | None:
     """The object of a line; None when there is none."""
     try:
         row = json.loads(data.decode("utf-8-sig"))
@@ -65,7 +70,7 @@ def parse(data: bytes) -> Row | None:
     return row if isinstance(row, dict) else None
 
 
-def read(path: Path) -> list[Row]:
+def read_jsonl(path: Path) -> list[JsonObject]:
     """The objects of a file of ours; damaged lines are left out, with a warning where it is not the torn last one."""
     if not path.is_file():
         return []
@@ -73,9 +78,9 @@ def read(path: Path) -> list[Row]:
         return [line.row for line in _whole(file, path) if line.row is not None]
 
 
-def read_data(file: IO[bytes], name: str) -> Iterator[Row]:
+def read_user_jsonl(file: IO[bytes], name: str) -> Iterator[JsonObject]:
     """The objects of a file that somebody gave us, all of them; `UserError` for a line that holds none."""
-    for line in lines(file):
+    for line in iter_jsonl(file):
         if line.row is None:
             start = line.data[:60].decode(errors="replace").strip()
             raise UserError(f"{name}, line {line.number} {_fault(line.data)}: {start!r}")
@@ -90,34 +95,30 @@ def _fault(data: bytes) -> str:
     return "is not JSON, or not an object"
 
 
-def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Add lines to a file, in one piece; a torn last line of it goes first."""
-    data = b"".join(map(dumps, rows))
-    mend(path)
+    data = b"".join(map(dump_json_line, rows))
+    repair_jsonl(path)
     with path.open("ab") as file:
         file.write(data)
 
 
-def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Make a file of just these lines."""
     with path.open("wb") as file:
-        file.writelines(map(dumps, rows))
+        file.writelines(map(dump_json_line, rows))
 
 
-def keep(path: Path, wanted: Callable[[Row], bool]) -> None:
+def filter_jsonl(path: Path, wanted: Callable[[JsonObject], bool]) -> None:
     """Take out of a file what is not wanted, in one step: a reader sees the old content or the new."""
     if not path.is_file():
         return
-    other = path.with_name(f"{path.name}.partial")
-    with path.open("rb") as old, other.open("wb") as new:
+    with path.open("rb") as old:
         kept = (line.data for line in _whole(old, path) if line.row is not None and wanted(line.row))
-        new.writelines(data if data.endswith(b"\n") else data + b"\n" for data in kept)
-        new.flush()
-        os.fsync(new.fileno())
-    os.replace(other, path)
+        write_atomic(path, (data if data.endswith(b"\n") else data + b"\n" for data in kept))
 
 
-def mend(path: Path) -> None:
+def repair_jsonl(path: Path) -> None:
     """Have a file end with a whole line: a last one without its line feed gets it, a torn one goes."""
     if not path.is_file():
         return
@@ -125,25 +126,25 @@ def mend(path: Path) -> None:
         start, tail = _tail(file)
         if not tail:
             return
-        if parse(tail) is not None:
+        if parse_json_line(tail) is not None:
             file.seek(0, os.SEEK_END)
             file.write(b"\n")
         else:
             file.truncate(start)
 
 
-def dumps(row: Mapping[str, Any]) -> bytes:
+def dump_json_line(row: Mapping[str, Any]) -> bytes:
     """The line of an object, with its line feed."""
     try:
         text = json.dumps(row, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        text = json.dumps(plain(row), ensure_ascii=False)
+        text = json.dumps(to_json_value(row), ensure_ascii=False)
     # A lone surrogate has no UTF-8; written as a backslash and its number it is the JSON escape of the same character.
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def _whole(file: IO[bytes], path: Path) -> Iterator[JsonLine]:
-    for line in lines(file):
+    for line in iter_jsonl(file):
         if line.row is not None:
             yield line
         elif not line.torn:
@@ -162,7 +163,7 @@ def _tail(file: IO[bytes], step: int = 1 << 16) -> tuple[int, bytes]:
     return place + cut, tail[cut:]
 
 
-def plain(value: Any, above: tuple[int, ...] = ()) -> Any:
+def to_json_value(value: Any, above: tuple[int, ...] = ()) -> Any:
     """What JSON can hold of a value that lies inside those `above`."""
     if value is None or isinstance(value, bool | str):
         return value
@@ -180,11 +181,11 @@ def plain(value: Any, above: tuple[int, ...] = ()) -> Any:
 
 def _inside(value: Any, above: tuple[int, ...]) -> Any:
     if isinstance(value, Mapping):
-        return {_text(key): plain(item, above) for key, item in value.items()}
+        return {_text(key): to_json_value(item, above) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item, above) for item in value]
+        return [to_json_value(item, above) for item in value]
     if callable(getattr(type(value), "tolist", None)):  # numbers and arrays of numpy and torch
-        return plain(value.tolist(), above)
+        return to_json_value(value.tolist(), above)
     return _text(value)
 
 
@@ -193,3 +194,69 @@ def _text(value: Any) -> str:
         return str(value)
     except Exception:
         return f"<{type(value).__name__}>"
+
+
+def read_text(path: Path, what: str = "file") -> str:
+    """The text of a file that somebody gave us; one that cannot be read, or is not UTF-8, is a `UserError`."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{what} '{path}' is not UTF-8 (byte {error.start}); save it as UTF-8") from None
+    except OSError as error:
+        raise UserError(f"cannot read {what} '{path}': {(error.strerror or str(error)).lower()}") from None
+
+
+def check_writable(path: Path, option: str = "--out") -> None:
+    """Refuse, before the work, a file that could not be written after it. Its folder is made."""
+    probe = path.with_name(f".{path.name}.probe")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(None, "is a directory")
+        if path.exists():
+            path.open("ab").close()
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"cannot write '{path}': {reason}; choose another {option}") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file, whatever the value holds."""
+    write_atomic(path, json.dumps(to_json_value(value)).encode())
+
+
+def write_atomic(path: Path, content: bytes | Iterable[bytes]) -> None:
+    """Write a file in one step: a reader sees the old content or the new."""
+    temporary = path.with_name(path.name + ".partial")
+    with temporary.open("wb") as file:
+        file.writelines([content] if isinstance(content, bytes) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def fsync_all(*paths: Path) -> None:
+    """Wait until files and folders are on the disk."""
+    for path in paths:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def fill_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Make a folder, have it filled, and wait until its files are on the disk."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write(folder)
+    fsync_all(*(path for path in folder.rglob("*")), folder)
+
+
+def place_folder(partial: Path, final: Path) -> None:
+    """Give a filled folder its name; what lay there before was not whole."""
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(partial, final)
+    fsync_all(final.parent)

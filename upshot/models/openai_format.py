@@ -1,9 +1,12 @@
-"""OpenAI's wire format, both ways: requests to bodies, answers to completions. Pure functions, no I/O."""
+"""OpenAI's API format, both ways: requests to bodies, answers to completions; and single tokens as log-probabilities
+name them. No I/O; streams are the server's (`serving/openai`)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from upshot.models.base import Completion, Request
@@ -13,7 +16,7 @@ class BadResponse(Exception):
     """An answer that is not what the API promises: worth another try."""
 
 
-class NotScored(Exception):
+class MissingScores(Exception):
     """An answer without the log-probabilities of the prompt."""
 
 
@@ -91,19 +94,19 @@ def _id_fields(request: Request) -> dict[str, Any]:
 def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Structured output by JSON schema; strict where the schema meets OpenAI's terms for it."""
     name = str(schema.get("title") or "answer").replace(" ", "_")
-    described = {"name": name, "schema": dict(schema), "strict": _closed(schema)}
+    described = {"name": name, "schema": dict(schema), "strict": _is_closed(schema)}
     return {"type": "json_schema", "json_schema": described}
 
 
-def _closed(schema: Any) -> bool:
+def _is_closed(schema: Any) -> bool:
     if isinstance(schema, Mapping):
         properties = schema.get("properties")
         if schema.get("type") == "object" or properties is not None:
             complete = set(properties or {}) == set(schema.get("required") or ())
             if schema.get("additionalProperties") is not False or not complete:
                 return False
-        return all(_closed(value) for value in schema.values())
-    return all(_closed(item) for item in schema) if isinstance(schema, list) else True
+        return all(_is_closed(value) for value in schema.values())
+    return all(_is_closed(item) for item in schema) if isinstance(schema, list) else True
 
 
 def read_answer(data: Any, price_in: float = 0.0, price_out: float = 0.0) -> ApiAnswer:
@@ -131,7 +134,7 @@ def read_answer(data: Any, price_in: float = 0.0, price_out: float = 0.0) -> Api
 
 
 def read_scores(data: Any, request: Request, price_in: float = 0.0) -> ApiAnswer:
-    """The log-probabilities of a request's given ids; raises `BadResponse` or `NotScored`."""
+    """The log-probabilities of a request's given ids; raises `BadResponse` or `MissingScores`."""
     ids, given = list(request.prompt), request.given
     try:
         found = (data["choices"][0].get("logprobs") or {}).get("token_logprobs") or []
@@ -140,7 +143,9 @@ def read_scores(data: Any, request: Request, price_in: float = 0.0) -> ApiAnswer
         raise BadResponse(f"{type(error).__name__}: {error}") from error
     numbers = all(isinstance(value, int | float) for value in found[-given:])
     if len(found) != len(ids) or found[0] is not None or not numbers:  # of a prompt's first id there is none
-        raise NotScored(f"{len(found)} log-probabilities came back for the prompt's {len(ids)} ids, not one for each")
+        raise MissingScores(
+            f"{len(found)} log-probabilities came back for the prompt's {len(ids)} ids, not one for each"
+        )
     cost = tokens * price_in / 1e6
     logprobs = tuple(float(value) for value in found[-given:])
     scored = Completion("", "length", tuple(ids[-given:]), logprobs, prompt_tokens=tokens, cost=cost)  # type: ignore[arg-type]
@@ -207,3 +212,52 @@ def _read_logprobs(data: Mapping[str, Any] | None) -> Logprobs:
     if not tops or not all(token.startswith("token_id:") for item in tops for token in item) or not any(tops):
         return chosen, None
     return chosen, tuple(tuple((int(t[9:]), float(p)) for t, p in item.items()) for item in tops)
+
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's characters for bytes: printable ones stand for themselves, the others for 256 and what follows."""
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [b for b in range(256) if b not in own]
+    return {chr(b): b for b in own} | {chr(256 + i): b for i, b in enumerate(rest)}
+
+
+_ALPHABET = byte_alphabet()
+
+
+class TokenPieces:
+    """What one token adds to a text; looked up once each."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._texts: dict[int, str] = {}
+
+    @cached_property
+    def _before(self) -> tuple[list[int], str]:
+        """Ids to put before a token, and their text: SentencePiece decoders strip the space a text begins with."""
+        ids = self.tokenizer.encode("a", add_special_tokens=False)[-1:]
+        return ids, self._decode(ids)
+
+    def _decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def text(self, token: int) -> str:
+        """The token's text in the middle of a text; U+FFFD for parts of characters."""
+        if token not in self._texts:
+            ids, before = self._before
+            text = self._decode([*ids, token])
+            self._texts[token] = text[len(before) :] if text.startswith(before) else self._decode([token])
+        return self._texts[token]
+
+    def raw(self, token: int) -> bytes:
+        """The token's bytes, also where they are part of a character only."""
+        text = self.text(token)
+        if "�" in text:
+            name = self.tokenizer.convert_ids_to_tokens(token) or ""
+            if byte := _BYTE.fullmatch(name):
+                return bytes([int(byte[1], 16)])
+            if name and all(c in _ALPHABET for c in name):
+                return bytes(_ALPHABET[c] for c in name)
+        return text.encode()

@@ -1,0 +1,273 @@
+"""JSON over HTTP to servers that may be busy, slow or gone: one client, one rule for trying again.
+
+    client = HttpClient("http://host:8000", retry=RetryPolicy(retries=3))
+    answer, headers = await client.request("POST", "/verify", {"response": "42"})
+
+What may pass (a broken connection, a timeout, 429, 5xx, an unreadable answer) is tried again with jittered exponential
+backoff, never sooner than a Retry-After asks. What is left is an `AttemptError` whose reason is short and countable.
+What this does not do: stream, count, or decide what a failure means; those who call it do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from upshot.core.errors import UserError
+from upshot.core.time_limit import pause_clock
+
+if TYPE_CHECKING:
+    import aiohttp
+
+LONGEST_BACKOFF_S = 20.0
+PASSING = (408, 409, 425, 429)
+"""Statuses below 500 that another attempt may not meet."""
+UNBEGUN = (429, 503)
+"""Statuses of a server that has not begun with what it was asked."""
+Repeat = Literal["any", "unbegun", "never"]
+"""Which failures are tried again: all that may pass, those where the server cannot have begun, or none."""
+
+
+class AttemptError(Exception):
+    """One attempt of a call failed, perhaps in a way that another may not."""
+
+    def __init__(
+        self, reason: str, detail: str = "", wait_s: float | None = None, status: int | None = None, begun: bool = True
+    ) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        """timeout, rate_limited, connection, http_500, bad_response …"""
+        self.detail = detail
+        self.wait_s = wait_s
+        """Seconds that the server asked us to wait."""
+        self.status = status
+        """Of the answer; None where none came or it could not be read."""
+        self.begun = begun
+        """Whether the server may have begun with it."""
+
+    @property
+    def passing(self) -> bool:
+        """Whether another attempt may succeed."""
+        return self.status is None or self.status >= 500 or self.status in PASSING
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often, and for how long, a failed call is tried again."""
+
+    retries: int = 0
+    backoff_s: float = 0.2
+    """Mean wait before the first retry; doubles with each one."""
+    patience_s: float | None = None
+    """Seconds that rate limits (429) may be waited out in all; None: they count as retries like any failure."""
+
+
+class Retries:
+    """What one call went through, and how long it waits before its next attempt."""
+
+    def __init__(self, policy: RetryPolicy, rng: random.Random | None = None) -> None:
+        self._policy = policy
+        self._rng = rng or random.Random()
+        self._failed = self._limited = 0
+        self._waited = 0.0
+
+    @property
+    def attempts(self) -> int:
+        """Attempts that failed."""
+        return self._failed + self._limited
+
+    def next_wait(self, error: AttemptError) -> float | None:
+        """Seconds until the next attempt after this failure; None: there is none."""
+        patience = self._policy.patience_s
+        if error.reason == "rate_limited" and patience is not None:
+            wait = self._wait(error, self._limited)
+            self._limited += 1
+            self._waited += wait
+            return wait if self._waited <= patience else None
+        wait = self._wait(error, self._failed)
+        self._failed += 1
+        return wait if self._failed <= self._policy.retries else None
+
+    def _wait(self, error: AttemptError, attempt: int) -> float:
+        jittered = backoff(attempt, self._policy.backoff_s, self._rng)
+        if error.wait_s is None:
+            return jittered
+        return error.wait_s + min(jittered, 0.25 * error.wait_s + 0.05)  # never sooner than asked
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """What a server answered."""
+
+    status: int
+    headers: Mapping[str, str]
+    raw: bytes
+
+    def json_object(self) -> dict[str, Any]:
+        """The JSON object of the body; `AttemptError` when it holds none."""
+        try:
+            value = json.loads(self.raw)
+        except ValueError as error:
+            raise self.unreadable(error) from error
+        if not isinstance(value, dict):
+            raise self.unreadable(f"a {type(value).__name__}, not an object")
+        return value
+
+    def unreadable(self, why: object) -> AttemptError:
+        """The failure of an answer that is not what was promised."""
+        return AttemptError("bad_response", f"unreadable answer of {len(self.raw)} bytes ({why})")
+
+    def failure(self) -> AttemptError:
+        """The failure that the status stands for."""
+        reason = "rate_limited" if self.status == 429 else f"http_{self.status}"
+        wait = retry_after(self.headers.get("Retry-After"))
+        return AttemptError(reason, error_detail(self.raw), wait, self.status, begun=self.status not in UNBEGUN)
+
+
+class HttpClient:
+    """Connections to one server, opened with the first request."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+        connections: int = 0,
+        retry: RetryPolicy | None = None,
+        proxies: bool = False,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.timeout_s = timeout_s
+        """Seconds of one attempt, connecting included."""
+        self.retry = retry or RetryPolicy()
+        self._headers = {"Content-Type": "application/json", **(headers or {})}
+        self._connections = connections
+        """At most so many at once; 0: whoever calls bounds them."""
+        self._proxies = proxies
+        """Whether the environment's proxies are used."""
+        self._session: aiohttp.ClientSession | None = None
+
+    @pause_clock
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        repeat: Repeat = "any",
+        on_retry: Callable[[AttemptError], None] | None = None,
+    ) -> tuple[dict[str, Any], Mapping[str, str]]:
+        """The JSON object and the headers of an answer with a status below 300; else the last `AttemptError`."""
+        retries = Retries(self.retry)
+        while True:
+            try:
+                answer = await self.send(method, path, body, headers=headers, timeout_s=timeout_s)
+                if answer.status >= 300:
+                    raise answer.failure()
+                return answer.json_object(), answer.headers
+            except AttemptError as error:
+                again = error.passing and (repeat == "any" or (repeat == "unbegun" and not error.begun))
+                wait = retries.next_wait(error) if again else None
+                if wait is None:
+                    raise
+                if on_retry is not None:
+                    on_retry(error)
+            await asyncio.sleep(wait)
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> HttpAnswer:
+        """One attempt, whatever the status of its answer; `AttemptError` when none came."""
+        import aiohttp
+
+        session = self._open()
+        data = None if body is None else json.dumps(body, separators=(",", ":"), default=dict).encode()
+        seconds = self.timeout_s if timeout_s is None else timeout_s
+        try:
+            async with asyncio.timeout(seconds):
+                async with session.request(method, self.url + path, data=data, headers=headers) as response:
+                    return HttpAnswer(response.status, response.headers, await response.read())
+        except TimeoutError as error:
+            raise AttemptError("timeout", f"no answer within {seconds:g} s") from error
+        except aiohttp.InvalidURL as error:
+            raise UserError(f"'{self.url}' is not a URL") from error
+        except (aiohttp.ClientError, OSError) as error:
+            begun = not isinstance(error, aiohttp.ClientConnectorError)
+            raise AttemptError("connection", str(error) or type(error).__name__, begun=begun) from error
+        except RuntimeError as error:
+            if not session.closed:
+                raise
+            # aiohttp's word for a session closed before the request left
+            raise AttemptError("connection", "the client was closed", begun=False) from error
+
+    def _open(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._connections, ttl_dns_cache=300, keepalive_timeout=30),
+                headers=self._headers,
+                timeout=aiohttp.ClientTimeout(total=None),  # each attempt has its own deadline
+                trust_env=self._proxies,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._session
+
+    async def aclose(self) -> None:
+        """Close the connections; requests under way fail."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+
+def retry_after(value: str | None, now: datetime | None = None) -> float | None:
+    """Seconds that a Retry-After header asks for (a number or an HTTP date); None when absent or unreadable."""
+    if not value:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        when = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    return max(0.0, (when - (now or datetime.now(UTC))).total_seconds())
+
+
+def backoff(attempt: int, first: float, rng: random.Random) -> float:
+    """Seconds before retry number `attempt` (from 0): exponential, jittered by half on both sides."""
+    return min(LONGEST_BACKOFF_S, first * 2**attempt) * rng.uniform(0.5, 1.5)
+
+
+def error_detail(raw: bytes) -> str:
+    """The message of an error body, shortened."""
+    text = raw.decode("utf-8", "replace")
+    try:
+        data = json.loads(text)
+        error = data.get("error", data) if isinstance(data, dict) else data
+        if isinstance(error, dict):
+            parts = [error.get("code"), error.get("message") or error.get("detail")]
+            text = ": ".join(str(part) for part in parts if part) or text
+        else:
+            text = str(error)
+    except ValueError:
+        pass
+    return " ".join(text.split())[:300]
