@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from upshot.core import jsonl
 from upshot.core.errors import UserError
 from upshot.core.score import Score
-from upshot.offline.data.journal import Journal
+from upshot.offline.job import Journal
 from upshot.run.report.lines import SkippedLines, read_objects
 from upshot.sandbox import humaneval
 from upshot.tasks.datasets.tables import read_table

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from upshot.cli.step_line import step_line
 from upshot.run.reporter import Reporter
 
 SHOWN = (
@@ -27,6 +26,8 @@ SHOWN = (
     "eval/",
 )
 """What the live table shows, in this order; metrics.jsonl has everything. Times are in the line below it."""
+
+STEP_PARTS = ("sample", "futures", "judges", "eval", "learn", "save")
 
 
 def make_reporter(quiet: bool = False, as_json: bool = False) -> Reporter:
@@ -155,3 +156,39 @@ def metrics_table(rows: list[tuple[str, float]]) -> Any:
         value = f"{right[1]:.4g}" if right[0] else ""
         table.add_row(Text(left[0], "dim"), f"{left[1]:.4g}", Text(right[0], "dim"), value)
     return table
+
+
+def step_line(metrics: Mapping[str, float]) -> str:
+    """Where a step's time, tokens, memory and money went, in one line; what a step does not tell is left out."""
+    parts = [f"{name} {seconds:.3g}" for name in STEP_PARTS if (seconds := metrics.get(f"time/{name}", 0.0)) >= 0.0005]
+    step = metrics.get("time/step")
+    time = f"{step:.3g} s" + (f" ({', '.join(parts)})" if parts else "") if step is not None else ""
+    missing = sum(value for name, value in metrics.items() if name.startswith("missing/"))
+    dollars = metrics.get("time/dollars", 0.0)
+    said = (
+        time,
+        _speed(metrics),
+        _memory(metrics),
+        f"{missing:.0f} missing" if missing else "",
+        f"${dollars:.2f}" if dollars else "",
+    )
+    return " · ".join(part for part in said if part)
+
+
+def _speed(metrics: Mapping[str, float]) -> str:
+    rates = [
+        f"{_short(metrics[f'time/{n}_per_s'])} {n}" for n in ("sampled", "learned") if f"time/{n}_per_s" in metrics
+    ]
+    mfu = f", MFU {metrics['time/mfu']:.0%}" if "time/mfu" in metrics else ""
+    return f"tokens/s {', '.join(rates)}{mfu}" if rates else ""
+
+
+def _memory(metrics: Mapping[str, float]) -> str:
+    peak, planned = metrics.get("time/memory_gib"), metrics.get("time/memory_planned_gib")
+    if peak is None:
+        return ""
+    return f"{peak:.1f} GiB" + (f" of {planned:.1f} planned" if planned else "")
+
+
+def _short(number: float) -> str:
+    return f"{number / 1000:.3g}k" if number >= 1000 else f"{number:.3g}"

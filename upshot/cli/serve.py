@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from upshot.cli.address import check_address, port
+from upshot.cli.options import check_address, port
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:

@@ -20,6 +20,8 @@ from upshot.core.score import Score
 from upshot.core.time_limit import call_seconds
 from upshot.models.absent import AbsentPolicy
 from upshot.models.rendering import Renderer
+from upshot.offline.job import run_all
+from upshot.rewards.reward import Reward
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.base import Futures
 from upshot.rollout.futures.classmates.map_file import classmate_names
@@ -30,6 +32,9 @@ from upshot.run import samples
 from upshot.run.folder import ROLLOUTS, RunFolder
 from upshot.tasks.base import tasks
 from upshot.training.setup import find_tokenizer
+
+AT_ONCE = 64
+"""Replies that are scored at once."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +71,13 @@ async def replay(folder: RunFolder, recipe: Recipe, step: int) -> list[ScoreChan
         for model in dict.fromkeys(model for name, model in services.models.items() if name not in silent(recipe)):
             await model.start()
         context = build_context(recipe, services, Policy(AbsentPolicy()))
-        out: list[ScoreChange] = []
-        for line in lines:
+
+        async def one(line: Mapping[str, Any]) -> list[ScoreChange]:
             reply = read_reply(line, rows, known.get(line["key"], []))
             await score_again(context, reply)
-            out += compare(line, reply)
-        return out
+            return compare(line, reply)
+
+        return [change for changes in await run_all(lines, one, AT_ONCE) for change in changes]
 
 
 def silent(recipe: Recipe) -> set[str]:
@@ -114,7 +120,8 @@ def compare(line: Mapping[str, Any], reply: Rollout) -> list[ScoreChange]:
 
 def read_reply(line: Mapping[str, Any], rows: Mapping[str, Row], sampled: Sequence[Sample]) -> Rollout:
     """The reply of a line of `rollouts.jsonl`, with its samples where they were kept."""
-    opening = messages_from(line["messages"][: line.get("opening", 0)])
+    spoken = [at for at, message in enumerate(line["messages"]) if message["role"] == "assistant"]
+    opening = messages_from(line["messages"][: line.get("opening", spoken[0] if spoken else None)])
     stored = Row(line["row"], opening, line.get("goal"), line.get("reference"), line.get("source", ""))
     row = rows.get(line["row"], stored)
     conversation = Conversation(row, line.get("seed", 0), line["key"], _turns(line["messages"], sampled))
@@ -125,7 +132,7 @@ def read_reply(line: Mapping[str, Any], rows: Mapping[str, Row], sampled: Sequen
     if "turns" in decided:
         conversation.session["turn_scores"] = {int(at): _score(given) for at, given in decided["turns"].items()}
     reply = Rollout(conversation, line.get("group", 0), reward=_reward(line["reward"]))
-    reply.turn_snapshots = _moments(conversation)
+    reply.turn_snapshots = _snapshots(conversation)
     reply.futures = [_future(future, conversation, rows) for future in line["futures"]]
     return reply
 
@@ -166,7 +173,7 @@ def _turns(messages: Sequence[Mapping[str, Any]], sampled: Sequence[Sample]) -> 
     return tuple(out)
 
 
-def _moments(conversation: Conversation) -> list[Conversation]:
+def _snapshots(conversation: Conversation) -> list[Conversation]:
     """The episode as it stood after each of the policy's turns."""
     ends = [at for at, turn in enumerate(conversation.turns, 1) if turn.sample is not None]
     return [Conversation(conversation.row, conversation.seed, "", conversation.turns[:end]) for end in ends]
@@ -176,7 +183,5 @@ def _score(data: Mapping[str, Any] | None) -> Score:
     return Score.from_dict(data) if data else Score.missing("not_scored")
 
 
-def _reward(data: Mapping[str, Any]) -> Any:
-    from upshot.rewards.reward import Reward
-
-    return Reward(_score(data["total"]))
+def _reward(data: Mapping[str, Any]) -> Reward:
+    return Reward(_score(data["total"]), means={name: _score(mean) for name, mean in data["means"].items()})

@@ -76,8 +76,20 @@ async def first_reply(conversation: Conversation, policy: Policy, role: str = "p
     return turn
 
 
-async def play_future(conversation: Conversation, user: Participant, policy: Policy, window: int) -> None:
-    """Continue a fork for up to `window` rounds, each a turn of the user and one of the policy."""
+async def play_whole(conversation: Conversation, policy: Policy, user: Participant | None, max_messages: int) -> None:
+    """Let policy and user talk until the user leaves or `max_messages` are said; the last word is the policy's."""
+    await first_reply(conversation, policy)
+    if user is not None:
+        spoken = sum(message.role != "system" for message in conversation.messages)
+        await play_future(conversation, user, policy, (max_messages - spoken) // 2, role="policy")
+    if conversation.ended in (None, "window"):
+        conversation.ended = "messages"
+
+
+async def play_future(
+    conversation: Conversation, user: Participant, policy: Policy, window: int, role: str = "future"
+) -> None:
+    """Continue a conversation for up to `window` rounds, each a turn of the user and one of the policy."""
     for _ in range(window):
         observation = await limited(user, user.observe, conversation)
         count(conversation, observation.metrics)
@@ -85,7 +97,7 @@ async def play_future(conversation: Conversation, user: Participant, policy: Pol
         if observation.done:
             conversation.ended = observation.reason
             return
-        if await policy.reply(conversation, role="future") is None:
+        if await policy.reply(conversation, role) is None:
             return
     conversation.ended = "window"
 
