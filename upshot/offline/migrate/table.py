@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-FILE = Path(__file__).parent / "table.yaml"
-ORIGINALS = ("collabllm", "verl", "classmate")
-HEAD = """# Coming from the originals
-
-<!-- Made from upshot/offline/migrate/table.yaml: python -m upshot.offline.migrate.table > docs/migrate.md -->
-
-`upshot recipe import THEIRS.yaml` (or `THEIRS.sh`) turns a config or a launch script of any of the three into a recipe
-and lists what it could not carry, with the reason; a script of `scripts.engine.build_dataset` becomes the line of
-`upshot data build` that does the same:
-
-    upshot recipe import build.sh --out build_ours.sh
-    upshot recipe import train_rl_collabllm.sh collabllm_interaction_config.yaml --out mine.yaml
-    upshot train mine.yaml --dry-run
-
-Their files are read as they are. `python -m tests.peers.collabllm_original` runs the original's session, reward,
-builder and converters against `upshot serve`.
-
-Where numbers differ on purpose: BLEU is of words (NLTK was given strings, which are characters); train and validation
-share no goal (rows were split, so that turns of one conversation landed in both); `pass_rate` is the share of the
-tests passed (1 or 0 there); `token_amount` counts single tokens of the policy's tokenizer (thousands of another
-tokenizer's, or words, there); a failed judge is missing, not 0; the last assistant turn is judged with the rest.
-"""
+import yaml
 
 
 @dataclass(frozen=True)
@@ -41,17 +21,12 @@ class MappingLine:
     key: str = ""
     how: str = ""
     """The conversion of its value; '' takes it as it is."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """What each of its values is here, where they are words."""
     command: str = ""
     metric: str = ""
     reason: str = ""
     note: str = ""
-
-    @property
-    def ours(self) -> str:
-        """What it is here, for the page."""
-        if self.reason:
-            return f"*on purpose not*: {self.reason}"
-        return f"`{self.key or self.command or self.metric}`"
 
 
 @dataclass(frozen=True)
@@ -69,25 +44,30 @@ class Original:
 
 
 @cache
+def read_table() -> tuple[str, dict[str, Original]]:
+    """The head of the page, and all originals by name."""
+    loaded = yaml.safe_load((Path(__file__).parent / "table.yaml").read_text(encoding="utf-8"))
+    head = str(loaded.pop("head"))
+    return head, {
+        name: Original(about["title"], about["origin"], tuple(MappingLine(**row) for row in about["rows"]))
+        for name, about in loaded.items()
+    }
+
+
 def originals() -> dict[str, Original]:
     """All originals by name."""
-    import yaml
-
-    loaded = yaml.safe_load(FILE.read_text(encoding="utf-8"))
-    out = {}
-    for name in ORIGINALS:
-        about = loaded[name]
-        out[name] = Original(about["title"], about["origin"], tuple(MappingLine(**row) for row in about["rows"]))
-    return out
+    return read_table()[1]
 
 
 def page() -> str:
     """docs/migrate.md."""
-    parts = [HEAD]
+    parts = [read_table()[0]]
     for original in originals().values():
-        parts.append(f"## {original.title}\n\n{original.origin}\n")
-        rows = [f"| {line.kind} | `{line.theirs}` | {line.ours} | {line.note} |" for line in original.lines]
-        parts.append("\n".join(["| | theirs | ours | |", "|---|---|---|---|", *rows]) + "\n")
+        parts += [f"## {original.title}\n\n{original.origin}\n", "| | theirs | ours | |\n|---|---|---|---|"]
+        for line in original.lines:
+            own = f"*on purpose not*: {line.reason}" if line.reason else f"`{line.key or line.command or line.metric}`"
+            parts[-1] += f"\n| {line.kind} | `{line.theirs}` | {own} | {line.note} |"
+        parts[-1] += "\n"
     return "\n".join(parts)
 
 
