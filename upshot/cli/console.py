@@ -46,7 +46,7 @@ def whole_console() -> Any:
     return Console(markup=False, width=None if sys.stdout.isatty() else 10_000)
 
 
-def shown(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
+def shown_metrics(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
     """The metrics worth a look, in the order of `SHOWN`."""
     return [(key, metrics[key]) for prefix in SHOWN for key in metrics if key.startswith(prefix)]
 
@@ -78,7 +78,8 @@ class PlainReporter(Reporter):
             return
         self._last = time.monotonic()
         kept = [
-            f"{key.partition('/')[2] if key.startswith('by/') else key}={value:.3g}" for key, value in shown(metrics)
+            f"{key.partition('/')[2] if key.startswith('by/') else key}={value:.3g}"
+            for key, value in shown_metrics(metrics)
         ]
         times = step_line(metrics)
         print(f"{phase} {step}/{self._total}  " + "  ".join(kept[:8]) + (f"\n    {times}" if times else ""), flush=True)
@@ -123,7 +124,7 @@ class RichReporter(Reporter):
         from rich.text import Text
 
         self._progress.update(self._task, completed=step, note="")
-        self._live.update(Group(self._progress, metrics_table(shown(metrics)), Text(step_line(metrics), "dim")))
+        self._live.update(Group(self._progress, metrics_table(shown_metrics(metrics)), Text(step_line(metrics), "dim")))
 
     def within(self, done: int, total: int) -> None:
         """Replies of the running step."""

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from upshot.cli.options import JOB, add_options, runs
+from upshot.cli.options import JOB, add_options, run_of
 
 if TYPE_CHECKING:
     from upshot.offline.data.prepare import PrepareSummary
@@ -131,7 +131,7 @@ def _add_build(halves: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metrics={"help": "metrics of the reward (default: the task's own)"},
         at_once={"default": 32, "help": "conversations at once; each model has its own limit of calls"},
     )
-    parser.set_defaults(run=runs("offline.data.build"))
+    parser.set_defaults(run=run_of("offline.data.build"))
 
 
 def run_prepare(args: argparse.Namespace) -> int:

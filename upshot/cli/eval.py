@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from upshot.cli.options import JOB, add_options, runs
+from upshot.cli.options import JOB, add_options, run_of
 from upshot.core.thought import MARKERS
 
 
@@ -51,7 +51,7 @@ def add_table(parser: argparse.ArgumentParser) -> None:
         metrics={"help": "metrics, the task metric first (default: the task's own)"},
         tokenizer={"help": "whose tokens token_amount counts (default: as each endpoint counts)"},
     )
-    parser.set_defaults(run=runs("offline.evaluate"))
+    parser.set_defaults(run=run_of("offline.evaluate"))
 
 
 def add_judge(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +65,7 @@ def add_judge(parser: argparse.ArgumentParser) -> None:
     add("--threshold", type=float, default=0.5, help="from where a rating counts as yes (0.5)")
     add("--out", metavar="FILE", help="write every verdict to this .jsonl file")
     add_options(parser, "judge", "limit", "at_once", judge={"required": True})
-    parser.set_defaults(run=runs("offline.judge"))
+    parser.set_defaults(run=run_of("offline.judge"))
 
 
 def add_monitor(parser: argparse.ArgumentParser) -> None:
@@ -82,4 +82,4 @@ def add_monitor(parser: argparse.ArgumentParser) -> None:
     add("--think", nargs=2, default=list(MARKERS), metavar=("OPEN", "CLOSE"), help="a file: markers of thoughts")
     add("--out", metavar="FILE", help="every prediction, one line a reply (RUN/monitor.jsonl, FILE.monitor.jsonl)")
     add_options(parser, "judge", "option", "sandbox", "limit", *JOB, "json", judge={"required": True})
-    parser.set_defaults(run=runs("offline.monitor"))
+    parser.set_defaults(run=run_of("offline.monitor"))

@@ -15,7 +15,7 @@ from upshot.api.settings import RewardOptions, Setting
 from upshot.core.errors import UserError
 
 
-def runs(module: str) -> Callable[[argparse.Namespace], int]:
+def run_of(module: str) -> Callable[[argparse.Namespace], int]:
     """The `run` of a module, imported when it is called: no help waits for what a verb needs."""
     return lambda args: int(importlib.import_module(f"upshot.{module}").run(args))
 

@@ -96,7 +96,7 @@ def run_import(args: argparse.Namespace) -> int:
     import yaml
 
     from upshot.config import load as config
-    from upshot.offline.migrate.carry import build_line, builds, carry
+    from upshot.offline.migrate.recipe import build_line, builds, carry
     from upshot.offline.migrate.theirs import read_all
     from upshot.rollout.services import check_names
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from upshot.cli.options import JOB, add_options, runs
+from upshot.cli.options import JOB, add_options, run_of
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -27,4 +27,4 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--persona", default="plain", help="of the simulated user; 'mixed' draws one per row (plain)")
     parser.add_argument("--vagueness", default="medium", choices=["low", "medium", "high"], help="of the user (medium)")
-    parser.set_defaults(run=runs("offline.score"))
+    parser.set_defaults(run=run_of("offline.score"))

@@ -7,11 +7,16 @@ and `samples/`. Judges are asked again. What an environment decided by itself is
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from upshot.config import load as config
 from upshot.config.recipe import Recipe
 from upshot.core import jsonl
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn, messages_from
@@ -56,6 +61,33 @@ class ScoreChange:
         return abs(self.old.value - self.new.value) <= 1e-9 * max(1.0, abs(self.old.value))
 
 
+def run(args: argparse.Namespace) -> int:
+    """Replay and print; 0 when everything is as it was, 1 when something is not."""
+    folder = RunFolder.open(Path(args.folder))
+    recipe = config.load(str(folder.path / "recipe.yaml"), args.overrides).recipe
+    changes = asyncio.run(replay(folder, recipe, args.step))
+    listed = [one for one in changes if not (args.changed and one.same)]
+    for one in listed if args.json else ():
+        row = {"key": one.key, "what": one.what, "old": one.old.to_dict(), "new": one.new.to_dict(), "same": one.same}
+        print(json.dumps(row, default=str))
+    if not args.json:
+        _print_table(listed, changes)
+    return 0 if all(one.same for one in changes) else 1
+
+
+def _print_table(listed: Sequence[ScoreChange], changes: Sequence[ScoreChange]) -> None:
+    wide = max((len(one.key) for one in listed), default=0)
+    name = max((len(one.what) for one in listed), default=0)
+    if listed:
+        print(f"{'reply':<{wide}}  {'':<{name}}  {'old':>12}  {'new':>12}")
+    for one in listed:
+        old, new = (f"– {s.reason}" if s.value is None else f"{s.value:.4g}" for s in (one.old, one.new))
+        print(f"{one.key:<{wide}}  {one.what:<{name}}  {old:>12}  {new:>12}{'' if one.same else '  changed'}")
+    other = sum(not one.same for one in changes)
+    result = f"{other} are not as they were" if other else "all as they were"
+    print(f"{len({one.key for one in changes})} replies, {len(changes)} numbers: {result}")
+
+
 async def replay(folder: RunFolder, recipe: Recipe, step: int) -> list[ScoreChange]:
     """Every mean and total of a step's replies, old and new."""
     lines = lines_of(folder, step)
@@ -68,7 +100,9 @@ async def replay(folder: RunFolder, recipe: Recipe, step: int) -> list[ScoreChan
     renderer = Renderer(tokenizer, recipe.model.template_options)
     services = build_services(recipe, task, AbsentPolicy(), tokenizer, renderer)
     async with aclosing(services):
-        for model in dict.fromkeys(model for name, model in services.models.items() if name not in silent(recipe)):
+        for model in dict.fromkeys(
+            model for name, model in services.models.items() if name not in silent_models(recipe)
+        ):
             await model.start()
         context = build_context(recipe, services, Policy(AbsentPolicy()))
 
@@ -80,7 +114,7 @@ async def replay(folder: RunFolder, recipe: Recipe, step: int) -> list[ScoreChan
         return [change for changes in await run_all(lines, one, AT_ONCE) for change in changes]
 
 
-def silent(recipe: Recipe) -> set[str]:
+def silent_models(recipe: Recipe) -> set[str]:
     """Helper models that only ever continue conversations, so that a replay need not load or reach them."""
     user = recipe.futures.user
     speakers = {"user" if user is None else str(user.options.get("model", "user")), *classmate_names(recipe.futures)}

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.out or f"{args.file}.scores.jsonl")
     settings = _settings(args)
     with open_log(out, {**settings, "seed": args.seed, **_own_code(settings["metrics"])}) as log:
-        done = finished(jsonl.read(out), work)
+        done = find_finished(jsonl.read(out), work)
         with Journal(out, keep=lambda line: line["record"] in done) as results:
             if done:
                 print(f"{len(done)} of {len(work)} rows are in {out} already")
@@ -53,7 +53,7 @@ def name_of(record: Record, row: Mapping[str, Any]) -> str:
     return f"{record.row.id} {hashlib.blake2b(jsonl.dumps(row), digest_size=12).hexdigest()}"
 
 
-def finished(lines: Sequence[Mapping[str, Any]], work: Mapping[str, Record]) -> set[str]:
+def find_finished(lines: Sequence[Mapping[str, Any]], work: Mapping[str, Record]) -> set[str]:
     """The rows whose replies all have a line, none of which another attempt could better."""
     settled = Counter(line["record"] for line in lines if not _may_pass(Score.from_dict(line["reward"]["total"])))
     return {name for name, record in work.items() if settled[name] == len(record.conversations())}

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from upshot.config.model_spec import ModelSpec
+from upshot.config.recipe import Named
 from upshot.core import jsonl
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.score import Reason, Score, tell_missing
 from upshot.core.whole_files import check_writable
 from upshot.offline.arguments import read_model, read_rows
 from upshot.offline.job import run_all
-from upshot.rewards.workers.base import Manager, managers
-from upshot.sandbox.local.lazy import LazySandbox
+from upshot.rollout.services import Services, assemble
 from upshot.tasks.datasets.rows import reference_of
 from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
 from upshot.tasks.verifiers.judged import with_rubric_read
@@ -65,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         check_writable(Path(args.out))
     claims = [claim_of(row, settings, number, args.file) for number, row in enumerate(rows, 1)]
-    unknown = _unknown(claims) if not settings.task else {}
+    unknown = find_unknown(claims) if not settings.task else {}
     for source in dict.fromkeys(claim.source for claim in claims if claim.source not in unknown):
         check_verifier(source, options_of(settings), settings)
     start = time.perf_counter()
@@ -78,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if summary["scored"] else 1
 
 
-def _unknown(claims: Sequence[Claim]) -> dict[str, Score]:
+def find_unknown(claims: Sequence[Claim]) -> dict[str, Score]:
     """What the rows of a source that no verifier is known for get; `UserError` where there are no others."""
     out: dict[str, Score] = {}
     for source in dict.fromkeys(claim.source for claim in claims):
@@ -104,10 +103,9 @@ def serve(settings: VerifySettings, host: str, port: int, key_file: str | None =
         settings = replace(settings, manager="pool")
 
     async def app() -> Any:
-        stack = contextlib.AsyncExitStack()
-        manager = await stack.enter_async_context(_open(settings))
-        application = scorer_app(manager, key)
-        application.on_cleanup.append(lambda _: stack.aclose())
+        services = await build_manager(settings).__aenter__()
+        application = scorer_app(services.manager, key)
+        application.on_cleanup.append(lambda _: services.aclose())
         return application
 
     web.run_app(app(), host=host, port=port, print=lambda text: print(text.splitlines()[0], flush=True))
@@ -185,27 +183,18 @@ def options_of(settings: VerifySettings) -> dict[str, Any]:
     return with_rubric_read(out)
 
 
-@contextlib.asynccontextmanager
-async def _open(settings: VerifySettings) -> AsyncIterator[Manager]:
-    """The manager, with judge and sandbox; all closed at the end."""
-    async with contextlib.AsyncExitStack() as stack:
-        context: dict[str, Any] = {"sandbox": None, "judge": None}
-        if settings.judge:
-            from upshot.models.connect import connect
-
-            context["judge"] = await stack.enter_async_context(connect(_judge_spec(settings.judge, settings.seconds)))
-        context["sandbox"] = LazySandbox(settings.sandbox)
-        stack.push_async_callback(context["sandbox"].aclose)
-        options: dict[str, Any] = {"seconds": settings.seconds or SECONDS}
-        if settings.manager == "remote":
-            if not settings.url:
-                raise UserError("--manager remote needs --url")
-            options["url"] = settings.url
-        else:
-            options["workers"] = settings.workers or len(os.sched_getaffinity(0))
-        manager = managers.create(settings.manager, options, **context)
-        stack.push_async_callback(manager.aclose)
-        yield manager
+def build_manager(settings: VerifySettings) -> Services:
+    """The manager, with judge and sandbox; not yet started."""
+    judge = {"judge": _judge_spec(settings.judge, settings.seconds)} if settings.judge else {}
+    options: dict[str, Any] = {"seconds": settings.seconds or SECONDS}
+    if settings.manager == "remote":
+        if not settings.url:
+            raise UserError("--manager remote needs --url")
+        options["url"] = settings.url
+    else:
+        options["workers"] = settings.workers or len(os.sched_getaffinity(0))
+    manager = Named.model_validate({"name": settings.manager, **options})
+    return assemble(None, judge, manager=manager, sandbox=settings.sandbox)
 
 
 def _judge_spec(judge: str, seconds: float | None) -> ModelSpec:
@@ -219,10 +208,10 @@ async def _verify_all(
 ) -> list[Score]:
     if settings.judge:  # waiting for it is no row's time
         at_once = min(at_once, _judge_spec(settings.judge, None).concurrency)
-    async with _open(settings) as manager:
+    async with build_manager(settings) as services:
 
         async def one(claim: Claim) -> Score:
-            return unknown.get(claim.source) or await manager.verify(claim)
+            return unknown.get(claim.source) or await services.manager.verify(claim)
 
         return await run_all(claims, one, at_once)
 

@@ -13,8 +13,7 @@ from upshot.cli import VERBS, make_parser
 from upshot.config.load import _model_at, find
 from upshot.config.recipe import FuturesConfig, Named, Recipe
 from upshot.config.registry import _parameters
-from upshot.offline.migrate.convert import CONVERSIONS
-from upshot.offline.migrate.table import MappingLine, originals, page
+from upshot.offline.migrate.recipe import CONVERSIONS, MappingLine, originals, page
 from upshot.rewards.build import check_metric
 from upshot.rollout.futures.base import kinds
 from upshot.rollout.services import GIVEN
