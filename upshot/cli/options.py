@@ -87,8 +87,6 @@ SHARED: dict[str, dict[str, Any]] = {
         "metavar": "KEY=VALUE",
         "help": "an option of the verifier (repeatable)",
     },
-    "overrides": {"flags": ("overrides",), "nargs": "*", "default": [], "metavar": "key=value"},
-    "recipe": {"flags": ("recipe",), "help": "recipe name or file"},
     "goals_file": {
         "flags": ("--file",),
         "metavar": "SOURCE",

@@ -84,7 +84,7 @@ class Evaluation:
         self.systems = parse_systems(args.system, list(self.models))
         """System prompt by row of the table: plain, proactive, none or a file."""
         self.task = open_task(args.task, args.file)
-        self.rows = whole_goals(self.task, _held_out(self.task, args.split))[: args.goals]
+        self.rows = whole_goals(self.task, _held_out_rows(self.task, args.split))[: args.goals]
         self.metrics = task_metrics(args.metrics, self.task)
         self.lines: list[Line] = []
         """The conversations of the table so far."""
@@ -204,7 +204,7 @@ def whole_goals(task: CollabTask, rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _held_out(task: CollabTask, split: str | None) -> list[Row]:
+def _held_out_rows(task: CollabTask, split: str | None) -> list[Row]:
     if split is None:
         split = next((name for name in ("test", "validation") if task.all_rows().get(name)), "test")
     return rows_of(task, split)

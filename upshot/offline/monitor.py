@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     items = read_items(args, path)[: args.limit]
     out = Path(args.out or (path / "monitor.jsonl" if path.is_dir() else f"{path}.monitor.jsonl"))
     settings = {"judge": args.judge, "task": args.task, "option": args.options, "think": args.think}
-    with open_log(out, settings) as log, Journal(out, keep=_settled) as results:
+    with open_log(out, settings) as log, Journal(out, keep=_is_settled) as results:
         lines = {line["key"]: line for line in results.lines}
         asyncio.run(_look(Job("looks", args, log, results), items, lines))
     looks = [(item.step, _recall(item, lines[item.key])) for item in items]
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report["all"]["valid"] else 1
 
 
-def _settled(line: Mapping[str, Any]) -> bool:
+def _is_settled(line: Mapping[str, Any]) -> bool:
     """Whether another attempt would find the same."""
     scores = [Score.from_dict(line[name]) for name in ("verdict", "prediction")]
     return all(score.reason is None or score.reason in (*LASTING, Reason.NO_THOUGHT) for score in scores)

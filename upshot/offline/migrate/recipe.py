@@ -89,7 +89,7 @@ class Omission(Exception):
     """Why a setting was not carried."""
 
 
-class Given(NamedTuple):
+class TheirSetting(NamedTuple):
     """A setting of theirs on its way into the recipe."""
 
     key: str
@@ -134,7 +134,7 @@ def spec(given: Any) -> Any:
     return given if given.split("/")[0] in read_table()["hosted"] else f"local:{given}"
 
 
-def _metrics(s: Given) -> Keys:
+def _metrics(s: TheirSetting) -> Keys:
     """Names and weights of the original's two flags; its token_amount counts thousands."""
     names = _list(s.others.get("--metric_names", []))
     weights = _list(s.others.get("--metric_weights", [1.0] * len(names)))
@@ -143,7 +143,7 @@ def _metrics(s: Given) -> Keys:
     return {f"metrics.{n}": w / 1000 if n == "token_amount" else w for n, w in zip(names, weights, strict=True)}
 
 
-def _minibatches(s: Given) -> Keys:
+def _minibatches(s: TheirSetting) -> Keys:
     """How many updates a step's prompts make."""
     batch = s.others.get("data.train_batch_size")
     if not isinstance(batch, int) or not isinstance(s.value, int) or s.value < 1:
@@ -151,50 +151,50 @@ def _minibatches(s: Given) -> Keys:
     return {s.key: max(1, batch // s.value)}
 
 
-def _batch(s: Given) -> Keys:
+def _batch(s: TheirSetting) -> Keys:
     """Examples of an update: those of a device times the accumulation times the processes."""
     size = s.others.get("--batch_size", s.others.get("--per_device_train_batch_size", 1))
     factors = (s.others.get(name, 1) for name in ("--gradient_accumulation_steps", "--nproc_per_node"))
     return {s.key: _whole(math.prod(factors, start=size))}
 
 
-def _file(s: Given) -> Keys:
+def _file(s: TheirSetting) -> Keys:
     """One file; the home folder as `~`."""
     if len(_list(s.value)) != 1:
         raise Omission("a task reads one file a split; put them into a folder, or mix tasks (task.name=mix)")
     return {s.key: re.sub(r"^\$\{?HOME\}?", "~", str(_list(s.value)[0]))}
 
 
-def _kl(s: Given, on: Any, keys: Keys) -> Keys:
+def _kl(s: TheirSetting, on: Any, keys: Keys) -> Keys:
     """What is said of the KL divergence counts where that is on: in the loss, or off the reward, not both."""
     if s.key == "train.kl_in" and on and s.others.get(KL_IN_LOSS):
         raise Omission("the KL divergence is in the loss (use_kl_loss) or taken off the reward, not both")
     return keys if on else {}
 
 
-def _marks(s: Given, whose: str = "") -> Any:
+def _marks(s: TheirSetting, whose: str = "") -> Any:
     marks = [s.others.get(f"reward_model.{whose}think_{end}_str") for end in ("start", "end")]
     return marks if all(marks) else None
 
 
-def _classmates(s: Given) -> Keys:
+def _classmates(s: TheirSetting) -> Keys:
     """Each classmate a helper model, with its own markers where they are set."""
     models = {"peer" if n == 0 else f"peer{n + 1}": f"local:{model}" for n, model in enumerate(_list(s.value))}
     think = {"think": marks} if (marks := _marks(s, "classmate_")) else {}
     return {**{f"models.{n}": model for n, model in models.items()}, s.key: [{"name": n, **think} for n in models]}
 
 
-def _sampling(s: Given, prefix: str) -> Keys:
+def _sampling(s: TheirSetting, prefix: str) -> Keys:
     names = ("temperature", "max_tokens", *(("top_p",) if prefix == "episode" else ()))
     return {f"{prefix}.{name}": _object(s.value)[name] for name in names if name in _object(s.value)}
 
 
-def _names(s: Given) -> Keys:
+def _names(s: TheirSetting) -> Keys:
     return {s.key: [name.strip() for one in _list(s.value) for name in str(one).split(",")]}
 
 
 NO_FILE = "give that file as well; without it the user is the published one, gpt-4o-mini"
-CONVERSIONS: dict[str, Callable[[Given], Keys]] = {
+CONVERSIONS: dict[str, Callable[[TheirSetting], Keys]] = {
     "assistant": lambda s: _sampling(s, "episode"),
     "batch": _batch,
     "classmates": _classmates,
@@ -279,7 +279,7 @@ def _convert(theirs: OriginalSettings, name: str, value: Any) -> Keys:
     if "$" in str(value) and best.how not in ("file", "name", "interaction"):
         raise Omission("the shell alone knows its value")
     if best.how:
-        return CONVERSIONS[best.how](Given(best.key, name.rpartition(".")[2], value, theirs.settings))
+        return CONVERSIONS[best.how](TheirSetting(best.key, name.rpartition(".")[2], value, theirs.settings))
     if best.values and str(value) not in best.values:
         raise Omission(f"known are {', '.join(best.values)}")
     own = best.values[str(value)] if best.values else value
