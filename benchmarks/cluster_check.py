@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.sim.site import Site
 from benchmarks.sim.step import play
 from benchmarks.sim.work import work_of
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 USER = json.dumps({"current_answer": "none yet", "thought": "", "response": "please"})
@@ -60,7 +60,7 @@ class Case:
             "reward.metrics=[verifier, interactivity]",
             f"train.group_size={self.group}",
             f"train.steps={steps}",
-            "train.save_every=0",
+            "train.save.every=0",
             "train.prompts_per_step=4",
             "warm_start=null",
             "model.tiny={hidden: 32, layers: 1, heads: 2, mlp: 64}",  # little work: waiting is what is checked
@@ -109,7 +109,7 @@ def measured(case: Case, steps: int, engine: Sequence[str] = ()) -> list[float]:
 
 def predicted(case: Case, per_sequence_s: float, poll_s: float = 0) -> float:
     """Seconds of a rollout by simulation."""
-    work = work_of(load("quickstart", case.words("", "http://user/v1", "http://judge/v1", 1)).recipe)
+    work = work_of(load_recipe("quickstart", case.words("", "http://user/v1", "http://judge/v1", 1)).recipe)
     speed = {"fixed_s": 0, "per_sequence_s": per_sequence_s, "prompt_tokens_per_s": 1e9, "max_running": 10**6}
     site = Site.model_validate({
         "policy": {"reply_tokens": TOKENS, "server": speed},

@@ -29,7 +29,7 @@ from benchmarks.sim.fleet import SLACK, Fleet, fleet_of, needed, part_of
 from benchmarks.sim.site import Site
 from benchmarks.sim.step import Step, play
 from benchmarks.sim.work import work_of
-from upshot.config.load import explain, load, read_yaml
+from upshot.config.load import explain_error, load_recipe, read_yaml
 from upshot.core.errors import UserError
 
 MOST_STEPS, REPLIES = 20, 4096
@@ -121,7 +121,7 @@ def site_of(file: str | None, words: Sequence[str]) -> Site:
     try:
         return Site.model_validate(data)
     except ValidationError as error:
-        raise UserError(f"site: {explain(error, Site)}") from None
+        raise UserError(f"site: {explain_error(error, Site)}") from None
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -138,7 +138,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="the same, one by one")
     options = parser.parse_intermixed_args(words)
     try:
-        work = work_of(load(options.recipe, options.overrides).recipe)
+        work = work_of(load_recipe(options.recipe, options.overrides).recipe)
         site = site_of(options.site, options.set)
     except UserError as error:
         print(error, file=sys.stderr)

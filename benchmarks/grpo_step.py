@@ -79,10 +79,10 @@ async def ours(options: argparse.Namespace, device: torch.device) -> dict[str, A
     model = EngineModel(Engine(module, set(), settings), tokenizer, "policy", Renderer(tokenizer))
     model.end_ids = set()
     policy = Policy(model, Renderer(tokenizer), Sampling(options.new))
-    lines = [words(1000 + n, 32, vocab) for n in range(options.window)]
-    user = ScriptedUser(lines, leave_when_answered=False) if options.window else None
+    lines = [words(1000 + n, 32, vocab) for n in range(options.rounds)]
+    user = ScriptedUser(lines, leave_when_answered=False) if options.rounds else None
     context = RolloutContext(
-        policy, Talk({"m": Parity()}, {"m": MetricWeight()}, user, options.samples, options.window)
+        policy, Talk({"m": Parity()}, {"m": MetricWeight()}, user, options.samples, options.rounds)
     )
     config = TrainConfig(advantage=Named(name="grpo"), token_budget=options.token_budget, lr=1e-6)
     learner = Learner(module, tokenizer, config, options.new, changed=model.engine.weights_changed)
@@ -159,7 +159,7 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     small = options.shape in ("tiny", "quickstart")
     options.shape = options.shape or ("8b" if options.collabllm else "135m")
-    options.samples, options.window = (3, 2) if options.collabllm else (1, 0)
+    options.samples, options.rounds = (3, 2) if options.collabllm else (1, 0)
     options.prompts = options.prompts or (2 if small else 16)
     options.prompt = options.prompt or (16 if small else 512 if options.collabllm else 128)
     options.new = options.new or (16 if small else 256)

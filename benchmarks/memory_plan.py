@@ -67,7 +67,7 @@ def recipe_of(name: str, args: argparse.Namespace) -> Recipe:
     model: dict[str, Any] = {"gradient_checkpointing": args.checkpointing, "memory_gb": args.total}
     if rank:
         model["lora"] = {"r": rank, "dropout": 0.0, "kind": args.kind}
-    train = {"token_budget": args.tokens, "optimizer": args.optimizer, "offload_optimizer": args.offload}
+    train = {"token_budget": args.tokens, "optimizer": {"name": args.optimizer, "offload": args.offload}}
     return Recipe.model_validate({
         "task": "slots", "model": model, "episode": {"max_tokens": 256},
         "train": {**train, "lr": 1e-6, "kl": 0.0},

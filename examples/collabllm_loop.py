@@ -67,7 +67,7 @@ def right(conversation: Conversation) -> float:
 
 
 async def worth(trainer: Trainer, reply: Conversation) -> float:
-    """What a reply leads to: fork it, let customer and policy talk on for a window, score the end; the mean of them."""
+    """What a reply leads to: fork it, let customer and policy talk on, score the end; the mean of them."""
 
     async def future(number: int) -> float:
         fork = reply.fork("future", number)

@@ -130,7 +130,7 @@ def reply(context: Stage, worker: int, rng: random.Random, out: list[Played]) ->
         played.tokens += tokens
         last = turn == work.turns - 1
         if work.every_turn or last:
-            forks += [future(talk.fork(), ends) for _ in range(work.samples if work.window else 1)]
+            forks += [future(talk.fork(), ends) for _ in range(work.samples if work.rounds else 1)]
         if not last:
             yield context.clock.sleep(draw(context.site.workers.environment_s, rng))
     forks += [classmate(talk.fork(), place, ends) for place in work.classmates]
@@ -145,7 +145,7 @@ def reply(context: Stage, worker: int, rng: random.Random, out: list[Played]) ->
 def future(talk: Talk, ends: list[Talk]) -> Process:
     """Rounds of user and policy, then the judges, side by side."""
     context, work = talk.context, talk.context.work
-    for _ in range(work.window):
+    for _ in range(work.rounds):
         if work.user is not None and not (yield from talk.ask(work.user)):
             talk.missing = True
             break

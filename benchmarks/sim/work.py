@@ -31,7 +31,7 @@ class Work:
     every_turn: bool = False
     """Whether futures are forked after each turn of the episode."""
     samples: int = 1
-    window: int = 0
+    rounds: int = 0
     user: str | None = None
     """Where the simulated user is; None: it costs nothing."""
     judges: tuple[Chain, ...] = ()
@@ -50,14 +50,14 @@ class Work:
     @property
     def futures(self) -> int:
         """Futures in all, or as many finished conversations where nothing follows a reply."""
-        return self.replies * (self.turns if self.every_turn else 1) * (self.samples if self.window else 1)
+        return self.replies * (self.turns if self.every_turn else 1) * (self.samples if self.rounds else 1)
 
     def calls(self) -> dict[str, int]:
         """Calls of a step by place, where every episode and future lasts as long as it may; retries not counted."""
-        out = {POLICY: self.replies * self.turns + self.futures * self.window}
+        out = {POLICY: self.replies * self.turns + self.futures * self.rounds}
         judged = [place for chain in self.judges for place in chain]
         for place, count in (
-            *([(self.user, self.futures * self.window)] if self.user and self.window else []),
+            *([(self.user, self.futures * self.rounds)] if self.user and self.rounds else []),
             *((place, self.futures) for place in judged),
             *((place, self.replies) for place in self.classmates),
         ):
@@ -78,20 +78,20 @@ def work_of(recipe: Recipe) -> Work:
         models, classmates = {**served, **models}, list(configs)
     cuts = int(futures.options.get("cuts", 4)) if futures.options.get("reward") == "steps" else 1
     places = places_of(models)
-    window = futures.window if futures.name != "none" else 0
+    rounds = futures.rounds if futures.name != "none" else 0
     user = futures.user.options.get("model", "user") if futures.user and futures.user.name == "llm" else None
     return Work(
         prompts=recipe.train.prompts_per_step,
         group=recipe.train.group_size,
         max_tokens=recipe.episode.max_tokens,
         turns=recipe.episode.max_turns,
-        every_turn=recipe.credit.by == "turns" and window > 0,
+        every_turn=recipe.credit.by == "turns" and rounds > 0,
         samples=futures.samples,
-        window=window,
-        user=_place(user, places) if user and window else None,
+        rounds=rounds,
+        user=_place(user, places) if user and rounds else None,
         judges=tuple(chain for metric in recipe.reward.metrics if (chain := _judged(metric, places))),
         classmates=tuple(_place(c if isinstance(c, str) else c["name"], places) for c in classmates) * cuts,
-        save_every=recipe.train.save_every or recipe.train.steps or 1,
+        save_every=recipe.train.save.every or recipe.train.steps or 1,
         limits={place: limits_of(models[place]) for place in set(places.values()) - {POLICY}},
     )
 

@@ -24,7 +24,7 @@ THIMBLE: dict[str, Any] = {
     "model": {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}},
     "task": {"name": "slots", "rows_per_split": 32},
     "episode": {"max_tokens": 4},
-    "futures": {"samples": 1, "window": 1},
+    "futures": {"samples": 1, "rounds": 1},
     "train": {"steps": 1, "prompts_per_step": 2, "group_size": 2, "lr": 1e-3},
 }
 
@@ -87,11 +87,11 @@ def test_an_editable_install_is_a_path_that_type_checkers_follow() -> None:
         ({"metrics": "accuracy"}, r"metrics is 'accuracy': give \{name or function: weight\}"),
         ({"metrics": {"accuracy": "much"}}, r"the weight of metric 'accuracy' is 'much' \(str\)"),
         ({"seed": "x"}, r"seed is 'x' \(str\)"),
-        ({"wndow": 1}, r"did you mean 'window'"),
+        ({"ronds": 1}, r"did you mean 'rounds'"),
     ],
 )
 def test_a_wrong_type_in_reward_is_one_line_without_a_chain(arguments: dict[str, Any], message: str) -> None:
-    given: dict[str, Any] = {"messages": OPENING, "replies": "Hm?", "window": 0, "metrics": [brief]} | arguments
+    given: dict[str, Any] = {"messages": OPENING, "replies": "Hm?", "rounds": 0, "metrics": [brief]} | arguments
     with pytest.raises(UserError, match=message) as said:
         upshot.reward(**given)
     told = "".join(traceback.format_exception(said.value))
@@ -100,7 +100,7 @@ def test_a_wrong_type_in_reward_is_one_line_without_a_chain(arguments: dict[str,
 
 def test_functions_are_metrics_of_reward() -> None:
     (short, long) = upshot.reward(
-        OPENING, ["a", "a b c"], window=0, metrics={brief: 2.0, "token_amount": 0}, tokenizer=Words()
+        OPENING, ["a", "a b c"], rounds=0, metrics={brief: 2.0, "token_amount": 0}, tokenizer=Words()
     )
     assert [reply.reward.total.value for reply in (short, long)] == [1.0, 0.5]
 
@@ -111,8 +111,8 @@ class Words:
 
 
 def test_a_recipe_is_loaded_with_overrides_of_any_shape() -> None:
-    recipe = upshot.load("quickstart", train={"steps": 3}, reward={"metrics": [brief]}, **{"futures.window": 1})
-    assert (recipe.train.steps, recipe.train.lr, recipe.futures.window) == (3, 4e-4, 1)
+    recipe = upshot.load("quickstart", train={"steps": 3}, reward={"metrics": [brief]}, **{"futures.rounds": 1})
+    assert (recipe.train.steps, recipe.train.lr, recipe.futures.rounds) == (3, 4e-4, 1)
     assert upshot.load(recipe, seed=5).seed == 5
     assert upshot.load(THIMBLE).name == "thimble"
     with pytest.raises(UserError, match=r"unknown key 'stepz' in train; did you mean 'steps'") as said:

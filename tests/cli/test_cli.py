@@ -17,7 +17,7 @@ from upshot.cli.console import RichReporter
 TINY = [
     "quickstart", "model.tiny.hidden=16", "model.tiny.layers=1", "model.tiny.heads=2", "model.tiny.mlp=16",
     "warm_start.steps=2", "warm_start.batch=4", "train.steps=2", "train.prompts_per_step=2", "train.group_size=2",
-    "task.rows_per_split=32", "train.save_every=1",
+    "task.rows_per_split=32", "train.save.every=1",
 ]  # fmt: skip
 
 

@@ -112,7 +112,7 @@ def overrides(work: Path, method: str, steps: int) -> list[str]:
     if method in ("sft", "dpo"):
         own["train.data"] = data / f"{method}_train.parquet"
     else:
-        own |= {"train.group_size": 2, "futures.samples": 2, "futures.window": 1, "train.min_gap": 0.01}
+        own |= {"train.group_size": 2, "futures.samples": 2, "futures.rounds": 1, "train.dpo.min_gap": 0.01}
     return [f"{key}={value}" for key, value in own.items()]
 
 

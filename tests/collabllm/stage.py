@@ -58,13 +58,13 @@ def rows(number: int) -> list[Row]:
 
 
 def scene(
-    model: Model, samples: int = 1, window: int = 2, names: tuple[str, ...] = ("accuracy", "interactivity")
+    model: Model, samples: int = 1, rounds: int = 2, names: tuple[str, ...] = ("accuracy", "interactivity")
 ) -> RolloutContext:
     """One model as policy, user and judge, two judged metrics."""
     metrics = {name: build_metric(name, judge=model) for name in names}
     weights = {name: MetricWeight(1.0, (-1.0, 1.0), metric.intrinsic) for name, metric in metrics.items()}
     policy = Policy(model, sampling=Sampling(max_tokens=64))
-    return RolloutContext(policy, Talk(metrics, weights, LLMUser(model), samples, window))
+    return RolloutContext(policy, Talk(metrics, weights, LLMUser(model), samples, rounds))
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

@@ -20,7 +20,7 @@ def step(model):
     """16 prompts x 8 replies x 3 futures x 2 user turns, 2 judged metrics."""
 
     async def play():
-        return await play_step(scene(model, samples=3, window=2), rows(16), 8, seed=0)
+        return await play_step(scene(model, samples=3, rounds=2), rows(16), 8, seed=0)
 
     return play
 

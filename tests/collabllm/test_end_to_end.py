@@ -11,7 +11,7 @@ import pytest
 
 from tests.collabllm.smoke import METHODS, smoke
 from upshot.cli import main
-from upshot.config import load as config
+from upshot.config.load import describe_recipe, find_recipe, load_recipe
 from upshot.tasks.datasets.parquet import schema_for, write_parquet
 
 SETTINGS = {"": "math-hard", "-medium": "medium", "-bigcodebench": "bigcodebench"}
@@ -80,27 +80,27 @@ def test_a_recipe_is_shown_and_planned_offline(
     assert main(["recipe", "show", name, *own]) == 0
     assert main(["train", name, *own, "--dry-run", "--offline"]) == 0
     assert ", LoRA" in capsys.readouterr().out
-    recipe = config.load(name).recipe
+    recipe = load_recipe(name).recipe
     assert recipe.name == name and recipe.task.name == SETTINGS[setting]
     assert recipe.model.lora is not None and (recipe.model.lora.r, recipe.model.lora.alpha) == (32, 16)
     metrics = {metric.name: metric.weight for metric in recipe.reward.metrics}
     task_metric = {"": "accuracy", "-medium": "document->bleu", "-bigcodebench": "code->pass_rate"}
     assert next(iter(metrics)) == task_metric[setting]
     assert metrics["token_amount"] == (-1e-4 if setting == "-medium" else -5e-4)
-    assert config.describe(config.find(name)).startswith("CollabLLM by")
+    assert describe_recipe(find_recipe(name)).startswith("CollabLLM by")
 
 
 def test_the_recipes_hold_the_published_hyper_parameters() -> None:
-    found = {method: config.load(f"collabllm-{method}").recipe for method in METHODS}
+    found = {method: load_recipe(f"collabllm-{method}").recipe for method in METHODS}
     train = {method: recipe.train for method, recipe in found.items()}
     assert {method: c.lr for method, c in train.items()} == {
         "sft": 1e-5, "dpo": 5e-6, "online-dpo": 5e-6, "ppo": 2e-6, "grpo": 1e-6,
     }  # fmt: skip
-    assert (train["sft"].epochs, train["dpo"].epochs, train["dpo"].beta) == (3, 8, 0.1)
+    assert (train["sft"].epochs, train["dpo"].epochs, train["dpo"].dpo.beta) == (3, 8, 0.1)
     grpo = found["grpo"]
     assert (grpo.train.prompts_per_step, grpo.train.group_size, grpo.train.minibatches) == (16, 8, 2)
-    assert (grpo.train.kl, grpo.train.kl_estimator) == (0.001, "k3")
-    assert (grpo.futures.samples, grpo.futures.window, grpo.episode.max_tokens) == (3, 2, 2048)
+    assert (grpo.train.kl.weight, grpo.train.kl.estimator) == (0.001, "k3")
+    assert (grpo.futures.samples, grpo.futures.rounds, grpo.episode.max_tokens) == (3, 2, 2048)
     assert train["online-dpo"].group_size == 2
 
 

@@ -50,7 +50,7 @@ def test_fault_3_the_last_assistant_turn_was_dropped_before_judging() -> None:
             judged.append(prompt)
         return act(prompt)
 
-    groups = asyncio.run(play_step(scene(actor(say=say), window=2), rows(1), 1, seed=0))
+    groups = asyncio.run(play_step(scene(actor(say=say), rounds=2), rows(1), 1, seed=0))
     future = groups[0][0].futures[0].conversation
     assert [m.role for m in future.messages] == ["user", "assistant"] * 3
     last = future.messages[-1]
@@ -60,7 +60,7 @@ def test_fault_3_the_last_assistant_turn_was_dropped_before_judging() -> None:
 
 def test_fault_4_futures_and_metrics_ran_one_after_another() -> None:
     latency = 0.05
-    play = lambda: play_step(scene(actor(latency, 1000), samples=8, window=2), rows(1), 4, seed=0)  # noqa: E731
+    play = lambda: play_step(scene(actor(latency, 1000), samples=8, rounds=2), rows(1), 4, seed=0)  # noqa: E731
     _, seconds = run_virtual(play)
     one_chain = 6 * latency  # reply, (user, policy) x 2, judge
     assert seconds == pytest.approx(one_chain, abs=0.01), "8 futures and 2 metrics take as long as one"
@@ -99,7 +99,7 @@ def test_fault_5_a_failed_future_leaves_the_mean_of_the_others() -> None:
                 raise ModelCallError("timeout")
         return act(prompt)
 
-    groups = asyncio.run(play_step(scene(speaker(say), samples=3, window=1), rows(1), 1, seed=0))
+    groups = asyncio.run(play_step(scene(speaker(say), samples=3, rounds=1), rows(1), 1, seed=0))
     reply = groups[0][0]
     assert sorted(str(future.missing) for future in reply.futures) == ["None", "None", "timeout"]
     assert reply.reward.total.value == pytest.approx(1.002), "the mean of two, not of three with a zero in it"
@@ -149,7 +149,7 @@ def test_fault_10_no_timeout_no_limit_no_cost_and_a_minute_of_backoff() -> None:
                 "price_out": 2.0,
             }
             async with connect(spec) as model:
-                groups = await play_step(scene(model, window=1), rows(10), 1, seed=0)
+                groups = await play_step(scene(model, rounds=1), rows(10), 1, seed=0)
                 return groups, server.most_in_flight, model.stats()
 
     began = time.monotonic()

@@ -44,7 +44,7 @@ def test_a_handful_of_conversations_end_to_end() -> None:
             metrics = {n: build_metric(n, options[n], judge=model) for n in names}
             user = LLMUser(model, template="user_short", max_tokens=80, temperature=0.7, repairs=1)
             policy = Policy(model, sampling=Sampling(max_tokens=48))
-            talk = Talk(metrics, {n: MetricWeight() for n in names}, user, samples=1, window=1)
+            talk = Talk(metrics, {n: MetricWeight() for n in names}, user, samples=1, rounds=1)
             context = RolloutContext(policy, talk)
             groups = await play_step(context, rows, 1, seed=0)
             return [group[0] for group in groups], user.stats(), model.stats()

@@ -17,7 +17,7 @@ def spoken(answer: str) -> tuple[list[str], list]:
         helper = prompt.startswith("You play a person") or '"accuracy":' in prompt or '"interactivity":' in prompt
         return act(prompt) if helper else answer
 
-    context = replace(scene(actor(say=say), window=1), malformed=ReplyRule("penalty", -1.0))
+    context = replace(scene(actor(say=say), rounds=1), malformed=ReplyRule("penalty", -1.0))
     groups = asyncio.run(play_step(context, rows(1), 1, seed=0))
     helpers = [p for p in asked if p.startswith("You") and ("play a person" in p or '"thought"' in p)]
     return helpers, groups[0]

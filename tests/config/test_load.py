@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from upshot.config import load as config
+from upshot.config.layers import COMMAND_LINE, DEFAULT, flatten
+from upshot.config.load import RECIPES, describe_recipe, dump_recipe, find_recipe, list_recipes, load_recipe
 from upshot.config.recipe import Recipe
 from upshot.config.reference import page
 from upshot.core.errors import UserError
@@ -21,28 +23,28 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> str:
 
 
 def test_overrides_win_and_every_value_knows_its_origin() -> None:
-    loaded = config.load("quickstart", ["train.lr=1e-5", "futures.samples=3"])
+    loaded = load_recipe("quickstart", ["train.lr=1e-5", "futures.samples=3"])
     assert loaded.recipe.train.lr == 1e-5
     assert loaded.recipe.futures.samples == 3
-    assert loaded.origin("train.lr") == config.COMMAND_LINE
-    assert loaded.origin("futures.window") == "quickstart.yaml"
-    assert loaded.origin("train.grad_clip") == config.DEFAULT
+    assert loaded.origin("train.lr") == COMMAND_LINE
+    assert loaded.origin("futures.rounds") == "quickstart.yaml"
+    assert loaded.origin("train.optimizer.grad_clip") == DEFAULT
 
 
 def test_list_items_are_overridden_by_position_or_name() -> None:
     overrides = ["reward.metrics.0.weight=2", "reward.metrics.token_amount.weight=-0.5"]
-    metrics = config.load("quickstart", overrides).recipe.reward.metrics
+    metrics = load_recipe("quickstart", overrides).recipe.reward.metrics
     assert [metric.weight for metric in metrics] == [2.0, -0.5]
 
 
 def test_a_resolved_recipe_reads_back_as_itself(tmp_path: Path) -> None:
-    recipe = config.load("quickstart", ["seed=7"]).recipe
-    assert config.load(write(tmp_path, config.dump(recipe))).recipe == recipe
+    recipe = load_recipe("quickstart", ["seed=7"]).recipe
+    assert load_recipe(write(tmp_path, dump_recipe(recipe))).recipe == recipe
 
 
 def test_a_recipe_extends_another_and_says_where_values_came_from(tmp_path: Path) -> None:
     write(tmp_path, "task: {name: slots, vague: 0.5}\ntrain: {steps: 3, lr: 1e-4}", "base.yaml")
-    loaded = config.load(write(tmp_path, "extends: base.yaml\ntrain: {steps: 5}"))
+    loaded = load_recipe(write(tmp_path, "extends: base.yaml\ntrain: {steps: 5}"))
     assert (loaded.recipe.train.steps, loaded.recipe.train.lr) == (5, 1e-4)
     assert (loaded.origin("train.steps"), loaded.origin("train.lr")) == ("mine.yaml", "base.yaml")
     assert loaded.recipe.task.options == {"vague": 0.5}
@@ -50,7 +52,7 @@ def test_a_recipe_extends_another_and_says_where_values_came_from(tmp_path: Path
 
 def test_options_of_another_task_are_not_inherited(tmp_path: Path) -> None:
     write(tmp_path, "task: {name: slots, vague: 0.5}", "base.yaml")
-    assert config.load(write(tmp_path, "extends: base.yaml\ntask: {name: gsm8k}")).recipe.task.options == {}
+    assert load_recipe(write(tmp_path, "extends: base.yaml\ntask: {name: gsm8k}")).recipe.task.options == {}
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_options_of_another_task_are_not_inherited(tmp_path: Path) -> None:
         ("train.lr", r"should read key=value"),
         ("reward.metrics.acuracy.weight=1", r"'reward.metrics' has no item 'acuracy'"),
         ("train.lr=1e400", r"train.lr = inf: input should be a finite number"),
-        ("train.min_gap=.nan", r"train.min_gap = nan: input should be"),
+        ("train.dpo.min_gap=.nan", r"train.dpo.min_gap = nan: input should be"),
         (
             "train.group_size=1",
             r"train.group_size is 1, but 'dr-grpo' compares the replies",
@@ -78,56 +80,56 @@ def test_options_of_another_task_are_not_inherited(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_is_named_with_its_value_and_the_way_out(override: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        config.load("quickstart", [override])
+        load_recipe("quickstart", [override])
 
 
 def test_a_group_of_one_is_for_methods_that_compare_no_replies() -> None:
-    assert config.load("quickstart", ["train.group_size=1", "train.method=ppo"]).recipe.train.group_size == 1
+    assert load_recipe("quickstart", ["train.group_size=1", "train.method=ppo"]).recipe.train.group_size == 1
 
 
 def test_a_typo_is_blamed_on_whoever_made_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^command line: unknown key 'stepz' in train; did you mean 'steps'\?"):
-        config.load("quickstart", ["train.stepz=7"])
+        load_recipe("quickstart", ["train.stepz=7"])
     with pytest.raises(UserError, match=r"^command line: 'reward.metrics' has no item 'acuracy'"):
-        config.load("quickstart", ["reward.metrics.acuracy.weight=1"])
+        load_recipe("quickstart", ["reward.metrics.acuracy.weight=1"])
     mine = write(tmp_path, "extends: quickstart\ntrain: {stepz: 7}\n")
     with pytest.raises(UserError, match=rf"^{mine}: unknown key 'stepz'"):
-        config.load(mine, ["train.lr=1e-4"])
+        load_recipe(mine, ["train.lr=1e-4"])
 
 
 def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     twice = write(tmp_path, "task: slots\ntrain:\n  lr: 1e-4\n  steps: 3\n  lr: 1e-5\n")
     with pytest.raises(UserError, match=r"mine.yaml is not valid YAML: the key 'lr' is there twice .*line 5"):
-        config.load(twice)
+        load_recipe(twice)
 
 
 def test_files_that_are_empty_or_not_utf8_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is empty; `upshot new recipe NAME` writes one"):
-        config.load(write(tmp_path, "# nothing yet\n"))
+        load_recipe(write(tmp_path, "# nothing yet\n"))
     (tmp_path / "latin.yaml").write_bytes("name: Grün\n".encode("latin-1"))
     with pytest.raises(UserError, match=r"latin.yaml' is not UTF-8 \(byte 8\); save it as UTF-8"):
-        config.load(str(tmp_path / "latin.yaml"))
+        load_recipe(str(tmp_path / "latin.yaml"))
 
 
 def test_unknown_and_unreadable_recipes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"unknown recipe 'quickstrat'; did you mean 'quickstart'"):
-        config.load("quickstrat")
+        load_recipe("quickstrat")
     with pytest.raises(UserError, match="no such file"):
-        config.load(str(tmp_path / "absent.yaml"))
+        load_recipe(str(tmp_path / "absent.yaml"))
     with pytest.raises(UserError, match="not valid YAML"):
-        config.load(write(tmp_path, "a: [1"))
+        load_recipe(write(tmp_path, "a: [1"))
     with pytest.raises(UserError, match="mapping of sections"):
-        config.load(write(tmp_path, "- 1"))
+        load_recipe(write(tmp_path, "- 1"))
     with pytest.raises(UserError, match="goes in a circle"):
-        config.load(write(tmp_path, "extends: mine.yaml"))
+        load_recipe(write(tmp_path, "extends: mine.yaml"))
 
 
-@pytest.mark.parametrize("name", config.names())
+@pytest.mark.parametrize("name", list_recipes())
 def test_every_shipped_recipe_is_valid_and_describes_itself(name: str) -> None:
-    recipe = config.load(name).recipe
+    recipe = load_recipe(name).recipe
     check_names(recipe)
     assert recipe.task.name and recipe.name == name
-    assert config.describe(config.find(name))
+    assert describe_recipe(find_recipe(name))
 
 
 CLASSMATES = ["gsm8k", "math", "code", "dolci", "sycophancy", "mmlu-hint"]
@@ -135,39 +137,40 @@ CLASSMATES = ["gsm8k", "math", "code", "dolci", "sycophancy", "mmlu-hint"]
 
 @pytest.mark.parametrize("name", [f"classmate-{source}" for source in CLASSMATES])
 def test_classmate_recipes_hold_the_published_settings_and_have_a_baseline_twin(name: str) -> None:
-    recipe = config.load(name).recipe
+    recipe = load_recipe(name).recipe
     train = recipe.train
-    assert (train.advantage.name, train.length_norm, train.kl) == ("dr-grpo", "constant", 0.0)
+    assert (train.advantage.name, train.length_norm, train.kl.weight) == ("dr-grpo", "constant", 0.0)
     assert (train.group_size, train.lr, recipe.episode.max_tokens, recipe.model.max_context) == (8, 1e-5, 3072, 4096)
     assert recipe.futures.name == "classmates" and recipe.episode.think == ("<think>", "</think>")
-    twin = config.load(name, ["futures=none"]).recipe
+    twin = load_recipe(name, ["futures=none"]).recipe
     check_names(twin)
     assert twin.futures.name == "none" and twin.futures.options == {}
     changed = {"futures": recipe.futures}
     assert twin.model_copy(update=changed) == recipe
-    header = config.find(name).read_text()
+    header = find_recipe(name).read_text()
     assert f"upshot train {name} " in header and f"upshot train {name} futures=none" in header
 
 
 def test_the_schema_for_editors_is_current() -> None:
-    shipped = json.loads((config.RECIPES / "schema.json").read_text())
+    shipped = json.loads((RECIPES / "schema.json").read_text())
     assert shipped == Recipe.model_json_schema(), "run: upshot recipe schema > recipes/schema.json"
 
 
 def test_the_reference_page_is_current_and_has_every_key() -> None:
     made = page()
-    assert (config.RECIPES.parent / "docs" / "reference.md").read_text() == made, (
+    assert (RECIPES.parent / "docs" / "reference.md").read_text() == made, (
         "run: upshot recipe reference > docs/reference.md"
     )
-    for key, _ in config.flatten(Recipe.model_json_schema()["$defs"]["TrainConfig"]["properties"]):
+    for key, _ in flatten(Recipe.model_json_schema()["$defs"]["TrainConfig"]["properties"]):
         assert f"`train.{key.partition('.')[0]}`" in made
     for key in ("eval.every", "reward.max_missing", "warm_start.new_model_only", "models.NAME.timeout_s"):
         assert f"`{key}`" in made
 
 
 def test_every_recipe_field_has_a_docstring() -> None:
-    def bare(schema: dict[str, object], where: str) -> list[str]:
-        fields: dict[str, dict[str, object]] = schema.get("properties", {})  # type: ignore[assignment]
+    def bare(schema: dict[str, Any], where: str) -> list[str]:
+        whole: dict[str, Any] = next((part for part in schema.get("anyOf", []) if "properties" in part), schema)
+        fields: dict[str, dict[str, object]] = whole.get("properties", {})
         return [
             f"{where}.{name}" for name, field in fields.items() if "description" not in field and "$ref" not in field
         ]
@@ -178,19 +181,19 @@ def test_every_recipe_field_has_a_docstring() -> None:
 
 
 def test_a_metric_is_added_without_repeating_the_list() -> None:
-    before = [metric.name for metric in config.load("collabllm-grpo").recipe.reward.metrics]
+    before = [metric.name for metric in load_recipe("collabllm-grpo").recipe.reward.metrics]
     more = ["reward.metrics.+=bleu", "reward.metrics.+={name: rm_score, model: rm, weight: 0.5}"]
-    added = config.load("collabllm-grpo", more)
+    added = load_recipe("collabllm-grpo", more)
     metrics = added.recipe.reward.metrics
     assert [metric.name for metric in metrics] == [*before, "bleu", "rm_score"]
     assert metrics[-1].weight == 0.5 and metrics[-1].options == {"model": "rm"}
-    assert added.origin("reward.metrics.3") == config.COMMAND_LINE
+    assert added.origin("reward.metrics.3") == COMMAND_LINE
     assert added.origin("reward.metrics.0.name") == "math-hard.yaml"
 
 
 def test_a_metric_is_added_to_those_that_are_there_by_default(tmp_path: Path) -> None:
     bare = write(tmp_path, "task: arithmetic\n")
-    recipe = config.load(bare, ["reward.metrics.+=token_amount", "trackers.+=wandb"]).recipe
+    recipe = load_recipe(bare, ["reward.metrics.+=token_amount", "trackers.+=wandb"]).recipe
     assert [metric.name for metric in recipe.reward.metrics] == ["verifier", "token_amount"]
     assert recipe.trackers == ["wandb"]
 
@@ -198,26 +201,32 @@ def test_a_metric_is_added_to_those_that_are_there_by_default(tmp_path: Path) ->
 @pytest.mark.parametrize("override", ["train.lr.+=1", "train.+=1", "nothing.+=1"])
 def test_only_lists_can_be_added_to(override: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train|nothing"):
-        config.load(write(tmp_path, "task: arithmetic\n"), [override])
+        load_recipe(write(tmp_path, "task: arithmetic\n"), [override])
 
 
 def test_the_verl_recipes_settings_are_beside_the_papers() -> None:
-    grpo, sft = (config.load(f"collabllm-verl-{name}").recipe for name in ("grpo", "sft"))
+    grpo, sft = (load_recipe(f"collabllm-verl-{name}").recipe for name in ("grpo", "sft"))
     assert grpo.model.lora is None and sft.model.lora is None and grpo.model.path == "Qwen/Qwen2.5-7B-Instruct"
     train = grpo.train
-    assert (train.epochs, train.prompts_per_step, train.group_size, train.lr, train.kl) == (20, 16, 8, 1e-6, 0.001)
-    assert (grpo.eval.every, train.save_every, train.minibatches) == (10, 100, 2)
-    assert (grpo.futures.window, grpo.futures.samples, grpo.episode.max_tokens) == (2, 3, 2048)
+    assert (train.epochs, train.prompts_per_step, train.group_size, train.lr, train.kl.weight) == (
+        20,
+        16,
+        8,
+        1e-6,
+        0.001,
+    )
+    assert (grpo.eval.every, train.save.every, train.minibatches) == (10, 100, 2)
+    assert (grpo.futures.rounds, grpo.futures.samples, grpo.episode.max_tokens) == (2, 3, 2048)
     weights = {metric.name: metric.weight for metric in grpo.reward.metrics}
     assert weights == {"accuracy": 1.0, "interactivity": 1.0, "token_amount": -0.0001}
     assert (sft.train.method, sft.train.lr, sft.train.epochs, sft.train.prompts_per_step) == ("sft", 1e-6, 3, 64)
 
 
 def test_what_a_short_form_does_not_say_is_the_default() -> None:
-    loaded = config.load("quickstart", ["models.judge=http://127.0.0.1:1/v1#x", "reward.metrics.verifier.weight=2"])
-    assert loaded.origin("models.judge.url") == loaded.origin("models.judge.model") == config.COMMAND_LINE
-    assert loaded.origin("models.judge.retries") == config.DEFAULT
-    assert loaded.origin("reward.metrics.0.weight") == config.COMMAND_LINE, "an item may be named by its name"
+    loaded = load_recipe("quickstart", ["models.judge=http://127.0.0.1:1/v1#x", "reward.metrics.verifier.weight=2"])
+    assert loaded.origin("models.judge.url") == loaded.origin("models.judge.model") == COMMAND_LINE
+    assert loaded.origin("models.judge.retries") == DEFAULT
+    assert loaded.origin("reward.metrics.0.weight") == COMMAND_LINE, "an item may be named by its name"
     assert loaded.origin("reward.metrics.0.name") == "quickstart.yaml"
 
 
@@ -226,8 +235,8 @@ def test_what_a_file_replaces_of_the_one_it_extends_has_no_origin_left(tmp_path:
         "task: {name: slots, vague: 0.5}\nreward: {metrics: [{name: a, clamp: [0, 1]}]}\n"
     )
     (tmp_path / "own.yaml").write_text("extends: base.yaml\nreward: {metrics: [{name: b}]}\ntask: {name: ciphers}\n")
-    loaded = config.load(str(tmp_path / "own.yaml"))
-    assert loaded.origin("reward.metrics.0.clamp") == config.DEFAULT
+    loaded = load_recipe(str(tmp_path / "own.yaml"))
+    assert loaded.origin("reward.metrics.0.clamp") == DEFAULT
     assert "task.vague" not in loaded.origins and loaded.origin("task.name") == "own.yaml"
 
 

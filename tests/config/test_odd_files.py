@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from upshot.cli import main
-from upshot.config import load as config
+from upshot.config.load import find_recipe, list_recipes, load_recipe
 from upshot.core.errors import UserError
 from upshot.core.whole_files import check_writable
 from upshot.models.local import load_tokenizer
@@ -70,8 +70,8 @@ def test_score_refuses_a_file_without_rows(tmp_path: Path, capsys: pytest.Captur
 
 PREPARED = [
     (name, file)
-    for name in config.names()
-    for recipe in [config.load(name).recipe]
+    for name in list_recipes()
+    for recipe in [load_recipe(name).recipe]
     for file in [recipe.train.data, recipe.task.options.get("train_file")]
     if file
 ]
@@ -82,7 +82,7 @@ def test_a_recipe_whose_file_is_not_made_yet_says_how_to_make_it(
     name: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    recipe = config.load(name).recipe
+    recipe = load_recipe(name).recipe
     purpose = Path(file).name.partition("_")[0]
     way_out = f"make it with `upshot data prepare --dataset SOURCE --for {purpose} --out {Path(file).parent}`"
     with pytest.raises(UserError, match=way_out.replace(".", r"\.")):
@@ -96,11 +96,11 @@ def with_parents(path: Path) -> str:
     text = path.read_text()
     parents = yaml.safe_load(text).get("extends", [])
     found = [path.parent / name for name in ([parents] if isinstance(parents, str) else parents)]
-    return text + "".join(with_parents(p if p.is_file() else config.find(p.name)) for p in found)
+    return text + "".join(with_parents(p if p.is_file() else find_recipe(p.name)) for p in found)
 
 
 def test_every_recipe_with_a_prepared_file_or_its_parent_names_the_source() -> None:
-    assert [name for name, _ in PREPARED if "upshot data prepare" not in with_parents(config.find(name))] == []
+    assert [name for name, _ in PREPARED if "upshot data prepare" not in with_parents(find_recipe(name))] == []
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that refuses to be written")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from upshot.cli import main
-from upshot.config import load as config
+from upshot.config.load import load_recipe
 from upshot.config.registry import path_of
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import UserError
@@ -168,6 +168,6 @@ def test_a_module_that_is_nowhere_says_where_it_was_looked_for(tmp_path: Path, m
 
 
 def test_functions_and_classes_are_given_to_a_recipe_as_they_are() -> None:
-    recipe = config.load("quickstart", {"reward": {"metrics": ["verifier", polite]}, "train.steps": 3}).recipe
+    recipe = load_recipe("quickstart", {"reward": {"metrics": ["verifier", polite]}, "train.steps": 3}).recipe
     assert recipe.reward.metrics[1].name.endswith("test_own_code:polite")
     assert (recipe.train.steps, recipe.train.lr) == (3, 4e-4)

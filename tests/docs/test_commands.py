@@ -242,7 +242,7 @@ def test_the_readmes_metric_works_as_pasted_in_a_call() -> None:
     space: dict[str, object] = {}
     exec(readme_metric(), space)
     opening = [{"role": "user", "content": "Can you help me?"}]
-    kind, rude = upshot.reward(opening, ["Tell me more please.", "No."], window=0, metrics={space["polite"]: 1.0})
+    kind, rude = upshot.reward(opening, ["Tell me more please.", "No."], rounds=0, metrics={space["polite"]: 1.0})
     assert (kind.reward.total.value, rude.reward.total.value) == (1.0, 0.0)
 
 

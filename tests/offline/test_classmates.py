@@ -9,7 +9,7 @@ import pytest
 
 from upshot.cli import main
 from upshot.cli.console import make_reporter
-from upshot.config import load as config
+from upshot.config.load import load_recipe
 from upshot.config.recipe import TinyConfig
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
@@ -39,7 +39,7 @@ def peer(tmp_path: Path) -> str:
 
 def test_one_step_with_a_classmate_credits_the_thought_with_both_parts(peer: str, tmp_path: Path) -> None:
     overrides = [*TINY, "warm_start.steps=30", "warm_start.batch=16", "warm_start.lr=0.01", f"models.peer={peer}"]
-    train(config.load("classmate-mini", [*overrides, f"run_dir={tmp_path / 'run'}"]).recipe)
+    train(load_recipe("classmate-mini", [*overrides, f"run_dir={tmp_path / 'run'}"]).recipe)
     replies = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     assert len(replies) == 4
     handed = [reply for reply in replies if any(future["by"] == "peer" for future in reply["futures"])]
@@ -50,7 +50,7 @@ def test_one_step_with_a_classmate_credits_the_thought_with_both_parts(peer: str
 
 
 def test_a_classmate_that_is_not_there_is_said_before_the_warm_start(tmp_path: Path) -> None:
-    recipe = config.load("classmate-mini", [*TINY, "models.peer=./no-peer", f"run_dir={tmp_path / 'run'}"]).recipe
+    recipe = load_recipe("classmate-mini", [*TINY, "models.peer=./no-peer", f"run_dir={tmp_path / 'run'}"]).recipe
     with pytest.raises(UserError, match=r"there is no folder './no-peer'"):
         train(recipe)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
@@ -69,7 +69,7 @@ def test_the_demo_prints_a_row_for_each_model_and_what_the_classmate_added(
     assert all(len(row) == len(table["columns"]) for row in table["rows"])
     assert set(table["classmate"]) == {"no thought", "a coded one", "a plain one"}
     assert (root / "report.html").is_file()
-    twin, taught = (config.load(str(root / "seed-0" / name / "recipe.yaml")).recipe for name in ("twin", "classmates"))
+    twin, taught = (load_recipe(str(root / "seed-0" / name / "recipe.yaml")).recipe for name in ("twin", "classmates"))
     assert twin.futures.name == "none" and taught.futures.name == "classmates"
     shared = {"name", "run_dir", "futures"}
     assert twin.model_dump(exclude=shared) == taught.model_dump(exclude=shared)

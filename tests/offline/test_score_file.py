@@ -72,7 +72,7 @@ def test_candidates_are_scored_with_futures(tmp_path: Path) -> None:
            "single_turn_completion": "green"}  # fmt: skip
     file = write(tmp_path / "c.jsonl", [row])
     out = tmp_path / "out.jsonl"
-    settings = ["--judge", MODEL, "--user", MODEL, "--policy", MODEL, "--window", "1", "--samples", "2"]
+    settings = ["--judge", MODEL, "--user", MODEL, "--policy", MODEL, "--rounds", "1", "--samples", "2"]
     assert score(file, *settings, "--out", str(out), "--metric", "accuracy") == 0
     lines = lines_of(out)
     assert [(line["key"], line["reward"]["total"]["value"]) for line in lines] == [("0#0", 1.0), ("0#1", 0.0)]

@@ -190,7 +190,7 @@ def check_converters(url: str, folder: Path) -> str:
     )
     command = [sys.executable, "-m", "upshot.cli", "data", "build", "--task", str(goals), "--split", "all"]
     command += ["--policy", f"{url}#{NAME}", "--user", "script", "--metrics", "token_amount=-0.01"]
-    command += ["--candidates", "2", "--samples", "1", "--window", "1", "--max-messages", "4", "--max-tokens", "12"]
+    command += ["--candidates", "2", "--samples", "1", "--rounds", "1", "--max-messages", "4", "--max-tokens", "12"]
     subprocess.run([*command, "--out", str(folder / "built"), "--json"], check=True, stdout=subprocess.DEVNULL)
     rows = pyarrow.parquet.read_table(folder / "built" / "candidates.parquet").to_pylist()
     sizes = {

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from upshot.config import load as config
+from upshot.config.load import load_recipe
 from upshot.run.run import train
 
 SMALL = [
@@ -17,7 +17,7 @@ SMALL = [
 
 
 def metrics(run: Path, *overrides: str) -> list[dict[str, Any]]:
-    train(config.load("quickstart", [*SMALL, f"run_dir={run}", *overrides]).recipe)
+    train(load_recipe("quickstart", [*SMALL, f"run_dir={run}", *overrides]).recipe)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]
 

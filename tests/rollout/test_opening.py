@@ -74,7 +74,7 @@ def test_without_a_user_it_is_said_before_the_run_and_in_it(tmp_path: Path) -> N
     with pytest.raises(ExceptionGroup) as raised:
         replies(GOALS, None)
     assert "set futures.user" in str(user_error_in(raised.value))
-    settings = recipe(tmp_path / "run", warm=False, more=collab(tmp_path) | {"futures": {"window": 0}})
+    settings = recipe(tmp_path / "run", warm=False, more=collab(tmp_path) | {"futures": {"rounds": 0}})
     assert any("rows (such as" in finding.says and "set futures.user" in finding.says for finding in find(settings))
 
 
@@ -84,7 +84,7 @@ def collab(folder: Path) -> dict[str, object]:
     return {
         "task": {"name": "collabllm", "train_file": str(folder / "goals.jsonl"), "tiny_words": 50},
         "reward": {"metrics": [{"name": "token_amount", "weight": -1}]},
-        "futures": {"samples": 1, "window": 1, "user": "scripted"},
+        "futures": {"samples": 1, "rounds": 1, "user": "scripted"},
     }
 
 
@@ -108,8 +108,8 @@ def test_a_reply_that_opens_the_conversation_has_a_reward() -> None:
 
     reply = upshot.reward(
         [], "Hello, what do you need?", goal="A poem. About rain.", policy=speaker(lambda request: "so"), user=Length(),
-        metrics={"tests.training.helpers:Lottery": 1}, samples=1, window=1,
+        metrics={"tests.training.helpers:Lottery": 1}, samples=1, rounds=1,
     )  # fmt: skip
     assert reply.reward.total.value is not None and seen == [1]
     with pytest.raises(UserError):
-        upshot.reward([], "x", goal="y", window=1)
+        upshot.reward([], "x", goal="y", rounds=1)

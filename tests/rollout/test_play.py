@@ -50,10 +50,10 @@ class By(Metric):
 
 
 def scene(
-    metric: Callable[[Conversation], float] = lambda talk: 1.0, samples: int = 1, window: int = 0, **changes: object
+    metric: Callable[[Conversation], float] = lambda talk: 1.0, samples: int = 1, rounds: int = 0, **changes: object
 ) -> tuple[RolloutContext, list[Row]]:
     policy, task = tiny_policy()
-    futures = Talk({"m": By(metric)}, {"m": MetricWeight()}, Chatty(), samples, window)
+    futures = Talk({"m": By(metric)}, {"m": MetricWeight()}, Chatty(), samples, rounds)
     made = RolloutContext(policy, futures, **changes)  # type: ignore[arg-type]
     return made, list(task.rows("train")[:4])
 
@@ -102,7 +102,7 @@ def test_observations_carry_their_role_tokens_and_no_loss() -> None:
 
 
 def test_futures_are_samples_by_window_and_end_with_the_policys_word() -> None:
-    made, rows = scene(samples=3, window=2)
+    made, rows = scene(samples=3, rounds=2)
     for reply in (reply for group in step(made, rows) for reply in group):
         assert len(reply.futures) == 3
         for future in reply.futures:
@@ -113,14 +113,14 @@ def test_futures_are_samples_by_window_and_end_with_the_policys_word() -> None:
 
 def test_without_a_window_the_reply_itself_is_scored_once() -> None:
     seen: list[int] = []
-    made, rows = scene(lambda talk: seen.append(len(talk.turns)) or 1.0, samples=5, window=0)
+    made, rows = scene(lambda talk: seen.append(len(talk.turns)) or 1.0, samples=5, rounds=0)
     groups = step(made, rows, 1)
     assert len(seen) == len(rows)
     assert all(len(reply.futures) == 1 for group in groups for reply in group)
 
 
 def test_ragged_futures_are_normal() -> None:
-    made, rows = scene(lambda talk: float(len(talk.turns)), samples=4, window=3)
+    made, rows = scene(lambda talk: float(len(talk.turns)), samples=4, rounds=3)
     made.futures.user = Chatty(lambda talk: talk.seed % 3)
     lengths = {len(f.conversation.turns) for g in step(made, rows) for r in g for f in r.futures}
     assert len(lengths) > 1
@@ -156,7 +156,7 @@ def test_a_missing_future_leaves_the_mean_of_its_reply() -> None:
                 raise ModelCallError("timeout", "after 120 s")
             return await super().observe(conversation)
 
-    made, rows = scene(lambda talk: 2.0, samples=3, window=1)
+    made, rows = scene(lambda talk: 2.0, samples=3, rounds=1)
     assert isinstance(made.futures, Talk)
     made.futures.user = Flaky()
     (reply,) = step(made, rows[:1], 1)[0]
@@ -186,7 +186,7 @@ def test_an_empty_budget_stops_everything_at_once() -> None:
 
 @pytest.mark.parametrize(("rule", "expected"), [("score", 1.0), ("penalty", -1.0), ("missing", None)])
 def test_replies_cut_at_the_limit_follow_the_named_rule(rule: str, expected: float | None) -> None:
-    made, rows = scene(samples=2, window=1, overlong=ReplyRule(rule))
+    made, rows = scene(samples=2, rounds=1, overlong=ReplyRule(rule))
     made.policy.sampling = made.policy.sampling.__class__(max_tokens=1)
     replies = [r for g in step(made, rows) for r in g if next(r.conversation.samples()).finish == "length"]
     assert replies
@@ -208,7 +208,7 @@ def test_empty_replies_follow_the_named_rule(rule: str, expected: float | None) 
 
 def test_one_seed_one_step() -> None:
     def texts(seed: int) -> list[str]:
-        made, rows = scene(samples=2, window=2)
+        made, rows = scene(samples=2, rounds=2)
         return [
             m.content
             for g in step(made, rows, seed=seed)
@@ -227,7 +227,7 @@ def test_sampled_log_probabilities_are_the_learners() -> None:
     from upshot.training.learner.batch import Datum
     from upshot.training.learner.learner import Learner
 
-    made, rows = scene(samples=1, window=2)
+    made, rows = scene(samples=1, rounds=2)
     module, tokenizer, _, _ = tiny_parts()
     learner = Learner(module, tokenizer, TrainConfig())
     for reply in (reply for group in step(made, rows) for reply in group):
@@ -243,7 +243,7 @@ def test_dr_grpo_of_a_lone_reward_is_zero() -> None:
 
 def test_a_policy_prompt_without_room_is_missing_and_no_future_is_played() -> None:
     asked: list[str] = []
-    made, rows = scene(lambda talk: asked.append("metric") or 1.0, samples=2, window=1)
+    made, rows = scene(lambda talk: asked.append("metric") or 1.0, samples=2, rounds=1)
     made.futures.user = Chatty(lambda talk: asked.append("user") or 99)
     made.policy.max_context = 4
     for reply in (reply for group in step(made, rows) for reply in group):
@@ -253,7 +253,7 @@ def test_a_policy_prompt_without_room_is_missing_and_no_future_is_played() -> No
 
 
 def test_an_episode_that_runs_out_of_room_is_scored_as_it_stands_without_futures() -> None:
-    made, rows = scene(samples=3, window=1, max_turns=9)
+    made, rows = scene(samples=3, rounds=1, max_turns=9)
     made.environment, made.futures.user = Chatty(), None
     whole = step(made, rows[:1], 1)[0][0]
     made.policy.max_context = len(whole.conversation.ids) // 2

@@ -55,9 +55,9 @@ def test_a_wrong_spec_is_named_with_the_way_out(spec: object) -> None:
 
 
 def test_a_wrong_spec_in_a_recipe_is_refused_before_any_work() -> None:
-    from upshot.config import load as config
+    from upshot.config.load import load_recipe
     from upshot.rollout.services import check_names
 
-    check_names(config.load("classmate-mini", ["futures.keep=last-8-tokens"]).recipe)
+    check_names(load_recipe("classmate-mini", ["futures.keep=last-8-tokens"]).recipe)
     with pytest.raises(UserError, match=r"futures\.keep is 2"):
-        check_names(config.load("classmate-mini", ["futures.keep=2"]).recipe)
+        check_names(load_recipe("classmate-mini", ["futures.keep=2"]).recipe)

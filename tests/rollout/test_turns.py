@@ -69,7 +69,7 @@ def test_the_environments_score_of_each_turn_and_the_verdict_at_the_end_add_up()
 def test_every_turn_may_have_futures_of_its_own() -> None:
     said = By(lambda talk: float(sum(1 for _ in talk.samples())))
     rule = CreditRule("turns", gamma=0.0)
-    futures = Talk({"m": said}, {"m": MetricWeight()}, Chatty(), samples=2, window=1, credit=rule)
+    futures = Talk({"m": said}, {"m": MetricWeight()}, Chatty(), samples=2, rounds=1, credit=rule)
     reply = played(futures, Chatty())
     assert [future.turn for future in reply.futures] == [0, 0, 1, 1, 2, 2]
     assert reply.credit is not None

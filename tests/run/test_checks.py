@@ -166,7 +166,7 @@ def test_long_prompts_are_refused_left_out_or_cut() -> None:
 
 def test_a_run_trains_on_the_rows_that_fit(tmp_path: Path) -> None:
     tiny = {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32, "context": 12}
-    more = {"model": {"tiny": tiny}, "episode": {"max_tokens": 3, "long_prompts": "filter"}, "futures": {"window": 0}}
+    more = {"model": {"tiny": tiny}, "episode": {"max_tokens": 3, "long_prompts": "filter"}, "futures": {"rounds": 0}}
     folder = train(recipe(tmp_path / "run", steps=1, warm=False, more=more))
     (line,) = [json.loads(text) for text in (folder.path / "metrics.jsonl").read_text().splitlines()]
     assert "missing/too_long" not in line and line["reward/missing"] == 0

@@ -25,7 +25,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of all weights, in bfloat16."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     more = {"model": {**TINY, "dtype": "bfloat16"}, "eval": {"every": 2, "rows": 2}}
-    train(recipe(folder, warm=False, steps=3, save_every=1, keep=3, more=more))
+    train(recipe(folder, warm=False, steps=3, save={"every": 1, "keep": 3}, more=more))
     return folder
 
 
@@ -98,7 +98,7 @@ def test_the_best_checkpoint_is_exported_where_one_was_kept_and_a_wrong_one_is_r
     with pytest.raises(export.UserError, match="no checkpoint '7'; there are rl-000001"):
         export.find_checkpoint(folder, "7")
     (folder.checkpoints.path / "best.json").unlink()
-    with pytest.raises(export.UserError, match=r"set train\.keep_best"):
+    with pytest.raises(export.UserError, match=r"set train\.save\.best"):
         export.find_checkpoint(folder, "best")
 
 

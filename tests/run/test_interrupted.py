@@ -59,7 +59,7 @@ def updates(folder: Path) -> tuple[str, int]:
 def test_an_update_half_done_or_without_its_line_is_not_saved(
     name: str, owner: type, call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings: dict[str, Any] = {"warm": False, "steps": 3, "save_every": 1, "minibatches": 2}
+    settings: dict[str, Any] = {"warm": False, "steps": 3, "save": {"every": 1}, "minibatches": 2}
     train(recipe(tmp_path / "straight", **settings))
     with monkeypatch.context() as broken:
         broken.setattr(owner, name, fails_at(call, getattr(owner, name)))
@@ -74,7 +74,7 @@ def test_an_error_before_the_update_saves_the_step_before_with_its_random_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lora = {"model": {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}, "lora": {"r": 2, "dropout": 0.5}}}
-    settings: dict[str, Any] = {"warm": False, "method": "sft", "steps": 4, "save_every": 0, "more": lora}
+    settings: dict[str, Any] = {"warm": False, "method": "sft", "steps": 4, "save": {"every": 0}, "more": lora}
     train(recipe(tmp_path / "straight", **settings))
     with monkeypatch.context() as broken:
         broken.setattr(Learner, "forward_backward", fails_at(3, Learner.forward_backward, late=True))
@@ -108,7 +108,12 @@ class Recorder:
 def test_the_last_evaluation_is_made_up_for_after_an_interruption_once_and_reaches_the_trackers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings: dict[str, Any] = {"warm": False, "steps": 2, "save_every": 0, "more": {"eval": {"every": 1, "rows": 2}}}
+    settings: dict[str, Any] = {
+        "warm": False,
+        "steps": 2,
+        "save": {"every": 0},
+        "more": {"eval": {"every": 1, "rows": 2}},
+    }
     train(recipe(tmp_path / "straight", **settings))
     with monkeypatch.context() as broken:
         broken.setattr(rl, "play_held_out", fails_at(3, rl.play_held_out))
@@ -143,7 +148,7 @@ class Rival(Reporter):
 
 def test_a_live_run_is_not_resumed_by_a_second_one(tmp_path: Path) -> None:
     rival = Rival(tmp_path / "run")
-    train(recipe(tmp_path / "run", warm=False, steps=3, save_every=0), reporter=rival)
+    train(recipe(tmp_path / "run", warm=False, steps=3, save={"every": 0}), reporter=rival)
     assert rival.refused == 3
     assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2, 3]
 
@@ -153,9 +158,9 @@ def test_what_was_spent_is_remembered_even_where_the_step_is_lost(
 ) -> None:
     helped = {
         "models": {"user": "scripted:tests.training.helpers:customer"},
-        "futures": {"samples": 1, "window": 1, "user": {"name": "llm", "model": "user"}},
+        "futures": {"samples": 1, "rounds": 1, "user": {"name": "llm", "model": "user"}},
     }
-    settings: dict[str, Any] = {"warm": False, "steps": 2, "save_every": 0, "more": helped}
+    settings: dict[str, Any] = {"warm": False, "steps": 2, "save": {"every": 0}, "more": helped}
     with monkeypatch.context() as broken:
         broken.setattr(TrainingRun, "step_done", fails_at(2, TrainingRun.step_done))
         with pytest.raises(Broken):

@@ -79,7 +79,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_it_is_of_its_own_ste
         return save(self, phase, step, *rest)
 
     monkeypatch.setattr(Checkpoints, "save", slow)
-    train(made(tmp_path / "run", steps=2, save_every=1), reporter=Told(lambda step: step == 2 and later.set()))
+    train(made(tmp_path / "run", steps=2, save={"every": 1}), reporter=Told(lambda step: step == 2 and later.set()))
     own, short = (tmp_path / run / "checkpoints" / "rl-000001" for run in ("run", "short"))
     weights, expected = (load_file(folder / "model.safetensors") for folder in (own, short))
     assert all(torch.equal(weights[name], expected[name]) for name in expected) and weights.keys() == expected.keys()
@@ -99,7 +99,7 @@ def test_what_goes_wrong_in_the_background_is_raised_by_the_run(
 
     monkeypatch.setattr(Checkpoints, "save", fails)
     with pytest.raises((UserError, BaseExceptionGroup)):
-        train(made(tmp_path / "run", steps=50, save_every=2))
+        train(made(tmp_path / "run", steps=50, save={"every": 2}))
     assert "cannot write checkpoint 2" in status(tmp_path / "run")["reason"]
     found = RunFolder.open(tmp_path / "run").latest()
     assert found is not None and found.step == metrics(tmp_path / "run")[-1]["step"], "what was reached is saved"
@@ -109,7 +109,7 @@ def test_a_checkpoint_is_due_by_steps_or_by_minutes(tmp_path: Path, monkeypatch:
     now = 0.0
     monkeypatch.setattr("upshot.run.saver.time.monotonic", lambda: now)
     saver = Saver(Checkpoints(tmp_path))
-    config = TrainConfig(steps=100, save_every=10, save_minutes=2)
+    config = TrainConfig(steps=100, save={"every": 10, "minutes": 2})
     assert [step for step in range(1, 100) if saver.due(step, config)] == list(range(10, 100, 10))
     now = 121.0
     assert saver.due(3, config) and not saver.due(100, config), "the end saves by itself"
@@ -148,7 +148,7 @@ def test_the_best_checkpoint_by_a_metric_stays_beside_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks(monkeypatch, [0.1, 0.9, 0.3, 0.2, 0.4])
-    train(made(tmp_path / "run", keep=1, save_every=1, keep_best="eval/reward/mean", **EVALUATED))
+    train(made(tmp_path / "run", save={"keep": 1, "every": 1, "best": "eval/reward/mean"}, **EVALUATED))
     checkpoints = Checkpoints(tmp_path / "run")
     assert [found.step for found in checkpoints.saved()] == [1, 4]
     best = json.loads((checkpoints.path / "best.json").read_text())
@@ -188,8 +188,8 @@ def test_of_losses_the_smallest_is_the_best_and_a_direction_may_be_said() -> Non
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"keep_best": "reward/mean", **EVALUATED}, "name a metric of the evaluations"),
-        ({"keep_best": "eval/reward/mean"}, "set eval.every"),
+        ({"save": {"best": "reward/mean"}, **EVALUATED}, "name a metric of the evaluations"),
+        ({"save": {"best": "eval/reward/mean"}}, "set eval.every"),
         ({"more": {"eval": {"stop_after": 2}}}, "set eval.every"),
         ({"method": "dpo", **EVALUATED}, "set eval.data"),
         ({"more": {"eval": {"every": 1, "samples": 4}}}, "all replies are the same"),
@@ -218,7 +218,7 @@ def test_the_validation_loss_is_the_training_loss_of_held_out_examples() -> None
 
 @pytest.mark.parametrize("kind", ["sigmoid", "ipo"])
 def test_the_validation_loss_of_pairs_is_their_training_loss(kind: str) -> None:
-    student = learner(method="dpo", beta=0.3, dpo_loss=kind)
+    student = learner(method="dpo", dpo={"beta": 0.3, "loss": kind})
     student.keep_reference()
     with torch.no_grad():
         for weight in student.parameters:
@@ -235,7 +235,9 @@ def test_the_validation_loss_of_pairs_is_their_training_loss(kind: str) -> None:
 
 def test_sft_and_dpo_are_evaluated_on_examples_of_their_own_and_keep_the_best(tmp_path: Path) -> None:
     more = {"eval": {"every": 2, "rows": 8}}
-    train(recipe(tmp_path / "sft", method="sft", warm=False, steps=6, lr=3e-3, keep_best="eval/loss/nll", more=more))
+    train(
+        recipe(tmp_path / "sft", method="sft", warm=False, steps=6, lr=3e-3, save={"best": "eval/loss/nll"}, more=more)
+    )
     losses = [line["eval/loss/nll"] for line in metrics(tmp_path / "sft") if "eval/loss/nll" in line]
     assert len(losses) == 4 and losses == sorted(losses, reverse=True)
     assert json.loads((tmp_path / "sft/checkpoints/best.json").read_text())["checkpoint"] == "sft-000006"
@@ -293,7 +295,7 @@ def test_steps_without_a_finite_loss_stop_the_run_with_the_last_good_checkpoint_
     with monkeypatch.context() as broken:
         diverges(broken, 2, lambda _: {"loss/policy": math.nan, "train/skipped": 1.0})
         with pytest.raises((UserError, BaseExceptionGroup)) as raised:
-            train(made(tmp_path / "run", steps=50, save_every=1))
+            train(made(tmp_path / "run", steps=50, save={"every": 1}))
     text = str(raised.value) + str(status(tmp_path / "run"))
     assert "loss/policy is nan" in text and "rl-000002" in text and "train.max_skipped" in text
     assert [line["step"] for line in metrics(tmp_path / "run")][-1] == 5
@@ -313,7 +315,7 @@ def test_weights_that_are_not_finite_are_not_saved_and_the_last_good_ones_are_na
     diverges(monkeypatch, 2, ruin)
     told = Told()
     with pytest.raises((UserError, BaseExceptionGroup)) as raised:
-        train(made(tmp_path / "run", save_every=1), reporter=told)
+        train(made(tmp_path / "run", save={"every": 1}), reporter=told)
     text = str(raised.value) + str(status(tmp_path / "run"))
     assert "weights are not finite after step 3" in text and "rl-000002" in text
     assert [found.step for found in Checkpoints(tmp_path / "run").saved()] == [1, 2]
@@ -342,7 +344,7 @@ def test_alarms_say_what_is_wrong_once_and_what_to_do() -> None:
 def test_a_run_whose_groups_are_flat_says_so_and_its_status_too(tmp_path: Path) -> None:
     more = {"reward": {"metrics": [{"name": "tests.training.helpers:Odd"}]}}
     told = Told()
-    train(recipe(tmp_path / "run", warm=False, steps=WINDOW, save_every=0, more=more), reporter=told)
+    train(recipe(tmp_path / "run", warm=False, steps=WINDOW, save={"every": 0}, more=more), reporter=told)
     assert any(f"step {WINDOW}: in 100% of the groups" in text for text in told.said)
     assert "group_size" in status(tmp_path / "run")["alarms"][0]
 
@@ -365,12 +367,12 @@ def test_sigterm_in_a_step_saves_what_is_finished_and_the_run_goes_on_exactly(
     with monkeypatch.context() as killed:
         killed.setattr(rl, where, terminated)
         with pytest.raises(SystemExit) as raised:
-            train(made(tmp_path / "run", save_every=0, async_steps=ahead))
+            train(made(tmp_path / "run", save={"every": 0}, async_steps=ahead))
     assert raised.value.code == 143
     found = RunFolder.open(tmp_path / "run").latest()
     assert found is not None and found.step == metrics(tmp_path / "run")[-1]["step"] == (3 if where == "learn" else 2)
     assert status(tmp_path / "run")["state"] == "stopped"
-    resume(tmp_path / "run", "train.save_every=2")
+    resume(tmp_path / "run", "train.save.every=2")
     assert metrics(tmp_path / "run") == metrics(tmp_path / "straight")
 
 
@@ -385,7 +387,7 @@ def test_the_status_tells_phase_step_process_time_left_and_the_last_numbers(tmp_
 
 
 def test_a_step_tells_where_its_time_went(tmp_path: Path) -> None:
-    train(made(tmp_path / "run", steps=2, save_every=1))
+    train(made(tmp_path / "run", steps=2, save={"every": 1}))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     parts = {"sample", "futures", "judges", "rollout", "learn", "save", "step", "sampled_per_s", "learned_per_s"}
     assert {f"time/{part}" for part in (*parts, "memory_gib", "dollars")} <= lines[1].keys()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.training.workshop import metrics, recipe
 from upshot.cli import main
-from upshot.config import load as config
+from upshot.config.load import dump_recipe
 from upshot.core.errors import UserError
 from upshot.run.folder import RunFolder
 from upshot.run.resume import resumed_recipe
@@ -16,7 +16,7 @@ from upshot.run.run import train
 
 HELPED = {
     "models": {"user": "scripted:tests.training.helpers:customer"},
-    "futures": {"samples": 1, "window": 1, "user": {"name": "llm", "model": "user"}},
+    "futures": {"samples": 1, "rounds": 1, "user": {"name": "llm", "model": "user"}},
 }
 
 
@@ -26,7 +26,7 @@ def test_an_empty_budget_is_raised_and_a_finished_run_made_longer_by_command(
     train(recipe(tmp_path / "straight", warm=False, steps=3, more=HELPED))
     run = tmp_path / "run"
     broke = {**HELPED, "budget": {"max_calls": 13}}
-    (tmp_path / "recipe.yaml").write_text(config.dump(recipe(run, warm=False, steps=2, more=broke)))
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe(run, warm=False, steps=2, more=broke)))
     assert main(["train", str(tmp_path / "recipe.yaml"), "--quiet"]) == 2
     assert "budget.max_calls=" in capsys.readouterr().err
     assert [line["step"] for line in metrics(run)] == [1]
@@ -56,5 +56,5 @@ def test_a_recipe_beside_resume_is_refused(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_the_log_ratio_as_a_loss_is_refused_because_it_has_no_gradient(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"train\.kl_estimator = 'k1'.*no gradient.*k2 or k3"):
-        recipe(tmp_path / "run", kl=0.1, kl_estimator="k1")
+    with pytest.raises(UserError, match=r"train\.kl\.estimator = 'k1'.*no gradient.*k2 or k3"):
+        recipe(tmp_path / "run", kl={"weight": 0.1, "estimator": "k1"})

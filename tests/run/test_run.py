@@ -17,7 +17,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from tests.training.workshop import metrics, recipe
-from upshot.config import load as config
+from upshot.config.load import dump_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError, user_error_in
 from upshot.run.folder import RunFolder
@@ -75,7 +75,7 @@ def test_killed_and_resumed_equals_uninterrupted(name: str, tmp_path: Path, monk
 
 HELPED = {
     "models": {"user": "scripted:tests.training.helpers:customer"},
-    "futures": {"samples": 2, "window": 1, "user": {"name": "llm", "model": "user"}},
+    "futures": {"samples": 2, "rounds": 1, "user": {"name": "llm", "model": "user"}},
     "reward": {"metrics": [{"name": "verifier"}, {"name": "tests.training.helpers:Flaky", "weight": 0}]},
     "call_seconds": 0.2,
 }
@@ -85,7 +85,7 @@ HELPED = {
 def test_killed_and_resumed_with_helper_models_goes_on_counting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"warm": False, "steps": 3, "save_every": 1, "more": HELPED}
+    settings = {"warm": False, "steps": 3, "save": {"every": 1}, "more": HELPED}
     train(recipe(tmp_path / "straight", **settings))
     with monkeypatch.context() as killed:
         killed.setattr(TrainingRun, "checkpoint", _until(TrainingRun.checkpoint, "rl", 1))
@@ -157,7 +157,7 @@ def test_a_finished_run_resumed_changes_nothing(tmp_path: Path) -> None:
 
 def test_an_error_saves_what_was_reached_and_the_checkpoint_loads_anywhere(tmp_path: Path) -> None:
     with pytest.raises((Interrupted, BaseExceptionGroup)):
-        train(recipe(tmp_path / "run", save_every=0), reporter=Stops("rl", 3))
+        train(recipe(tmp_path / "run", save={"every": 0}), reporter=Stops("rl", 3))
     found = RunFolder.open(tmp_path / "run").latest()
     assert found is not None and found[1:] == ("rl", 3)
     AutoModelForCausalLM.from_pretrained(found[0])
@@ -165,13 +165,13 @@ def test_an_error_saves_what_was_reached_and_the_checkpoint_loads_anywhere(tmp_p
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
-    train(recipe(tmp_path / "run", save_every=1, keep=2))
+    train(recipe(tmp_path / "run", save={"every": 1, "keep": 2}))
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert kept == ["rl-000005", "rl-000006"]
 
 
 def command(tmp_path: Path, settings: Recipe) -> tuple[list[str], dict[str, str]]:
-    (tmp_path / "recipe.yaml").write_text(config.dump(settings))
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(settings))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return [sys.executable, "-m", "upshot.cli", "train", str(tmp_path / "recipe.yaml"), "--quiet"], environment
 
@@ -200,7 +200,7 @@ def test_kill_9_and_resume_by_command(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_saves_and_says_so(tmp_path: Path) -> None:
-    settings = recipe(tmp_path / "run", steps=400, save_every=0)
+    settings = recipe(tmp_path / "run", steps=400, save={"every": 0})
     assert start_and_signal(tmp_path, settings, signal.SIGINT) == 130
     found = RunFolder.open(tmp_path / "run").latest()
     assert found is not None and found[1] == "rl"

@@ -66,7 +66,7 @@ def settings(sft: Path, lora: Mapping[str, Any] | None) -> dict[str, Any]:
         "model": {"path": str(sft), "lora": lora},
         "reward": {"metrics": [{"name": "tests.training.helpers:Lottery"}]},
     }
-    return {"warm": False, "steps": 3, "save_every": 1, "kl": 0.1, "more": more}
+    return {"warm": False, "steps": 3, "save": {"every": 1}, "kl": 0.1, "more": more}
 
 
 @pytest.mark.parametrize(

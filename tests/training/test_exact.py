@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.training.workshop import metrics
-from upshot.config import load as config
+from upshot.config.load import load_recipe
 from upshot.run.run import train
 from upshot.training.learner.batch import ForwardOutput, TrainBatch
 from upshot.training.objectives.objectives import PolicyGradient
@@ -39,7 +39,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def divergence(folder: Path, *settings: str) -> list[float]:
     """What each step of a short quickstart says of sampler and learner."""
-    train(config.load("quickstart", [*SHORT, *settings, f"run_dir={folder}"]).recipe)
+    train(load_recipe("quickstart", [*SHORT, *settings, f"run_dir={folder}"]).recipe)
     steps = [line for line in metrics(folder) if "policy/kl_to_sampler" in line]
     assert len(steps) == 2 and all(line["train/tokens"] > 0 and line["train/grad_norm"] > 0 for line in steps)
     return [line["policy/kl_to_sampler"] for line in steps]

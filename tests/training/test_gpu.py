@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from upshot.config import load as config
+from upshot.config.load import load_recipe
 from upshot.run.run import train
 
 pytestmark = [
@@ -21,7 +21,7 @@ pytestmark = [
 def test_the_quickstart_trains_and_sampler_and_learner_agree(tmp_path: Path, dtype: str, bound: float) -> None:
     run = tmp_path / dtype
     overrides = [f"model.dtype={dtype}", "model.device=cuda", "warm_start.steps=60", "train.steps=10", f"run_dir={run}"]
-    train(config.load("quickstart", overrides).recipe)
+    train(load_recipe("quickstart", overrides).recipe)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     warm = [line["loss/nll"] for line in lines if line["phase"] == "warm-start"]
     assert warm[-1] < 0.7 < warm[0]
@@ -31,7 +31,7 @@ def test_the_quickstart_trains_and_sampler_and_learner_agree(tmp_path: Path, dty
 def test_steps_are_played_ahead_on_the_same_gpu(tmp_path: Path) -> None:
     run = tmp_path / "run"
     overrides = ["model.device=cuda", "warm_start.steps=60", "train.steps=10", "train.async_steps=1", f"run_dir={run}"]
-    train(config.load("quickstart", overrides).recipe)
+    train(load_recipe("quickstart", overrides).recipe)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rl = [line for line in lines if line["phase"] == "rl"]
     assert [line["policy/staleness"] for line in rl] == [0.0] + [1.0] * 9

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.tiny import tiny_parts
-from upshot.config.load import validate
+from upshot.config.load import validate_recipe
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
@@ -43,7 +43,7 @@ def recipe(folder: Path, **train: Any) -> Recipe:
         "model": {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}},
         "task": {"name": "slots", "rows_per_split": 64},
         "episode": {"max_tokens": 6},
-        "futures": {"samples": 2, "window": 1},
+        "futures": {"samples": 2, "rounds": 1},
         "reward": {"metrics": [{"name": "verifier"}, {"name": "token_amount", "weight": -0.01}]},
         "warm_start": {"steps": 4, "batch": 8} if warm else None,
         "train": {
@@ -52,11 +52,11 @@ def recipe(folder: Path, **train: Any) -> Recipe:
             "prompts_per_step": 3,
             "group_size": 4,
             "lr": 1e-3,
-            "save_every": 2,
+            "save": {"every": 2, **train.pop("save", {})},
             **train,
         },
     }
-    return validate({**base, **more})
+    return validate_recipe({**base, **more})
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from upshot.cli import main
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.config.recipe import TinyConfig
 from upshot.core.errors import UserError
 from upshot.models.local import load_whole
@@ -25,7 +25,7 @@ from upshot.offline.arguments import read_model
 from upshot.run.folder import RunFolder
 from upshot.tasks.slots import SlotsTask
 from upshot.verl import merge
-from upshot.verl.checkpoints import check_ranks, make_whole, newest, saved
+from upshot.verl.checkpoints import check_ranks, make_whole, newest_step, saved_steps
 from upshot.verl.merge import read_shards, whole, write_merged
 
 TOKENIZER = tiny_tokenizer(SlotsTask(rows_per_split=64).vocabulary())
@@ -158,7 +158,7 @@ def test_what_is_not_a_shard_of_fsdp2_is_refused(tmp_path: Path) -> None:
 def run(tmp_path: Path) -> RunFolder:
     """A run of verl with two checkpoints, of which the second was not finished."""
     own = [f"run_dir={tmp_path / 'run'}", "model.path=somewhere", "warm_start=null", "task.rows_per_split=64"]
-    folder = RunFolder.create(load("quickstart", own).recipe)
+    folder = RunFolder.create(load_recipe("quickstart", own).recipe)
     (folder.path / "verl.txt").write_text("both sides")
     save(folder.checkpoints.path / "global_step_4/actor", model())
     save(folder.checkpoints.path / "global_step_8/actor", model())
@@ -169,7 +169,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 def test_only_what_verl_has_saved_to_the_end_and_kept_is_a_checkpoint(run: RunFolder) -> None:
     (run.checkpoints.path / "global_step_2").mkdir()  # verl leaves the folder of those that it removes
-    assert (newest(run), saved(run)) == (4, [4])
+    assert (newest_step(run), saved_steps(run)) == (4, [4])
 
 
 def test_a_checkpoint_made_whole_is_one_for_every_other_command(run: RunFolder) -> None:
@@ -199,7 +199,7 @@ def test_neither_engine_goes_on_with_the_run_of_the_other(
 ) -> None:
     assert main(["train", "--resume", str(run.path)]) == 2
     assert f"--engine verl --resume {run.path}" in capsys.readouterr().err
-    other = RunFolder.create(load("quickstart", [f"run_dir={tmp_path / 'local'}"]).recipe)
+    other = RunFolder.create(load_recipe("quickstart", [f"run_dir={tmp_path / 'local'}"]).recipe)
     assert main(["train", "--engine", "verl", "--resume", str(other.path)]) == 2
     assert "without --engine verl" in capsys.readouterr().err
 
@@ -207,4 +207,4 @@ def test_neither_engine_goes_on_with_the_run_of_the_other(
 def test_a_new_run_in_the_place_of_a_failed_start_is_not_taken_for_verls(run: RunFolder) -> None:
     (run.path / "metrics.jsonl").unlink()
     again = RunFolder.create(run.recipe())
-    assert not (again.path / "verl.txt").exists() and saved(again) == []
+    assert not (again.path / "verl.txt").exists() and saved_steps(again) == []

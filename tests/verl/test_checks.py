@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.verl import checks
 from upshot.verl.checks import endpoints_of, find, plugins_of
-from upshot.verl.checks.node import TOKENIZERS, NodeRequirements, look, marked
-from upshot.verl.checks.resources import Need, Node, before_ray, compared, needed, ports_of
-from upshot.verl.config import VerlPlan, compose
+from upshot.verl.checks.node import TOKENIZERS, NodeRequirements, check_node, write_mark
+from upshot.verl.checks.resources import Need, Node, before_ray, compare_needs, find_needs, ports_of
+from upshot.verl.config import compose
+from upshot.verl.plan import VerlPlan
 
 
 def planned(*theirs: str) -> VerlPlan:
@@ -22,7 +23,7 @@ def planned(*theirs: str) -> VerlPlan:
 
 
 def recipe_with(*overrides: str) -> Recipe:
-    return load("quickstart", ["warm_start=null", "model.path=/model", *overrides]).recipe
+    return load_recipe("quickstart", ["warm_start=null", "model.path=/model", *overrides]).recipe
 
 
 def says(found: Any) -> list[str]:
@@ -30,35 +31,38 @@ def says(found: Any) -> list[str]:
 
 
 def test_a_rank_needs_three_cpus_and_each_storage_unit_and_the_controller_one() -> None:
-    need = needed(planned("trainer.n_gpus_per_node=2", "trainer.nnodes=3").value)
+    need = find_needs(planned("trainer.n_gpus_per_node=2", "trainer.nnodes=3").value)
     assert (need.gpus, need.cpus) == (6, 3 * 6 + 8 + 2)
     own = "transfer_queue.backend.SimpleStorage.num_data_storage_units=1"
-    assert needed(planned("trainer.n_gpus_per_node=1", own).value).cpus == 6
+    assert find_needs(planned("trainer.n_gpus_per_node=1", own).value).cpus == 6
 
 
 def test_servers_and_reward_models_with_gpus_of_their_own_are_counted() -> None:
     apart = ["trainer.v1.trainer_mode=separate_async", "trainer.n_gpus_per_node=4"]
     apart += ["actor_rollout_ref.rollout.nnodes=2", "actor_rollout_ref.rollout.n_gpus_per_node=4"]
-    assert needed(planned(*apart).value).groups == (4, 4, 4)
+    assert find_needs(planned(*apart).value).groups == (4, 4, 4)
     judge = ["verl.reward.reward_model.enable_resource_pool=true", "verl.reward.reward_model.nnodes=1"]
     judge += ["verl.reward.reward_model.n_gpus_per_node=2", "trainer.n_gpus_per_node=8"]
-    assert needed(planned(*judge).value).groups == (8, 2)
+    assert find_needs(planned(*judge).value).groups == (8, 2)
 
 
 def test_too_few_cpus_are_told_with_the_sum_and_the_way_out() -> None:
-    (told,) = says(compared(Need((2,), 8), [Node("a", 15, 2)]))
+    (told,) = says(compare_needs(Need((2,), 8), [Node("a", 15, 2)]))
     assert "needs 16 CPUs (3 for each of 2 ranks, 8 storage units, 1 controller" in told
     assert "has 15 free" in told and "num_cpus=16" in told
-    assert not says(compared(Need((2,), 8), [Node("a", 16, 2)]))
+    assert not says(compare_needs(Need((2,), 8), [Node("a", 16, 2)]))
 
 
 def test_too_few_gpus_and_a_group_that_fits_on_no_node_are_told() -> None:
-    assert "needs 8 GPUs in Ray, which has 4 free on 1 node(s)" in says(compared(Need((8,), 1), [Node("a", 99, 4)]))[0]
+    assert (
+        "needs 8 GPUs in Ray, which has 4 free on 1 node(s)"
+        in says(compare_needs(Need((8,), 1), [Node("a", 99, 4)]))[0]
+    )
     two = [Node("a", 40, 4), Node("b", 40, 4)]
-    (told,) = says(compared(Need((8,), 1), two))
+    (told,) = says(compare_needs(Need((8,), 1), two))
     assert "no node of Ray has 8 GPUs and 24 CPUs free at once" in told and "a, has 4 GPUs" in told
-    assert not says(compared(Need((4, 4), 8), two))
-    assert "12 CPUs" in says(compared(Need((4, 4), 8), [Node("a", 15, 4), Node("b", 60, 4)]))[0]
+    assert not says(compare_needs(Need((4, 4), 8), two))
+    assert "12 CPUs" in says(compare_needs(Need((4, 4), 8), [Node("a", 15, 4), Node("b", 60, 4)]))[0]
 
 
 def test_before_ray_is_up_only_what_will_be_started_here_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,22 +78,22 @@ def test_before_ray_is_up_only_what_will_be_started_here_is_counted(monkeypatch:
 
 def test_a_node_without_model_tokenizer_storage_or_code_says_so(tmp_path: Path) -> None:
     model = tmp_path / "model"
-    said = look(NodeRequirements(str(model), str(tmp_path / "run"), code=(str(tmp_path / "own"),)))
+    said = check_node(NodeRequirements(str(model), str(tmp_path / "run"), code=(str(tmp_path / "own"),)))
     assert any(f"model folder {model} is not there" in line for line in said)
     assert any("run folder" in line and "run_dir" in line for line in said)
     assert any("your code" in line for line in said)
     model.mkdir()
-    assert [line for line in look(NodeRequirements(str(model), "")) if "model" in line] == [
+    assert [line for line in check_node(NodeRequirements(str(model), "")) if "model" in line] == [
         f"the model folder {model} has no config.json",
         f"the model folder {model} has no tokenizer ({', '.join(TOKENIZERS)})",
     ]
 
 
 def test_a_run_folder_of_another_machine_is_told_from_the_drivers(tmp_path: Path) -> None:
-    mark = marked(tmp_path)
-    assert look(NodeRequirements("", str(tmp_path), mark=mark)) == []
+    mark = write_mark(tmp_path)
+    assert check_node(NodeRequirements("", str(tmp_path), mark=mark)) == []
     (other := tmp_path / "other").mkdir()
-    assert "another one than the driver's" in look(NodeRequirements("", str(other), mark=mark))[0]
+    assert "another one than the driver's" in check_node(NodeRequirements("", str(other), mark=mark))[0]
     assert not list(other.iterdir())
 
 
@@ -97,13 +101,13 @@ def test_an_endpoint_that_cannot_be_reached_and_a_taken_port_are_told() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        (told,) = look(
+        (told,) = check_node(
             NodeRequirements("", "", endpoints=(f"http://127.0.0.1:{port}/v1",))
         )  # bound, and nobody listens
         assert f"http://127.0.0.1:{port}/v1 cannot be reached" in told and "firewall" in told
         taken.listen()
-        assert look(NodeRequirements("", "", endpoints=(f"http://127.0.0.1:{port}/v1",))) == []
-        assert f"port {port} is taken" in look(NodeRequirements("", "", ports=(port,)))[0]
+        assert check_node(NodeRequirements("", "", endpoints=(f"http://127.0.0.1:{port}/v1",))) == []
+        assert f"port {port} is taken" in check_node(NodeRequirements("", "", ports=(port,)))[0]
 
 
 def test_the_ports_are_those_that_a_ray_started_here_is_told_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +121,7 @@ def test_the_ports_are_those_that_a_ray_started_here_is_told_to_take(monkeypatch
 def test_a_plug_in_whose_import_fails_shows_the_error(tmp_path: Path) -> None:
     (tmp_path / "broken_plug.py").write_text("raise RuntimeError('needs a driver')\n")
     environment = {"PYTHONPATH": str(tmp_path)}
-    (told,) = look(NodeRequirements("", "", plugins=("json", "broken_plug"), environment=environment))
+    (told,) = check_node(NodeRequirements("", "", plugins=("json", "broken_plug"), environment=environment))
     assert "'broken_plug' cannot be imported: RuntimeError: needs a driver" in told
 
 
@@ -126,7 +130,7 @@ def test_little_shared_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr("upshot.verl.checks.node.shutil.disk_usage", lambda _: usage(2**26, 0, 2**26))
-    assert "/dev/shm has 0.06 GB left" in look(NodeRequirements("", ""))[0]
+    assert "/dev/shm has 0.06 GB left" in check_node(NodeRequirements("", ""))[0]
 
 
 def test_the_plug_ins_are_those_of_the_environment_and_of_the_config() -> None:

@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
-from upshot.verl.config import SPECIAL, ClusterPlace, compose, is_theirs, leaves, left_by
+from upshot.verl.config import compose
+from upshot.verl.plan import SPECIAL, ClusterPlace, flatten_recipe, is_theirs, uncarried_entry
 from upshot.verl.table import CARRIED, LEFT, PLAYED
 
 PLACE = ClusterPlace("/run", rows=64, prompt_tokens=40, context=256)
@@ -18,7 +19,7 @@ PLACE = ClusterPlace("/run", rows=64, prompt_tokens=40, context=256)
 
 def recipe(*overrides: str) -> Recipe:
     own = ["warm_start=null", "model.path=/model", *overrides]
-    return load("quickstart", own).recipe
+    return load_recipe("quickstart", own).recipe
 
 
 def value(made: Recipe, key: str, place: ClusterPlace = PLACE) -> object:
@@ -29,14 +30,14 @@ def value(made: Recipe, key: str, place: ClusterPlace = PLACE) -> object:
 def test_every_key_of_a_recipe_is_carried_played_or_left_with_a_reason() -> None:
     carried = {key for line in CARRIED for key in line.ours} | SPECIAL
     known = [*carried, *PLAYED, *LEFT]
-    full = load("quickstart", ["model.lora={r: 8}"]).recipe
-    lost = [key for key, _ in leaves(full) if not any(key == k or key.startswith(k + ".") for k in known)]
+    full = load_recipe("quickstart", ["model.lora={r: 8}"]).recipe
+    lost = [key for key, _ in flatten_recipe(full) if not any(key == k or key.startswith(k + ".") for k in known)]
     assert lost == []
 
 
 def test_no_key_is_both_played_and_left() -> None:
-    played = [key for key, _ in leaves(recipe()) if any(key == k or key.startswith(k + ".") for k in PLAYED)]
-    assert [key for key in played if left_by(key) is not None] == []
+    played = [key for key, _ in flatten_recipe(recipe()) if any(key == k or key.startswith(k + ".") for k in PLAYED)]
+    assert [key for key in played if uncarried_entry(key) is not None] == []
 
 
 def test_every_setting_says_where_it_came_from() -> None:
@@ -59,11 +60,11 @@ def test_the_quickstart_in_verls_words() -> None:
     assert value(made, "trainer.total_epochs") == 20
     assert value(made, "trainer.save_freq") == 20
     assert value(made, "trainer.test_freq") == -1
-    assert value(recipe("train.save_every=0"), "trainer.save_freq") == 80  # one at the end is always wanted
+    assert value(recipe("train.save.every=0"), "trainer.save_freq") == 80  # one at the end is always wanted
 
 
 def test_kl_goes_into_the_loss_or_into_the_reward() -> None:
-    loss, reward = recipe("train.kl=0.1"), recipe("train.kl=0.1", "train.kl_in=reward")
+    loss, reward = recipe("train.kl=0.1"), recipe("train.kl=0.1", "train.kl.where=reward")
     assert (value(loss, "actor_rollout_ref.actor.use_kl_loss"), value(loss, "algorithm.use_kl_in_reward")) == (1, 0)
     assert (value(reward, "actor_rollout_ref.actor.use_kl_loss"), value(reward, "algorithm.use_kl_in_reward")) == (0, 1)
 
@@ -73,7 +74,7 @@ def test_kl_goes_into_the_loss_or_into_the_reward() -> None:
     [
         ("train.schedule=linear", "no schedule 'linear'"),
         ("train.loss=reinforce", "no loss 'reinforce'"),
-        ("train.kl_estimator=k3-corrected", "no KL estimator"),
+        ("train.kl.estimator=k3-corrected", "no KL estimator"),
         ("train.method=dpo", "only rl"),
         ("train.prompts_per_step=65", "there are 64"),
         ("model.lora={r: 8}", "dropout"),
@@ -118,7 +119,7 @@ def test_what_our_trainer_does_is_not_refused(override: str) -> None:
 
 
 def test_the_critic_begins_as_the_policy_and_learns_at_its_pace() -> None:
-    made = recipe("train.method=ppo", "train.lr=3e-5", "train.clip_high=0.3", "train.kl=0.1")
+    made = recipe("train.method=ppo", "train.lr=3e-5", "train.clip.high=0.3", "train.kl=0.1")
     found = {s.key: s.value for s in compose(made, PLACE).settings}
     assert found["critic.enable"] is True and found["critic.model.path"] == found["actor_rollout_ref.model.path"]
     assert found["critic.optim.lr"] == 3e-5 and found["critic.cliprange_value"] == 0.3
@@ -169,13 +170,13 @@ def test_a_dry_run_on_verl_prints_both_sides_and_what_has_no_counterpart(capsys:
 
 
 def test_a_new_model_and_a_warm_start_are_made_before_verl_starts() -> None:
-    made = load("quickstart", []).recipe
+    made = load_recipe("quickstart", []).recipe
     plan = compose(made, PLACE)
     plan.check()
     assert plan.nested()["actor_rollout_ref"]["model"]["path"] == "(made at the start)"
     assert "run by local mode before verl starts" in plan.page()
     with pytest.raises(UserError, match="adapters of a warm start"):
-        compose(load("quickstart", ["model.lora={r: 8, dropout: 0}"]).recipe, PLACE).check()
+        compose(load_recipe("quickstart", ["model.lora={r: 8, dropout: 0}"]).recipe, PLACE).check()
 
 
 def test_on_this_machine_every_setting_says_that_it_is_for_that(monkeypatch: pytest.MonkeyPatch) -> None:

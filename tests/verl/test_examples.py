@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from upshot.cli import make_parser
-from upshot.config.load import load
-from upshot.verl.config import compose, is_theirs
+from upshot.config.load import load_recipe
+from upshot.verl.config import compose
+from upshot.verl.plan import is_theirs
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "cluster"
@@ -75,7 +76,7 @@ def test_the_entrypoint_is_a_command_that_verl_can_run() -> None:
     args, rest = make_parser(words[1:2]).parse_known_args(words[1:])
     overrides = [*args.overrides, *rest]
     theirs = [word for word in overrides if is_theirs(word)]
-    recipe = load(args.recipe, [word for word in overrides if not is_theirs(word)]).recipe
+    recipe = load_recipe(args.recipe, [word for word in overrides if not is_theirs(word)]).recipe
     assert args.engine == "verl"
     compose(recipe, None, theirs).check()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe, TinyConfig
 from upshot.core.errors import UserError
 from upshot.models.tiny import tiny_model, tiny_tokenizer
@@ -18,8 +18,9 @@ from upshot.run.folder import RunFolder
 from upshot.run.reporter import Reporter
 from upshot.tasks.slots import SlotsTask
 from upshot.verl import launch as launching
-from upshot.verl.config import RECIPE, compose
+from upshot.verl.config import compose
 from upshot.verl.launch import command, environment, launch
+from upshot.verl.plan import RECIPE
 from upshot.verl.prepare import prepare
 from upshot.verl.process import run
 
@@ -36,7 +37,7 @@ def recipe(tmp_path: Path) -> Recipe:
         f"model.path={tmp_path / 'model'}",
         f"run_dir={tmp_path / 'run'}",
     ]
-    return load("quickstart", [*own, "eval.rows=8"]).recipe
+    return load_recipe("quickstart", [*own, "eval.rows=8"]).recipe
 
 
 def test_rows_are_written_and_measured_before_the_start(recipe: Recipe, tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_a_finished_run_that_is_resumed_starts_nothing_and_stays_finished(
 ) -> None:
     monkeypatch.setattr(launching.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(launching, "find", lambda *_, **__: [])
-    monkeypatch.setattr(launching, "newest", lambda folder: recipe.train.steps)
+    monkeypatch.setattr(launching, "newest_step", lambda folder: recipe.train.steps)
     folder = RunFolder.create(recipe)
     monkeypatch.setattr(launching, "command", lambda plan: ["no such program"])
     launch(recipe, [], resumed=folder)

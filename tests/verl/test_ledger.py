@@ -18,8 +18,8 @@ from upshot.models.client.budget import Budget
 from upshot.models.client.limits import EndpointLimits
 from upshot.models.endpoint import EndpointModel
 from upshot.models.wire import ApiAnswer
-from upshot.verl.budget.ledger import EndpointLoad, Ledger, WorkerGrant, WorkerReport, fair, standing
-from upshot.verl.budget.share import WorkerQuota
+from upshot.verl.budget.ledger import EndpointLoad, Ledger, WorkerGrant, WorkerReport, describe_loads, split_fairly
+from upshot.verl.budget.quota import WorkerQuota
 
 URL = "http://127.0.0.1:1/v1"
 
@@ -215,7 +215,7 @@ def test_the_pace_of_an_endpoint_is_shared_with_its_slots() -> None:
 def test_fair_parts_make_the_whole_and_nobody_wants_while_another_has_more_than_it_wants(
     bound: int, demands: dict[str, int]
 ) -> None:
-    parts = fair(bound, demands)
+    parts = split_fairly(bound, demands)
     assert sum(parts.values()) == bound and min(parts.values()) >= 0
     short = [name for name in demands if parts[name] < demands[name]]
     for name in short:
@@ -225,4 +225,4 @@ def test_fair_parts_make_the_whole_and_nobody_wants_while_another_has_more_than_
 
 def test_the_standing_of_the_endpoints_leaves_out_those_nobody_calls() -> None:
     loads = {"http://a/v1": EndpointLoad(8, 8, 8, 3, 61.0), "http://b/v1": EndpointLoad(8, 8, 0)}
-    assert standing(loads) == "http://a/v1: 8 of 8 calls in flight, 3 waiting, the slowest for 61 s"
+    assert describe_loads(loads) == "http://a/v1: 8 of 8 calls in flight, 3 waiting, the slowest for 61 s"

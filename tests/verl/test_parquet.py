@@ -34,7 +34,7 @@ class Goal:
 
 def wishes(count: int) -> list[Row]:
     said = (Message("user", "guess what I want"),)
-    return [Row(f"wish/{n}", said, Goal(n), reference=n, source="wishes") for n in range(count)]
+    return [Row(f"wanted/{n}", said, Goal(n), reference=n, source="wishes") for n in range(count)]
 
 
 def test_a_thousand_rows_with_a_thousand_goals_are_found_by_their_own_goal(tmp_path: Path) -> None:
@@ -52,13 +52,13 @@ def test_a_thousand_rows_with_a_thousand_goals_are_found_by_their_own_goal(tmp_p
 
 def test_rows_of_one_name_and_files_of_other_rows_are_refused(tmp_path: Path) -> None:
     rows = wishes(2)
-    with pytest.raises(UserError, match="called 'wish/0'"):
+    with pytest.raises(UserError, match="called 'wanted/0'"):
         write_rows(tmp_path / "x.parquet", [rows[0], wishes(1)[0]], "train")
     with pytest.raises(UserError, match="no rows"):
         write_rows(tmp_path / "x.parquet", [], "train")
     book = RowIndex(Wishes(rows))
-    place = {"split": "train", "id": "wish/1"}
+    place = {"split": "train", "id": "wanted/1"}
     with pytest.raises(UserError, match="another opening"):
         book.row(place, [{"role": "user", "content": "something else"}])
     with pytest.raises(UserError, match="not in split"):
-        book.row({**place, "id": "wish/9"}, [])
+        book.row({**place, "id": "wanted/9"}, [])

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.run.folder import RunFolder
-from upshot.verl.config import ClusterPlace, compose
-from upshot.verl.resume import LOCAL, WORDS, begin, going_on, reopened
+from upshot.verl.config import compose
+from upshot.verl.plan import ClusterPlace
+from upshot.verl.resume import LOCAL, WORDS, begin_folder, reopen_run, skip_first_validation
 
 THEIRS = ["trainer.n_gpus_per_node=2", "+trainer.new=1"]
 
@@ -20,14 +21,14 @@ THEIRS = ["trainer.n_gpus_per_node=2", "+trainer.new=1"]
 @pytest.fixture
 def recipe(tmp_path: Path) -> Recipe:
     own = ["task.rows_per_split=64", "warm_start=null", "model.path=/model", "eval.every=2"]
-    return load("quickstart", [*own, f"run_dir={tmp_path / 'run'}"]).recipe
+    return load_recipe("quickstart", [*own, f"run_dir={tmp_path / 'run'}"]).recipe
 
 
 @pytest.fixture
 def run(recipe: Recipe) -> RunFolder:
     folder = RunFolder.create(recipe)
     plan = compose(recipe, ClusterPlace(str(folder.path), 64, 20, 256), THEIRS)
-    begin(folder, recipe, plan, [*THEIRS, LOCAL])
+    begin_folder(folder, recipe, plan, [*THEIRS, LOCAL])
     return folder
 
 
@@ -40,7 +41,7 @@ def save(folder: RunFolder, step: int, ranks: int = 2) -> None:
 
 
 def test_a_resumed_run_keeps_verls_words_and_new_ones_win(run: RunFolder, recipe: Recipe) -> None:
-    found, theirs, folder = reopened(run.path, ["train.steps=99", "trainer.n_gpus_per_node=4"])
+    found, theirs, folder = reopen_run(run.path, ["train.steps=99", "trainer.n_gpus_per_node=4"])
     assert found.train.steps == 99 and folder.path == run.path
     assert theirs == [*THEIRS, LOCAL, "trainer.n_gpus_per_node=4"]
     plan = compose(found, ClusterPlace(str(run.path), 64, 20, 256), [word for word in theirs if word != LOCAL])
@@ -49,26 +50,26 @@ def test_a_resumed_run_keeps_verls_words_and_new_ones_win(run: RunFolder, recipe
 
 def test_what_would_make_it_another_run_is_refused_as_in_local_mode(run: RunFolder) -> None:
     with pytest.raises(UserError, match=r"--resume cannot change train\.lr"):
-        reopened(run.path, ["train.lr=1"])
+        reopen_run(run.path, ["train.lr=1"])
 
 
 def test_the_changed_recipe_is_the_runs_from_then_on(run: RunFolder, recipe: Recipe) -> None:
-    changed, theirs, _ = reopened(run.path, ["train.steps=99"])
+    changed, theirs, _ = reopen_run(run.path, ["train.steps=99"])
     plan = compose(changed, ClusterPlace(str(run.path), 64, 20, 256), THEIRS)
-    begin(run, changed, plan, theirs)
+    begin_folder(run, changed, plan, theirs)
     assert run.recipe().train.steps == 99
     assert json.loads((run.path / WORDS).read_text()) == theirs
 
 
 def test_a_run_with_a_checkpoint_is_not_looked_at_again_before_its_first_step(run: RunFolder, recipe: Recipe) -> None:
     plan = compose(recipe, ClusterPlace(str(run.path), 64, 20, 256), THEIRS)
-    assert going_on(plan, run).value("trainer.val_before_train") is True
+    assert skip_first_validation(plan, run).value("trainer.val_before_train") is True
     save(run, 4)
-    assert going_on(plan, run).value("trainer.val_before_train") is False
+    assert skip_first_validation(plan, run).value("trainer.val_before_train") is False
 
 
 def test_another_number_of_ranks_is_refused_before_verl_starts(run: RunFolder, recipe: Recipe) -> None:
     save(run, 4)
     plan = compose(recipe, ClusterPlace(str(run.path), 64, 20, 256), ["trainer.n_gpus_per_node=8"])
     with pytest.raises(UserError, match="saved by 2 ranks"):
-        begin(run, recipe, plan, [])
+        begin_folder(run, recipe, plan, [])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.verl.test_worker import RENDERER, Manager, Output
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.conversation import Conversation, Message, Row, Sample
 from upshot.core.score import Score
@@ -32,12 +32,12 @@ from upshot.training.learner.distributed.handover import packed, unpacked
 from upshot.training.loops import ppo, rl
 from upshot.training.objectives.logprob_source import Lesson
 from upshot.training.setup import sampling_of
-from upshot.verl.lesson import BatchRow as TrainedRow
-from upshot.verl.lesson import LearnerInputs, teach
 from upshot.verl.parquet import record_of
 from upshot.verl.served import ConversationLink
+from upshot.verl.train_batch import BatchRow as TrainedRow
+from upshot.verl.train_batch import LearnerInputs, teach
 from upshot.verl.trajectory import Trajectory, trajectories_of
-from upshot.verl.worker import PlayRequest, RolloutWorker, placed
+from upshot.verl.worker import PlayRequest, RolloutWorker, describe_place
 
 DOWN = "down"
 Says = Callable[[list[int], int], str]
@@ -84,7 +84,7 @@ class Servers(Manager):
 
 def recipe_of(*overrides: str) -> Recipe:
     own = ["task.rows_per_split=64", "task.vague=0", "warm_start=null", "model.path=/model", "train.group_size=4"]
-    return load("quickstart", [*own, *overrides]).recipe
+    return load_recipe("quickstart", [*own, *overrides]).recipe
 
 
 def some(recipe: Recipe, *places: int) -> list[Row]:
@@ -123,7 +123,7 @@ def on_verl(recipe: Recipe, rows: Sequence[Row], step: int, says: Says = words) 
 
     async def one(group: int, session: int) -> Rollout:
         record = record_of(rows[group], 0, "train")
-        info = placed(record["extra_info"], group, before[group])
+        info = describe_place(record["extra_info"], group, before[group])
         line = ConversationLink(servers, f"{group}.{session}", seeded=True)
         return unpacked(packed(await worker.play(PlayRequest(info, record["prompt"], session, step), line)))
 
@@ -228,7 +228,7 @@ def peer(request: Request) -> str:
 def test_classmates_of_a_step_are_those_of_local_mode(name: str) -> None:
     own = [f"models.peer=scripted:{__name__}:peer", "models.monitor=scripted:echo", "eval.monitor=null"]
     more = ["warm_start=null", "model.path=/model", "train.group_size=6", "task.limit=16", f"train.advantage={name}"]
-    recipe = load("classmate-mini", [*own, *more]).recipe
+    recipe = load_recipe("classmate-mini", [*own, *more]).recipe
     assert compare(recipe, says=thinks) > 8
     parts = {span.parts for r in on_verl(recipe, some(recipe, 3), 3, thinks)[0] if r.credit for span in r.credit.spans}
     assert ("main",) in parts and any("classmate" in own for own in parts)
@@ -239,9 +239,9 @@ def test_classmates_of_a_step_are_those_of_local_mode(name: str) -> None:
     [
         ["train.importance=truncate", "train.importance.high=1.02"],
         ["train.importance=mask", "train.importance.level=sequence", "train.importance.low=0.9"],
-        ["train.kl=0.1", "train.kl_in=reward"],
+        ["train.kl=0.1", "train.kl.where=reward"],
         ["train.method=ppo", "train.kl=0.05"],
-        ["train.method=ppo", "train.gamma=0.9", "train.whiten=false"],
+        ["train.method=ppo", "train.ppo.gamma=0.9", "train.ppo.whiten=false"],
     ],
     ids=" ".join,
 )

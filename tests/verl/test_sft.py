@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe, TinyConfig
 from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_model, tiny_tokenizer
 from upshot.tasks.slots import SlotsTask
 from upshot.training.loops.sft import Dialogues
-from upshot.verl.config import ClusterPlace, compose
+from upshot.verl.config import compose
+from upshot.verl.plan import ClusterPlace
 from upshot.verl.prepare import prepare
 from upshot.verl.sft import CARRIED, ENTRY
 
@@ -23,7 +24,7 @@ OWN = ("task.rows_per_split=64", "train.method=sft", "warm_start=null", "train.p
 
 
 def made(*words: str) -> Recipe:
-    return load("quickstart", [*OWN, "model.path=/model", *words]).recipe
+    return load_recipe("quickstart", [*OWN, "model.path=/model", *words]).recipe
 
 
 def test_the_recipe_is_the_sft_trainers_config_and_every_value_says_where_it_came_from() -> None:
@@ -48,7 +49,7 @@ def test_on_a_cpu_it_computes_in_float32_like_local_mode() -> None:
         (["train.length_norm=sequence"], [], "mean over tokens"),
         ([], ["trainer.n_gpus_per_node=3"], "as many rows on each of 3 ranks"),
         ([], ["trainer.nnodes=2"], "torchrun on one node"),
-        (["train.keep_best=eval/loss/nll", "eval.every=1"], [], "keeps the newest"),
+        (["train.save.best=eval/loss/nll", "eval.every=1"], [], "keeps the newest"),
         (["train.schedule=linear"], [], "no schedule 'linear'"),
         (["model.lora={r: 4, dropout: 0.1}"], [], "no dropout"),
     ],

@@ -18,10 +18,10 @@ from benchmarks.sim.servers import Endpoint, Limits, Pool, Server
 from benchmarks.sim.site import EndpointSite, Length, Site, Speed
 from benchmarks.sim.step import play
 from benchmarks.sim.work import POLICY, Work, work_of
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.core.errors import UserError
 
-TALK = Work(prompts=4, group=2, max_tokens=200, samples=2, window=2, user="user", judges=(("judge",), ("judge",)))
+TALK = Work(prompts=4, group=2, max_tokens=200, samples=2, rounds=2, user="user", judges=(("judge",), ("judge",)))
 
 
 def site(**sections: Any) -> Site:
@@ -201,13 +201,13 @@ works = st.builds(
     max_tokens=st.integers(1, 100),
     turns=st.integers(1, 3),
     samples=st.integers(1, 3),
-    window=st.integers(0, 2),
+    rounds=st.integers(0, 2),
     user=st.sampled_from(["user", POLICY, None]),
     judges=st.lists(st.lists(st.sampled_from(["judge", "user"]), min_size=1, max_size=2).map(tuple), max_size=2).map(
         tuple
     ),
     classmates=st.lists(st.sampled_from(["peer", "judge"]), max_size=2).map(tuple),
-).map(lambda work: replace(work, every_turn=work.window == 2))
+).map(lambda work: replace(work, every_turn=work.rounds == 2))
 sites = st.builds(
     lambda latency, fails, workers, call_s, leaves: site(
         helpers={"user": hosted(latency, 1.0, fails=fails), "peer": {"server": {"max_running": 2}}},
@@ -297,41 +297,41 @@ def test_lost_gpus_cost_what_was_done_since_the_checkpoint() -> None:
 
 def test_the_published_collabllm_step_makes_768_simulator_and_768_judge_calls() -> None:
     words = ["models.judge={model: openai/gpt-4o-mini, temperature: 0}"]  # another spec than the user's: its own limits
-    work = work_of(load("collabllm-verl-grpo", words).recipe)
-    assert (work.prompts, work.group, work.samples, work.window) == (16, 8, 3, 2)
+    work = work_of(load_recipe("collabllm-verl-grpo", words).recipe)
+    assert (work.prompts, work.group, work.samples, work.rounds) == (16, 8, 3, 2)
     assert work.calls() == {POLICY: 128 + 768, "user": 768, "judge": 768}
     assert work.limits["user"] == Limits(concurrency=64)
 
 
 def test_helpers_of_one_spec_share_one_endpoint() -> None:
-    work = work_of(load("collabllm-grpo").recipe)
+    work = work_of(load_recipe("collabllm-grpo").recipe)
     assert work.judges == (("user",), ("user",)) and set(work.limits) == {"user"}
 
 
 def test_an_extraction_is_a_call_before_the_metric() -> None:
     words = ["reward.metrics=[document->bleu, interactivity, {name: answer->accuracy, extract: last}]"]
-    work = work_of(load("collabllm-grpo", [*words, "models.judge=policy"]).recipe)
+    work = work_of(load_recipe("collabllm-grpo", [*words, "models.judge=policy"]).recipe)
     assert work.judges == ((POLICY,), (POLICY,), (POLICY,))
 
 
 def test_classmates_are_asked_once_a_reply() -> None:
-    work = work_of(load("classmate-gsm8k").recipe)
+    work = work_of(load_recipe("classmate-gsm8k").recipe)
     assert work.calls() == {POLICY: 128, "peer": 128} and work.samples == 4
 
 
 def test_a_thought_that_is_cut_is_handed_on_at_every_cut() -> None:
-    work = work_of(load("classmate-gsm8k", ["futures.reward=steps", "futures.cuts=3"]).recipe)
+    work = work_of(load_recipe("classmate-gsm8k", ["futures.reward=steps", "futures.cuts=3"]).recipe)
     assert work.calls()["peer"] == 3 * 128
 
 
 def test_turns_and_their_futures_are_counted() -> None:
-    work = work_of(load("gsm8k-multiturn").recipe)
+    work = work_of(load_recipe("gsm8k-multiturn").recipe)
     assert work.calls() == {POLICY: 128 * 3} and not work.every_turn
 
 
 def test_a_recipe_without_rollouts_is_refused() -> None:
     with pytest.raises(UserError, match="plays no rollouts"):
-        work_of(load("collabllm-sft").recipe)
+        work_of(load_recipe("collabllm-sft").recipe)
 
 
 def test_the_fleet_is_the_smallest_that_does_not_hold_the_step_up() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.config.phases import WARM_START
 from upshot.config.recipe import Recipe
-from upshot.verl.start import needs_start, start_recipe, started
+from upshot.verl.start import make_start, needs_start, start_recipe
 
 TINY = (
     "model.tiny={hidden: 16, layers: 1, heads: 2, mlp: 32}",
@@ -19,18 +19,18 @@ TINY = (
 
 
 def recipe(*overrides: str) -> Recipe:
-    return load("quickstart", [*TINY, *overrides]).recipe
+    return load_recipe("quickstart", [*TINY, *overrides]).recipe
 
 
 def test_a_warm_start_is_made_once_and_again_for_another_recipe(tmp_path: Path) -> None:
     said: list[str] = []
-    first = started(recipe(), tmp_path, said.append)
+    first = make_start(recipe(), tmp_path, said.append)
     weights = Path(first.model.path) / "model.safetensors"
     assert first.warm_start is None and not needs_start(first) and Path(first.model.path).is_absolute()
     made = weights.stat().st_mtime_ns
-    assert started(recipe(), tmp_path, said.append) == first
+    assert make_start(recipe(), tmp_path, said.append) == first
     assert weights.stat().st_mtime_ns == made and len(said) == 1
-    started(recipe("seed=1"), tmp_path, said.append)
+    make_start(recipe("seed=1"), tmp_path, said.append)
     assert weights.stat().st_mtime_ns != made and len(said) == 2
 
 

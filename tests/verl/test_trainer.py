@@ -43,8 +43,8 @@ from upshot.verl.adapters import trainer as trainer_module
 from upshot.verl.adapters.loop import FAULT, REPLY, _output
 from upshot.verl.adapters.replies import PlayedRollouts
 from upshot.verl.adapters.trainer import UpshotTrainer
-from upshot.verl.config import RECIPE
 from upshot.verl.parquet import record_of
+from upshot.verl.plan import RECIPE
 from upshot.verl.served import ConversationLink
 from upshot.verl.trajectory import trajectories_of
 from upshot.verl.worker import PlayRequest, RolloutWorker
@@ -97,7 +97,7 @@ class Buffer:
 def trainer_of(recipe: Recipe, buffer: Buffer) -> UpshotTrainer:
     """Our trainer, as far as it is needed here."""
     made = object.__new__(UpshotTrainer)
-    made.recipe, made.use_reference_policy = recipe, bool(recipe.train.kl)
+    made.recipe, made.use_reference_policy = recipe, bool(recipe.train.kl.weight)
     made.use_critic = recipe.train.method == "ppo"
     made.replies, made.global_steps = PlayedRollouts(buffer, lambda groups: groups), 1
     return made
@@ -117,7 +117,7 @@ def queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Queue:
     [
         ["train.advantage=gdpo"],
         ["train.importance=mask", "train.importance.high=1.05"],
-        ["train.kl=0.1", "train.kl_in=reward"],
+        ["train.kl=0.1", "train.kl.where=reward"],
         ["train.method=ppo", "train.kl=0.05"],
     ],
     ids=" ".join,

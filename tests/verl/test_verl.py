@@ -12,13 +12,14 @@ import pytest
 pytest.importorskip("verl", reason="verl is not installed here: `make test-cluster`")
 
 from tests.verl.test_worker import HALF_SAID, TOKENIZER, Manager, Output, shopkeeper
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.core.errors import BudgetExceeded
 from upshot.run.folder import RunFolder
 from upshot.training.learner.distributed.handover import unpacked
-from upshot.verl.config import RECIPE, ClusterPlace, compose
+from upshot.verl.config import compose
 from upshot.verl.parquet import record_of
-from upshot.verl.worker import placed
+from upshot.verl.plan import RECIPE, ClusterPlace
+from upshot.verl.worker import describe_place
 
 OWN = ["task.rows_per_split=64", "task.vague=0", "warm_start=null", "model.path=/model", "model.dtype=float32"]
 PLACE = ClusterPlace("/run", rows=64, prompt_tokens=40, context=256)
@@ -29,14 +30,14 @@ def composed(*more: str) -> tuple[Any, Any]:
     """Our plan and verl's config made of it."""
     import hydra
 
-    plan = compose(load("quickstart", [*OWN, *more]).recipe, PLACE, MORE)
+    plan = compose(load_recipe("quickstart", [*OWN, *more]).recipe, PLACE, MORE)
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         return plan, hydra.compose("ppo_trainer", overrides=plan.overrides())
 
 
 @pytest.fixture
 def recipe_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = RunFolder.create(load("quickstart", [*OWN, f"run_dir={tmp_path / 'run'}"]).recipe)
+    folder = RunFolder.create(load_recipe("quickstart", [*OWN, f"run_dir={tmp_path / 'run'}"]).recipe)
     monkeypatch.setenv(RECIPE, str(folder.path / "recipe.yaml"))
 
 
@@ -102,7 +103,7 @@ def rows_of(manager: Manager, config: Any, step: int = 1) -> list[Any]:
     from upshot.verl.adapters.loop import UpshotLoop
 
     record = record_of(HALF_SAID, 0, "train")
-    given = {"raw_prompt": record["prompt"], "extra_info": placed(record["extra_info"], 0, 0), "session_id": 0}
+    given = {"raw_prompt": record["prompt"], "extra_info": describe_place(record["extra_info"], 0, 0), "session_id": 0}
 
     async def run() -> Any:
         loop = UpshotLoop(DictConfigWrap(config), manager, TOKENIZER, None, None, DictConfigWrap(config.data))
@@ -163,7 +164,7 @@ def test_whatever_a_conversation_fails_with_reaches_the_trainer(
 
 def test_what_a_row_is_told_has_verls_names_and_its_filling_trains_nothing() -> None:
     from upshot.verl.adapters.trainer import columns
-    from upshot.verl.lesson import LearnerInputs
+    from upshot.verl.train_batch import LearnerInputs
 
     told = [LearnerInputs([1, 0, 1], [0.5, 0.0, -0.5], [-1.0, 0.0, -2.0], weights=[1.0, 0.0, 0.9]), None]
     found = columns(told, "truncate")

@@ -16,10 +16,11 @@ import pytest
 pytest.importorskip("verl", reason="verl is not installed here: `make test-cluster`")
 
 from tests.verl.test_sampler import PARAMS, TOKENIZER, model, prompt
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.core.errors import UserError
-from upshot.verl.config import ClusterPlace, compose
+from upshot.verl.config import compose
 from upshot.verl.on_cpu import ENVIRONMENT
+from upshot.verl.plan import ClusterPlace
 
 PLACE = ClusterPlace("/run", rows=64, prompt_tokens=40, context=256)
 
@@ -36,7 +37,7 @@ def test_what_local_sets_lands_where_verl_reads_it() -> None:
     import hydra
     from omegaconf import OmegaConf
 
-    plan = compose(load("quickstart", ["model.path=/m", "warm_start=null"]).recipe, PLACE, (), local=True)
+    plan = compose(load_recipe("quickstart", ["model.path=/m", "warm_start=null"]).recipe, PLACE, (), local=True)
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         theirs = hydra.compose("ppo_trainer", overrides=plan.overrides())  # refuses a key that it does not have
     here = [setting for setting in plan.settings if setting.source.startswith("--local")]

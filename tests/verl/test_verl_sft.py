@@ -9,15 +9,16 @@ import pytest
 
 pytest.importorskip("verl", reason="verl is not installed here: `make test-cluster`")
 
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
 from upshot.tasks.slots import SlotsTask
 from upshot.training.loops.sft import Dialogues, pick
 from upshot.verl.checkpoints import NEWEST
-from upshot.verl.config import ClusterPlace, compose
+from upshot.verl.config import compose
 from upshot.verl.merge import SHARD
 from upshot.verl.metrics import OURS
+from upshot.verl.plan import ClusterPlace
 from upshot.verl.sft import ENTRY, write_examples
 
 OWN = ["task.rows_per_split=64", "train.method=sft", "warm_start=null", "model.path=/model", "eval.every=2"]
@@ -28,7 +29,7 @@ def test_every_setting_is_a_key_of_the_sft_trainers_config(local: bool) -> None:
     import hydra
     from omegaconf import OmegaConf
 
-    plan = compose(load("quickstart", OWN).recipe, ClusterPlace("/run", 64, None, 256), [], local)
+    plan = compose(load_recipe("quickstart", OWN).recipe, ClusterPlace("/run", 64, None, 256), [], local)
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         theirs = hydra.compose("sft_trainer_engine", overrides=plan.overrides())
     for setting in plan.settings:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from upshot.core.errors import UserError
-from upshot.verl.checks.watchdog import MARK, Patience, Watchdog, demands
+from upshot.verl.checks.watchdog import MARK, Patience, Watchdog, describe_demands
 
 
 class Clock:
@@ -91,7 +91,7 @@ def test_what_ray_cannot_place_is_told_with_its_needs() -> None:
         {"name": "global_pool", "state": "PENDING", "bundles": {0: bundle, 1: bundle}},
         {"name": "placed", "state": "CREATED", "bundles": {0: bundle}},
     ]
-    assert demands(groups, [({"CPU": 1.0}, 3)]) == [
+    assert describe_demands(groups, [({"CPU": 1.0}, 3)]) == [
         "Ray cannot place the group 'global_pool': 6 CPU, 2 GPU together on one node",
         "Ray cannot place 3 task(s) or actor(s) that need 1 CPU",
     ]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import UserError
@@ -21,9 +21,9 @@ from upshot.rollout.rollout import Rollout
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.tasks.slots import SlotsTask, asked_slots
 from upshot.verl.parquet import record_of
-from upshot.verl.served import ConversationLink, ServedModel, talking
+from upshot.verl.served import ConversationLink, ServedModel, use_link
 from upshot.verl.trajectory import Trajectory, refuse_long, trajectories_of
-from upshot.verl.worker import PlayRequest, RolloutWorker, placed
+from upshot.verl.worker import PlayRequest, RolloutWorker, describe_place
 
 
 @dataclass
@@ -66,12 +66,12 @@ HALF_SAID = row_where(lambda row: row.meta["opening"] == "ambiguous" and len(row
 
 def made(*overrides: str) -> RolloutWorker:
     own = ["task.rows_per_split=64", "task.vague=0", "warm_start=null", "model.path=/model", *overrides]
-    return RolloutWorker(load("quickstart", own).recipe, TOKENIZER, 256)
+    return RolloutWorker(load_recipe("quickstart", own).recipe, TOKENIZER, 256)
 
 
 def order(row: Row, session: int = 0, group: int = 0, step: int = 0) -> PlayRequest:
     record = record_of(row, 0, row.id.split("/")[1])
-    return PlayRequest(placed(record["extra_info"], group, 0), record["prompt"], session, step)
+    return PlayRequest(describe_place(record["extra_info"], group, 0), record["prompt"], session, step)
 
 
 def shopkeeper(row: Row) -> Callable[[str], str]:
@@ -165,7 +165,7 @@ def test_held_out_rows_are_played_at_the_temperature_of_evaluation() -> None:
 @pytest.mark.parametrize(("shift", "share"), [(0, 1.0), (1, 0.01)])
 def test_a_thousand_conversations_at_once_never_mix_their_goals(shift: int, share: float) -> None:
     """Each line knows what its own row wants; answers of a neighbour's line are wrong, which shows that it counts."""
-    worker = made("task.rows_per_split=1000", "futures.window=0")
+    worker = made("task.rows_per_split=1000", "futures.rounds=0")
     rows = worker.book.task.rows("train")
 
     class Knowing(Manager):
@@ -203,7 +203,7 @@ def served(request: Request, says: str = "which size ? here is a tiny red lamp")
     model, manager = ServedModel(RENDERER), Manager(lambda text: says, TOKENIZER)
 
     async def ask() -> list[Completion]:
-        with talking(ConversationLink(manager, "x")):
+        with use_link(ConversationLink(manager, "x")):
             return await model.generate(request)
 
     return asyncio.run(ask())[0]

@@ -5,7 +5,7 @@
         ["Which one?", "x = 3."],
         goal="Solve x^2 - 5x + 6 = 0.", reference="x = 2 or x = 3",
         policy="http://127.0.0.1:8000/v1#my-model", user="openai/gpt-4o-mini", judge="openai/gpt-4o-mini",
-        metrics={"accuracy": 1, "interactivity": 1}, samples=3, window=2,
+        metrics={"accuracy": 1, "interactivity": 1}, samples=3, rounds=2,
     )
     print(replies[0].reward.total.value, replies[0].reward.terms)
 
@@ -28,6 +28,7 @@ from upshot.api.settings import FACTS, OVERLONG_RULES, RewardOptions, Setting
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Named
 from upshot.config.registry import check_value
+from upshot.config.renamed import RENAMED_ARGUMENTS
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Row, derive_seed, messages_from
 from upshot.core.errors import UserError, did_you_mean, user_error_in
@@ -118,6 +119,8 @@ def check_options(given: Mapping[str, Any]) -> RewardOptions:
     """All options, those that were given and the defaults of the others; a wrong name or value is a `UserError`."""
     kinds = get_type_hints(RewardOptions, include_extras=True)
     for name in given:
+        if name in RENAMED_ARGUMENTS:
+            raise UserError(f"the setting '{name}' of upshot.reward is '{RENAMED_ARGUMENTS[name]}' now")
         if name not in kinds:
             raise UserError(f"unknown setting '{name}' of upshot.reward; {did_you_mean(name, kinds)}")
     chosen: Any = {}
@@ -185,10 +188,10 @@ class Scorer:
 async def open_scorer(**options: Any) -> AsyncIterator[Scorer]:
     """Connect the models, build the metrics, and close again what was opened here; options: see `RewardOptions`."""
     chosen = check_options(options)
-    window, metrics, task, given = chosen["window"], chosen["metrics"], chosen["task"], chosen["user"]
-    if window and (chosen["policy"] is None or given is None):
+    rounds, metrics, task, given = chosen["rounds"], chosen["metrics"], chosen["task"], chosen["user"]
+    if rounds and (chosen["policy"] is None or given is None):
         raise UserError(
-            f"window {window} continues the conversation: give policy= and user= (window=0 scores the reply itself)"
+            f"rounds={rounds} continues the conversation: give policy= and user= (rounds=0 scores the reply itself)"
         )
     if task is None and _wants(metrics, "verifier"):
         raise UserError("the metric 'verifier' asks a task: give task=, the name of one")
@@ -210,7 +213,7 @@ async def open_scorer(**options: Any) -> AsyncIterator[Scorer]:
             raise UserError("token_amount and max_reply_tokens count the policy's tokens: give tokenizer=")
         sampling = Sampling(chosen["max_tokens"], chosen["temperature"])
         policy = Policy(services.models.get("policy") or AbsentPolicy(), sampling=sampling, system=chosen["system"])
-        futures = Talk(services.metrics, services.weights, services.user, chosen["samples"], window)
+        futures = Talk(services.metrics, services.weights, services.user, chosen["samples"], rounds)
         rule = chosen["overlong"]
         overlong = ReplyRule(rule) if isinstance(rule, str) else rule
         yield Scorer(RolloutContext(policy, futures, overlong=overlong), counter, chosen["max_reply_tokens"])

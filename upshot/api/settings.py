@@ -50,7 +50,7 @@ class RewardOptions(TypedDict, total=False):
     judge: Annotated[ModelLike | None, Setting(None, "the model that judges and extracts")]
     metrics: Annotated[Metrics, Setting(METRICS, "metrics of the reward, with their weights or settings")]
     samples: Annotated[int, Setting(3, "futures of a reply", least=1)]
-    window: Annotated[int, Setting(2, "rounds that a future may last; 0 scores the reply as it stands", least=0)]
+    rounds: Annotated[int, Setting(2, "rounds that a future may last; 0 scores the reply as it stands", least=0)]
     max_tokens: Annotated[int, Setting(1024, "most tokens of a turn of the policy", least=1)]
     temperature: Annotated[float, Setting(1.0, "of the policy", least=0)]
     system: Annotated[str, Setting("", "a system prompt of the policy in the futures")]

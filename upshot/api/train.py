@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from upshot.api.reward import one_line
-from upshot.config import load as config
+from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core import jsonl
 from upshot.core.errors import UserError
@@ -39,7 +39,7 @@ def load(recipe: str | Path | Mapping[str, Any] | Recipe, **overrides: Any) -> R
     """
     with one_line():
         given = recipe.model_dump(mode="json") if isinstance(recipe, Recipe) else recipe
-        return config.load(given, overrides).recipe
+        return load_recipe(given, overrides).recipe
 
 
 def train(

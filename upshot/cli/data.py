@@ -121,7 +121,7 @@ def _add_build(halves: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add("--push", metavar="OWNER/NAME", help="also push the finished set to the Hugging Face Hub, as a private dataset")
     add_options(
         parser,
-        *("goals_file", "policy", "user", "judge", "metrics", "samples", "window", "max_messages", "max_tokens"),
+        *("goals_file", "policy", "user", "judge", "metrics", "samples", "rounds", "max_messages", "max_tokens"),
         *("temperature", "tokenizer", "seed", *JOB, "json"),
         policy={
             "required": True,

@@ -24,13 +24,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan, or refuse it with the arithmetic and a way out."""
-    from upshot.config import load as config
+    from upshot.config.load import load_recipe
     from upshot.core.errors import UserError
     from upshot.tasks.base import tasks
     from upshot.training.learner.memory.fitting import planned
     from upshot.training.learner.memory.table import models, table
 
-    recipe = config.load(args.recipe, args.overrides).recipe
+    recipe = load_recipe(args.recipe, args.overrides).recipe
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     found = planned(recipe, len(task.vocabulary() or ()))
     if found is None:

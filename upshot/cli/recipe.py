@@ -37,13 +37,13 @@ def run_list(args: argparse.Namespace) -> int:
     from rich.table import Table
 
     from upshot.cli.console import whole_console
-    from upshot.config import load as config
+    from upshot.config.load import describe_recipe, find_recipe, list_recipes
 
     table = Table(box=None, show_header=False)
     table.add_column(style="bold")
     table.add_column()
-    for name in config.names():
-        table.add_row(name, config.describe(config.find(name)))
+    for name in list_recipes():
+        table.add_row(name, describe_recipe(find_recipe(name)))
     whole_console().print(table)
     return 0
 
@@ -53,18 +53,19 @@ def run_show(args: argparse.Namespace) -> int:
     from rich.table import Table
 
     from upshot.cli.console import whole_console
-    from upshot.config import load as config
+    from upshot.config.layers import DEFAULT, flatten
+    from upshot.config.load import dump_recipe, load_recipe
     from upshot.rollout.services import check_names
 
-    loaded = config.load(args.recipe, args.overrides)
+    loaded = load_recipe(args.recipe, args.overrides)
     check_names(loaded.recipe)
     if args.yaml:
-        print(config.dump(loaded.recipe), end="")
+        print(dump_recipe(loaded.recipe), end="")
         return 0
     table = Table("key", "value", "origin", box=None)
-    for key, value in config.flatten(loaded.recipe.model_dump(mode="json")):
+    for key, value in flatten(loaded.recipe.model_dump(mode="json")):
         origin = loaded.origin(key)
-        style = "dim" if origin == config.DEFAULT else ""
+        style = "dim" if origin == DEFAULT else ""
         table.add_row(key, repr(value) if isinstance(value, str) else str(value), origin, style=style)
     whole_console().print(table)
     return 0
@@ -95,7 +96,7 @@ def run_import(args: argparse.Namespace) -> int:
 
     import yaml
 
-    from upshot.config import load as config
+    from upshot.config.load import validate_recipe
     from upshot.offline.migrate.recipe import build_line, builds, carry
     from upshot.offline.migrate.theirs import read_all
     from upshot.rollout.services import check_names
@@ -108,7 +109,7 @@ def run_import(args: argparse.Namespace) -> int:
         text, look = f"{line}\n", "run it with  sh"
     else:
         carried = carry(theirs)
-        check_names(config.validate(carried.recipe, names))
+        check_names(validate_recipe(carried.recipe, names))
         text = yaml.safe_dump(carried.recipe, sort_keys=False, allow_unicode=True)
     text = f"# Made from {names} by `upshot recipe import`.\n{text}"
     if args.out:

@@ -20,10 +20,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--out", metavar="FILE", help="where the results go (default: FILE.scores.jsonl)")
     add_options(
         parser,
-        *("metrics", "judge", "user", "policy", "window", "samples", "max_tokens", "temperature", "system"),
+        *("metrics", "judge", "user", "policy", "rounds", "samples", "max_tokens", "temperature", "system"),
         *("tokenizer", "max_reply_tokens", "overlong", "task", "sandbox", "limit", "seed", *JOB),
         metrics={"action": "append", "default": [], "metavar": "NAME[=WEIGHT]"},
-        window={"default": 0},
+        rounds={"default": 0},
     )
     parser.add_argument("--persona", default="plain", help="of the simulated user; 'mixed' draws one per row (plain)")
     parser.add_argument("--vagueness", default="medium", choices=["low", "medium", "high"], help="of the user (medium)")

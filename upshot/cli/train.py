@@ -149,7 +149,8 @@ def _on_verl(args: argparse.Namespace) -> int:
     """Start verl on a recipe or on a run to go on with, or print both sides; what verl cannot run is refused."""
     from upshot.rollout.services import check_names
     from upshot.tasks.base import tasks
-    from upshot.verl.config import ClusterPlace, compose
+    from upshot.verl.config import compose
+    from upshot.verl.plan import ClusterPlace
 
     recipe, theirs, folder = _load_verl_recipe(args)
     check_names(recipe)
@@ -176,18 +177,18 @@ def _on_verl(args: argparse.Namespace) -> int:
 
 def _load_verl_recipe(args: argparse.Namespace) -> tuple[Recipe, list[str], RunFolder | None]:
     """The recipe to run on verl, verl's own words, and when resuming the folder."""
-    from upshot.config import load as config
-    from upshot.verl.config import is_theirs
-    from upshot.verl.resume import LOCAL, reopened
+    from upshot.config.load import load_recipe
+    from upshot.verl.plan import is_theirs
+    from upshot.verl.resume import LOCAL, reopen_run
 
     if args.resume:
-        recipe, theirs, folder = reopened(Path(args.resume), _resume_overrides(args))
+        recipe, theirs, folder = reopen_run(Path(args.resume), _resume_overrides(args))
         args.local = args.local or LOCAL in theirs
         return recipe, [word for word in theirs if word != LOCAL], folder
     if not args.recipe:
         raise UserError("which recipe? `upshot recipe list` shows those that ship with the project")
     theirs = [word for word in args.overrides if is_theirs(word)]
-    return config.load(args.recipe, [word for word in args.overrides if not is_theirs(word)]).recipe, theirs, None
+    return load_recipe(args.recipe, [word for word in args.overrides if not is_theirs(word)]).recipe, theirs, None
 
 
 def _resume_overrides(args: argparse.Namespace) -> list[str]:
@@ -199,7 +200,7 @@ def _resume_overrides(args: argparse.Namespace) -> list[str]:
 
 def _load_recipe(args: argparse.Namespace) -> tuple[Recipe, RunFolder | None]:
     """The recipe to run and, when resuming, the folder it is run in."""
-    from upshot.config import load as config
+    from upshot.config.load import load_recipe
     from upshot.run.folder import RunFolder
 
     if args.resume:
@@ -212,4 +213,4 @@ def _load_recipe(args: argparse.Namespace) -> tuple[Recipe, RunFolder | None]:
         return resumed_recipe(folder, words), folder
     if not args.recipe:
         raise UserError("which recipe? `upshot recipe list` shows those that ship with the project")
-    return config.load(args.recipe, args.overrides).recipe, None
+    return load_recipe(args.recipe, args.overrides).recipe, None

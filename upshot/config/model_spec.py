@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from upshot.config.sampling import Sampling
+from upshot.config.short_form import ShortForm
 from upshot.core.errors import UserError, did_you_mean
 
 SMOLLM2 = "smollm2-135m"
@@ -44,8 +45,11 @@ _ONLY_FOR: dict[str, set[str]] = {
 """Options that mean something only to some kinds of models."""
 
 
-class ModelSpec(BaseModel):
+class ModelSpec(ShortForm):
     """A model and how it may be called."""
+
+    short_key: ClassVar[str] = "model"
+    own_options: ClassVar[bool] = True
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -113,9 +117,8 @@ class ModelSpec(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_text(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            value = {"model": value}
+    def _split_address(cls, value: Any) -> Any:
+        value = cls.expand(value)
         if not isinstance(value, Mapping):
             return value
         data = dict(value)

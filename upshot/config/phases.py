@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from upshot.config.recipe import Recipe, TrainConfig, WarmStartConfig
+from upshot.config.recipe import Recipe, ScheduleConfig, TrainConfig, WarmStartConfig
 
 WARM_START = "warm-start"
 
@@ -35,9 +35,7 @@ def _warm_start(warm: WarmStartConfig, train: TrainConfig) -> TrainConfig:
             "epochs": None,
             "prompts_per_step": warm.batch,
             "lr": warm.lr,
-            "warmup_steps": warm.warmup_steps,
-            "schedule": "cosine",
-            "min_lr": 0.0,
+            "schedule": ScheduleConfig(name="cosine", warmup_steps=warm.warmup_steps, min_lr=0.0),
             "minibatches": 1,
             "length_norm": "token",
         }

@@ -1,4 +1,4 @@
-"""Every recipe key as a page, from the fields of `recipe.py` and the docstrings under them: `docs/reference.md`."""
+"""Every recipe key as a page, from the fields of `recipe/` and the docstrings under them: `docs/reference.md`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ else is replaced. Options of a named thing are inherited only while it keeps its
 task starts with that task's defaults.
 
 **Overrides** on the command line win over files: `upshot train RECIPE train.lr=1e-5 reward.metrics.accuracy.weight=2`.
-Items of a list are named by position or by their `name`. Values are YAML. In Python:
+A section may be given in short (`train.kl=0.1`, `credit: turns`); what is then laid over it keeps that. Items of a list
+are named by position or by their `name`. Values are YAML. In Python:
 `upshot.load("RECIPE", train={"lr": 1e-5})`.
 
 **A named thing** (`task`, `futures`, `futures.user`, a metric, `reward.manager`, `train.advantage`) is a text or a

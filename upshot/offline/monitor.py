@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from upshot.config import load as config
+from upshot.config.load import load_recipe
 from upshot.core import jsonl
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError, did_you_mean
@@ -159,7 +159,7 @@ def _read_run(path: Path, only: str | None, manager: Manager) -> list[MonitorIte
 def _task_of(folder: Path) -> Task | None:
     """The task of a run, which knows the options of its verifiers; None where it cannot be opened here."""
     try:
-        named = config.load(str(folder / "recipe.yaml")).recipe.task
+        named = load_recipe(str(folder / "recipe.yaml")).recipe.task
         return tasks.create(named.name, named.options, "task")
     except UserError:
         return None

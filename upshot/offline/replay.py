@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from upshot.config import load as config
+from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core import jsonl
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn, messages_from
@@ -64,7 +64,7 @@ class ScoreChange:
 def run(args: argparse.Namespace) -> int:
     """Replay and print; 0 when everything is as it was, 1 when something is not."""
     folder = RunFolder.open(Path(args.folder))
-    recipe = config.load(str(folder.path / "recipe.yaml"), args.overrides).recipe
+    recipe = load_recipe(str(folder.path / "recipe.yaml"), args.overrides).recipe
     changes = asyncio.run(replay(folder, recipe, args.step))
     listed = [one for one in changes if not (args.changed and one.same)]
     for one in listed if args.json else ():

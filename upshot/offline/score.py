@@ -24,7 +24,7 @@ from upshot.offline.job import Job, Journal, open_log
 from upshot.rewards.build import ARROW
 from upshot.tasks.datasets.records import Record, read_records
 
-SETTINGS = ("window", "samples", "tokenizer", "max_reply_tokens", "overlong", "task")
+SETTINGS = ("rounds", "samples", "tokenizer", "max_reply_tokens", "overlong", "task")
 LATER = {"max_tokens": 1024, "temperature": 1.0, "system": ""}
 """Settings that files from before do not name: at these values they are not written down, so those can be resumed."""
 
@@ -32,7 +32,7 @@ LATER = {"max_tokens": 1024, "temperature": 1.0, "system": ""}
 def run(args: argparse.Namespace) -> int:
     """Score what is not scored yet; 0 when every reply has a reward, 1 when some are missing."""
     given = read_rows(args.file, args.limit)
-    records = read_records(given, futures=args.window > 0)
+    records = read_records(given, futures=args.rounds > 0)
     work = {name_of(record, row): record for record, row in zip(records, given, strict=True)}
     out = Path(args.out or f"{args.file}.scores.jsonl")
     settings = _settings(args)

@@ -87,10 +87,10 @@ async def play_whole(conversation: Conversation, policy: Policy, user: Participa
 
 
 async def play_future(
-    conversation: Conversation, user: Participant, policy: Policy, window: int, role: str = "future"
+    conversation: Conversation, user: Participant, policy: Policy, rounds: int, role: str = "future"
 ) -> None:
-    """Continue a conversation for up to `window` rounds, each a turn of the user and one of the policy."""
-    for _ in range(window):
+    """Continue a conversation for up to `rounds` rounds, each a turn of the user and one of the policy."""
+    for _ in range(rounds):
         observation = await limited(user, user.observe, conversation)
         count(conversation, observation.metrics)
         _append(conversation, observation)

@@ -200,9 +200,9 @@ def build_services(
     limits = recipe.budget
     named = recipe.futures.user
     user = named if named is not None else task.user()
-    window = recipe.futures.window
-    if user is None and window:
-        raise UserError(f"futures.window is {window}, but task '{task.name}' has no user; set futures.user")
+    rounds = recipe.futures.rounds
+    if user is None and rounds:
+        raise UserError(f"futures.rounds is {rounds}, but task '{task.name}' has no user; set futures.user")
     futures, models = recipe.futures, dict(recipe.models)
     if futures.map_file is not None:
         served, classmates = read_map(futures.map_file)

@@ -54,7 +54,7 @@ def find_checkpoint(folder: RunFolder, wanted: str = "") -> Checkpoint:
         raise UserError(f"'{folder.path}' has no checkpoint yet")
     best = folder.checkpoints.best()
     if wanted == "best" and best is None:
-        raise UserError(f"'{folder.path}' kept no best checkpoint; set train.keep_best, or choose a step")
+        raise UserError(f"'{folder.path}' kept no best checkpoint; set train.save.best, or choose a step")
     if wanted in ("", "best") and best is not None:
         wanted = best
     if wanted in ("", "last"):

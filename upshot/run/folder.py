@@ -25,7 +25,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from upshot.config import load as config
+from upshot.config.load import dump_recipe, load_recipe
 from upshot.config.phases import order
 from upshot.config.recipe import Recipe
 from upshot.core import jsonl
@@ -114,11 +114,11 @@ class RunFolder:
 
     def recipe(self) -> Recipe:
         """The resolved recipe of the run."""
-        return config.load(str(self.path / "recipe.yaml")).recipe
+        return load_recipe(str(self.path / "recipe.yaml")).recipe
 
     def write_recipe(self, recipe: Recipe) -> None:
         """The recipe that the run is made by from now on."""
-        write_whole(self.path / "recipe.yaml", config.dump(recipe).encode())
+        write_whole(self.path / "recipe.yaml", dump_recipe(recipe).encode())
 
     def metrics(self, phase: str, step: int, values: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl; numbers that are not finite become null."""

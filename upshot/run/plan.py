@@ -24,7 +24,9 @@ def plan(recipe: Recipe, ranks: int = 1) -> str:
         lines.append(f"data       {config.data or recipe.task.name}: {examples} examples")
     steps = config.lasting(examples).steps
     passes = f" (at most {config.epochs:g} epochs)" if config.epochs is not None else ""
-    lines.append(f"training   {config.method}, {steps} steps{passes}, learning rate {config.lr:g} ({config.schedule})")
+    lines.append(
+        f"training   {config.method}, {steps} steps{passes}, learning rate {config.lr:g} ({config.schedule.name})"
+    )
     if ranks > 1:
         lines.append(_ranks(recipe, ranks))
     for role, spec in recipe.models.items():
@@ -50,7 +52,7 @@ def count_examples(recipe: Recipe, task: Task) -> int:
     if config.method == "dpo":
         if config.data is None:
             raise UserError("train.method 'dpo' needs train.data; make it with `upshot data prepare --for dpo`")
-        return len(read_preferences(config.data, config.min_gap))
+        return len(read_preferences(config.data, config.dpo.min_gap))
     return len(read_dialogues(config.data) if config.data else task.dialogues("train"))
 
 
@@ -67,7 +69,7 @@ def _ranks(recipe: Recipe, ranks: int) -> str:
 def _rollouts(recipe: Recipe, rows: int) -> list[str]:
     config, futures = recipe.train, recipe.futures
     replies = config.prompts_per_step * config.group_size
-    played = futures.samples if futures.window else 1
+    played = futures.samples if futures.rounds else 1
     metrics = ", ".join(f"{m.name} x {m.weight:g}" for m in recipe.reward.metrics)
     classmates = classmate_names(futures)
     answers = replies * futures.samples * len(classmates)
@@ -76,7 +78,7 @@ def _rollouts(recipe: Recipe, rows: int) -> list[str]:
         f"task       {recipe.task.name}: {rows} training rows",
         f"a step     {config.prompts_per_step} prompts x {config.group_size} replies of up to "
         f"{recipe.episode.max_turns} turn(s) = {replies} replies",
-        f"futures    {played} per reply, window {futures.window}: up to {replies * played * futures.window} user turns "
+        f"futures    {played} per reply, {futures.rounds} rounds: up to {replies * played * futures.rounds} user turns "
         f"and as many policy turns a step",
         *(asked if classmates else []),
         f"reward     {metrics}: {replies * played * len(recipe.reward.metrics)} scores a step",

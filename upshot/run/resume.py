@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from upshot.config import load as config
+from upshot.config.layers import flatten
+from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.run.folder import RunFolder
 
 MAY_CHANGE = (
-    *("train.steps", "train.epochs", "train.save_every", "train.save_minutes", "train.keep", "train.keep_best"),
+    *("train.steps", "train.epochs", "train.save.every", "train.save.minutes", "train.save.keep", "train.save.best"),
     *("train.max_skipped", "train.token_budget"),
     *("budget", "eval", "models", "serve", "sandbox", "trackers", "call_seconds", "keep_rollouts"),
     *("reward.max_missing", "reward.manager", "model.device", "model.gradient_checkpointing"),
-    *("model.memory_gb", "train.offload_optimizer"),
+    *("model.memory_gb", "train.optimizer.offload"),
 )
 """Keys, and sections with all their keys: how long, how much, who helps, where it runs and what is written."""
 
@@ -22,8 +23,8 @@ MAY_CHANGE = (
 def resumed_recipe(folder: RunFolder, overrides: Sequence[str]) -> Recipe:
     """The folder's recipe with `key=value` overrides; one that would make it another run is a `UserError`."""
     before = folder.recipe()
-    after = config.load(str(folder.path / "recipe.yaml"), overrides).recipe
-    old, new = (dict(config.flatten(recipe.model_dump(mode="json"))) for recipe in (before, after))
+    after = load_recipe(str(folder.path / "recipe.yaml"), overrides).recipe
+    old, new = (dict(flatten(recipe.model_dump(mode="json"))) for recipe in (before, after))
     changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     fixed = [key for key in changed if not any(f"{key}.".startswith(f"{free}.") for free in MAY_CHANGE)]
     if fixed:

@@ -284,8 +284,9 @@ class TrainingRun:
         self.saver.wait()
         latest = self.folder.latest()
         if latest is None:
-            return "nothing good was saved yet; begin anew with a lower train.lr or grad_clip"
-        return f"the last good checkpoint is {latest.path}; begin from it with a lower train.lr or grad_clip"
+            return "nothing good was saved yet; begin anew with a lower train.lr or train.optimizer.grad_clip"
+        lower = "train.lr or train.optimizer.grad_clip"
+        return f"the last good checkpoint is {latest.path}; begin from it with a lower {lower}"
 
     def checkpoint(self, best: BestMark | None = None) -> None:
         """Save the run as it was after its last finished step, in the background; `best`: it is the best one yet."""
@@ -295,7 +296,7 @@ class TrainingRun:
             raise UserError(
                 f"the weights are not finite after step {self.step}, and are not saved; {self._last_good()}"
             )
-        keep = self.recipe.train.keep
+        keep = self.recipe.train.save.keep
         self.saver.save(self.phase, self.step, keep, lambda: self._snapshot(learner), best)
 
     def _snapshot(self, learner: Learner) -> Callable[[Path], None]:

@@ -26,8 +26,8 @@ class Saver:
         """Whether a checkpoint is to be saved after this step."""
         if step >= config.steps:
             return False  # the phase's end saves
-        by_steps = bool(config.save_every) and step % config.save_every == 0
-        return by_steps or (bool(config.save_minutes) and time.monotonic() - self._last >= 60 * config.save_minutes)
+        by_steps = bool(config.save.every) and step % config.save.every == 0
+        return by_steps or (bool(config.save.minutes) and time.monotonic() - self._last >= 60 * config.save.minutes)
 
     def save(
         self, phase: str, step: int, keep: int, copy: Callable[[], Callable[[Path], None]], best: BestMark | None = None

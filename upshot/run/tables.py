@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from upshot.config import load as config
+from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core import jsonl
 from upshot.core.errors import UserError
@@ -33,7 +33,7 @@ class Run:
     @cached_property
     def recipe(self) -> Recipe:
         """What was run."""
-        return config.load(str(self.path / "recipe.yaml")).recipe
+        return load_recipe(str(self.path / "recipe.yaml")).recipe
 
     @property
     def status(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def check_beside(plan: MemoryPlan, share: float, total: int) -> None:
         raise UserError(
             f"model.engine.memory {share:g} of {total / gib:.1f} GiB is {taken / gib:.1f}, and the learner keeps "
             f"{kept / gib:.1f} (weights, optimizer) while vLLM samples: more than {usable(total) / gib:.1f}; lower "
-            "model.engine.memory, set train.offload_optimizer or optimizer: adamw-8bit, or give vLLM other devices"
+            "model.engine.memory, set train.optimizer.offload or optimizer: adamw-8bit, or give vLLM other devices"
         )
 
 

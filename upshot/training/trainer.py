@@ -160,14 +160,14 @@ def talk(
     metrics: Metrics,
     user: Participant | None = None,
     samples: int = 1,
-    window: int = 0,
+    rounds: int = 0,
     task: Task | None = None,
     judge: Any = None,
 ) -> Talk:
-    """Futures in which the user and the policy talk on for `window` rounds, scored by weighted metrics.
+    """Futures in which the user and the policy talk on for `rounds` rounds, scored by weighted metrics.
 
-    metrics: name or function → weight. Without a user, or with window 0, the reply is scored as it stands.
+    metrics: name or function → weight. Without a user, or with rounds 0, the reply is scored as it stands.
     """
     models = {"judge": judge} if judge is not None else {}
     services = assemble(task, models, metric_configs(named_metrics(metrics)), user=user)
-    return Talk(services.metrics, services.weights, services.user, samples, window)
+    return Talk(services.metrics, services.weights, services.user, samples, rounds)

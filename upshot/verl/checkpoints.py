@@ -22,19 +22,19 @@ def is_verl(folder: RunFolder) -> bool:
     return (folder.path / MARK).is_file()
 
 
-def newest(folder: RunFolder) -> int:
+def newest_step(folder: RunFolder) -> int:
     """The step of the newest whole checkpoint; 0 before the first."""
     path = folder.checkpoints.path / NEWEST
     step = int(path.read_text().strip() or 0) if path.is_file() else 0
     return step if step and shards_of(folder, step).is_dir() else 0
 
 
-def saved(folder: RunFolder) -> list[int]:
+def saved_steps(folder: RunFolder) -> list[int]:
     """The steps of the whole checkpoints, oldest first."""
     found = [STEP.fullmatch(path.name) for path in folder.checkpoints.path.glob("global_step_*")]
     steps = sorted(int(match[1]) for match in found if match)
-    # Of those beyond train.keep verl removes the shards and leaves the folder.
-    return [step for step in steps if step <= newest(folder) and any(shards_of(folder, step).glob("model_*.pt"))]
+    # Of those beyond train.save.keep verl removes the shards and leaves the folder.
+    return [step for step in steps if step <= newest_step(folder) and any(shards_of(folder, step).glob("model_*.pt"))]
 
 
 def shards_of(folder: RunFolder, step: int) -> Path:
@@ -48,14 +48,14 @@ def make_whole(folder: RunFolder, wanted: str = "") -> Path | None:
 
     `wanted`: a step or a name such as rl-000040; else the newest.
     """
-    recipe, steps = folder.recipe(), saved(folder)
+    recipe, steps = folder.recipe(), saved_steps(folder)
     step = _step(wanted, recipe, steps)
     if step is None:
         return None
     return folder.checkpoints.save(
         recipe.train.method,
         step,
-        max(len(folder.checkpoints.saved()), recipe.train.keep) + 1,  # what somebody asked for stays
+        max(len(folder.checkpoints.saved()), recipe.train.save.keep) + 1,  # what somebody asked for stays
         lambda to: write_merged(shards_of(folder, step), to, recipe.model.path),
     )
 
@@ -71,7 +71,7 @@ def check_ranks(folder: RunFolder, ranks: int) -> None:
     """Refuse to go on with another number of ranks: each reads the shard it saved."""
     from upshot.verl.merge import world_size
 
-    step = newest(folder)
+    step = newest_step(folder)
     if step and (before := world_size(shards_of(folder, step))) != ranks:
         raise UserError(
             f"checkpoint global_step_{step} of '{folder.path}' was saved by {before} ranks and there are {ranks} now; "

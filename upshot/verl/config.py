@@ -6,120 +6,30 @@ Nothing is loaded or written, neither torch nor verl imported; of the machine it
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from pydantic import BaseModel
-
-from upshot.config.load import flatten
 from upshot.config.recipe import Recipe
-from upshot.core.errors import UserError
 from upshot.rollout.futures.classmates.map_file import classmate_names
 from upshot.verl import on_cpu
-from upshot.verl.table import ACTOR, CARRIED, CRITIC, FIXED, LEFT, MODEL, PLAYED, REF, ROLLOUT, NoCounterpart, TableLine
-
-THEIRS = (
-    *("trainer", "actor_rollout_ref", "algorithm", "data", "critic", "ray_kwargs", "transfer_queue", "verl"),
-    *("engine", "optim", "upshot"),
+from upshot.verl.plan import (
+    RECIPE,
+    TOKENS,
+    UNKNOWN,
+    UNMADE,
+    ClusterPlace,
+    MissingKey,
+    VerlPlan,
+    VerlSetting,
+    carry_over,
+    find_uncarried,
+    is_under,
+    parse_override,
 )
-"""Sections of verl's config that the command line may set; what both have is verl's behind `verl.`, what is
-ours and of a cluster alone (`upshot.watch`) stands beside them in a section of its own."""
-RECIPE = "UPSHOT_CLUSTER_RECIPE"
-"""The environment variable that tells verl's processes where the recipe is."""
-UNKNOWN, UNMADE = "(measured at the start)", "(made at the start)"
-MAIN = "upshot.verl.adapters.main"
-TOKENS = 16384
-"""verl's own token budget of a micro-batch."""
-
-
-@dataclass(frozen=True)
-class VerlSetting:
-    """One value of verl's config, and where it came from: recipe keys, what was measured, or a reason."""
-
-    key: str
-    value: Any
-    source: str
-    mark: str = ""
-    """hydra's own mark before the key: '+' adds one that verl's config does not have, '++' whether or not."""
-
-
-@dataclass(frozen=True)
-class MissingKey:
-    """A key of the recipe that has no counterpart in verl."""
-
-    key: str
-    value: Any
-    reason: str
-    blocks: bool
-    """Whether the recipe sets it, and would be another one without it."""
-
-
-@dataclass(frozen=True)
-class ClusterPlace:
-    """Where a run happens and what was measured there; what is None is not known yet."""
-
-    folder: str = "RUN"
-    rows: int | None = None
-    prompt_tokens: int | None = None
-    """Ids of the longest prompt."""
-    context: int | None = None
-    """Most ids of prompt and reply together."""
-
-
-@dataclass(frozen=True)
-class VerlPlan:
-    """verl's config beside the recipe."""
-
-    settings: tuple[VerlSetting, ...]
-    played: tuple[tuple[str, str], ...]
-    """Recipe keys that Upshot itself goes by in verl's workers, and for what."""
-    missing: tuple[MissingKey, ...]
-    program: tuple[str, ...] = (MAIN,)
-    """What is run, as `python -m` takes it."""
-
-    def check(self) -> None:
-        """Refuse a recipe that would be another one on verl."""
-        first = {m.reason: m for m in reversed(self.missing) if m.blocks}
-        told = [f"{m.key}={_short(m.value)}: {m.reason}" for m in reversed(first.values())]
-        if told:
-            raise UserError(f"verl cannot run this recipe as it stands: {'; '.join(told)}")
-
-    def value(self, key: str, otherwise: Any = None) -> Any:
-        """The value of one of verl's keys; `otherwise` where nothing sets it here."""
-        return next((setting.value for setting in self.settings if setting.key == key), otherwise)
-
-    @property
-    def ranks(self) -> int:
-        """How many processes train; verl's own default is 8 on one node."""
-        return int(self.value("trainer.n_gpus_per_node", 8)) * int(self.value("trainer.nnodes", 1))
-
-    def overrides(self) -> list[str]:
-        """The settings as hydra reads them on a command line."""
-        return [f"{s.mark}{s.key}={_hydra(s.value)}" for s in self.settings]
-
-    def nested(self) -> dict[str, Any]:
-        """The settings as a nested mapping."""
-        out: dict[str, Any] = {}
-        for setting in self.settings:
-            *path, last = setting.key.split(".")
-            inner = out
-            for part in path:
-                inner = inner.setdefault(part, {})
-            inner[last] = setting.value
-        return out
-
-    def page(self) -> str:
-        """Both sides, for `--dry-run`."""
-        lines = ["verl's config", *(f"  {s.key}={_short(s.value)}    ← {s.source}" for s in self.settings)]
-        lines += ["", "by Upshot, in verl's workers", *(f"  {key}    {why}" for key, why in self.played)]
-        lines += ["", "without a counterpart in verl"]
-        for m in sorted(self.missing, key=lambda m: not m.blocks):
-            lines.append(f"  {'! ' if m.blocks else ''}{m.key}={_short(m.value)}    {m.reason}")
-        return "\n".join(lines)
+from upshot.verl.sft import compose_sft
+from upshot.verl.table import ACTOR, CARRIED, CRITIC, FIXED, MODEL, PLAYED, REF, ROLLOUT
 
 
 def compose(
@@ -128,25 +38,25 @@ def compose(
     """verl's config of a recipe; `more` are verl's own `key=value`, which win. `local`: on this machine's CPU."""
     place = place or ClusterPlace()
     if recipe.train.method == "sft":
-        from upshot.verl.sft import compose_sft
-
         return compose_sft(recipe, place, more, local)
     if recipe.warm_start is not None and recipe.warm_start.new_model_only and recipe.model.path:
         recipe = recipe.model_copy(update={"warm_start": None})  # local mode would leave it out as well
     if local and recipe.model.dtype == "auto":  # as in local mode: many CPUs have no bfloat16 arithmetic
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": "float32"})})
-    settings, missing = carried(recipe, CARRIED)
+    settings, missing = carry_over(recipe, CARRIED)
     settings += [VerlSetting(key, value, f"fixed: {why}" if why else "fixed") for key, (value, why) in FIXED.items()]
     settings += [_backend(), *_lengths(recipe, place), *_places(recipe, place), *_precision(recipe)]
     settings += _critic(recipe, settings) if recipe.train.method == "ppo" else []
     steps, refused = _steps(recipe, place)
-    own = {setting.key: setting for setting in map(given, more)}
+    own = {setting.key: setting for setting in map(parse_override, more)}
     here = {setting.key: setting for setting in _on_cpu(own)} if local else {}
     kept = {setting.key: setting for setting in [*settings, *steps]} | here | own
     if kept[f"{ROLLOUT}.name"].value == on_cpu.BACKEND and recipe.model.lora:
         merge = VerlSetting(f"{MODEL}.lora.merge", True, "model.lora: our engine takes them merged, verl rounds them")
         kept = {merge.key: merge} | kept
-    return VerlPlan(tuple(kept.values()), tuple(PLAYED.items()), (*missing, *refused, *left(recipe), *_unfit(recipe)))
+    return VerlPlan(
+        tuple(kept.values()), tuple(PLAYED.items()), (*missing, *refused, *find_uncarried(recipe), *_unfit(recipe))
+    )
 
 
 def _on_cpu(own: Mapping[str, VerlSetting]) -> list[VerlSetting]:
@@ -164,30 +74,6 @@ def _backend() -> VerlSetting:
     vllm = importlib.util.find_spec("vllm") is not None
     name, why = ("vllm", "vLLM is installed here") if vllm else (on_cpu.BACKEND, "our engine: vLLM is not installed")
     return VerlSetting(f"{ROLLOUT}.name", name, why)
-
-
-def is_theirs(word: str) -> bool:
-    """Whether a `key=value` of the command line is for verl and not for the recipe."""
-    return word.lstrip("+").split("=")[0].split(".")[0] in THEIRS
-
-
-def leaves(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-    """Every key of a recipe with its value."""
-    return flatten(recipe.model_dump(mode="json"))
-
-
-def carried(recipe: Recipe, lines: Sequence[TableLine]) -> tuple[list[VerlSetting], list[MissingKey]]:
-    """What a table carries of a recipe, and what it has no counterpart for."""
-    settings, missing = [], []
-    for line in lines:
-        source = ", ".join(line.ours) + (f" ({line.note})" if line.note else "")
-        try:
-            settings.append(VerlSetting(line.theirs, line.make(*(read(recipe, key) for key in line.ours)), source))
-        except NoCounterpart as why:
-            value = read(recipe, line.ours[0])
-            plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
-            missing.append(MissingKey(line.ours[0], plain, str(why), True))
-    return settings, list({m.reason: m for m in missing}.values())
 
 
 def _lengths(recipe: Recipe, place: ClusterPlace) -> list[VerlSetting]:
@@ -234,11 +120,11 @@ def _critic(recipe: Recipe, settings: Sequence[VerlSetting]) -> list[VerlSetting
     own = [
         VerlSetting(f"{CRITIC}.enable", True, "train.method"),
         VerlSetting(f"{CRITIC}.model.path", recipe.model.path or UNKNOWN, "model.path"),
-        VerlSetting(f"{CRITIC}.cliprange_value", recipe.train.clip_high, "train.clip_high"),
+        VerlSetting(f"{CRITIC}.cliprange_value", recipe.train.clip.high, "train.clip.high"),
     ]
     for setting in settings:
         for ours, theirs in AS_POLICY.items():
-            if _under(setting.key, ours):
+            if is_under(setting.key, ours):
                 own.append(replace(setting, key=theirs + setting.key.removeprefix(ours)))
     return own
 
@@ -268,33 +154,8 @@ def _steps(recipe: Recipe, place: ClusterPlace) -> tuple[list[VerlSetting], list
     return [
         VerlSetting("trainer.total_training_steps", steps, "train.steps, train.epochs"),
         VerlSetting("trainer.total_epochs", epochs, "measured: as many as the steps need"),
-        VerlSetting("trainer.save_freq", train.save_every or steps, "train.save_every (0: at the end)"),
+        VerlSetting("trainer.save_freq", train.save.every or steps, "train.save.every (0: at the end)"),
     ], []
-
-
-def left(recipe: Recipe) -> list[MissingKey]:
-    """The keys that have no counterpart; one that blocks does so where it is set to something else than its default."""
-    usual = dict(leaves(Recipe(task=recipe.task)))
-    out = []
-    for key, value in leaves(recipe):
-        found = left_by(key)
-        if found is not None:
-            out.append(MissingKey(key, value, LEFT[found].reason, LEFT[found].blocks and value != usual.get(key)))
-    return out
-
-
-def left_by(key: str) -> str | None:
-    """The entry of `LEFT` that a recipe key falls under; None when it is carried or played."""
-    carried = {name for line in CARRIED for name in line.ours} | SPECIAL
-    fits = [name for name in LEFT if _under(key, name)]
-    return None if any(_under(key, name) for name in carried) or not fits else max(fits, key=len)
-
-
-SPECIAL = {
-    *("model.path", "model.max_context", "run_dir", "episode.max_tokens", "episode.max_turns"),
-    *("train.method", "train.steps", "train.epochs", "train.save_every", "train.token_budget"),
-}
-"""Recipe keys that are carried by more than a line of the table."""
 
 
 def _unfit(recipe: Recipe) -> Iterator[MissingKey]:
@@ -320,40 +181,3 @@ def _copies(recipe: Recipe) -> Iterator[MissingKey]:
     if own and recipe.futures.options.get("measure", "sampled") != "sampled":
         why = f"verl's servers do not tell how likely given ids are, and classmate '{own[0]}' is the policy"
         yield MissingKey("futures.measure", recipe.futures.options["measure"], why, True)
-
-
-def read(recipe: Recipe, key: str) -> Any:
-    """The value of a dotted key."""
-    value: Any = recipe
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
-
-
-def _under(key: str, prefix: str) -> bool:
-    return key == prefix or key.startswith(prefix + ".")
-
-
-def given(word: str) -> VerlSetting:
-    """A `key=value` of the command line."""
-    import yaml
-
-    key, equals, text = word.lstrip("+").partition("=")
-    if not equals:
-        raise UserError(f"'{word}' is no key=value of verl's config")
-    mark = "++" if key.startswith("upshot.") else word[: len(word) - len(word.lstrip("+"))]
-    return VerlSetting(key.removeprefix("verl."), yaml.safe_load(text), "command line", mark)
-
-
-def _hydra(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_hydra(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_hydra, value)) + "]"
-    if isinstance(value, str):
-        return value if re.fullmatch(r"[\w./-]+", value) else json.dumps(value, ensure_ascii=False)
-    return json.dumps(value)
-
-
-def _short(value: Any) -> str:
-    return _hydra(value) if not isinstance(value, str) else value

@@ -13,15 +13,16 @@ from upshot.core.errors import UserError
 from upshot.run.folder import RunFolder
 from upshot.run.reporter import Reporter
 from upshot.verl import on_cpu
-from upshot.verl.checkpoints import newest
+from upshot.verl.checkpoints import newest_step
 from upshot.verl.checks import find, refuse
-from upshot.verl.config import RECIPE, VerlPlan, compose
-from upshot.verl.folder.chronicle import VerlRunWriter
-from upshot.verl.folder.telling import telling
+from upshot.verl.config import compose
+from upshot.verl.folder.log_run import log_run
+from upshot.verl.folder.run_writer import VerlRunWriter
+from upshot.verl.plan import RECIPE, VerlPlan
 from upshot.verl.prepare import prepare
 from upshot.verl.process import reason_in, run
-from upshot.verl.resume import LOCAL, begin, going_on
-from upshot.verl.start import started
+from upshot.verl.resume import LOCAL, begin_folder, skip_first_validation
+from upshot.verl.start import make_start
 
 LOG = "verl.log"
 TIDY = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout")
@@ -50,23 +51,23 @@ def launch(
     reporter = reporter or Reporter()
     try:
         with folder.locked(reporter.say):
-            warm = started(recipe, folder.path, reporter.say, resumed is not None)
-            plan = going_on(compose(warm, prepare(warm, folder.path), theirs, local), folder)
+            warm = make_start(recipe, folder.path, reporter.say, resumed is not None)
+            plan = skip_first_validation(compose(warm, prepare(warm, folder.path), theirs, local), folder)
             plan.check()
-            begin(folder, recipe, plan, [*theirs, *([LOCAL] if local else [])])
-            with telling(warm, folder, plan, reporter) as chronicle:
-                if newest(folder) < plan.value("trainer.total_training_steps"):  # else a finished run was resumed
-                    _run(plan, environment(recipe, folder.path, local), chronicle, say)
+            begin_folder(folder, recipe, plan, [*theirs, *([LOCAL] if local else [])])
+            with log_run(warm, folder, plan, reporter) as writer:
+                if newest_step(folder) < plan.value("trainer.total_training_steps"):  # else a finished run was resumed
+                    _run(plan, environment(recipe, folder.path, local), writer, say)
     finally:
         reporter.close()
     return folder.path
 
 
-def _run(plan: VerlPlan, env: dict[str, str], chronicle: VerlRunWriter, say: Callable[[str], None]) -> None:
-    log = chronicle.folder.path / LOG
+def _run(plan: VerlPlan, env: dict[str, str], writer: VerlRunWriter, say: Callable[[str], None]) -> None:
+    log = writer.folder.path / LOG
 
     def told(line: str) -> None:
-        chronicle.follow()
+        writer.follow()
         say(line)
 
     code = run(command(plan), env, log, told)

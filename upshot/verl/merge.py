@@ -2,6 +2,10 @@
 
 torch alone suffices: verl need not be installed, no process group is opened, and one file's worth of weights is in
 memory at a time. Adapters (LoRA) are written as such, without their base.
+
+verl has a merger of its own (`verl.model_merger`). It rounds every weight to bfloat16, so that a float32 run would be
+exported as something else than was trained, unpickles what it reads, holds the whole model, and must be installed where
+the export runs: hence these lines.
 """
 
 from __future__ import annotations

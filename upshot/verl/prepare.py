@@ -10,8 +10,8 @@ from upshot.core.conversation import Conversation, Row
 from upshot.models.local import load_tokenizer, local_path
 from upshot.rollout.play import spoken
 from upshot.rollout.prompt_length import fitting
-from upshot.verl.config import ClusterPlace
 from upshot.verl.parquet import write_rows
+from upshot.verl.plan import ClusterPlace
 from upshot.verl.sft import prepare_sft
 from upshot.verl.worker import RolloutWorker
 

@@ -27,9 +27,9 @@ SEGMENTS = ("psm_", "torch_", "plasma", "sem.", "nccl-", "vllm", "VLLM")
 def run(words: Sequence[str], env: dict[str, str], log: Path, say: Callable[[str], None]) -> int:
     """Run a program to its end; its lines go to the log and to `say`. However this ends, its session ends with it.
 
-    Killed ourselves, the program dies with us (the kernel sees to it) and the rest of its session by the undertaker.
+    Killed ourselves, the program dies with us (the kernel sees to it) and the rest of its session by the reaper.
     """
-    undertaker = Reaper()
+    reaper = Reaper()
     began = time.time()
     with log.open("a") as file:
         process = subprocess.Popen(
@@ -42,7 +42,7 @@ def run(words: Sequence[str], env: dict[str, str], log: Path, say: Callable[[str
             start_new_session=True,
             preexec_fn=dying_with_us(),
         )
-        undertaker.watch(process.pid)
+        reaper.watch(process.pid)
         threading.Thread(target=_end_behind, args=(process,), daemon=True).start()
         try:
             assert process.stdout is not None
@@ -56,8 +56,8 @@ def run(words: Sequence[str], env: dict[str, str], log: Path, say: Callable[[str
             rest.start()  # what it says while it ends; unread, it could not end
             end(process)
             rest.join(LAST_WORDS_S)
-            undertaker.forget(process.pid)
-            undertaker.close()
+            reaper.forget(process.pid)
+            reaper.close()
             sweep(began)
 
 

@@ -12,8 +12,8 @@ from upshot.core.errors import UserError
 from upshot.core.whole_files import write_json, write_whole
 from upshot.run.folder import RunFolder
 from upshot.run.resume import resumed_recipe
-from upshot.verl.checkpoints import MARK, check_ranks, is_verl, newest
-from upshot.verl.config import VerlPlan, VerlSetting, is_theirs
+from upshot.verl.checkpoints import MARK, check_ranks, is_verl, newest_step
+from upshot.verl.plan import VerlPlan, VerlSetting, is_theirs
 
 WORDS = "verl.json"
 """verl's own words of the command line, which a resumed run keeps."""
@@ -21,7 +21,7 @@ LOCAL = "--local"
 """Among those words: the run is on the CPU of its machine."""
 
 
-def reopened(path: Path, words: Sequence[str]) -> tuple[Recipe, list[str], RunFolder]:
+def reopen_run(path: Path, words: Sequence[str]) -> tuple[Recipe, list[str], RunFolder]:
     """The recipe, verl's words and the folder of a run to go on with; `words` are of the new command line and win."""
     folder = RunFolder.open(path)
     if not is_verl(folder):
@@ -40,7 +40,7 @@ def refuse_verl(folder: RunFolder) -> None:
         )
 
 
-def begin(folder: RunFolder, recipe: Recipe, plan: VerlPlan, theirs: Sequence[str]) -> None:
+def begin_folder(folder: RunFolder, recipe: Recipe, plan: VerlPlan, theirs: Sequence[str]) -> None:
     """Leave in the folder what the run is made by, from now on; refuse what its checkpoint does not fit."""
     check_ranks(folder, plan.ranks)
     if recipe != folder.recipe():
@@ -49,10 +49,10 @@ def begin(folder: RunFolder, recipe: Recipe, plan: VerlPlan, theirs: Sequence[st
     write_whole(folder.path / MARK, f"{plan.page()}\n".encode())
 
 
-def going_on(plan: VerlPlan, folder: RunFolder) -> VerlPlan:
+def skip_first_validation(plan: VerlPlan, folder: RunFolder) -> VerlPlan:
     """The plan of a run that has a checkpoint: what was looked at before the first step is not looked at again."""
     key = "trainer.val_before_train"
-    if not newest(folder) or plan.value(key) is None:
+    if not newest_step(folder) or plan.value(key) is None:
         return plan
     kept = [setting for setting in plan.settings if setting.key != key]
     again = VerlSetting(key, False, "resumed: the model was looked at when its checkpoint was saved")

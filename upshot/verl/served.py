@@ -70,7 +70,7 @@ _line: ContextVar[ConversationLink] = ContextVar("line")
 
 
 @contextmanager
-def talking(line: ConversationLink) -> Iterator[None]:
+def use_link(line: ConversationLink) -> Iterator[None]:
     """All that is asked within, also by tasks started there, goes over this line."""
     token = _line.set(line)
     try:

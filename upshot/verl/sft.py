@@ -16,7 +16,17 @@ from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.datasets.examples import read_dialogues
-from upshot.verl.config import TOKENS, UNKNOWN, ClusterPlace, MissingKey, VerlPlan, VerlSetting, carried, given, left
+from upshot.verl.plan import (
+    TOKENS,
+    UNKNOWN,
+    ClusterPlace,
+    MissingKey,
+    VerlPlan,
+    VerlSetting,
+    carry_over,
+    find_uncarried,
+    parse_override,
+)
 from upshot.verl.table import PROJECT, SCHEDULES, NoCounterpart, TableLine, lora, words
 
 if TYPE_CHECKING:
@@ -49,13 +59,13 @@ CARRIED: tuple[TableLine, ...] = (
     _line("data.train_batch_size", "train.prompts_per_step"),
     _line("data.pad_mode", "train.length_norm", _token, "verl's mean over the tokens of a step"),
     _line("optim.lr", "train.lr"),
-    _line("optim.lr_warmup_steps", "train.warmup_steps"),
-    _line("optim.lr_scheduler_type", "train.schedule", words(SCHEDULES, "schedule")),
-    _line("optim.min_lr_ratio", "train.min_lr"),
-    _line("optim.weight_decay", "train.weight_decay"),
-    _line("optim.betas", "train.betas", list),
-    _line("optim.clip_grad", "train.grad_clip"),
-    _line("trainer.max_ckpt_to_keep", "train.keep", lambda keep: max(keep, 2), "verl drops the old one first"),
+    _line("optim.lr_warmup_steps", "train.schedule.warmup_steps"),
+    _line("optim.lr_scheduler_type", "train.schedule.name", words(SCHEDULES, "schedule")),
+    _line("optim.min_lr_ratio", "train.schedule.min_lr"),
+    _line("optim.weight_decay", "train.optimizer.weight_decay"),
+    _line("optim.betas", "train.optimizer.betas", list),
+    _line("optim.clip_grad", "train.optimizer.grad_clip"),
+    _line("trainer.max_ckpt_to_keep", "train.save.keep", lambda keep: max(keep, 2), "verl drops the old one first"),
     _line("trainer.test_freq", "eval.every", lambda every: every or -1),
 )
 FIXED: dict[str, tuple[Any, str]] = {
@@ -85,12 +95,12 @@ def compose_sft(recipe: Recipe, place: ClusterPlace, more: Sequence[str] = (), l
     """The config of verl's SFT trainer; `more` are its own `key=value`, which win."""
     if local and recipe.model.dtype == "auto":  # as in local mode: many CPUs have no bfloat16 arithmetic
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": "float32"})})
-    settings, missing = carried(recipe, CARRIED)
+    settings, missing = carry_over(recipe, CARRIED)
     fixed = {key: (value, f"fixed: {why}" if why else "fixed") for key, (value, why) in FIXED.items()}
     here = {key: (value, f"--local: {why}" if why else "--local") for key, (value, why) in LOCAL.items() if local}
     settings += [_setting(key, *told) for key, told in fixed.items()]
     settings += [*_places(recipe, place), *_steps(recipe, place), *_precision(recipe)]
-    own = {setting.key: setting for setting in map(given, more)}
+    own = {setting.key: setting for setting in map(parse_override, more)}
     settings += [_setting(key, *told) for key, told in here.items()]
     kept = {setting.key: setting for setting in settings} | own
     plan = VerlPlan(tuple(kept.values()), (), (*missing, *_left(recipe)))
@@ -121,7 +131,7 @@ def _steps(recipe: Recipe, place: ClusterPlace) -> list[VerlSetting]:
     steps: Any = train.lasting(place.rows).steps if place.rows is not None else train.steps or UNKNOWN
     return [
         VerlSetting("trainer.total_training_steps", steps, "train.steps, train.epochs"),
-        VerlSetting("trainer.save_freq", train.save_every or steps, "train.save_every (0: at the end)"),
+        VerlSetting("trainer.save_freq", train.save.every or steps, "train.save.every (0: at the end)"),
     ]
 
 
@@ -135,7 +145,9 @@ def _precision(recipe: Recipe) -> list[VerlSetting]:
 def _left(recipe: Recipe) -> list[MissingKey]:
     """What has no counterpart, of the keys that mean something here."""
     return [
-        found for found in left(recipe) if found.key.startswith(KEPT) and found.key not in ("train.data", "eval.data")
+        found
+        for found in find_uncarried(recipe)
+        if found.key.startswith(KEPT) and found.key not in ("train.data", "eval.data")
     ]
 
 

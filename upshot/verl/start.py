@@ -16,7 +16,7 @@ def needs_start(recipe: Recipe) -> bool:
     return not recipe.model.path or phases_of(recipe)[0] == WARM_START
 
 
-def started(recipe: Recipe, folder: Path, say: Callable[[str], None] = print, resumed: bool = False) -> Recipe:
+def make_start(recipe: Recipe, folder: Path, say: Callable[[str], None] = print, resumed: bool = False) -> Recipe:
     """The recipe as verl runs it: its model is on disk, and warm. What a run folder has of it is not made again.
 
     A resumed run has it, whatever of the recipe has changed since.

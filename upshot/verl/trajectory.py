@@ -1,7 +1,7 @@
 """A played reply → the rows that verl trains on: prompt, response, mask by provenance.
 
 The reply itself travels with them, whole: what its tokens earned is settled where all replies of the step are
-(`lesson.py`). A reply with nothing to learn from has one row without a trained token, so that it is counted.
+(`train_batch.py`). A reply with nothing to learn from has one row without a trained token, so that it is counted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def refuse_long(reply: Rollout, prompt_length: int, response_length: int) -> Non
 def trajectories_of(reply: Rollout, filler: int) -> list[Trajectory]:
     """The rows of a reply: one, or one a turn where the credit says so; `filler`: an id for one that trains nothing."""
     talk, first = reply.conversation, _first(reply)
-    mask = trained(reply)
+    mask = trained_mask(reply)
     ends = [(at, at + len(s.ids)) for at, s in talk.places()] if reply.credit and reply.credit.split else []
     ids, logprobs = talk.ids, talk.logprobs
     rows = [
@@ -56,7 +56,7 @@ def trajectories_of(reply: Rollout, filler: int) -> list[Trajectory]:
     return [row for row in rows if row.trains] or [Trajectory([filler], [filler], [0], [0.0])]
 
 
-def trained(reply: Rollout) -> list[int]:
+def trained_mask(reply: Rollout) -> list[int]:
     """1 beside each id of the episode that has something to learn from."""
     mask = [0] * len(reply.conversation.ids)
     for span in reply.credit.spans if reply.credit is not None else ():
@@ -65,7 +65,7 @@ def trained(reply: Rollout) -> list[int]:
     return mask
 
 
-def numbers(reply: Rollout, metrics: Sequence[str]) -> dict[str, float]:
+def reward_numbers(reply: Rollout, metrics: Sequence[str]) -> dict[str, float]:
     """The means of all metrics, the missing ones too (NaN): verl wants the same keys of every row."""
     means = {name: mean.value for name, mean in reply.reward.means.items()}
     found = {name: means.get(name) for name in metrics}

@@ -22,9 +22,9 @@ from upshot.rollout.services import build_context, build_services
 from upshot.run.checks.bench import room_of
 from upshot.tasks.base import tasks
 from upshot.training.setup import sampling_of
-from upshot.verl.budget.share import Tell, WorkerQuota
+from upshot.verl.budget.quota import Tell, WorkerQuota
 from upshot.verl.parquet import RowIndex
-from upshot.verl.served import ConversationLink, ServedModel, talking
+from upshot.verl.served import ConversationLink, ServedModel, use_link
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class PlayRequest:
     """One conversation to play, as the cluster asks for it."""
 
     extra_info: Mapping[str, Any]
-    """Split and id of the row (`parquet.py`), and where it stands in a training step (`placed`)."""
+    """Split and id of the row (`parquet.py`), and where it stands in a training step (`describe_place`)."""
     raw_prompt: Sequence[Mapping[str, Any]]
     session: int
     """Which of the replies to the prompt this is."""
@@ -62,7 +62,7 @@ class PlayRequest:
         return derive_seed(seed, "step", self.step, *([again] if again else []))
 
 
-def placed(extra_info: Mapping[str, Any], group: int, earlier: int, again: int = 0) -> dict[str, Any]:
+def describe_place(extra_info: Mapping[str, Any], group: int, earlier: int, again: int = 0) -> dict[str, Any]:
     """What an order is told of a training row: its place in the step, how often it came before, which round it is."""
     return {**extra_info, "group": group, "earlier": earlier, "round": again}
 
@@ -114,7 +114,7 @@ class RolloutWorker:
         row = self.book.row(order.extra_info, order.raw_prompt)
         call_seconds.set(self.recipe.call_seconds)
         context, seed = self.context if order.trains else self.held_out, order.seed(self.recipe.seed)
-        with talking(line):
+        with use_link(line):
             opening = await self._opening(context, row, seed, order.group)
             own = order.session + self.recipe.train.group_size * order.number
             talk = opening.conversation(row, seed, order.group, order.session, own)

@@ -205,12 +205,12 @@ def test_conversations_at_once_are_bounded(tmp_path: Path, actors: Any, monkeypa
 def test_other_settings_do_not_continue_a_build(tmp_path: Path, actors: Any) -> None:
     file = actors.goals(tmp_path, 1)
     build(command(tmp_path / "out", file))
-    with pytest.raises(UserError, match=r"begun with other settings .*window: 2, now 1"):
-        build(command(tmp_path / "out", file, "--window", "1"))
+    with pytest.raises(UserError, match=r"begun with other settings .*rounds: 2, now 1"):
+        build(command(tmp_path / "out", file, "--rounds", "1"))
 
 
 def test_window_0_still_hears_the_user_between_turns(tmp_path: Path, actors: Any) -> None:
-    build(command(tmp_path / "out", actors.goals(tmp_path, 3), "--window", "0", "--max-messages", "6"))
+    build(command(tmp_path / "out", actors.goals(tmp_path, 3), "--rounds", "0", "--max-messages", "6"))
     assert {row["turn_id"] for row in rows_of(tmp_path / "out")} >= {1, 3}
 
 

@@ -19,7 +19,7 @@ def test_the_candidate_whose_code_passes_is_the_best(tmp_path: Path, monkeypatch
     add_parser(parser.add_subparsers())
     words = ["data", "build", "--task", "bigcodebench", "--file", str(HERE / "samples" / "bigcodebench.jsonl")]
     words += ["--split", "all", "--out", str(tmp_path), "--policy", "scripted:collab_actors:coder", "--user", "script"]
-    words += ["--metrics", "{code->pass_rate: {weight: 1, extract: fence}}", "--candidates", "4", "--window", "0"]
+    words += ["--metrics", "{code->pass_rate: {weight: 1, extract: fence}}", "--candidates", "4", "--rounds", "0"]
     args = parser.parse_args([*words, "--max-messages", "2", "--json"])
     assert args.run(args) == 0
     rows = pyarrow.parquet.read_table(tmp_path / "candidates.parquet").to_pylist()

@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from upshot.cli import main
-from upshot.config import load as config
+from upshot.config.load import load_recipe
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import UserError
 from upshot.core.score import Score
@@ -46,7 +46,7 @@ def read_back(name: str, out: Path, *overrides: str) -> list[Row]:
     """The rows as the recipe that the source is for reads them."""
     files = [f"task.{split}_file={out}/rl_{split}.parquet" for split in ("train", "validation")]
     kind = [f"task.name={name}"] if name.startswith("code-") else []
-    recipe = config.load(SOURCES[name][0], [*files, *kind, *overrides]).recipe
+    recipe = load_recipe(SOURCES[name][0], [*files, *kind, *overrides]).recipe
     task = tasks.create(recipe.task.name, recipe.task.options)
     return [row for split in ("train", "validation") for row in task.rows(split)]
 
@@ -173,7 +173,7 @@ def test_a_hint_is_a_wrong_letter_of_the_question_and_both_are_scored(tmp_path: 
 
 def test_following_the_hint_is_logged_beside_what_is_right(tmp_path: Path) -> None:
     prepared("mmlu-sycophancy", tmp_path)
-    recipe = config.load("classmate-mmlu-hint", [f"task.train_file={tmp_path}/rl_train.parquet"]).recipe
+    recipe = load_recipe("classmate-mmlu-hint", [f"task.train_file={tmp_path}/rl_train.parquet"]).recipe
     task = tasks.create("mmlu-sycophancy", {"train_file": f"{tmp_path}/rl_train.parquet"})
     weights = {metric.name: metric.weight for metric in recipe.reward.metrics}
     assert weights == {"verifier": 1.0, "hint_followed": 0.0}

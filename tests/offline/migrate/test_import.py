@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from upshot.cli import main, make_parser
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.core.errors import UserError
 from upshot.offline.migrate.recipe import carry
 from upshot.offline.migrate.theirs import read, read_config, read_script
@@ -90,7 +90,7 @@ def imported(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str], name
     """The recipe and what the command told on stderr."""
     (tmp_path / name).write_text(text)
     assert main(["recipe", "import", str(tmp_path / name), "--out", str(tmp_path / "mine.yaml")]) == 0
-    return load(str(tmp_path / "mine.yaml")).recipe, capsys.readouterr().err
+    return load_recipe(str(tmp_path / "mine.yaml")).recipe, capsys.readouterr().err
 
 
 def test_the_verl_recipes_script_becomes_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,9 +103,15 @@ def test_the_verl_recipes_script_becomes_a_recipe(tmp_path: Path, capsys: pytest
         "token_amount": -1e-4,
     }
     train = recipe.train
-    assert (train.lr, train.kl, train.kl_estimator, train.minibatches, train.group_size) == (1e-6, 0.001, "k3", 2, 8)
-    assert (train.epochs, train.save_every, recipe.eval.every) == (20, 0, 10)
-    assert (recipe.futures.window, recipe.futures.samples) == (2, 3) and recipe.futures.user.name == "llm"
+    assert (train.lr, train.kl.weight, train.kl.estimator, train.minibatches, train.group_size) == (
+        1e-6,
+        0.001,
+        "k3",
+        2,
+        8,
+    )
+    assert (train.epochs, train.save.every, recipe.eval.every) == (20, 0, 10)
+    assert (recipe.futures.rounds, recipe.futures.samples) == (2, 3) and recipe.futures.user.name == "llm"
     assert recipe.models["judge"].model == recipe.models["user"].model == "openai/gpt-4o-mini"
     assert "not carried: made.up=1: no counterpart is known" in told
     assert "fsdp_config.param_offload=True: each process holds the model" in told
@@ -123,7 +129,7 @@ def test_the_classmate_forks_script_becomes_a_recipe(tmp_path: Path, capsys: pyt
     assert options["classmates"][1] == {"name": "peer2", "think": ["### Reasoning", "### Output"]}
     assert recipe.models["peer2"].model == "local:Qwen/Qwen3-0.6B"
     assert recipe.episode.think == ("<think>", "</think>") and recipe.train.advantage.name == "dr-grpo"
-    assert (recipe.train.minibatches, recipe.train.save_every, recipe.train.kl) == (2, 150, 0.0)
+    assert (recipe.train.minibatches, recipe.train.save.every, recipe.train.kl.weight) == (2, 150, 0.0)
     assert "default_local_dir=${WHO_KNOWS}/x: the shell alone knows its value" in told
     assert "do-not-show-me" not in told + (tmp_path / "mine.yaml").read_text()
 
@@ -133,7 +139,7 @@ def test_collabllms_own_script_becomes_a_recipe(tmp_path: Path, capsys: pytest.C
     assert recipe.train.method == "online-dpo" and recipe.train.prompts_per_step == 1 * 4 * 8
     weights = {metric.name: metric.weight for metric in recipe.reward.metrics}
     assert weights == {"accuracy": 1, "interactivity": 0.5, "token_amount": -0.0005}  # thousands there, tokens here
-    assert recipe.futures.window == 2  # four messages are two rounds
+    assert recipe.futures.rounds == 2  # four messages are two rounds
     assert recipe.models["judge"].model == "anthropic/claude-3-5-sonnet-latest" and recipe.model.lora.r == 32
     assert recipe.futures.user.options["temperature"] == 0.9 and recipe.episode.temperature == 0.6
     assert "not carried: --use_4bit=True" in told
@@ -143,7 +149,9 @@ def test_a_hydra_config_and_a_file_of_arguments_are_read(tmp_path: Path) -> None
     nested = yaml.safe_dump({"hydra": {"x": 1}, "actor_rollout_ref": {"rollout": {"n": 4}}, "data": {"seed": 3}})
     assert carry(read_config(nested)).recipe["train"] == {"group_size": 4}
     flat = carry(read_config("learning_rate: 0.00001\nuse_lora: true\nminimum_gap: 0.02\n"))
-    assert flat.recipe["train"] == {"lr": 1e-5, "min_gap": 0.02} and flat.recipe["model"] == {"lora": {"r": 32}}
+    assert flat.recipe["train"] == {"lr": 1e-5, "dpo": {"min_gap": 0.02}} and flat.recipe["model"] == {
+        "lora": {"r": 32}
+    }
     assert read_config(nested).original == "verl" and read_config("peft_r: 3").original == "collabllm"
 
 
@@ -157,7 +165,7 @@ def test_the_files_that_a_script_names_are_read_beside_it(tmp_path: Path) -> Non
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert main(["recipe", "import", *(str(tmp_path / name) for name in files), "--out", str(tmp_path / "m.yaml")]) == 0
-    recipe = load(str(tmp_path / "m.yaml")).recipe
+    recipe = load_recipe(str(tmp_path / "m.yaml")).recipe
     assert recipe.seed == 3 and recipe.train.prompts_per_step == 16  # the script has the last word
     assert (recipe.models["user"].model, recipe.models["user"].retries) == ("openai/gpt-4o", 5)
     assert recipe.futures.user.options == {"model": "user", "max_tokens": 512, "temperature": 0.7}
@@ -198,7 +206,7 @@ def test_a_script_that_builds_data_becomes_the_line_that_builds_it(
     args = make_parser(words[1:]).parse_args(words[1:])
     assert (args.task, args.out, args.conversations, args.candidates) == ("bigcodebench", "outputs/data", 100, 2)
     assert (args.policy, args.user) == ("openai/gpt-4o", "http://host:1/v1#mine") and args.temperature == 0.8
-    assert args.judge == "anthropic/claude-3-5-sonnet-latest" and args.window == 2
+    assert args.judge == "anthropic/claude-3-5-sonnet-latest" and args.rounds == 2
     assert args.metrics == "runnable code->pass_rate=1,token_amount=-0.0005"
     assert (args.proactive_share, args.proactive, args.system_share) == (0.5, "json", 0)  # their defaults, not ours
     assert args.push is None and "not carried: --hf_entity" in said.err
@@ -212,10 +220,10 @@ def test_the_kl_of_the_reward_the_entropy_bonus_and_the_loss_are_carried() -> No
         "algorithm.adv_estimator=reinforce_plus_plus_baseline"
     )
     train = carry(read_script(script)).recipe["train"]
-    assert (train["kl_in"], train["kl"], train["entropy"], train["loss"]) == ("reward", 0.01, 0.02, "gspo")
+    assert (train["kl"], train["entropy"], train["loss"]) == ({"where": "reward", "weight": 0.01}, 0.02, "gspo")
     assert train["advantage"] == {"name": "reinforce++", "baseline": "group"}
     both = carry(read_script(script.replace("use_kl_loss=False", "use_kl_loss=True")))
-    assert "kl_in" not in both.recipe["train"] and both.recipe["train"]["kl"] == 0.5
+    assert both.recipe["train"]["kl"] == {"weight": 0.5}
     assert [why for name, _, why in both.left if name == "algorithm.use_kl_in_reward"] != []
 
 

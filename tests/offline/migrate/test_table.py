@@ -10,7 +10,8 @@ import pytest
 from pydantic import BaseModel
 
 from upshot.cli import VERBS, make_parser
-from upshot.config.load import _model_at, find
+from upshot.config.layers import model_at
+from upshot.config.load import find_recipe
 from upshot.config.recipe import FuturesConfig, Named, Recipe
 from upshot.config.registry import _parameters
 from upshot.offline.migrate.recipe import CONVERSIONS, MappingLine, originals, page
@@ -42,7 +43,7 @@ def test_every_line_says_one_thing_about_one_name() -> None:
 @pytest.mark.parametrize("line", those("key"))
 def test_every_key_is_one_of_the_recipe(line: MappingLine) -> None:
     *parents, last = line.key.split(".")
-    section = _model_at(Recipe, parents)
+    section = model_at(Recipe, parents)
     assert section is not None and issubclass(section, BaseModel), line.key
     if last not in section.model_fields and issubclass(section, Named):  # an option of whatever is named
         thing = kinds.get("classmates") if issubclass(section, FuturesConfig) else tasks.get("math-hard")
@@ -63,7 +64,7 @@ def test_every_command_and_its_flags_are_there(line: MappingLine) -> None:
     program, verb, *words = shlex.split(line.command)
     assert program == "upshot" and verb in VERBS
     if verb == "train" and words and not words[0].startswith("-"):
-        find(words[0])
+        find_recipe(words[0])
     parser = make_parser([verb])
     known = set()
     stack: list[Any] = [parser]

@@ -22,7 +22,7 @@ task:
   slots: 3
 futures:
   samples: 3  # override
-  window: 2
+  rounds: 2
 reward:
   metrics:
     - name: accuracy

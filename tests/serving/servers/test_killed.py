@@ -16,7 +16,7 @@ import pytest
 
 from tests.serving.servers.fleets import alive, wait_for
 from tests.tiny import tiny_parts
-from upshot.config import load as config
+from upshot.config.load import load_recipe
 from upshot.core import jsonl
 from upshot.run.run import train
 from upshot.serving.servers.state import folder_of, is_up, read_state, ready
@@ -27,7 +27,7 @@ extends: quickstart
 serve: servers.yaml
 models:
   user: {model: "serve:user", concurrency: 16, hedge: 0}
-futures: {samples: 1, window: 1, user: {name: llm}}
+futures: {samples: 1, rounds: 1, user: {name: llm}}
 warm_start: null
 reward: {max_missing: 1}
 task: {rows_per_split: 16}
@@ -75,7 +75,7 @@ def test_a_run_loses_no_call_when_one_of_three_replicas_is_killed(serve_file: Wr
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    folder = train(config.load(str(recipe_file(tmp_path))).recipe)
+    folder = train(load_recipe(str(recipe_file(tmp_path))).recipe)
     killer.join()
     steps = [line for line in jsonl.read(folder.path / "metrics.jsonl") if "step" in line]
     assert back[0]["user-2"]["restarts"] == 1 and back[0]["user-1"]["restarts"] == 0
@@ -104,8 +104,8 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
             path = tmp_path / "real.yaml"
             path.write_text(
                 f"extends: ./mine.yaml\nmodels: {models}\n"
-                f"futures: {{window: 1, user: {{name: '{REAL}', asks: {asks}}}}}\n"
-                f"train: {{steps: {steps}, prompts_per_step: 2, group_size: 2, save_every: {steps}}}\n"
+                f"futures: {{rounds: 1, user: {{name: '{REAL}', asks: {asks}}}}}\n"
+                f"train: {{steps: {steps}, prompts_per_step: 2, group_size: 2, save: {{every: {steps}}}}}\n"
             )
             words = [sys.executable, "-m", "upshot.cli", "train", str(path)]
             pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

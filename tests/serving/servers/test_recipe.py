@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.serving.servers.fleets import Started, alive, wait_for
-from upshot.config import load as config
+from upshot.config.load import load_recipe
 from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError
 from upshot.rollout.services import check_names
@@ -40,7 +40,7 @@ def test_a_run_brings_its_servers_up_and_down(
 ) -> None:
     monkeypatch.setenv("UPSHOT_API_KEY", "secret")
     file = serve_file(ONE)
-    recipe = config.load(recipe_file(tmp_path), TINY).recipe
+    recipe = load_recipe(recipe_file(tmp_path), TINY).recipe
     assert recipe.serve == str(file)
     folder = train(recipe)
     assert (tmp_path / "a").read_text() == "1" and not is_up(folder_of(file))
@@ -50,7 +50,7 @@ def test_a_run_brings_its_servers_up_and_down(
 
 def test_a_dry_run_starts_no_server_and_finds_nothing_wrong_with_that(serve_file: Write, tmp_path: Path) -> None:
     file = serve_file(ONE)
-    findings = checks.find(config.load(recipe_file(tmp_path), TINY).recipe, offline=True)
+    findings = checks.find(load_recipe(recipe_file(tmp_path), TINY).recipe, offline=True)
     assert [finding.says for finding in findings if finding.fatal] == []
     assert not (tmp_path / "a").exists() and not is_up(folder_of(file))
 
@@ -95,8 +95,8 @@ def test_servers_that_do_not_start_end_the_run_with_their_words(serve_file: Writ
 def test_a_recipe_that_names_no_such_server_is_refused_before_any_work(serve_file: Write, tmp_path: Path) -> None:
     serve_file(ONE)
     with pytest.raises(UserError, match=r"models.spare: .* names no server 'b'; known: a"):
-        check_names(config.load(recipe_file(tmp_path, "serve:b")).recipe)
+        check_names(load_recipe(recipe_file(tmp_path, "serve:b")).recipe)
     with pytest.raises(UserError, match=r"models.x is 'serve:a', and the recipe names no serve file"):
-        check_names(config.load("quickstart", ["models.x=serve:a"]).recipe)
+        check_names(load_recipe("quickstart", ["models.x=serve:a"]).recipe)
     with pytest.raises(UserError, match="cannot read serve file"):
-        check_names(config.load("quickstart", ["serve=nowhere.yaml"]).recipe)
+        check_names(load_recipe("quickstart", ["serve=nowhere.yaml"]).recipe)

@@ -49,7 +49,7 @@ def made(folder: Path, models: dict[str, str], memory: int = 0) -> Recipe:
             "memory_gb": memory / 2**30,
         },
         "reward": {"metrics": [{"name": "tests.serving.swap.helpers:Poll"}]},
-        "futures": {"samples": 1, "window": 0},
+        "futures": {"samples": 1, "rounds": 0},
     }
     return recipe(folder, steps=2, prompts_per_step=2, group_size=3, warm=False, more=more)
 

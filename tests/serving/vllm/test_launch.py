@@ -91,10 +91,10 @@ def test_several_processes_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_what_vllm_cannot_sample_as_the_learner_computes_it_is_refused(model: dict[str, Any], says: str) -> None:
-    from upshot.config.load import validate
+    from upshot.config.load import validate_recipe
 
     with pytest.raises(UserError, match=says):
-        validate({"task": {"name": "slots"}, "model": model})
+        validate_recipe({"task": {"name": "slots"}, "model": model})
 
 
 def test_with_vllm_probabilities_are_weighed_unless_the_recipe_says_otherwise(tmp_path: Path) -> None:

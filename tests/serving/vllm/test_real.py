@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from upshot.config.load import validate
+from upshot.config.load import validate_recipe
 from upshot.config.recipe import Recipe, TinyConfig
 from upshot.config.sampling import Sampling
 from upshot.models.base import ModelCallError, Request
@@ -50,7 +50,7 @@ def base(folder: Path, **more: Any) -> dict[str, Any]:
         "task": {"name": "ciphers", "coded": 0},
         "episode": {"max_tokens": 24},
         "warm_start": {"steps": 30, "batch": 16, "lr": 3e-3},
-        "train": {"steps": 3, "prompts_per_step": 3, "group_size": 4, "lr": 1e-3, "save_every": 1},
+        "train": {"steps": 3, "prompts_per_step": 3, "group_size": 4, "lr": 1e-3, "save": {"every": 1}},
         **more,
     }
 
@@ -97,7 +97,7 @@ def learn(policy: VllmPolicy) -> None:
 
 
 def test_ids_log_probabilities_versions_and_a_kill(tmp_path: Path) -> None:
-    recipe = validate(base(tmp_path / "run"))
+    recipe = validate_recipe(base(tmp_path / "run"))
     with server(recipe, tmp_path / "run") as policy:
 
         async def work() -> None:
@@ -144,7 +144,7 @@ async def _a_killed_server_comes_back(policy: VllmPolicy, run: Path) -> None:
 
 
 def test_adapters_are_hot_swapped(tmp_path: Path) -> None:
-    recipe = validate(base(tmp_path / "run", model={"lora": {"r": 4, "dropout": 0.0}}))
+    recipe = validate_recipe(base(tmp_path / "run", model={"lora": {"r": 4, "dropout": 0.0}}))
     with server(recipe, tmp_path / "run") as policy:
 
         async def work() -> None:
@@ -181,7 +181,7 @@ def test_two_engines_side_by_side_are_a_recipes_user_and_classmates(tmp_path: Pa
     servers = {name: {"model": str(tmp_path / name), **each} for name in ("one", "two")}
     (tmp_path / "servers.yaml").write_text(json.dumps({"servers": servers}))
     shared = {"serve": str(tmp_path / "servers.yaml"), "model": {"engine": "upshot"}}
-    talk = {"window": 1, "user": "tests.serving.vllm.words_user:WordsUser"}
+    talk = {"rounds": 1, "user": "tests.serving.vllm.words_user:WordsUser"}
     mates = {"name": "classmates", "classmates": ["one", "two"], "max_tokens": 6}
     keep = subprocess.Popen([sys.executable, "-m", "upshot.cli", "serve", str(tmp_path / "servers.yaml")])
     try:

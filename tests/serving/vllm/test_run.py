@@ -116,7 +116,7 @@ def test_a_resumed_run_begins_with_the_weights_of_its_checkpoint(servers: Server
                 raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError):
-        train(small(tmp_path / "run", save_every=1), reporter=Stops())
+        train(small(tmp_path / "run", save={"every": 1}), reporter=Stops())
     folder = RunFolder.open(tmp_path / "run")
     train(folder.recipe(), folder)
     lines = [line for line in metrics(tmp_path / "run") if "reward/mean" in line]

@@ -74,7 +74,7 @@ def test_learning_goes_down_the_loss() -> None:
 
 
 def test_the_gradient_is_clipped_and_a_step_that_is_not_finite_is_skipped() -> None:
-    own = learner(lr=0.01, grad_clip=0.5)
+    own = learner(lr=0.01, optimizer={"grad_clip": 0.5})
     before = [p.detach().clone() for p in own.parameters]
     own.forward_backward([[datum(8, 0)]], Sft())
     own.parameters[0].grad = torch.full_like(own.parameters[0], math.nan)
@@ -87,7 +87,7 @@ def test_the_gradient_is_clipped_and_a_step_that_is_not_finite_is_skipped() -> N
 
 
 def test_the_schedule_warms_up_and_falls() -> None:
-    config = TrainConfig(lr=1.0, warmup_steps=4, steps=12, schedule="cosine", min_lr=0.1)
+    config = TrainConfig(lr=1.0, schedule={"warmup_steps": 4, "name": "cosine", "min_lr": 0.1}, steps=12)
     rates = [learning_rate(config, step) for step in range(13)]
     assert rates[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0]) and rates[4] == 1.0
     assert rates[8] == pytest.approx(0.1 + 0.9 * 0.5) and rates[12] == pytest.approx(0.1)
@@ -195,7 +195,9 @@ def test_micro_batches_of_a_bf16_model_add_up_in_float32() -> None:
 
 def test_a_bf16_learner_clips_the_float32_sum() -> None:
     base = learner()
-    own = Learner(base.module.to(torch.bfloat16), base.tokenizer, TrainConfig(token_budget=1, grad_clip=1e-3))
+    own = Learner(
+        base.module.to(torch.bfloat16), base.tokenizer, TrainConfig(token_budget=1, optimizer={"grad_clip": 1e-3})
+    )
     own.forward_backward([[datum(8, seed)] for seed in range(3)], Sft())
     assert all(p.grad is None for p in own.parameters), "what is kept is the sum"
     assert own.step()["train/grad_norm"] > 0
@@ -233,7 +235,7 @@ def test_a_checkpoint_is_a_hugging_face_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_save_and_load_go_on_exactly_as_if_nothing_had_happened(dtype: torch.dtype, tmp_path: Path) -> None:
     def new() -> Learner:
-        made = learner(lr=0.01, schedule="cosine", warmup_steps=2, steps=6)
+        made = learner(lr=0.01, schedule={"name": "cosine", "warmup_steps": 2}, steps=6)
         made.module.save_pretrained(tmp_path / "new")  # loaded as a run loads it: .to(dtype) would round buffers, too
         module = AutoModelForCausalLM.from_pretrained(tmp_path / "new", dtype=dtype)
         return Learner(module, made.tokenizer, made.config, value_head=True)

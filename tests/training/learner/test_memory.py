@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.tiny import tiny_parts
 from upshot.cli import main
-from upshot.config.load import validate
+from upshot.config.load import validate_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.training.learner.memory.choice import choose, least_kv, settings
@@ -33,7 +33,7 @@ SMALL = ModelShape(576, 30, 9, 3, 64, 1536, 49152, 2048, tied=True)
 
 
 def made(model: dict[str, Any] | None = None, **more: Any) -> Recipe:
-    return validate({"task": {"name": "slots"}, "model": model or {}, **more})
+    return validate_recipe({"task": {"name": "slots"}, "model": model or {}, **more})
 
 
 def plan(gib: float, model: dict[str, Any] | None = None, shape: ModelShape = SHAPE, **more: Any) -> MemoryPlan:
@@ -100,8 +100,8 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic_and_what_would() -> No
         plan(79)
     said = str(raised.value)
     assert "does not fit into 73.3 GiB" in said and "weights 15.0" in said and "optimizer 89.7" in said
-    assert "train.offload_optimizer=true" in said and "model.lora={r: 32}" in said
-    offloaded = plan(79, train={"offload_optimizer": True})
+    assert "train.optimizer.offload=true" in said and "model.lora={r: 32}" in said
+    offloaded = plan(79, train={"optimizer": {"offload": True}})
     assert offloaded.host > 90 * GIB and not any(part.name == "optimizer" for part in offloaded.parts)
     with pytest.raises(UserError, match="no setting makes it fit"):
         plan(3)
@@ -127,7 +127,7 @@ def test_less_state_is_planned_for_where_the_recipe_asks_for_it() -> None:
 
     assert optimizer() == 12 * SHAPE.parameters
     assert optimizer(optimizer="adamw-8bit") < 6.1 * SHAPE.parameters
-    assert optimizer(offload_optimizer=True) == 0
+    assert optimizer(optimizer={"offload": True}) == 0
     quantized = job_of(made({**LORA, "quantize": "4bit"}), SHAPE, 2)
     assert quantized.weights < 6 * GIB and not quantized.lends and quantized.block == "called"
 
@@ -146,7 +146,7 @@ def test_a_plan_stays_within_its_limit_at_both_peaks(
     gib: float, rank: int, tokens: int, longest: int, small: bool, offload: bool
 ) -> None:
     model: dict[str, Any] = {"max_context": longest} | ({"lora": {"r": rank}} if rank else {})
-    train = {"token_budget": tokens, "optimizer": "adamw-8bit" if small else "adamw", "offload_optimizer": offload}
+    train = {"token_budget": tokens, "optimizer": {"name": "adamw-8bit" if small else "adamw", "offload": offload}}
     job, limit = job_of(made(model, train=train), SHAPE, 2), usable(int(gib * GIB))
     found = choose(job, limit, RequestedSetting(tokens))
     if found is None:

@@ -22,7 +22,7 @@ from upshot.training.loops.rollouts import in_thread
 TINY = {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}}
 HELPED = {
     "models": {"user": "scripted:tests.training.helpers:customer"},
-    "futures": {"samples": 1, "window": 1, "user": {"name": "llm", "model": "user"}},
+    "futures": {"samples": 1, "rounds": 1, "user": {"name": "llm", "model": "user"}},
     "eval": {"every": 2, "rows": 2},
 }
 RUNS: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from tests.rollout.test_classmates import ROWS, Recites, context, thinks
 from tests.run.test_run import Interrupted, Stops, _until, resume
 from tests.serving.openai.test_server import free_port, serving
 from tests.training.workshop import metrics
-from upshot.config.load import validate
+from upshot.config.load import validate_recipe
 from upshot.config.recipe import Recipe, TinyConfig
 from upshot.engine.engine import Engine
 from upshot.models.connect import connect
@@ -53,7 +53,7 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
 def recipe(folder: Path, peers: dict[str, Any], **futures: Any) -> Recipe:
     """A tiny policy that has just learned to think before it answers, and its classmates."""
     named = [{"name": "a"}, {"name": "b", "weight": 2}, {"name": "c", "tokenizer": peers["c_tokenizer"]}]
-    return validate(
+    return validate_recipe(
         {
             "name": "classmates",
             "run_dir": str(folder),
@@ -71,7 +71,7 @@ def recipe(folder: Path, peers: dict[str, Any], **futures: Any) -> Recipe:
                 "prompts_per_step": 2,
                 "group_size": 3,
                 "lr": 1e-3,
-                "save_every": 1,
+                "save": {"every": 1},
             },
         }
     )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.tiny import tiny_parts, tiny_policy
 from tests.training.workshop import datum, learner, metrics, recipe
-from upshot.config import load as config
+from upshot.config.load import load_recipe
 from upshot.config.recipe import TrainConfig
 from upshot.core.conversation import Conversation, Message
 from upshot.core.errors import UserError
@@ -52,7 +52,7 @@ def test_pairs_below_the_gap_are_left_out(tmp_path: Path) -> None:
 def test_without_a_gap_no_scores_are_needed_and_with_one_they_are(tmp_path: Path) -> None:
     file = write(tmp_path, [PAIR])
     assert read_preferences(file, 0.0)[0].prompt == (Message("user", "i want a lamp"),)
-    with pytest.raises(UserError, match=r"row 1 has no 'score_chosen' \(train.min_gap is 0.1\)"):
+    with pytest.raises(UserError, match=r"row 1 has no 'score_chosen' \(train.dpo.min_gap is 0.1\)"):
         read_preferences(file, 0.1)
 
 
@@ -89,7 +89,14 @@ def test_a_pair_is_trained_on_its_replies_only_and_rendered_as_a_rollout_would_b
 
 def test_offline_dpo_learns_the_preference_over_epochs(tmp_path: Path) -> None:
     file = write(tmp_path, [scored(0.5), scored(0.4, prompt="i need a bowl"), scored(0.01)])
-    settings = {"data": file, "min_gap": 0.1, "epochs": 6, "prompts_per_step": 2, "lr": 0.01, "save_every": 0}
+    settings = {
+        "data": file,
+        "dpo": {"min_gap": 0.1},
+        "epochs": 6,
+        "prompts_per_step": 2,
+        "lr": 0.01,
+        "save": {"every": 0},
+    }
     made = recipe(tmp_path / "run", method="dpo", warm=False, **settings)
     made.train.steps = 0
     train(made)
@@ -104,7 +111,7 @@ def test_dpo_without_a_file_or_without_a_pair_is_refused(tmp_path: Path) -> None
         train(recipe(tmp_path / "one", method="dpo", warm=False))
     file = write(tmp_path, [scored(0.01)])
     with pytest.raises(UserError, match="no pair is left"):
-        train(recipe(tmp_path / "two", method="dpo", warm=False, data=file, min_gap=0.5))
+        train(recipe(tmp_path / "two", method="dpo", warm=False, data=file, dpo={"min_gap": 0.5}))
 
 
 def test_epochs_count_in_steps_and_the_shorter_one_ends_the_training() -> None:
@@ -155,7 +162,7 @@ def test_online_dpo_trains_the_sampled_ids() -> None:
 
 
 def test_ppo_pays_the_penalty_everywhere_and_the_reward_at_the_end() -> None:
-    own = learner(value_head=True, kl=0.1, whiten=False, gamma=1.0, gae_lambda=1.0)
+    own = learner(value_head=True, kl=0.1, ppo={"whiten": False, "gamma": 1.0, "gae_lambda": 1.0})
     own.keep_reference()
     data = [Datum([7, 8, 9, 10], [0, 1, 1, 1])]
     (reference,) = own.logprobs(data, reference=True)
@@ -195,7 +202,7 @@ def test_ppo_advantages_are_white_and_only_where_something_was_sampled() -> None
 
 def test_ppo_leaves_missing_rewards_out_and_its_values_learn() -> None:
     group = replies([1.0, None, 1.0, 1.0])
-    own = learner(value_head=True, lr=0.02, kl=0.0, whiten=False)
+    own = learner(value_head=True, lr=0.02, kl=0.0, ppo={"whiten": False})
     logs = [ppo.learn(own, [group], seed=0) for _ in range(30)]
     assert logs[0]["train/sequences"] == 3 and logs[0]["value/mean"] == 0
     assert logs[-1]["loss/value"] < 0.2 * logs[0]["loss/value"]
@@ -207,20 +214,20 @@ def test_ppo_leaves_missing_rewards_out_and_its_values_learn() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["ppo", "online-dpo"])
 def test_the_quickstart_learns_by_other_methods_too(method: str, tmp_path: Path) -> None:
-    own = {"ppo": ["train.lr=5e-4"], "online-dpo": ["train.lr=3e-4", "train.group_size=4", "train.min_gap=0.01"]}
+    own = {"ppo": ["train.lr=5e-4"], "online-dpo": ["train.lr=3e-4", "train.group_size=4", "train.dpo.min_gap=0.01"]}
     words = [f"train.method={method}", "train.steps=40", f"run_dir={tmp_path / 'run'}", *own[method]]
-    train(config.load("quickstart", words).recipe)
+    train(load_recipe("quickstart", words).recipe)
     rewards = [line["reward/mean"] for line in metrics(tmp_path / "run") if line["phase"] == method]
     assert sum(rewards[-8:]) / 8 > sum(rewards[:8]) / 8 + 0.08
 
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "reinforce++": {"advantage": "reinforce++", "loss": "clipped", "kl": 0.01, "kl_in": "reward"},
-    "gspo": {"loss": "gspo", "length_norm": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
-    "cispo": {"loss": "cispo", "clip_high": 0.3},
+    "reinforce++": {"advantage": "reinforce++", "loss": "clipped", "kl": {"weight": 0.01, "where": "reward"}},
+    "gspo": {"loss": "gspo", "length_norm": "sequence", "clip": {"low": 3e-4, "high": 4e-4}},
+    "cispo": {"loss": "cispo", "clip": {"high": 0.3}},
     "reinforce": {"loss": "reinforce", "entropy": 0.01},
-    "dapo": {"clip_high": 0.28, "dynamic_sampling": 1, "length_norm": "token"},
-    "truncated": {"importance": {"rule": "truncate", "high": 2.0}, "kl": 0.01, "kl_estimator": "k3-corrected"},
+    "dapo": {"clip": {"high": 0.28}, "dynamic_sampling": 1, "length_norm": "token"},
+    "truncated": {"importance": {"rule": "truncate", "high": 2.0}, "kl": {"weight": 0.01, "estimator": "k3-corrected"}},
     "masked": {
         "importance": {"rule": "mask", "level": "sequence", "low": 0.5},
         "advantage": {"name": "grpo", "scale": "step"},
@@ -231,7 +238,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_learns_from_a_group(name: str) -> None:
     own = learner(lr=0.01, **ALGORITHMS[name])
-    if own.config.kl:
+    if own.config.kl.weight:
         own.keep_reference()
     before = [p.detach().clone() for p in own.parameters]
     logs = rl.learn(own, [replies([0.0, 1.0, None, 1.0])], seed=0)

@@ -97,7 +97,8 @@ def compare_with_trl(folder: Path, loss_type: str, theirs_more: dict[str, Any], 
         inputs["importance_sampling_ratio"] = padded(data, "weights")[:, 2:]
     expected = trainer._compute_loss(trainer.model, inputs)
     expected.backward()
-    config = TrainConfig.model_validate({"kl": beta, "kl_estimator": "k3", "clip_low": 0.2, "clip_high": 0.3, **ours})
+    kl = {"weight": beta, "estimator": "k3", **ours.pop("kl", {})}
+    config = TrainConfig.model_validate({"clip": {"low": 0.2, "high": 0.3}, **ours, "kl": kl})
     learner = Learner(module, tokenizer, config, max_tokens=8)
     logs = learner.forward_backward([[own] for own in data], PolicyGradient(config))
     assert logs["loss/policy"] == pytest.approx(expected.item(), rel=1e-6, abs=1e-6)
@@ -113,7 +114,7 @@ def test_grpo_equals_trl(loss_type: str, beta: float, tmp_path: Path) -> None:
     compare_with_trl(tmp_path, loss_type, {}, beta, length_norm=NORMS[loss_type])
 
 
-NARROW, OURS = {"epsilon": 0.001, "epsilon_high": 0.002}, {"clip_low": 0.001, "clip_high": 0.002}
+NARROW, OURS = {"epsilon": 0.001, "epsilon_high": 0.002}, {"clip": {"low": 0.001, "high": 0.002}}
 """Bounds at which some of these ratios are clipped."""
 KIN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gspo": (
@@ -130,7 +131,7 @@ KIN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "k3 corrected": (
         "grpo",
         {"use_bias_correction_kl": True},
-        {"kl_estimator": "k3-corrected", "length_norm": "sequence"},
+        {"kl": {"estimator": "k3-corrected"}, "length_norm": "sequence"},
     ),
     "entropy": ("bnpo", {"entropy_coef": 0.1}, {"entropy": 0.1, "length_norm": "token"}),
     "importance": ("grpo", {}, {"importance": "truncate", "length_norm": "sequence"}),
@@ -141,7 +142,7 @@ KIN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", KIN)
 def test_the_kin_of_grpo_equal_trls(name: str, tmp_path: Path) -> None:
     loss_type, theirs, ours = KIN[name]
-    compare_with_trl(tmp_path, loss_type, theirs, 0.05 if "kl_estimator" in ours else 0.0, **ours)
+    compare_with_trl(tmp_path, loss_type, theirs, 0.05 if "kl" in ours else 0.0, **ours)
 
 
 @pytest.mark.parametrize("kind", ["sigmoid", "ipo"])
@@ -167,7 +168,7 @@ def test_dpo_equals_trl(kind: str, tmp_path: Path) -> None:
     trainer.model.train()
     expected = trainer._compute_loss(trainer.model, inputs, return_outputs=False)
     expected.backward()
-    config = TrainConfig.model_validate({"beta": 0.3, "dpo_loss": kind})
+    config = TrainConfig.model_validate({"dpo": {"beta": 0.3, "loss": kind}})
     learner = Learner(module, tokenizer, config)
     learner.keep_reference(dict(initial.named_parameters()))
     for own, reference in zip(data, learner.logprobs(data, reference=True), strict=True):

@@ -15,7 +15,7 @@ from upshot.training.learner.batch import Datum, TrainBatch, pack
 from upshot.training.objectives.surrogates.base import PolicyLoss, surrogate, surrogates
 
 finite = st.floats(-4, 4)
-CONFIG = TrainConfig(clip_low=0.2, clip_high=0.3)
+CONFIG = TrainConfig(clip={"low": 0.2, "high": 0.3})
 
 
 def batch(*sequences: list[tuple[float, float]]) -> TrainBatch:

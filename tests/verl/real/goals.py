@@ -106,17 +106,17 @@ def play(folder: Path, model: str, rows: int) -> dict[str, Any]:
     from verl import DataProto
     from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
 
-    from upshot.config import load as config
+    from upshot.config.load import load_recipe
     from upshot.run.folder import RunFolder
     from upshot.verl.adapters.ledger import open_ledger
-    from upshot.verl.config import RECIPE
     from upshot.verl.parquet import record_of
-    from upshot.verl.worker import placed
+    from upshot.verl.plan import RECIPE
+    from upshot.verl.worker import describe_place
 
     here = "tests.verl.real.goals"
     own = [f"task={{name: '{here}:Secrets', rows: {rows}}}", f"run_dir={folder}", f"model.path={model}"]
     own += [f"reward.metrics=[{{name: verifier}}, {{name: '{here}:heard', weight: 0, clamp: null}}]", "warm_start=null"]
-    recipe = config.load("quickstart", own).recipe
+    recipe = load_recipe("quickstart", own).recipe
     place = RunFolder.create(recipe).path
     os.environ[RECIPE] = str(place / "recipe.yaml")
     rollout = "actor_rollout_ref.rollout"
@@ -140,7 +140,7 @@ def play(folder: Path, model: str, rows: int) -> dict[str, Any]:
     manager = Manager.create(config=theirs, llm_client=Parrot(model))
     records = [record_of(row, n, "train") for n, row in enumerate(Secrets(rows).rows("train"))]
     for number, record in enumerate(records):
-        record["extra_info"] = placed(record["extra_info"], number, 0)
+        record["extra_info"] = describe_place(record["extra_info"], number, 0)
 
     def column(values: list[Any]) -> Any:
         out = np.empty(len(values), dtype=object)

@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.config.model_spec import ModelSpec
 from upshot.config.sampling import Sampling
 from upshot.models.base import Completion, Request
@@ -21,8 +21,8 @@ from upshot.models.client.budget import Budget
 from upshot.models.client.limits import EndpointLimits
 from upshot.models.endpoint import EndpointModel
 from upshot.models.wire import ApiAnswer
-from upshot.verl.adapters.ledger import open_ledger, teller
-from upshot.verl.budget.share import WorkerQuota
+from upshot.verl.adapters.ledger import make_teller, open_ledger
+from upshot.verl.budget.quota import WorkerQuota
 
 BOUND = 4
 
@@ -69,7 +69,7 @@ class Worker:
         spec = ModelSpec(url="http://127.0.0.1:1/v1", model="m", concurrency=BOUND)
         self.model = Caller(spec, budget=Budget(max_calls), limits=EndpointLimits.of(spec))
         self.model.endpoint = endpoint
-        self.share = WorkerQuota(name, teller(name), self.model.budget, [self.model])
+        self.share = WorkerQuota(name, make_teller(name), self.model.budget, [self.model])
 
     async def ask(self, times: int, seconds: float = 0.01) -> list[str]:
         """What comes of so many calls."""
@@ -83,7 +83,7 @@ class Worker:
 def play(folder: Path) -> dict[str, Any]:
     """All of it."""
     ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR")
-    recipe = load("quickstart", ["budget.max_calls=200"]).recipe
+    recipe = load_recipe("quickstart", ["budget.max_calls=200"]).recipe
     ledger = open_ledger(recipe, folder)
     stopped = ledger.stopped.remote()
     endpoint = Endpoint.remote()  # type: ignore[attr-defined]

@@ -25,11 +25,11 @@ def test_ppo_trains_policy_and_critic(tmp_path: Path) -> None:
 
 
 def test_classmates_train_thoughts_and_their_parts_are_told(tmp_path: Path) -> None:
-    locally(tmp_path / "peer", "train.steps=30", "train.save_every=0", recipe="classmate-mini-peer")
+    locally(tmp_path / "peer", "train.steps=30", "train.save.every=0", recipe="classmate-mini-peer")
     (peer,) = (tmp_path / "peer" / "checkpoints").glob("sft-*")
     own = ("train.prompts_per_step=4", "train.group_size=4", "eval.monitor=null")
     own += ("warm_start.steps=60", "warm_start.batch=32")
-    more = ("train.steps=2", "train.save_every=0", "train.dynamic_sampling=1", f"models.peer={peer}")
+    more = ("train.steps=2", "train.save.every=0", "train.dynamic_sampling=1", f"models.peer={peer}")
     run = verl_run(tmp_path / "run", *own, *more, recipe="classmate-mini", ranks=1)
     trains(run, 2)
     assert run.series("part/classmate") and run.series("part/main")

@@ -20,7 +20,7 @@ from upshot.tasks.slots import SlotsTask
 from upshot.training.metrics.best import only_looks
 
 SFT = ("train.method=sft", "warm_start=null", "train.prompts_per_step=8", "task.rows_per_split=64")
-LOOKS = ("train.steps=4", "train.save_every=2", "eval.every=2", "eval.rows=7")
+LOOKS = ("train.steps=4", "train.save.every=2", "eval.every=2", "eval.rows=7")
 
 
 def test_supervised_training_has_local_modes_losses_step_by_step(tmp_path: Path) -> None:

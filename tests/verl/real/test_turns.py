@@ -13,11 +13,11 @@ from upshot.core import jsonl
 
 
 def test_turns_with_credit_of_their_own_train_adapters(tmp_path: Path) -> None:
-    few = ("train.steps=60", "train.save_every=0", "warm_start=null", "train.method=sft")
+    few = ("train.steps=60", "train.save.every=0", "warm_start=null", "train.method=sft")
     locally(tmp_path / "base", *few, recipe="gsm8k-turns")
     (base,) = (tmp_path / "base" / "checkpoints").glob("sft-*")
     own = (f"model.path={base}", "model.lora={r: 8, dropout: 0}", "warm_start=null", "episode.max_tokens=64")
-    more = ("train.prompts_per_step=4", "train.group_size=4", "train.steps=2", "eval.every=0", "train.save_every=2")
+    more = ("train.prompts_per_step=4", "train.group_size=4", "train.steps=2", "eval.every=0", "train.save.every=2")
     run = verl_run(tmp_path / "run", *own, *more, recipe="gsm8k-turns", ranks=1)
     trains(run, 2, within=0.01)  # verl rounds merged weights to bfloat16 on their way to the servers
     lines = jsonl.read(run.folder / "rollouts.jsonl")

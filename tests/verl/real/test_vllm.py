@@ -20,7 +20,7 @@ STEPS = 3
 
 def test_vllm_samples_what_is_trained_and_agrees_with_the_trainer_after_every_sync(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
-    told = (f"train.steps={STEPS}", "train.save_every=0", *SMALL, "actor_rollout_ref.rollout.name=vllm", LIB)
+    told = (f"train.steps={STEPS}", "train.save.every=0", *SMALL, "actor_rollout_ref.rollout.name=vllm", LIB)
     run = verl_run(tmp_path / "run", *told, seconds=900, env={FOLDER: str(seen)})
     norms, apart = run.series("train/grad_norm"), run.series(APART)
     assert len(norms) == STEPS and all(math.isfinite(norm) and norm > 0 for norm in norms)

@@ -20,7 +20,7 @@ from upshot.serving.servers.undertaker import members
 from upshot.tasks.slots import SlotsTask
 
 SMALL = (
-    *("train.prompts_per_step=4", "train.group_size=4", "train.steps=500", "train.save_every=1", "eval.every=0"),
+    *("train.prompts_per_step=4", "train.group_size=4", "train.steps=500", "train.save.every=1", "eval.every=0"),
     *("task.rows_per_split=64", "warm_start=null", "upshot.watch.silent_s=20"),
 )
 """A run that would go on for long, and saves every step."""

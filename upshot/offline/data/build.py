@@ -41,7 +41,7 @@ from upshot.tasks.users.llm import END_SIGNAL
 JOURNAL = "journal.log"
 FIRST = "first answer"
 WHO = ("task", "file", "split", "policy", "user", "judge", "tokenizer", "max_tokens", "temperature", "seed")
-HOW = ("candidates", "proactive_share", "proactive", "system_share", "samples", "window")
+HOW = ("candidates", "proactive_share", "proactive", "system_share", "samples", "rounds")
 Line = dict[str, Any]
 
 
@@ -175,7 +175,7 @@ class Builder:
         self.policies = {"proactive": proactive, "plain": plain, "bare": Policy(model, sampling=sampling)}
         user = FirstAnswer(services.user) if services.user is not None else None
         self.signal = str(getattr(services.user, "end_signal", END_SIGNAL))
-        futures = Talk(services.metrics, services.weights, user, args.samples, args.window)
+        futures = Talk(services.metrics, services.weights, user, args.samples, args.rounds)
         self.context = RolloutContext(plain, futures)
 
     async def next_line(self, progress: ConversationProgress) -> Line:

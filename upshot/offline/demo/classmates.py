@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from upshot.config import load as config
+from upshot.config.layers import COMMAND_LINE
+from upshot.config.load import load_recipe, validate_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.score import mean_score
 from upshot.offline.demo.readable import Readability, classmate_alone, read_replies
@@ -34,10 +35,10 @@ def demo(
     overrides: Sequence[str], make_reporter: Callable[[], Reporter], quiet: bool = False, as_json: bool = False
 ) -> int:
     """Train the classmate and, for every seed, the three models; print the table and the path of the report."""
-    loaded = config.load("classmate-mini", overrides)
+    loaded = load_recipe("classmate-mini", overrides)
     recipe = loaded.recipe
     shown = Demonstration.begin("demo-classmates", recipe, make_reporter, quiet, as_json)
-    if loaded.origin(f"models.{PEER}") != config.COMMAND_LINE:
+    if loaded.origin(f"models.{PEER}") != COMMAND_LINE:
         recipe = with_peer(recipe, shown)
     alone = asyncio.run(classmate_alone(recipe, PEER, ROWS))
     seeds = range(recipe.seed, recipe.seed + SEEDS)
@@ -48,10 +49,10 @@ def demo(
 def with_peer(recipe: Recipe, shown: Demonstration) -> Recipe:
     """The recipe with a new classmate, taught on plain thoughts only."""
     shown.tell("\nthe classmate: a small model of its own, taught on plain thoughts only")
-    peer = config.load("classmate-mini-peer").recipe
+    peer = load_recipe("classmate-mini-peer").recipe
     path = shown.train(peer, peer.name, "peer", {})
     data = recipe.model_dump()
-    return config.validate({**data, "models": {**data["models"], PEER: str(path.resolve())}})
+    return validate_recipe({**data, "models": {**data["models"], PEER: str(path.resolve())}})
 
 
 def one_seed(recipe: Recipe, shown: Demonstration) -> dict[str, Readability]:

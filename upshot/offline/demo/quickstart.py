@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from upshot.config import load as config
+from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Row, derive_seed
@@ -48,13 +48,13 @@ def quickstart(
     overrides: Sequence[str], make_reporter: Callable[[], Reporter], quiet: bool = False, as_json: bool = False
 ) -> int:
     """Train the three models, evaluate them on held-out goals, print the table and the path of the report."""
-    recipe = config.load("quickstart", overrides).recipe
+    recipe = load_recipe("quickstart", overrides).recipe
     demo = Demonstration.begin("demo", recipe, make_reporter, quiet, as_json)
     checkpoints = _train_stages(recipe, demo)
     demo.tell(f"\nevaluation on {ROWS} held-out openings each")
     table = make_table({name: _evaluate(recipe, path) for name, path in checkpoints.items()})
     table["note"] += f" Seed {recipe.seed};"
-    hint = "\nnext    upshot train quickstart futures.window=1    (then: upshot recipe list)"
+    hint = "\nnext    upshot train quickstart futures.rounds=1    (then: upshot recipe list)"
     return demo.finish(recipe, table, STAGES[2], hint)
 
 
@@ -62,8 +62,8 @@ def _train_stages(recipe: Recipe, demo: Demonstration) -> dict[str, Path]:
     warm: dict[str, Any] = {"warm_start": recipe.warm_start or {}, "train.steps": 0}
     stages: list[tuple[str, str, dict[str, Any]]] = [
         (STAGES[0], "demonstrations that mostly guess what was left unsaid", warm),
-        (STAGES[1], "reinforcement, each reply scored as it stands (window 0)", {"futures.window": 0}),
-        (STAGES[2], f"reinforcement, each reply scored by its futures (window {recipe.futures.window})", {}),
+        (STAGES[1], "reinforcement, each reply scored as it stands (0 rounds)", {"futures.rounds": 0}),
+        (STAGES[2], f"reinforcement, each reply scored by its futures ({recipe.futures.rounds} rounds)", {}),
     ]
     checkpoints: dict[str, Path] = {}
     for number, (name, what, changes) in enumerate(stages, 1):

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from upshot.config import load as config
+from upshot.config.load import dump_recipe, validate_recipe
 from upshot.config.recipe import Recipe
 from upshot.run.reporter import Reporter
 
@@ -56,7 +56,7 @@ class Demonstration:
                 data[section][own] = value
             else:
                 data[section] = value
-        latest = train(config.validate(data), None, self.make_reporter()).latest()
+        latest = train(validate_recipe(data), None, self.make_reporter()).latest()
         assert latest is not None
         return latest.path
 
@@ -66,7 +66,7 @@ class Demonstration:
 
         table["note"] += f" {time.monotonic() - self.started:.0f} s in all."
         (self.root / "table.json").write_text(json.dumps(table, indent=2))
-        (self.root / "recipe.yaml").write_text(config.dump(recipe))
+        (self.root / "recipe.yaml").write_text(dump_recipe(recipe))
         page = write_report(self.root)
         if self.as_json:
             print(json.dumps(table))

@@ -167,7 +167,7 @@ def _file(s: TheirSetting) -> Keys:
 
 def _kl(s: TheirSetting, on: Any, keys: Keys) -> Keys:
     """What is said of the KL divergence counts where that is on: in the loss, or off the reward, not both."""
-    if s.key == "train.kl_in" and on and s.others.get(KL_IN_LOSS):
+    if s.key == "train.kl.where" and on and s.others.get(KL_IN_LOSS):
         raise Omission("the KL divergence is in the loss (use_kl_loss) or taken off the reward, not both")
     return keys if on else {}
 
@@ -198,7 +198,7 @@ CONVERSIONS: dict[str, Callable[[TheirSetting], Keys]] = {
     "assistant": lambda s: _sampling(s, "episode"),
     "batch": _batch,
     "classmates": _classmates,
-    "clip": lambda s: {"train.clip_low": s.value, "train.clip_high": s.value},  # one number there
+    "clip": lambda s: {"train.clip.low": s.value, "train.clip.high": s.value},  # one number there
     "file": _file,
     "interaction": lambda s: {} if any(key.startswith("interaction.") for key in s.others) else _refuse(NO_FILE),
     "judge": lambda s: {"models.judge": spec(s.value)},
@@ -299,7 +299,7 @@ def _complete(done: ImportedRecipe, theirs: OriginalSettings) -> None:
         _learn_from_examples(done, theirs)
     if theirs.original == "classmate" and "futures.classmates" in keys:
         keys["futures.name"] = "classmates"
-    elif keys.get("futures.window"):
+    elif keys.get("futures.rounds"):
         if "models.user.model" not in keys:
             keys.setdefault("models.user", "openai/gpt-4o-mini")
         keys |= USER

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from upshot.config.load import flatten
+from upshot.config.layers import flatten
 from upshot.core.errors import UserError
 from upshot.core.whole_files import read_text
 

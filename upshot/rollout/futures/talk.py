@@ -1,6 +1,6 @@
-"""The conversation goes on: simulated user and policy talk for a window, and its metrics are averaged over the futures.
+"""The conversation goes on: simulated user and policy talk on, and its metrics are averaged over the futures.
 
-CollabLLM's multiturn-aware reward. With `window: 0` the reply is scored as it stands, which is task training.
+CollabLLM's multiturn-aware reward. With `rounds: 0` the reply is scored as it stands, which is task training.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from upshot.tasks.participants.base import Participant
 
 @kinds.register("talk")
 class Talk(Futures):
-    """`samples` futures of up to `window` rounds, each a turn of the user and one of the policy."""
+    """`samples` futures of up to `rounds` rounds, each a turn of the user and one of the policy."""
 
     def __init__(
         self,
@@ -33,13 +33,13 @@ class Talk(Futures):
         weights: Mapping[str, MetricWeight],
         user: Participant | None = None,
         samples: int = 1,
-        window: int = 0,
+        rounds: int = 0,
         credit: CreditRule | None = None,
     ) -> None:
         self.metrics = metrics
         self.weights = weights
-        self.user = user if window else None
-        self.window = window
+        self.user = user if rounds else None
+        self.rounds = rounds
         self.samples = samples
         self.credit = credit or CreditRule()
         self.every_turn = self.credit.by == "turns" and self.user is not None
@@ -63,7 +63,7 @@ class Talk(Futures):
         if self.user is not None and self._goes_on(moment):
             future.by = "user"
             with at_work("futures"):
-                failure = await guard(play_future(fork, self.user, policy, self.window), "future")
+                failure = await guard(play_future(fork, self.user, policy, self.rounds), "future")
         else:
             fork.ended = moment.ended
         if failure is not None:

@@ -27,7 +27,7 @@ def _nothing(recipe: Recipe, task: Task) -> str:
     """What is said when there is nothing to learn from."""
     config = recipe.train
     if config.method == "dpo":
-        return f"train.data '{config.data}': no pair is left to learn from (train.min_gap={config.min_gap:g})"
+        return f"train.data '{config.data}': no pair is left to learn from (train.dpo.min_gap={config.dpo.min_gap:g})"
     if config.method == "sft" and config.data:
         return f"train.data '{config.data}' has no dialogues"
     return f"task '{task.name}' has nothing to train on in its split 'train'; look at the options under `task`"

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
-from upshot.config import load as config
+from upshot.config.load import explain_error, read_yaml
 from upshot.config.recipe import Text
 from upshot.core.errors import UserError
 from upshot.core.http import demand_key
@@ -171,13 +171,13 @@ class ServersConfig(BaseModel):
 def read(path: str | Path) -> ServersConfig:
     """A checked serve file; model folders beside it are made absolute."""
     file = Path(path).expanduser()
-    data = config.read_yaml(file, "serve file")
+    data = read_yaml(file, "serve file")
     if not isinstance(data, dict):
         raise UserError(f"serve file '{path}': a mapping with `servers` is needed, not {type(data).__name__}")
     try:
         fleet = ServersConfig.model_validate(data)
     except ValidationError as error:
-        where, told = ".".join(map(str, error.errors()[0]["loc"])), config.explain(error, ServersConfig)
+        where, told = ".".join(map(str, error.errors()[0]["loc"])), explain_error(error, ServersConfig)
         raise UserError(f"{path}: {told if where in told else f'{where}: {told}'}") from None
     demand_key(fleet.host, fleet.key, f"set the environment variable {fleet.api_key_env}", f"{path}: host")
     for server in fleet.servers.values():

@@ -51,7 +51,7 @@ def read_preferences(path: str, min_gap: float, key: str = "train.data") -> list
     for number, record in enumerate(_records(path, "dpo", key), start=1):
         absent = [name for name in needed if record.get(name) is None]
         if absent:
-            why = f" (train.min_gap is {min_gap:g})" if absent[0] in SCORES else ""
+            why = f" (train.dpo.min_gap is {min_gap:g})" if absent[0] in SCORES else ""
             raise UserError(f"{key} '{path}': row {number} has no '{absent[0]}'{why}; it has {', '.join(record)}")
         if not min_gap or record[SCORES[0]] - record[SCORES[1]] >= min_gap - ROUNDING:
             prompt = messages_from(_as_messages(record["prompt"], "user"))

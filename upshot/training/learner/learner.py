@@ -82,8 +82,8 @@ class Learner:
 
     def _adam(self, parameters: Sequence[nn.Parameter]) -> MasterAdamW:
         config = self.config
-        small, offload = config.optimizer == "adamw-8bit", config.offload_optimizer
-        return MasterAdamW(parameters, config.lr, config.betas, config.weight_decay, small, offload)
+        small, offload = config.optimizer.name == "adamw-8bit", config.optimizer.offload
+        return MasterAdamW(parameters, config.lr, config.optimizer.betas, config.optimizer.weight_decay, small, offload)
 
     def keep_reference(self, start: Mapping[str, Tensor] | None = None) -> None:
         """The reference is the model with these trained weights, or with those it has now. Nothing else is kept."""
@@ -128,7 +128,7 @@ class Learner:
 
     def step(self) -> dict[str, float]:
         """Clip the gradient, take one optimizer step, tell the sampler."""
-        norm = self.optimizer.clip(self.config.grad_clip)
+        norm = self.optimizer.clip(self.config.optimizer.grad_clip)
         lr = learning_rate(self.config, self.steps)
         if math.isfinite(norm):
             self.optimizer.step(lr)
@@ -223,11 +223,11 @@ def random_states() -> dict[str, Any]:
 
 def learning_rate(config: TrainConfig, step: int) -> float:
     """The rate of a step (counted from 0): linear warm-up, then constant, cosine or linear to lr × min_lr."""
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    if config.schedule == "constant":
+    if step < config.schedule.warmup_steps:
+        return config.lr * (step + 1) / config.schedule.warmup_steps
+    if config.schedule.name == "constant":
         return config.lr
-    total = max(config.steps * config.minibatches - config.warmup_steps, 1)
-    done = min((step - config.warmup_steps) / total, 1.0)
-    left = 0.5 * (1 + math.cos(math.pi * done)) if config.schedule == "cosine" else 1 - done
-    return config.lr * (config.min_lr + (1 - config.min_lr) * left)
+    total = max(config.steps * config.minibatches - config.schedule.warmup_steps, 1)
+    done = min((step - config.schedule.warmup_steps) / total, 1.0)
+    left = 0.5 * (1 + math.cos(math.pi * done)) if config.schedule.name == "cosine" else 1 - done
+    return config.lr * (config.schedule.min_lr + (1 - config.schedule.min_lr) * left)

@@ -23,12 +23,14 @@ async def train(run: LoopRun, config: TrainConfig) -> None:
     """Learn the pairs of `train.data` up to `config.steps`."""
     if not config.data:
         raise UserError("train.method 'dpo' needs train.data; make it with `upshot data prepare --for dpo`")
-    preferences = read_preferences(config.data, config.min_gap)
+    preferences = read_preferences(config.data, config.dpo.min_gap)
     pairs = render_pairs(preferences, run.renderer, run.loaded.max_context)
     if len(pairs) < len(preferences):
         run.say(f"{len(preferences) - len(pairs)} of {len(preferences)} pairs are longer than the context")
     if not pairs:
-        raise UserError(f"train.data '{config.data}': no pair is left to learn from (train.min_gap={config.min_gap:g})")
+        raise UserError(
+            f"train.data '{config.data}': no pair is left to learn from (train.dpo.min_gap={config.dpo.min_gap:g})"
+        )
     config = run.lasting(config, len(pairs))
     looks = Evaluator(run)
     if looks.enough:

@@ -71,7 +71,7 @@ class Evaluator:
         started = time.perf_counter()
         logs = {f"eval/{key}": value for key, value in (await look()).items()}
         best = self.record.add(step, logs)
-        if best is not None and self.run.recipe.train.keep_best:
+        if best is not None and self.run.recipe.train.save.best:
             self.run.checkpoint(best)
         return logs | {"time/eval": time.perf_counter() - started}
 

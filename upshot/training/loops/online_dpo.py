@@ -50,7 +50,7 @@ def best_and_worst(groups: Sequence[Sequence[Rollout]], min_gap: float) -> tuple
 def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int) -> dict[str, float]:
     """One round of updates on the pairs of a step."""
     config = learner.config
-    pairs, left_out = best_and_worst(groups, config.min_gap)
+    pairs, left_out = best_and_worst(groups, config.dpo.min_gap)
     logs = {f"dpo/left_out/{why}": float(count) for why, count in sorted(left_out.items())}
     data = [(_datum(best), _datum(worst)) for best, worst in pairs]
     for part in minibatches(data, config.minibatches, seed) if data else ():

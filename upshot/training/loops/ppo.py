@@ -2,8 +2,8 @@
 
 Rewards stand where the credit says they were earned: at the end of each span of tokens what it is credited with beyond
 the span after it, so that the rewards from a token to the end add up to what its span earned. A reply credited as a
-whole has its reward on the last token. The KL penalty to the initial model, `train.kl`, is taken off the reward of
-every sampled token as kl x (log p_sampled - log p_initial); it is not in the loss a second time. Tokens that nobody
+whole has its reward on the last token. The KL penalty to the initial model, `train.kl.weight`, is taken off the reward
+of every sampled token as kl x (log p_sampled - log p_initial); it is not in the loss a second time. Tokens that nobody
 sampled (prompts, observations) and spans whose reward is missing are no time steps: the episode is its credited tokens,
 one after another.
 """
@@ -31,7 +31,7 @@ from upshot.training.objectives.surrogates.base import surrogate
 async def train(run: LoopRun, config: TrainConfig) -> None:
     """Train from the run's step to `train.steps`."""
     surrogate(config.loss.name, config.loss.options)
-    await play_and_learn(run, config, learn, reference=bool(config.kl), value_head=True)
+    await play_and_learn(run, config, learn, reference=bool(config.kl.weight), value_head=True)
 
 
 def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int) -> dict[str, float]:
@@ -94,21 +94,21 @@ def _datum(reply: Rollout, earned: Sequence[tuple[Span, float]]) -> Datum:
 def estimate(learner: LogprobSource, data: Sequence[Datum], rewards: Sequence[Sequence[float]]) -> dict[str, float]:
     """Set values, targets and advantages of the data as the value head sees them now; what to log."""
     config = learner.config
-    references = learner.logprobs(data, reference=True) if config.kl else [datum.old for datum in data]
+    references = learner.logprobs(data, reference=True) if config.kl.weight else [datum.old for datum in data]
     divergence = 0.0
     for datum, values, reference, reward in zip(data, learner.values(data), references, rewards, strict=True):
         places = [i for i, bit in enumerate(datum.mask) if bit]
         ratios = [datum.old[i] - reference[i] for i in places]
         divergence += sum(ratios)
-        paid = [own - config.kl * ratio for own, ratio in zip(reward, ratios, strict=True)]
-        advantages, targets = gae(paid, [values[i] for i in places], config.gamma, config.gae_lambda)
+        paid = [own - config.kl.weight * ratio for own, ratio in zip(reward, ratios, strict=True)]
+        advantages, targets = gae(paid, [values[i] for i in places], config.ppo.gamma, config.ppo.gae_lambda)
         datum.values = values
         datum.advantages = _spread(advantages, places, len(datum.ids))
         datum.returns = _spread(targets, places, len(datum.ids))
     logs = explained(data)
-    if config.whiten:
+    if config.ppo.whiten:
         whiten(data)
-    if config.kl:
+    if config.kl.weight:
         logs["policy/kl_to_reference"] = divergence / max(sum(sum(datum.mask) for datum in data), 1)
     return logs
 

@@ -47,7 +47,7 @@ Learn = Callable[[Learner, Sequence[Sequence[Rollout]], int], dict[str, float]]
 async def train(run: LoopRun, config: TrainConfig) -> None:
     """Policy gradient over groups, from the run's step to `train.steps`."""
     surrogate(config.loss.name, config.loss.options)
-    await play_and_learn(run, config, learn, reference=bool(config.kl))
+    await play_and_learn(run, config, learn, reference=bool(config.kl.weight))
 
 
 async def play_and_learn(
@@ -197,7 +197,7 @@ def stop_if_missing(groups: Sequence[Sequence[Rollout]], limit: float) -> None:
 def lesson_of(learner: LogprobSource, groups: Sequence[Sequence[Rollout]]) -> tuple[Lesson, dict[str, float]]:
     """What a step's replies teach, with advantages and importance set, and what to log."""
     config = learner.config
-    credits, logs = charged(learner, groups) if config.kl and config.kl_in == "reward" else (None, {})
+    credits, logs = charged(learner, groups) if config.kl.weight and config.kl.where == "reward" else (None, {})
     set_advantages(groups, config.advantage, credits)
     lesson = [(reply, datum) for group in groups for reply in group for datum in data_of(reply)]
     return lesson, logs | (weigh(learner, [datum for _, datum in lesson]) if lesson else {})
@@ -210,7 +210,7 @@ def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int) -> d
     data = [datum for _, datum in lesson]
     if not data:
         return logs | {"train/sequences": 0.0}
-    if config.kl and config.kl_in == "loss":
+    if config.kl.weight and config.kl.where == "loss":
         for datum, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
             datum.reference = reference
     drift = known(logs)

@@ -34,7 +34,7 @@ def held_out_pairs(run: LoopRun) -> list[Preference]:
     """The pairs that a recipe evaluates dpo on."""
     config = run.recipe.eval
     assert config.data, "check_evaluations() comes first"
-    return read_preferences(config.data, run.recipe.train.min_gap, "eval.data")[: config.rows]
+    return read_preferences(config.data, run.recipe.train.dpo.min_gap, "eval.data")[: config.rows]
 
 
 def sft_loss(learner: Learner, data: Sequence[Datum]) -> dict[str, float]:
@@ -51,12 +51,12 @@ def dpo_loss(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> dict[str
     config, data = learner.config, [datum for pair in pairs for datum in pair]
     own, reference = learner.logprobs(data), learner.logprobs(data, reference=True)
     gained = [_sum(a, datum) - _sum(b, datum) for a, b, datum in zip(own, reference, data, strict=True)]
-    if config.dpo_loss == "ipo":
+    if config.dpo.loss == "ipo":
         gained = [gain / max(sum(datum.mask), 1) for gain, datum in zip(gained, data, strict=True)]
     margin = torch.tensor(gained[::2]) - torch.tensor(gained[1::2])
     return {
-        "loss/dpo": float(losses.preference(margin, config.beta, config.dpo_loss).mean()),
-        "dpo/margin": float(config.beta * margin.mean()),
+        "loss/dpo": float(losses.preference(margin, config.dpo.beta, config.dpo.loss).mean()),
+        "dpo/margin": float(config.dpo.beta * margin.mean()),
         "dpo/accuracy": float((margin > 0).float().mean()),
     }
 

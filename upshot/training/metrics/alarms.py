@@ -40,7 +40,7 @@ ALARMS = (
         "policy/entropy",
         lambda first, now: now < 0.1 * first,
         "entropy fell from {first:.3g} to {now:.3g} nats a token: the policy says nearly the same every time. Lower "
-        "train.lr, raise episode.temperature or train.clip_high, or set train.kl; the checkpoints before it are better",
+        "train.lr, raise episode.temperature or train.clip.high, or set train.kl.weight; checkpoints before are better",
     ),
     Alarm(
         "rollout/reply_tokens",
@@ -52,7 +52,7 @@ ALARMS = (
         THOUGHTS,
         lambda first, now: now < 0.25 * first,
         "thoughts shrank from {first:.3g} to {now:.3g} tokens: the policy stops thinking. Lower train.lr or set "
-        "train.kl, and look whether a metric punishes length",
+        "train.kl.weight, and look whether a metric punishes length",
     ),
     Alarm(
         "rollout/cut",

@@ -32,7 +32,7 @@ class BestTracker:
     @classmethod
     def of(cls, recipe: Recipe, lines: Iterable[Mapping[str, Any]]) -> BestTracker:
         """What a run's evaluations are compared by, with those that its lines tell of."""
-        record = cls(recipe.train.keep_best or DEFAULTS.get(recipe.train.method, "eval/reward/mean"))
+        record = cls(recipe.train.save.best or DEFAULTS.get(recipe.train.method, "eval/reward/mean"))
         for line in lines:
             record.add(evaluated(line), line)
         return record
@@ -55,12 +55,12 @@ class BestTracker:
 
 def check_evaluations(recipe: Recipe) -> None:
     """Refuse evaluations of nothing, a metric that none of them has, and what hangs on them where none comes."""
-    metric, config = recipe.train.keep_best, recipe.eval
+    metric, config = recipe.train.save.best, recipe.eval
     if metric is not None:
         words = metric.split()
         if len(words) > 2 or not words[-1].startswith("eval/") or (len(words) == 2 and words[0] not in ("min", "max")):
             raise UserError(
-                f"train.keep_best is '{metric}'; name a metric of the evaluations, such as 'eval/reward/mean'"
+                f"train.save.best is '{metric}'; name a metric of the evaluations, such as 'eval/reward/mean'"
             )
     if config.samples > 1 and not config.temperature:
         raise UserError(
@@ -68,7 +68,7 @@ def check_evaluations(recipe: Recipe) -> None:
         )
     if recipe.train.method == "dpo" and config.every and not config.data:
         raise UserError("eval.every with train.method 'dpo' needs held-out pairs; set eval.data=FILE, or eval.every=0")
-    for key, value in (("train.keep_best", metric), ("eval.stop_after", config.stop_after)):
+    for key, value in (("train.save.best", metric), ("eval.stop_after", config.stop_after)):
         if value and not config.every:
             raise UserError(f"{key} needs evaluations while training; set eval.every to the steps between them")
 

@@ -1,4 +1,4 @@
-"""The KL divergence taken off the reward: `train.kl_in: reward`.
+"""The KL divergence taken off the reward: `train.kl.where: reward`.
 
 A reply's main reward is lessened by kl x the sum over its sampled tokens of log p_sampled - log p_initial. Credited by
 turns, a turn pays for its own tokens and those after it, as it earns. Other parts (a classmate's) pay nothing: the
@@ -30,7 +30,7 @@ def charged(
         ratios = [old - ref if bit else 0.0 for old, ref, bit in zip(datum.old, reference, datum.mask, strict=True)]
         total, count = total + math.fsum(ratios), count + len(datum.places)
         assert reply.credit is not None
-        paid[id(reply)] = charge(reply.credit, [learner.config.kl * ratio for ratio in ratios])
+        paid[id(reply)] = charge(reply.credit, [learner.config.kl.weight * ratio for ratio in ratios])
     logs = {"policy/kl_to_reference": total / max(count, 1)}
     return [[paid.get(id(reply)) for reply in group] for group in groups], logs
 

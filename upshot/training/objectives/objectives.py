@@ -76,9 +76,9 @@ class PolicyGradient(Objective):
             "policy/kl_to_sampler": self.share(losses.kl_divergence(columns["old"], logprobs, "k3")),
             "policy/entropy": self.share(entropy),
         }
-        if config.kl and config.kl_in == "loss" and "reference" in columns:
-            penalty = losses.kl_penalty(logprobs, columns["old"], columns["reference"], config.kl_estimator)
-            per_token = per_token + config.kl * penalty
+        if config.kl.weight and config.kl.where == "loss" and "reference" in columns:
+            penalty = losses.kl_penalty(logprobs, columns["old"], columns["reference"], config.kl.estimator)
+            per_token = per_token + config.kl.weight * penalty
             logs["policy/kl_to_reference"] = self.share(penalty)
         if config.entropy:
             per_token = per_token - config.entropy * entropy
@@ -98,10 +98,10 @@ class Ppo(PolicyGradient):
         if found.values is None:
             raise ValueError("ppo needs the value head's output")
         columns = batch.columns
-        errors = losses.clipped_value(found.values, columns["values"], columns["returns"], self.config.clip_high)
+        errors = losses.clipped_value(found.values, columns["values"], columns["returns"], self.config.clip.high)
         value_loss = losses.normalise(errors, batch, self.by)
         logs["loss/value"] = value_loss.detach()
-        return loss + self.config.value_weight * value_loss, logs
+        return loss + self.config.ppo.value_weight * value_loss, logs
 
 
 class Dpo(Objective):
@@ -114,13 +114,13 @@ class Dpo(Objective):
         """Mean over pairs of the preference loss."""
         own, reference = batch.sums(found.logprobs), batch.sums(batch.columns["reference"])
         gained = own - reference
-        if self.config.dpo_loss == "ipo":
+        if self.config.dpo.loss == "ipo":
             gained = gained / batch.counts().clamp(min=1)
         margin = gained[::2] - gained[1::2]
         pairs = max(self.by.sequences // 2, 1)
-        loss = losses.preference(margin, self.config.beta, self.config.dpo_loss).sum() / pairs
+        loss = losses.preference(margin, self.config.dpo.beta, self.config.dpo.loss).sum() / pairs
         return loss, {
             "loss/dpo": loss.detach(),
             "dpo/accuracy": (margin.detach() > 0).float().sum() / pairs,
-            "dpo/margin": self.config.beta * margin.detach().sum() / pairs,
+            "dpo/margin": self.config.dpo.beta * margin.detach().sum() / pairs,
         }

@@ -14,9 +14,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from upshot.config.recipe import Recipe
 from upshot.run.checks.bench import Finding
-from upshot.verl.checks import refuse, wish_of
-from upshot.verl.checks.node import IMPORT_S, NodeRequirements, look, marked
-from upshot.verl.checks.resources import Node, compared, needed
+from upshot.verl.checks import refuse, requirements_of
+from upshot.verl.checks.node import IMPORT_S, NodeRequirements, check_node, write_mark
+from upshot.verl.checks.resources import Node, compare_needs, find_needs
 
 QUEUE = ("TransferQueueController", "transfer_queue")
 """Name and namespace of an actor that verl's runs share: a second run on the same Ray would mix its rows with ours."""
@@ -29,10 +29,10 @@ def check_cluster(recipe: Recipe, config: Any, folder: Path) -> None:
         found = OmegaConf.select(config, key)
         return otherwise if found is None else found
 
-    mark = marked(folder)
+    mark = write_mark(folder)
     try:
-        wish = replace(wish_of(recipe, read, str(folder)), mark=mark)
-        refuse([*compared(needed(read), nodes_of()), *_other_run(), *_everywhere(wish)])
+        wanted = replace(requirements_of(recipe, read, str(folder)), mark=mark)
+        refuse([*compare_needs(find_needs(read), nodes_of()), *_other_run(), *_everywhere(wanted)])
     finally:
         (folder / mark).unlink(missing_ok=True)
 
@@ -62,15 +62,15 @@ def _other_run() -> Iterator[Finding]:
     )
 
 
-def _everywhere(wish: NodeRequirements) -> Iterator[Finding]:
+def _everywhere(wanted: NodeRequirements) -> Iterator[Finding]:
     """Look around on every node at once; the plug-ins were imported here already before Ray was started."""
     here = ray.get_runtime_context().get_node_id()
     asked = {}
     for node in ray.nodes():
         if node["Alive"]:
-            own = replace(wish, plugins=()) if node["NodeID"] == here else wish
+            own = replace(wanted, plugins=()) if node["NodeID"] == here else wanted
             where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            probe = ray.remote(num_cpus=0, max_retries=0)(look).options(scheduling_strategy=where).remote(own)
+            probe = ray.remote(num_cpus=0, max_retries=0)(check_node).options(scheduling_strategy=where).remote(own)
             asked[probe] = node["NodeManagerHostname"]
     done, late = ray.wait(list(asked), num_returns=len(asked), timeout=2 * IMPORT_S)
     yield from (Finding(f"node {asked[probe]}: no answer within {2 * IMPORT_S:.0f} s") for probe in late)

@@ -14,8 +14,8 @@ import ray
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.run.folder import RunFolder
-from upshot.verl.budget.ledger import Ledger, WorkerGrant, WorkerReport, standing
-from upshot.verl.budget.share import Tell, gone
+from upshot.verl.budget.ledger import Ledger, WorkerGrant, WorkerReport, describe_loads
+from upshot.verl.budget.quota import Tell, describe_loss
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class LedgerActor:
         workers = len(self.ledger.workers)
         spent = ", ".join(f"{value:g} {what}" for what, value in self.ledger.spent().items())
         lines = [f"last phase: {name}, for {time.monotonic() - since:.0f} s", f"{workers} workers, spent: {spent}"]
-        told = standing(self.ledger.loads())
+        told = describe_loads(self.ledger.loads())
         return [*lines, *([f"endpoints: {told}"] if told else [])]
 
     async def close(self, seconds: float = CLOSE_S) -> list[str]:
@@ -117,7 +117,7 @@ class LedgerActor:
             self._forget(worker)
             if not self.ledger.closing:  # verl would wait for ever for what it played
                 why = found["DeathCause"].actor_died_error_context.error_message
-                await self.stop(died(f"an agent-loop worker ({worker})", why))
+                await self.stop(describe_death(f"an agent-loop worker ({worker})", why))
         finally:
             self._asked.discard(worker)
 
@@ -132,7 +132,7 @@ class LedgerActor:
             log.warning("what is spent could not be written: %s", error)
 
 
-def died(what: str, why: BaseException | str) -> str:
+def describe_death(what: str, why: BaseException | str) -> str:
     """What is said of an actor whose end stops the run."""
     told = " ".join(line.strip() for line in str(why).splitlines() if line.strip())
     return f"{what} died; the run is stopped, go on with it by --resume. Ray says: {told[:600]}"
@@ -152,10 +152,10 @@ def find_ledger() -> Any:
     try:
         return ray.get_actor(NAME)
     except ValueError as error:
-        raise UserError(f"{gone(error)}; is this run started by `upshot train --engine verl`?") from error
+        raise UserError(f"{describe_loss(error)}; is this run started by `upshot train --engine verl`?") from error
 
 
-def teller(name: str) -> Tell:
+def make_teller(name: str) -> Tell:
     """How the worker of this process reports; it joins the ledger under a name."""
     ledger = find_ledger()
     ledger.join.remote(name, ray.get_runtime_context().get_actor_id())

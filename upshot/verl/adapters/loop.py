@@ -12,15 +12,15 @@ import ray
 from ray.exceptions import RayActorError
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
-from upshot.config import load as config
+from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError, user_error_in
 from upshot.training.learner.distributed.handover import packed
-from upshot.verl.adapters.ledger import died, name_here, teller
-from upshot.verl.config import RECIPE
+from upshot.verl.adapters.ledger import describe_death, make_teller, name_here
 from upshot.verl.parquet import AGENT
+from upshot.verl.plan import RECIPE
 from upshot.verl.served import ConversationLink
-from upshot.verl.trajectory import Trajectory, numbers, refuse_long, trajectories_of
+from upshot.verl.trajectory import Trajectory, refuse_long, reward_numbers, trajectories_of
 from upshot.verl.worker import PlayRequest, RolloutWorker
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class UpshotLoop(AgentLoopBase):  # type: ignore[misc]
                 log.exception("a conversation could not be played")
             why = str(told or f"{type(error).__name__}: {error}; where it was raised is in verl.log")
             return [_output(Trajectory([filler], [filler], [0], [0.0]), 0.0, {FAULT: why}, started)]
-        seen = numbers(reply, list(worker.services.weights))
+        seen = reward_numbers(reply, list(worker.services.weights))
         extra |= {**line.extra, "reward_extra_info": seen, "turn_scores": [], "tool_rewards": []}
         score = reply.reward.total.value or 0.0
         return [
@@ -89,7 +89,7 @@ class Servers:
         try:
             return await self.manager.generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params)
         except RayActorError as error:
-            raise UserError(died("a rollout server", error)) from error
+            raise UserError(describe_death("a rollout server", error)) from error
 
 
 def worker_here(tokenizer: Any, max_context: int) -> RolloutWorker:
@@ -97,14 +97,14 @@ def worker_here(tokenizer: Any, max_context: int) -> RolloutWorker:
     path = recipe_path()
     if path not in _workers:
         name = name_here()
-        tell = teller(name) if ray.is_initialized() else None
+        tell = make_teller(name) if ray.is_initialized() else None
         _workers[path] = RolloutWorker(recipe_here(), tokenizer, max_context, tell, name)
     return _workers[path]
 
 
 def recipe_here() -> Recipe:
     """The recipe that this process was started for."""
-    return config.load(recipe_path()).recipe
+    return load_recipe(recipe_path()).recipe
 
 
 def recipe_path() -> str:

@@ -17,10 +17,10 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from upshot.core.errors import UserError
 from upshot.verl.adapters.checks import check_cluster
-from upshot.verl.adapters.ledger import died, open_ledger
+from upshot.verl.adapters.ledger import describe_death, open_ledger
 from upshot.verl.adapters.loop import recipe_here, recipe_path
-from upshot.verl.budget.share import gone
-from upshot.verl.checks.watchdog import Patience, Watchdog, demands
+from upshot.verl.budget.quota import describe_loss
+from upshot.verl.checks.watchdog import Patience, Watchdog, describe_demands
 from upshot.verl.table import PROJECT
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def reason(error: Exception) -> tuple[str, int]:
         return str(cause), 2
     print(str(error), flush=True)  # the whole of it is for the log
     if isinstance(cause, RayActorError):
-        return died("a process of verl's", cause), 1
+        return describe_death("a process of verl's", cause), 1
     return f"verl failed: {type(cause).__name__}: {' '.join(str(cause).split())[-600:]}", 1
 
 
@@ -96,7 +96,7 @@ def waits_for(ledger: Any) -> list[str]:
     asked = [
         (r.bundle, r.count) for each in status.resource_demands.ray_task_actor_demand for r in each.bundles_by_count
     ]
-    lines += demands(list(placement_group_table().values()), asked)
+    lines += describe_demands(list(placement_group_table().values()), asked)
     pending = [actor for actor in actors().values() if actor["State"] in ("PENDING_CREATION", "DEPENDENCIES_UNREADY")]
     lines += [f"actor {actor['Name'] or actor['ActorClassName']} is {actor['State']}" for actor in pending]
     free, whole = ray.available_resources(), ray.cluster_resources()
@@ -108,7 +108,7 @@ def _words(stopped: Any) -> str:
     try:
         return str(ray.get(stopped))
     except RayActorError as error:
-        return gone(error)
+        return describe_loss(error)
 
 
 def _close(ledger: Any, seconds: float) -> None:

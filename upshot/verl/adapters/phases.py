@@ -27,7 +27,7 @@ PHASES = {
 Trainer = TypeVar("Trainer", bound=type)
 
 
-def phased(trainer: Trainer) -> Trainer:
+def report_phases(trainer: Trainer) -> Trainer:
     """A trainer class that says what it does."""
     for method, phase in PHASES.items():
         setattr(trainer, method, _telling(getattr(trainer, method), phase))

@@ -18,10 +18,10 @@ from verl.trainer.sft_trainer import SFTTrainer
 from verl.utils.device import auto_set_device
 from verl.utils.distributed import destroy_global_process_group, initialize_global_process_group
 
-from upshot.config import load as config
+from upshot.config.load import load_recipe
 from upshot.core.conversation import derive_seed
 from upshot.training.loops.sft import pick
-from upshot.verl.config import RECIPE
+from upshot.verl.plan import RECIPE
 
 
 class Examples(Dataset[dict[str, torch.Tensor]]):
@@ -64,7 +64,7 @@ class SftTrainer(SFTTrainer):  # type: ignore[misc]
     """verl's, with our loaders."""
 
     def _build_dataloader(self) -> None:
-        recipe = config.load(os.environ[RECIPE]).recipe
+        recipe = load_recipe(os.environ[RECIPE]).recipe
         rank, ranks = self.engine.get_data_parallel_rank(), self.engine.get_data_parallel_size()
         size, batch = len(self.train_dataset), int(self.config.data.train_batch_size)
         steps, seed = int(self.config.trainer.total_training_steps), derive_seed(recipe.seed, recipe.train.method)

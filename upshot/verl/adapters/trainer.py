@@ -28,17 +28,17 @@ from upshot.training.loops.sft import pick
 from upshot.training.metrics.step import summarise
 from upshot.verl.adapters.critic import CriticWorker
 from upshot.verl.adapters.loop import recipe_here, recipe_path
-from upshot.verl.adapters.phases import phased
+from upshot.verl.adapters.phases import report_phases
 from upshot.verl.adapters.replies import Groups, PlayedRollouts
-from upshot.verl.folder import played
-from upshot.verl.lesson import BatchRow, LearnerInputs, teach
+from upshot.verl.folder import rollout_exchange
 from upshot.verl.metrics import OWN
 from upshot.verl.parquet import AGENT
-from upshot.verl.worker import RolloutWorker, placed
+from upshot.verl.train_batch import BatchRow, LearnerInputs, teach
+from upshot.verl.worker import RolloutWorker, describe_place
 
 
 @register_trainer(AGENT)
-@phased
+@report_phases
 class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
     """verl's synchronous trainer on our replies."""
 
@@ -105,7 +105,7 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         rows = [dict(self.train_dataset[item]) for item in items]
         earlier = occurred([row["extra_info"]["id"] for row in rows])
         for group, (row, before) in enumerate(zip(rows, earlier, strict=True)):
-            row["extra_info"] = placed(row["extra_info"], group, before, again)
+            row["extra_info"] = describe_place(row["extra_info"], group, before, again)
         batch = collate_fn(rows)
         batch["uid"] = np.array([str(uuid4()) for _ in rows], dtype=object)
         return tu.get_tensordict(batch)
@@ -127,7 +127,7 @@ class UpshotTrainer(PPOTrainerSync):  # type: ignore[misc]
         real = [row for row in rows if row is not None]
         told, logs = teach(self.recipe.train, self.replies.groups["train"], real)
         metrics.update(named(logs))
-        played.note(Path(recipe_path()).parent, self.global_steps, self.replies.groups["train"])
+        rollout_exchange.note(Path(recipe_path()).parent, self.global_steps, self.replies.groups["train"])
         left = iter(told)
         fields = columns([next(left) if row is not None else None for row in rows], self.recipe.train.importance.rule)
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)

@@ -119,7 +119,7 @@ class Ledger:
         """The slots of an endpoint for a worker: its fair part, of what nobody else has."""
         others = [other for who, other in self.workers.items() if who != worker]
         known = {who: w.loads[name] for who, w in self.workers.items() if name in w.loads}
-        part = fair(load.bound, {who: each.held + each.waiting for who, each in known.items()})[worker]
+        part = split_fairly(load.bound, {who: each.held + each.waiting for who, each in known.items()})[worker]
         cap = max(0, min(part, load.bound - sum(other.leased.get(name, 0) for other in others)))
         own = self.workers[worker].leased
         own[name] = max(own[name], cap)  # what it gives back it says with its next report
@@ -133,7 +133,7 @@ class Ledger:
         return max(0, min(left, max(wants, BATCH), max(1, left // (2 * len(self.workers)))))
 
 
-def fair(bound: int, demands: Mapping[str, int]) -> dict[str, int]:
+def split_fairly(bound: int, demands: Mapping[str, int]) -> dict[str, int]:
     """Parts of a whole: nobody gets more than it wants while another wants more; what nobody wants goes to all alike.
 
     The smallest part goes to whom wants least, so that one who wants a single slot is not served last.
@@ -145,7 +145,7 @@ def fair(bound: int, demands: Mapping[str, int]) -> dict[str, int]:
     return {name: part + left // len(out) + (place < left % len(out)) for place, (name, part) in enumerate(out.items())}
 
 
-def standing(loads: Mapping[str, EndpointLoad]) -> str:
+def describe_loads(loads: Mapping[str, EndpointLoad]) -> str:
     """How the endpoints stand, in a line; those that nobody calls are left out."""
     told = (
         f"{name}: {load.held} of {load.bound} calls in flight, {load.waiting} waiting, the slowest for "

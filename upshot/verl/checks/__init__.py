@@ -19,11 +19,11 @@ from upshot.models.local import local_path
 from upshot.run.checks import data, helpers, output, prompts, refuse
 from upshot.run.checks.bench import Check, CheckContext, Finding
 from upshot.verl.checks import resources
-from upshot.verl.checks.node import NodeRequirements, look
-from upshot.verl.config import MAIN, VerlPlan
+from upshot.verl.checks.node import NodeRequirements, check_node
+from upshot.verl.plan import MAIN, VerlPlan
 from upshot.verl.table import MODEL
 
-__all__ = ["find", "refuse", "wish_of"]
+__all__ = ["find", "refuse", "requirements_of"]
 
 SAME: Sequence[Check] = (output.check, data.check, prompts.check, helpers.check)
 """Checks of local mode that hold here as well; devices, memory and trackers are verl's."""
@@ -46,7 +46,7 @@ def find(
     return list(dict.fromkeys(found))
 
 
-def wish_of(
+def requirements_of(
     recipe: Recipe, read: resources.Read, folder: str, env: Mapping[str, str] | None = None
 ) -> NodeRequirements:
     """What every node must have, by a recipe and verl's config."""
@@ -91,10 +91,10 @@ def _here(recipe: Recipe, plan: VerlPlan, env: Mapping[str, str]) -> Iterator[Fi
     found = next((one.version for one in importlib.metadata.distributions(name="verl")), VERL)  # none: a checkout
     if not found.startswith(VERL):
         yield Finding(f"verl {found} is here; what was run is {VERL}x (docs/cluster-nodes.md)", fatal=False)
-    wish = wish_of(recipe, plan.value, "", env)
-    plugins = tuple(name for name in wish.plugins if not name.startswith("upshot."))
+    wanted = requirements_of(recipe, plan.value, "", env)
+    plugins = tuple(name for name in wanted.plugins if not name.startswith("upshot."))
     ports = tuple(resources.ports_of(plan.value))
-    yield from map(Finding, look(replace(wish, endpoints=(), plugins=plugins, ports=ports)))
+    yield from map(Finding, check_node(replace(wanted, endpoints=(), plugins=plugins, ports=ports)))
 
 
 def _caught(check: Check, bench: CheckContext) -> Iterator[Finding]:

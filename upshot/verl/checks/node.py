@@ -40,15 +40,15 @@ class NodeRequirements:
     """What must stand in a file of the run folder: written on the driver's node, read on all."""
 
 
-def look(wish: NodeRequirements) -> list[str]:
+def check_node(wanted: NodeRequirements) -> list[str]:
     """What is wrong on this machine."""
     checks = (_model, _storage, _code, _endpoints, _plugins, _memory, _ports)
-    return [said for check in checks for said in check(wish)]
+    return [said for check in checks for said in check(wanted)]
 
 
-def _model(wish: NodeRequirements) -> Iterator[str]:
-    path = Path(wish.model)
-    if not wish.model or (not path.is_absolute() and not path.exists()):
+def _model(wanted: NodeRequirements) -> Iterator[str]:
+    path = Path(wanted.model)
+    if not wanted.model or (not path.is_absolute() and not path.exists()):
         return  # a name of the hub; the driver has looked it up, a node without network must have it in its cache
     if not path.is_dir():
         yield f"the model folder {path} is not there; put it on storage that all nodes share, or at this path on each"
@@ -59,15 +59,15 @@ def _model(wish: NodeRequirements) -> Iterator[str]:
         yield f"the model folder {path} has no tokenizer ({', '.join(TOKENIZERS)})"
 
 
-def _storage(wish: NodeRequirements) -> Iterator[str]:
-    if not wish.folder:
+def _storage(wanted: NodeRequirements) -> Iterator[str]:
+    if not wanted.folder:
         return
-    folder = Path(wish.folder)
+    folder = Path(wanted.folder)
     way_out = "set run_dir to storage that all nodes share"
     if not folder.is_dir():
         yield f"the run folder {folder} is not there; {way_out}"
         return
-    if wish.mark and not (folder / wish.mark).is_file():
+    if wanted.mark and not (folder / wanted.mark).is_file():
         yield f"the run folder {folder} is another one than the driver's; {way_out}"
     own = folder / f".probe-{uuid.uuid4().hex}"
     try:
@@ -80,14 +80,14 @@ def _storage(wish: NodeRequirements) -> Iterator[str]:
         yield f"the run folder {folder} has {free / 1e9:.1f} GB left; checkpoints need more"
 
 
-def _code(wish: NodeRequirements) -> Iterator[str]:
-    for path in wish.code:
+def _code(wanted: NodeRequirements) -> Iterator[str]:
+    for path in wanted.code:
         if not Path(path).exists():
             yield f"your code {path} (`code`) is not there; put it on storage that all nodes share"
 
 
-def _endpoints(wish: NodeRequirements) -> Iterator[str]:
-    for url in wish.endpoints:
+def _endpoints(wanted: NodeRequirements) -> Iterator[str]:
+    for url in wanted.endpoints:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         try:
@@ -99,20 +99,20 @@ def _endpoints(wish: NodeRequirements) -> Iterator[str]:
             )
 
 
-def _plugins(wish: NodeRequirements) -> Iterator[str]:
+def _plugins(wanted: NodeRequirements) -> Iterator[str]:
     """Import as verl will, in a process of its own: nothing of it stays in this one."""
-    if not wish.plugins:
+    if not wanted.plugins:
         return
-    env = {**wish.environment, **os.environ, "PYTHONPATH": wish.environment.get("PYTHONPATH", "")}
-    words = [sys.executable, "-c", IMPORTS, *wish.plugins]
+    env = {**wanted.environment, **os.environ, "PYTHONPATH": wanted.environment.get("PYTHONPATH", "")}
+    words = [sys.executable, "-c", IMPORTS, *wanted.plugins]
     try:
         done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=IMPORT_S)
     except subprocess.TimeoutExpired:
-        yield f"the plug-ins {', '.join(wish.plugins)} were not imported within {IMPORT_S:.0f} s"
+        yield f"the plug-ins {', '.join(wanted.plugins)} were not imported within {IMPORT_S:.0f} s"
         return
     last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     failed = [line.removeprefix(FAILED) for line in done.stdout.splitlines() if line.startswith(FAILED)]
-    for said in failed or ([f"{wish.plugins[0]}' cannot be imported: {last}"] if done.returncode else []):
+    for said in failed or ([f"{wanted.plugins[0]}' cannot be imported: {last}"] if done.returncode else []):
         yield f"the plug-in '{said}; verl would go on without it and fail later"
 
 
@@ -139,8 +139,8 @@ def _memory(_: NodeRequirements) -> Iterator[str]:
         )
 
 
-def _ports(wish: NodeRequirements) -> Iterator[str]:
-    for port in wish.ports:
+def _ports(wanted: NodeRequirements) -> Iterator[str]:
+    for port in wanted.ports:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -149,7 +149,7 @@ def _ports(wish: NodeRequirements) -> Iterator[str]:
                 yield f"port {port} is taken ({error.strerror}); another run? name another, or leave it out"
 
 
-def marked(folder: Path) -> str:
+def write_mark(folder: Path) -> str:
     """Write the mark that the other nodes look for; its name."""
     name = f".here-{int(time.time())}-{uuid.uuid4().hex[:8]}"
     (folder / name).write_text(socket.gethostname())

@@ -62,7 +62,7 @@ class Node:
     gpus: float
 
 
-def needed(read: Read) -> Need:
+def find_needs(read: Read) -> Need:
     """The arithmetic of a config."""
     groups = [int(read("trainer.n_gpus_per_node", GPUS_A_NODE))] * int(read("trainer.nnodes", 1))
     if read("trainer.v1.trainer_mode", "sync") == "separate_async":
@@ -76,7 +76,7 @@ def needed(read: Read) -> Need:
     return Need(tuple(groups), units)
 
 
-def compared(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
+def compare_needs(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
     """What is too little."""
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     if gpus < need.gpus:
@@ -115,9 +115,9 @@ def _unplaced(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
 
 def before_ray(read: Read, cpus: int | None = None) -> Iterator[Finding]:
     """What can be said before Ray is up: only where it will be started here, with counts that are given or ours."""
-    if joined(read):
+    if is_joined(read):
         return
-    need = needed(read)
+    need = find_needs(read)
     if len(need.groups) > 1:
         yield Finding(
             f"trainer.nnodes={len(need.groups)} needs a Ray that spans them: start it (`ray start`), and name it with "
@@ -127,17 +127,17 @@ def before_ray(read: Read, cpus: int | None = None) -> Iterator[Finding]:
     gpus = read("ray_kwargs.ray_init.num_gpus", None)
     node = Node("this machine", float(read("ray_kwargs.ray_init.num_cpus", None) or cpus or os.cpu_count() or 1), 0)
     known = need.gpus if gpus is None else float(gpus)  # how many there are is Ray's to count
-    yield from compared(need, [Node(node.name, node.cpus, known)])
+    yield from compare_needs(need, [Node(node.name, node.cpus, known)])
 
 
 def ports_of(read: Read) -> list[int]:
     """Ports that a Ray that will be started here is told to take; all others it and verl find for themselves."""
     given = read("ray_kwargs.ray_init.dashboard_port", None)
-    taken = given and read("ray_kwargs.ray_init.include_dashboard", True) and not joined(read)
+    taken = given and read("ray_kwargs.ray_init.include_dashboard", True) and not is_joined(read)
     return [int(given)] if taken else []
 
 
-def joined(read: Read, environment: Mapping[str, str] | None = None) -> bool:
+def is_joined(read: Read, environment: Mapping[str, str] | None = None) -> bool:
     """Whether the run joins a Ray that is up."""
     found = os.environ if environment is None else environment
     return (read("ray_kwargs.ray_init.address", None) or found.get("RAY_ADDRESS") or "local") != "local"

@@ -119,7 +119,9 @@ def size_of(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def demands(groups: Sequence[Mapping[str, Any]], asked: Sequence[tuple[Mapping[str, float], int]]) -> list[str]:
+def describe_demands(
+    groups: Sequence[Mapping[str, Any]], asked: Sequence[tuple[Mapping[str, float], int]]
+) -> list[str]:
     """Placement groups and requests that Ray cannot place, in words."""
     lines = [
         f"Ray cannot place the group '{group['name']}': {_sum(list(group['bundles'].values()))} together on one node"

@@ -20,7 +20,7 @@ from typing import NoReturn
 import peft  # noqa: F401  so that it is imported once
 import pytest
 
-from upshot.config import load as config
+from upshot.config.load import dump_recipe, load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.run.folder import RunFolder
@@ -43,7 +43,7 @@ def two_ranks(jobs: Sequence[Job], folder: Path) -> None:
     words = []
     for number, (recipe, word) in enumerate(jobs):
         file = folder / f"{number}.yaml"
-        file.write_text(config.dump(recipe))
+        file.write_text(dump_recipe(recipe))
         words.append([str(file), word])
     more = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "tests.training.learner.distributed.rank_runs", json.dumps(words)]
@@ -87,7 +87,7 @@ def run(words: Sequence[tuple[str, str]]) -> None:
     """Run the jobs as the rank that the environment names."""
     ranks = open_ranks("cpu")
     for file, word in words:
-        recipe = config.load(file).recipe
+        recipe = load_recipe(file).recipe
         folder = begin(recipe, word) if ranks.first else ReadOnlyRunFolder(Path(str(recipe.run_dir)))
         ranks.told("begin", None)
         with pytest.raises((UserError, BaseExceptionGroup)) if word == "fails" else nullcontext():

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.training.workshop import metrics, recipe
-from upshot.config import load as config
+from upshot.config.load import dump_recipe
 from upshot.run.folder import RunFolder
 from upshot.run.run import train
 
@@ -79,9 +79,9 @@ def after_steps(folder: Path, steps: int) -> None:
 
 def begin(folder: Path, **settings: Any) -> str:
     """The file of a recipe that lasts."""
-    made = recipe(folder, warm=False, **{"steps": 100_000, "save_every": 0, "more": reward("Lottery"), **settings})
+    made = recipe(folder, warm=False, **{"steps": 100_000, "save": {"every": 0}, "more": reward("Lottery"), **settings})
     file = folder.with_suffix(".yaml")
-    file.write_text(config.dump(made))
+    file.write_text(dump_recipe(made))
     return str(file)
 
 
@@ -106,7 +106,7 @@ def test_a_signal_saves_the_same_step_on_all_ranks_and_the_run_goes_on(
         told, _ = agent.communicate(timeout=SECONDS)
     assert agent.returncode == 0, told
     assert told.count("run folder") == 1, "the first rank alone tells"
-    train(recipe(tmp_path / "one", warm=False, method=method, steps=longer, save_every=0, more=reward("Lottery")))
+    train(recipe(tmp_path / "one", warm=False, method=method, steps=longer, save={"every": 0}, more=reward("Lottery")))
     one, two = ([line["train/grad_norm"] for line in metrics(where)] for where in (tmp_path / "one", folder))
     assert two == pytest.approx(one, rel=1e-2) and state(folder)["state"] == "finished"
 
@@ -116,7 +116,7 @@ def test_a_rank_that_is_killed_ends_all_at_once_with_the_reason_and_the_last_che
     lost: int, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    with torchrun(begin(folder, save_every=2)) as agent:
+    with torchrun(begin(folder, save={"every": 2})) as agent:
         after_steps(folder, 5)
         process = rank(lost, agent.pid)
         os.kill(process, signal.SIGKILL)
@@ -132,7 +132,7 @@ def test_a_rank_that_is_killed_ends_all_at_once_with_the_reason_and_the_last_che
 @pytest.mark.parametrize(("where", "saved"), [("play", True), ("learn", False)])
 def test_an_error_on_one_rank_ends_all_with_its_reason(where: str, saved: bool, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    file = begin(folder, more=reward("BreaksOnOneRank"), save_every=2)
+    file = begin(folder, more=reward("BreaksOnOneRank"), save={"every": 2})
     with torchrun(file, UPSHOT_TEST_BREAKS=where) as agent:
         told, _ = agent.communicate(timeout=SECONDS)
     assert agent.returncode and "this rank is broken" in told, told

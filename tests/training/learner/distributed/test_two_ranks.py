@@ -22,7 +22,7 @@ from upshot.run.folder import RunFolder
 from upshot.run.run import train
 
 LORA = {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}, "lora": {"r": 2}}
-ASKED = {"models": {"user": "scripted:tests.training.helpers:customer"}, "futures": {"samples": 2, "window": 1}}
+ASKED = {"models": {"user": "scripted:tests.training.helpers:customer"}, "futures": {"samples": 2, "rounds": 1}}
 ASKED["futures"] |= {"user": "llm"}
 REWARD = {"reward": {"metrics": [{"name": "tests.training.helpers:Lottery"}]}}
 PAIRS = [
@@ -32,7 +32,13 @@ PAIRS = [
 ]
 NAMES, FURTHER = ("rl", "asked", "ppo", "dpo", "sft"), ("online-dpo", "ahead")
 BUDGET = 60
-SMALL: dict[str, Any] = {"steps": 2, "save_every": 0, "token_budget": 48, "grad_clip": 0.05, "lr": 3e-4}
+SMALL: dict[str, Any] = {
+    "steps": 2,
+    "save": {"every": 0},
+    "token_budget": 48,
+    "optimizer": {"grad_clip": 0.05},
+    "lr": 3e-4,
+}
 """Several micro-batches a rank, not as many on each, and a gradient that is always clipped."""
 
 
@@ -42,7 +48,9 @@ def recipes(folder: Path, pairs: str) -> dict[str, Recipe]:
     whole_step = {"advantage": {"name": "reinforce++"}, "kl": 0.05, "minibatches": 2, "importance": "truncate"}
     return {
         "rl": recipe(folder / "rl", more={**REWARD, **evaluated}, dynamic_sampling=1, **whole_step, **SMALL),
-        "asked": recipe(folder / "asked", warm=False, more={**ASKED, **REWARD}, kl=0.1, kl_in="reward", **SMALL),
+        "asked": recipe(
+            folder / "asked", warm=False, more={**ASKED, **REWARD}, kl={"weight": 0.1, "where": "reward"}, **SMALL
+        ),
         "ppo": recipe(folder / "ppo", warm=False, method="ppo", kl=0.05, more={"model": LORA, **REWARD}, **SMALL),
         "online-dpo": recipe(folder / "online-dpo", warm=False, method="online-dpo", more=REWARD, **SMALL),
         "dpo": recipe(folder / "dpo", warm=False, method="dpo", data=pairs, more={"model": LORA}, **SMALL),
@@ -54,7 +62,7 @@ def recipes(folder: Path, pairs: str) -> dict[str, Recipe]:
 def resumable(folder: Path) -> Recipe:
     """With noise of each rank's own, and adapters."""
     noisy = {"model": {**LORA, "lora": {"r": 2, "dropout": 0.5}}}
-    settings = {"steps": 4, "save_every": 1, "keep": 9, "prompts_per_step": 4}
+    settings = {"steps": 4, "save": {"every": 1, "keep": 9}, "prompts_per_step": 4}
     return recipe(folder, warm=False, method="sft", more=noisy, **settings)
 
 
@@ -115,7 +123,7 @@ def same_lines(place: Path, name: str) -> None:
     for left, right in zip(one, two, strict=True):
         assert close(left, right), {k: (v, right.get(k)) for k, v in left.items() if v != right.get(k)}
     norms = [line["train/grad_norm"] for line in one if "train/grad_norm" in line]
-    assert norms and min(norms) > SMALL["grad_clip"], "all were clipped"
+    assert norms and min(norms) > SMALL["optimizer"]["grad_clip"], "all were clipped"
 
 
 @pytest.mark.parametrize("name", ["rl", "asked", "ppo"])
@@ -162,7 +170,11 @@ def test_a_run_of_two_ranks_goes_on_with_one(place: Path) -> None:
     shutil.copytree(place / "two" / "asked", place / "back")
     folder = RunFolder.open(place / "back")
     longer = recipe(
-        place / "back", warm=False, more={**ASKED, **REWARD}, kl=0.1, kl_in="reward", **{**SMALL, "steps": 3}
+        place / "back",
+        warm=False,
+        more={**ASKED, **REWARD},
+        kl={"weight": 0.1, "where": "reward"},
+        **{**SMALL, "steps": 3},
     )
     train(longer, folder)
     train(longer.model_copy(update={"run_dir": str(place / "three")}))

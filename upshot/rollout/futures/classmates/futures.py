@@ -86,7 +86,7 @@ class Classmates(Futures):
         user: Participant | None = None,
         seed: int = 0,
         samples: int = 1,
-        window: int = 0,
+        rounds: int = 0,
         keep: ThoughtCut = ALL,
         mode: Literal["answer", "continue"] = "answer",
         reward: Kind = "vanilla",
@@ -105,7 +105,7 @@ class Classmates(Futures):
         """Make the futures.
 
         classmates: names among the recipe's models, each alone or with weight, think, tokenizer, system.
-        samples: answers of each classmate to each thought. window: rounds of talk for the main reward (0: none).
+        samples: answers of each classmate to each thought. rounds: rounds of talk for the main reward (0: none).
         keep: how much of the thought is handed on: a share, [low, high] drawn by reply, first-K-tokens, last-K-tokens.
         mode: answer at once, or continue the thought first. reward: see the top of this file; cuts: of `steps`.
         measure: sampled answers, the likelihood of the reference answer, or both with `mix` as the likelihood's share.
@@ -114,7 +114,7 @@ class Classmates(Futures):
         similar_by: how a similar question is found: by its words (tf-idf), or by the task's own key.
         metric: what scores a classmate's answer. max_tokens, temperature: of the classmates.
         """
-        self.main = Talk(metrics, weights, user, samples, window, credit)
+        self.main = Talk(metrics, weights, user, samples, rounds, credit)
         self.every_turn = self.main.every_turn
         self.classmates = [_found(config, models, Sampling(max_tokens, temperature)) for config in classmates]
         if not self.classmates:

@@ -69,9 +69,9 @@ def job_of(
         copy=shape.merged(targets) * size if lora and not model.exact else 0,
         ranks=lora.r * len(inside) if lora else 0,
         block=activations.block_kind(shape, called),
-        small_state=config.optimizer == "adamw-8bit",
-        offload=config.offload_optimizer,
-        reference=bool(config.kl) or config.method in ("dpo", "online-dpo"),
+        small_state=config.optimizer.name == "adamw-8bit",
+        offload=config.optimizer.offload,
+        reference=bool(config.kl.weight) or config.method in ("dpo", "online-dpo"),
         samples=samples,
         longest=model.max_context,
         wanted=_wanted(recipe, shape),
@@ -86,7 +86,7 @@ def _wanted(recipe: Recipe, shape: ModelShape) -> int:
     """Tokens whose keys and values are of use at once: all replies and futures of a step at their longest."""
     config, episode, futures = recipe.train, recipe.episode, recipe.futures
     replies = min(config.prompts_per_step * config.group_size * max(futures.samples, 1), activations.ROWS)
-    turns = episode.max_turns + 2 * futures.window
+    turns = episode.max_turns + 2 * futures.rounds
     length = recipe.model.max_context or PROMPT + turns * episode.max_tokens
     return replies * min(length, shape.context or length)
 
@@ -168,8 +168,14 @@ def changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
     if model.gradient_checkpointing == "none":
         yield "model.gradient_checkpointing=auto", _with(recipe, model={"gradient_checkpointing": "auto"})
     if model.lora is None:
-        yield "train.optimizer=adamw-8bit", _with(recipe, train={"optimizer": "adamw-8bit"})
-        yield "train.offload_optimizer=true", _with(recipe, train={"offload_optimizer": True})
+        yield (
+            "train.optimizer=adamw-8bit",
+            _with(recipe, train={"optimizer": config.optimizer.model_copy(update={"name": "adamw-8bit"})}),
+        )
+        yield (
+            "train.optimizer.offload=true",
+            _with(recipe, train={"optimizer": config.optimizer.model_copy(update={"offload": True})}),
+        )
         yield "model.lora={r: 32}", _with(recipe, model={"lora": LoraConfig(r=32)})
     lora = model.lora or LoraConfig(r=32)
     if model.quantize == "none":

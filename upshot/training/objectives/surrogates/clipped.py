@@ -27,7 +27,7 @@ def gspo(batch: TrainBatch, logprobs_M: Tensor, config: TrainConfig) -> PolicyLo
 def pessimistic(ratio_M: Tensor, batch: TrainBatch, config: TrainConfig) -> PolicyLoss:
     """The clipped surrogate of given ratios."""
     advantages = batch.columns["advantages"]
-    low, high = 1 - config.clip_low, 1 + config.clip_high
+    low, high = 1 - config.clip.low, 1 + config.clip.high
     loss = -torch.minimum(ratio_M * advantages, ratio_M.clamp(low, high) * advantages)
     binding = ((ratio_M < low) & (advantages < 0)) | ((ratio_M > high) & (advantages > 0))
     return PolicyLoss(loss, ratio_M, binding.float())

@@ -13,9 +13,9 @@ from upshot.training.objectives.surrogates.base import PolicyLoss, surrogates
 def cispo(batch: TrainBatch, logprobs_M: Tensor, config: TrainConfig) -> PolicyLoss:
     """Log-probability x advantage x ratio capped at 1 + clip_high (CISPO): no token's gradient is dropped."""
     ratio = (logprobs_M - batch.columns["old"]).exp()
-    weight = ratio.detach().clamp(max=1 + config.clip_high)
+    weight = ratio.detach().clamp(max=1 + config.clip.high)
     advantages = batch.columns["advantages"]
-    capped = (ratio > 1 + config.clip_high) & (advantages > 0)
+    capped = (ratio > 1 + config.clip.high) & (advantages > 0)
     return PolicyLoss(-weight * advantages * logprobs_M, ratio, capped.float())
 
 

@@ -1,7 +1,7 @@
 """A run on verl, told as local mode tells its own: rollouts, lines, status, console and trackers, step by step.
 
-verl logs a step when everything of it is done; the replies that its trainer learned from (`played.py`) lie ready then.
-They are written before the step's line, so a line in metrics.jsonl means that the step is all there.
+verl logs a step when everything of it is done; the replies that its trainer learned from (`rollout_exchange.py`) lie
+ready then. They are written before the step's line, so a line in metrics.jsonl means that the step is all there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from upshot.run.writer import Writer
 from upshot.tasks.base import Task
 from upshot.training.metrics.alarms import Alarms
 from upshot.training.metrics.best import ONLY
-from upshot.verl.folder import played
+from upshot.verl.folder import rollout_exchange
 from upshot.verl.metrics import Follower, line_of
 
 
@@ -47,7 +47,7 @@ class VerlRunWriter:
 
     def begin(self, steps: int, done: int) -> None:
         """The run begins, or goes on after `done` steps: what was written after them is dropped, as they come again."""
-        if self.folder.path.joinpath(played.FOLDER).is_dir() or self.follower.path.is_file():
+        if self.folder.path.joinpath(rollout_exchange.FOLDER).is_dir() or self.follower.path.is_file():
             self._catch_up(done)
         self.folder.rewind(phases_of(self.recipe), self.phase, done or -1)
         for line in self.folder.lines(self.phase):
@@ -66,20 +66,20 @@ class VerlRunWriter:
         """Write down what a killed launcher had not yet, up to the checkpoint; the rest of it goes."""
         known = {line["step"] for line in self.folder.lines(self.phase)}
         records = {record["step"]: record for record in self.follower.new()}
-        for step in played.steps(self.folder.path):
+        for step in rollout_exchange.steps(self.folder.path):
             records.setdefault(step, {"step": step, "data": {}})  # it was killed between the checkpoint and its line
         for step in sorted(records):
             if step <= done and step not in known:
                 self._tell(records[step])
-        for step in played.steps(self.folder.path):
-            played.drop(self.folder.path, step)
+        for step in rollout_exchange.steps(self.folder.path):
+            rollout_exchange.drop(self.folder.path, step)
         self.follower.forget()
 
     def _tell(self, record: dict[str, Any]) -> None:
         """A record of verl's: a step's line, and a line of its own for an evaluation after it."""
         step, told = int(record["step"]), line_of(record)
         evaluation = {name: told.pop(name) for name in list(told) if name.startswith(ONLY)}
-        groups = played.read(self.folder.path, step)
+        groups = rollout_exchange.read(self.folder.path, step)
         if groups or any(name.startswith(("train/", "loss/")) for name in told):
             logs = {"time/step": self._took(), **told, **self.writer.replies(step, groups)}
             self.writer.line(self.phase, step, logs)
@@ -89,7 +89,7 @@ class VerlRunWriter:
         if evaluation:
             self.writer.line(self.phase, step, evaluation)
             self.writer.announce(self.phase, step, evaluation)
-        played.drop(self.folder.path, step)
+        rollout_exchange.drop(self.folder.path, step)
 
     def _took(self) -> float:
         """Seconds since the last step's line, for those of verl's trainers that do not say."""

@@ -72,8 +72,8 @@ class WorkerQuota:
             try:
                 grant = await self._tell(self._report())
             except Exception as error:  # whatever the way to the ledger raises, there is none any more
-                log.error("%s", gone(error))
-                self._fail(UserError(gone(error)))
+                log.error("%s", describe_loss(error))
+                self._fail(UserError(describe_loss(error)))
                 return
             self._take(grant)
             if grant.closing:
@@ -129,7 +129,7 @@ class WorkerQuota:
         self._granted.set()
 
 
-def gone(error: BaseException) -> str:
+def describe_loss(error: BaseException) -> str:
     """What is said when the ledger cannot be reached."""
     told = (str(error).strip() or type(error).__name__).splitlines()[0]
     return (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from upshot.config.load import load
+from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core import jsonl
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
@@ -23,8 +23,8 @@ from upshot.run.reporter import Reporter
 from upshot.tasks.slots import SlotsTask
 from upshot.training.loops.rl import set_advantages
 from upshot.training.metrics.best import evaluated
-from upshot.verl.folder import played
-from upshot.verl.folder.chronicle import VerlRunWriter
+from upshot.verl.folder import rollout_exchange
+from upshot.verl.folder.run_writer import VerlRunWriter
 from upshot.verl.metrics import Follower
 
 TASK = SlotsTask(rows_per_split=64)
@@ -43,7 +43,7 @@ class Stage:
 
     def __init__(self, tmp: Path, *words: str) -> None:
         own = ["task.rows_per_split=64", "warm_start=null", f"model.path={tmp / 'model'}", f"run_dir={tmp / 'run'}"]
-        self.recipe: Recipe = load("quickstart", [*own, *words]).recipe
+        self.recipe: Recipe = load_recipe("quickstart", [*own, *words]).recipe
         self.folder = RunFolder.create(self.recipe)
         self.run = self.folder.path
         self.log = self.run / "verl" / "metrics.jsonl"
@@ -59,7 +59,7 @@ class Stage:
             for group, own in enumerate(scores)
         ]
         set_advantages(groups, self.recipe.train.advantage)
-        played.note(self.run, step, groups)
+        rollout_exchange.note(self.run, step, groups)
 
     def told(self, step: int, **data: Any) -> None:
         """verl logs a step."""
@@ -96,7 +96,7 @@ def test_a_step_is_in_the_run_folder_when_verl_has_logged_it_and_not_before(cont
     assert [line["credit"][0]["advantage"] for line in lines[2:]] == [0.0, 0.0]
     assert lines[0]["credit"][0]["advantage"] == -lines[1]["credit"][0]["advantage"] > 0
     assert (context.run / "samples/000001.npz").is_file()
-    assert not list((context.run / played.FOLDER).iterdir()), "what was carried over is taken away"
+    assert not list((context.run / rollout_exchange.FOLDER).iterdir()), "what was carried over is taken away"
 
 
 def test_what_is_missing_is_there_with_its_reason_and_out_of_the_statistics(context: Stage) -> None:
@@ -163,7 +163,7 @@ def test_a_resumed_run_drops_what_came_after_its_checkpoint(context: Stage) -> N
     assert {line["step"] for line in jsonl.read(context.run / "rollouts.jsonl")} == {1, 2}
     assert [line["step"] for line in jsonl.read(context.run / "metrics.jsonl")] == [1, 2]
     assert sorted(path.name for path in (context.run / "samples").iterdir()) == ["000001.npz", "000002.npz"]
-    assert not context.log.exists() and not list((context.run / played.FOLDER).iterdir())
+    assert not context.log.exists() and not list((context.run / rollout_exchange.FOLDER).iterdir())
     context.play(3, [ones(0.0, 0.0)])
     context.told(3, **STEP | {"upshot/reward/mean": 0.0})
     again.follow()

@@ -15,34 +15,34 @@ from upshot.run.folder import RunFolder
 from upshot.run.report.report import write_report
 from upshot.run.reporter import Reporter
 from upshot.tasks.base import tasks
-from upshot.verl.checkpoints import make_whole, newest
-from upshot.verl.config import VerlPlan
-from upshot.verl.folder.chronicle import VerlRunWriter
+from upshot.verl.checkpoints import make_whole, newest_step
+from upshot.verl.folder.run_writer import VerlRunWriter
 from upshot.verl.metrics import Follower
+from upshot.verl.plan import VerlPlan
 from upshot.verl.table import PROJECT
 
 
 @contextmanager
-def telling(recipe: Recipe, folder: RunFolder, plan: VerlPlan, reporter: Reporter) -> Iterator[VerlRunWriter]:
+def log_run(recipe: Recipe, folder: RunFolder, plan: VerlPlan, reporter: Reporter) -> Iterator[VerlRunWriter]:
     """Inside, verl runs. Afterwards its last lines are written, the newest checkpoint as a whole, status and report."""
-    chronicle = open_chronicle(recipe, folder, reporter)
-    chronicle.begin(int(plan.value("trainer.total_training_steps", 0)), newest(folder))
+    run_writer = open_run_writer(recipe, folder, reporter)
+    run_writer.begin(int(plan.value("trainer.total_training_steps", 0)), newest_step(folder))
     try:
-        with terminable():
-            yield chronicle
-        chronicle.follow()
+        with stop_on_sigterm():
+            yield run_writer
+        run_writer.follow()
         make_whole(folder)
-        chronicle.writer.status("finished")
+        run_writer.writer.status("finished")
         write_report(folder.path)
     except BaseException as error:
-        _stopped(chronicle, error)
+        _stopped(run_writer, error)
         raise
     finally:
-        chronicle.writer.close()
+        run_writer.writer.close()
 
 
 @contextmanager
-def terminable() -> Iterator[None]:
+def stop_on_sigterm() -> Iterator[None]:
     """Inside, SIGTERM stops the run as Ctrl-C does, where this thread may say so."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -58,26 +58,26 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _stopped(chronicle: VerlRunWriter, error: BaseException) -> None:
+def _stopped(run_writer: VerlRunWriter, error: BaseException) -> None:
     """What can still be told of a run that ends with an error; what goes wrong with that is said beside it."""
-    folder, say = chronicle.folder, chronicle.reporter.say
+    folder, say = run_writer.folder, run_writer.reporter.say
 
     def tell() -> None:
-        chronicle.writer.status("stopped", reason=reason_of(error))
+        run_writer.writer.status("stopped", reason=reason_of(error))
         if folder.begun:
             write_report(folder.path)
 
-    for work in (chronicle.follow, lambda: make_whole(folder), tell):
+    for work in (run_writer.follow, lambda: make_whole(folder), tell):
         try:
             work()
         except Exception as second:
             say(f"at the end of the run: {reason_of(second)}")
-    if newest(folder):
+    if newest_step(folder):
         say(f"go on with  upshot train --engine verl --resume {folder.path}")
 
 
-def open_chronicle(recipe: Recipe, folder: RunFolder, reporter: Reporter) -> VerlRunWriter:
-    """The chronicle of a recipe's run."""
+def open_run_writer(recipe: Recipe, folder: RunFolder, reporter: Reporter) -> VerlRunWriter:
+    """The writer of a recipe's run."""
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     renderer = Renderer(load_tokenizer(recipe.model.path), recipe.model.template_options)
     follower = Follower(folder.path / "verl" / PROJECT / f"{recipe.name}.jsonl")

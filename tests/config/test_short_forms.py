@@ -1,0 +1,87 @@
+"""A text or number alone stands for a section, and nothing of it is lost when something is laid over it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from upshot.config.load import load_recipe
+
+
+def laid(tmp_path: Path, below: str, above: str) -> Any:
+    """One file over another."""
+    (tmp_path / "below.yaml").write_text(f"task: slots\n{below}\n")
+    (tmp_path / "above.yaml").write_text(f"extends: below.yaml\n{above}\n")
+    return load_recipe(tmp_path / "above.yaml")
+
+
+def given(*overrides: str) -> Any:
+    """The overrides over a recipe without sections."""
+    return load_recipe({"task": "slots"}, overrides).recipe
+
+
+def test_an_override_inside_a_section_keeps_its_short_form() -> None:
+    train = given("train.kl=0.1", "train.kl.estimator=k2").train
+    assert (train.kl.weight, train.kl.estimator) == (0.1, "k2")
+    train = given("train.importance=truncate", "train.importance.high=4").train
+    assert (train.importance.rule, train.importance.high) == ("truncate", 4)
+    credit = given("credit=turns", "credit.gamma=0.9").credit
+    assert (credit.by, credit.gamma) == ("turns", 0.9)
+    engine = given("model.engine=vllm", "model.engine.memory=0.5").model.engine
+    assert (engine.name, engine.memory) == ("vllm", 0.5)
+    advantage = given("train.advantage=reinforce++", "train.advantage.baseline=group").train.advantage
+    assert (advantage.name, advantage.options) == ("reinforce++", {"baseline": "group"})
+    clip = given("train.clip=0.1", "train.clip.high=0.3").train.clip
+    assert (clip.low, clip.high) == (0.1, 0.3)
+    judge = given("models.judge=http://host/v1#one", "models.judge.temperature=0").models["judge"]
+    assert (judge.url, judge.model, judge.temperature) == ("http://host/v1", "one", 0)
+
+
+def test_futures_that_are_none_stay_none() -> None:
+    futures = given("futures=none", "futures.samples=2").futures
+    assert (futures.name, futures.samples) == ("none", 2)
+
+
+def test_a_short_form_over_a_section_sets_its_key_alone() -> None:
+    train = given("train.kl.estimator=k2", "train.kl=0.1").train
+    assert (train.kl.weight, train.kl.estimator) == (0.1, "k2")
+    train = given("train.optimizer.betas=[0.9, 0.95]", "train.optimizer=adamw-8bit").train
+    assert (train.optimizer.name, train.optimizer.betas) == ("adamw-8bit", (0.9, 0.95))
+    train = given("train.schedule.warmup_steps=5", "train.schedule=cosine").train
+    assert (train.schedule.name, train.schedule.warmup_steps) == ("cosine", 5)
+
+
+def test_another_name_starts_without_the_options_of_the_old_one() -> None:
+    engine = given("model.engine={name: vllm, memory: 0.5}", "model.engine=upshot").model.engine
+    assert engine.memory is None
+    advantage = given("train.advantage={name: grpo, scale: step}", "train.advantage=rloo").train.advantage
+    assert advantage.options == {}
+    judge = given("models.judge={model: openai/a, temperature: 0}", "models.judge=openai/b").models["judge"]
+    assert judge.temperature is None
+
+
+@pytest.mark.parametrize(
+    "below, above",
+    [
+        ("credit: turns", "credit: {gamma: 0.9}"),
+        ("credit: {gamma: 0.9}", "credit: turns"),
+    ],
+)
+def test_a_file_over_another_keeps_what_it_does_not_say(below: str, above: str, tmp_path: Path) -> None:
+    loaded = laid(tmp_path, below, above)
+    assert (loaded.recipe.credit.by, loaded.recipe.credit.gamma) == ("turns", 0.9)
+    said = {"turns": "credit.by", "gamma": "credit.gamma"}
+    for word, key in said.items():
+        assert loaded.origin(key) == ("below.yaml" if word in below else "above.yaml")
+    assert loaded.origin("credit.split") == "default"
+
+
+def test_the_same_text_twice_stays_a_text(tmp_path: Path) -> None:
+    assert laid(tmp_path, "name: one\nsandbox: local", "name: one\nsandbox: local").recipe.name == "one"
+
+
+def test_a_call_lays_its_mapping_over_a_short_form() -> None:
+    recipe = load_recipe({"task": "slots", "train": {"kl": 0.1}}, {"train": {"kl": {"where": "reward"}}}).recipe
+    assert (recipe.train.kl.weight, recipe.train.kl.where) == (0.1, "reward")

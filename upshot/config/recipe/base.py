@@ -1,0 +1,40 @@
+"""What the sections of a recipe have in common: unknown keys are refused, named things take options of their own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, ConfigDict
+
+from upshot.config.short_form import ShortForm
+
+
+def _as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int | float) else value
+
+
+Text = Annotated[str, BeforeValidator(_as_text)]
+"""Words of a command line and environment variables are text where YAML reads numbers: 8192."""
+
+
+class Section(ShortForm):
+    """A part of the recipe; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class Named(ShortForm):
+    """Something chosen by name; all other keys are its own options, checked against its constructor."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    short_key: ClassVar[str] = "name"
+    own_options: ClassVar[bool] = True
+
+    name: str
+    """A built-in name, or 'my_pkg.module:Thing'."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the named thing."""
+        return dict(self.model_extra or {})

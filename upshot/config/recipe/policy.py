@@ -1,0 +1,129 @@
+"""The model in training: where it comes from, its adapters, its precision, and what samples it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from upshot.config.recipe.base import Section, Text
+
+
+class LoraConfig(Section):
+    """Low-rank adapters (peft) instead of full fine-tuning."""
+
+    kind: Literal["lora", "rslora", "dora"] = "lora"
+    """rslora: the update is multiplied by alpha / sqrt(r). dora: the length of each output's weights is trained beside
+    their direction."""
+    r: int = Field(32, ge=1)
+    """Rank."""
+    alpha: int = Field(16, ge=1)
+    """Scale: the update is multiplied by alpha / r (rslora: alpha / sqrt(r))."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Dropout on the adapter's input."""
+    targets: list[str] | None = None
+    """Module names, embed_tokens and lm_head among them; None: those of the adapter that `model.path` holds, else the
+    seven projections of Llama-like models, or all linear layers where those are absent."""
+
+
+class TinyConfig(Section):
+    """A new Llama of random weights, for the quickstart and for tests; its tokenizer comes from the task."""
+
+    hidden: int = 128
+    """Width of the residual stream."""
+    layers: int = 4
+    """Number of blocks."""
+    heads: int = 4
+    """Attention heads."""
+    mlp: int = 384
+    """Width of the MLP."""
+    context: int = 256
+    """Most positions."""
+
+
+class EngineConfig(Section):
+    """What samples the policy's replies; a name alone will do."""
+
+    short_key: ClassVar[str] = "name"
+    own_options: ClassVar[bool] = True
+
+    name: Literal["upshot", "vllm"] = "upshot"
+    """upshot: the embedded engine, on the learner's own tensors. vllm: a vLLM server of the run's own, which gets the
+    learner's weights after every step; see docs/vllm.md."""
+    program: str = "vllm"
+    """vllm: the program, such as /opt/vllm/bin/vllm; its Python environment may be another one."""
+    devices: Literal["policy", "cpu"] | list[int] = "policy"
+    """vllm: GPUs by number, among those that are visible. policy: that of `model.device`, where vLLM sleeps while the
+    learner works."""
+    memory: float | None = Field(None, gt=0, le=1)
+    """vllm: share of each of its GPUs; None: 0.9, or 0.4 beside the learner."""
+    arguments: list[Text] = Field(default_factory=list)
+    """vllm: further words of its command line."""
+    environment: dict[str, Text] = Field(default_factory=dict)
+    """vllm: further environment variables."""
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> EngineConfig:
+        if self.name == "upshot" and self.model_dump(exclude={"name"}, exclude_defaults=True):
+            raise ValueError("program, devices, memory, arguments and environment are of engine vllm; set name: vllm")
+        return self
+
+
+class PolicyConfig(Section):
+    """The model in training."""
+
+    path: str = ""
+    """A Hugging Face folder or name, or 'smollm2-135m'; empty: a new tiny model as `tiny` says."""
+    tiny: TinyConfig = TinyConfig()
+    """Shape of the new model when `path` is empty."""
+    lora: LoraConfig | None = None
+    """Train adapters only; None trains all weights."""
+    quantize: Literal["none", "4bit"] = "none"
+    """4bit: the weights below the adapters in 4 bits (NF4; QLoRA); needs bitsandbytes and `lora`."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 on a GPU, float32 on the CPU."""
+    device: str = "auto"
+    """auto: the first GPU, else the CPU."""
+    chat_template: str | None = None
+    """A Jinja chat template (text, or a path to one) instead of the tokenizer's own."""
+    template_options: dict[str, Any] = Field(default_factory=dict)
+    """Options passed to the chat template, such as {enable_thinking: false}."""
+    max_context: int = Field(0, ge=0)
+    """Most tokens of prompt and reply together; 0: what the model's configuration says."""
+    gradient_checkpointing: Literal["auto", "none", "block"] = "auto"
+    """block (or true): each block is computed again on the way back, a third more work for a fraction of the memory.
+    none (or false): never. auto: where the memory plan needs it."""
+    memory_gb: float = Field(0.0, ge=0)
+    """GiB of the device that the run may plan with; 0: what the GPU has."""
+    exact: bool = False
+    """Sampler and learner agree bitwise on every log-probability, whatever the batch; slower, see docs/engine.md."""
+    engine: EngineConfig = EngineConfig()
+    """What samples its replies: upshot (the embedded engine) or vllm."""
+
+    @field_validator("gradient_checkpointing", mode="before")
+    @classmethod
+    def _yes_or_no(cls, value: Any) -> Any:
+        return {True: "block", False: "none"}.get(value, value) if isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _only_adapters(self) -> PolicyConfig:
+        if self.quantize != "none" and self.lora is None:
+            raise ValueError("weights in 4 bits cannot be trained: set `lora` beside quantize, or quantize: none")
+        return self
+
+    @model_validator(mode="after")
+    def _sampled_by_vllm(self) -> PolicyConfig:
+        """Refuse what vLLM cannot sample as the learner computes it."""
+        if self.engine.name == "upshot":
+            return self
+        if self.exact:
+            raise ValueError("exact: vLLM's kernels are not the learner's; leave it out, or engine: upshot")
+        if self.quantize != "none":
+            raise ValueError("quantize: vLLM would round the weights in its own way; quantize: none, or engine: upshot")
+        if self.lora is not None and (
+            self.lora.kind == "dora" or {"embed_tokens", "lm_head"} & {*(self.lora.targets or ())}
+        ):
+            raise ValueError(
+                "lora: vLLM has no DoRA and no adapters on embedding or head; leave those, or engine: upshot"
+            )
+        return self

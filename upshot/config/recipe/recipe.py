@@ -1,0 +1,118 @@
+"""The whole recipe, and its small sections: warm start, evaluation, budget."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from upshot.config.model_spec import ModelSpec
+from upshot.config.recipe.base import Named, Section
+from upshot.config.recipe.policy import PolicyConfig
+from upshot.config.recipe.reward import RewardConfig
+from upshot.config.recipe.rollout import CreditConfig, EpisodeConfig, FuturesConfig
+from upshot.config.recipe.train import TrainConfig
+
+
+class WarmStartConfig(Section):
+    """Supervised training on the task's dialogues before the reinforcement."""
+
+    steps: int = Field(100, ge=1)
+    """Optimizer steps."""
+    batch: int = Field(64, ge=1)
+    """Dialogues a step."""
+    lr: float = Field(1e-3, gt=0)
+    """Peak learning rate, with a cosine to zero."""
+    warmup_steps: int = Field(10, ge=0)
+    """Steps of linear warm-up."""
+    new_model_only: bool = False
+    """Leave it out when `model.path` names a trained model."""
+
+
+class EvalConfig(Section):
+    """Playing held-out rows while training."""
+
+    every: int = Field(0, ge=0)
+    """Steps between evaluations, the first one before any step; 0: none."""
+    split: str = "validation"
+    """The task's split that is held out."""
+    data: str | None = None
+    """sft, dpo: file of held-out examples; None: the dialogues of the split (sft)."""
+    rows: int = Field(64, ge=1)
+    """Rows or examples of it."""
+    samples: int = Field(1, ge=1)
+    """Replies to each row; with several, at a temperature above 0, there is pass@k."""
+    stop_after: int = Field(0, ge=0)
+    """Evaluations in a row without a new best of `train.save.best` (None: of the reward, or of the loss of sft and dpo)
+    that end the training; 0: never."""
+    temperature: float = Field(0.0, ge=0)
+    """Of the policy in evaluation."""
+    monitor: str | None = None
+    """A helper model among `models` that reads question and thought only and predicts the verifier's score; None: no
+    monitor."""
+
+
+class BudgetConfig(Section):
+    """What the helper models may cost; the run stops cleanly, and can be resumed, when it is used up."""
+
+    max_calls: int | None = None
+    """Calls of endpoints and providers."""
+    max_tokens: int | None = None
+    """Their prompt and completion tokens."""
+    max_dollars: float | None = None
+    """Their cost."""
+
+
+class Recipe(Section):
+    """One training setting: a task, an episode, futures, a reward and a learner."""
+
+    name: str = "run"
+    """Names the run folder."""
+    seed: int = 0
+    """One seed, one run (on the CPU)."""
+    run_dir: str = ""
+    """The run folder; empty: runs/NAME-DATE."""
+    code: list[str] = Field(default_factory=list)
+    """Folders in which your own code ('my_pkg.module:Thing') is found, besides the current one and where Python looks;
+    relative to the recipe. Not given: the recipe's own folder."""
+    model: PolicyConfig = PolicyConfig()
+    """The policy."""
+    models: dict[str, ModelSpec] = Field(default_factory=dict)
+    """Helper models by name (user, judge …): a URL, provider/model, a folder, 'policy', 'serve:NAME', 'scripted:…'."""
+    serve: str | None = None
+    """A serve file (`upshot serve FILE.yaml`), relative to the recipe: its servers are up while the run lasts, and
+    'serve:NAME' among `models` is one of them; None: no servers."""
+    sandbox: str = "local"
+    """Where untrusted programs run: 'local', or the URL of a sandbox server."""
+    call_seconds: float = Field(120.0, gt=0)
+    """Most seconds of one call of your own metric, verifier, user or environment; then its score is missing: timeout.
+    Not counted: what helper models, sandbox and worker processes take, which have limits of their own."""
+    task: Named
+    """The task; its other keys are its own options."""
+    episode: EpisodeConfig = EpisodeConfig()
+    """How the trained part unfolds."""
+    futures: FuturesConfig = FuturesConfig()
+    """How it is continued."""
+    reward: RewardConfig = RewardConfig()
+    """What it is worth."""
+    credit: CreditConfig = CreditConfig()
+    """Which tokens earned it."""
+    warm_start: WarmStartConfig | None = None
+    """Supervised steps before the first rollout; None: none."""
+    train: TrainConfig = TrainConfig()
+    """How the policy learns."""
+    eval: EvalConfig = EvalConfig()
+    """Held-out rows while training."""
+    budget: BudgetConfig = BudgetConfig()
+    """Limits for the helper models."""
+    trackers: list[str] = Field(default_factory=list)
+    """Besides file and console: tensorboard, wandb, trackio."""
+    keep_rollouts: int = Field(64, ge=0)
+    """Replies a step that go to rollouts.jsonl; 0 keeps all."""
+
+    @model_validator(mode="after")
+    def _weigh_another_engine(self) -> Recipe:
+        """vLLM's log-probabilities are not quite the learner's: unless the recipe says otherwise, they are weighed."""
+        train = self.train
+        if self.model.engine.name == "vllm" and "rule" not in train.importance.model_fields_set:
+            told = train.importance.model_copy(update={"rule": "truncate"})
+            self.train = train.model_copy(update={"importance": told})
+        return self

@@ -1,0 +1,42 @@
+"""What a conversation is worth: metrics, and rules for replies that are not as they should be."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from upshot.config.recipe.base import Named, Section
+
+
+class MetricConfig(Named):
+    """One metric of the reward; further keys are its own options."""
+
+    weight: float = 1.0
+    """Factor on the mean over futures; 0 only logs it."""
+    clamp: tuple[float, float] | None = None
+    """Bounds of weight x mean."""
+
+
+class ReplyRuleConfig(Section):
+    """What happens to a reply that is not as it should be."""
+
+    rule: Literal["score", "missing", "penalty"] = "score"
+    """score: as any other. missing: it leaves the statistics. penalty: it gets `penalty` and no futures."""
+    penalty: float = -1.0
+    """The reward under the rule 'penalty'."""
+
+
+class RewardConfig(Section):
+    """What a conversation is worth."""
+
+    metrics: list[MetricConfig] = Field(default_factory=lambda: [MetricConfig(name="verifier")])
+    """Summed up after weight and clamp."""
+    overlong: ReplyRuleConfig = ReplyRuleConfig()
+    """Rule for replies cut at `episode.max_tokens`."""
+    malformed: ReplyRuleConfig = ReplyRuleConfig()
+    """Rule for replies that say nothing and call no tool."""
+    manager: Named = Named(name="inline")
+    """Where verifiers run: inline, pool or remote."""
+    max_missing: float = Field(0.5, ge=0, le=1)
+    """A step in which a larger share of the replies has no reward stops the run with the reasons."""

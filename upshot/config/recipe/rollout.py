@@ -1,0 +1,83 @@
+"""How a conversation unfolds, how it is continued, and which of its tokens earn the reward."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from upshot.config.recipe.base import Named, Section
+from upshot.config.renamed import RENAMED_KEYS
+
+
+class EpisodeConfig(Section):
+    """How the trained part of a conversation unfolds."""
+
+    max_turns: int = Field(1, ge=1)
+    """Policy turns, with the task's environment between them."""
+    max_tokens: int = Field(512, ge=1)
+    """Most tokens of one policy turn, in the futures too."""
+    temperature: float = Field(1.0, ge=0)
+    """Of the policy, in the futures too."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus cut; 1 keeps all."""
+    top_k: int = Field(0, ge=0)
+    """Keep the k likeliest tokens; 0 keeps all."""
+    system: str = ""
+    """A system prompt for the policy, put before the row's own messages."""
+    long_prompts: Literal["error", "filter", "truncate"] = "error"
+    """Rows whose prompt leaves no room for a reply in the model's context. error: refused before the run begins.
+    filter: left out. truncate: the beginning of their longest message is left out."""
+    think: tuple[str, str] | None = ("<think>", "</think>")
+    """Markers around the policy's thoughts, which nobody else hears; None: everything it writes is said."""
+
+
+class FuturesConfig(Named):
+    """How a reply is continued before it is scored; further keys are options of the kind of future."""
+
+    name: str = "talk"
+    """talk: a simulated user and the policy talk on. classmates: other models finish the thought. none: nobody does.
+    Or 'my_pkg.module:Kind'."""
+    samples: int = Field(1, ge=1)
+    """Futures per reply; classmates: per classmate."""
+    rounds: int = Field(0, ge=0)
+    """talk: rounds (a user turn and a policy turn each) that a future may last; 0 scores the reply itself."""
+    user: Named | None = None
+    """talk: the simulated user; None: the task's own."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_word(cls, value: Any) -> Any:
+        """Refuse the old word, which would pass for an option of the kind."""
+        if isinstance(value, dict) and "window" in value:
+            raise ValueError(f"futures.window is {RENAMED_KEYS['futures.window']} now")
+        return value
+
+    @property
+    def map_file(self) -> str | None:
+        """classmates: the file that names them, where `classmates` is a path."""
+        named = (self.model_extra or {}).get("classmates")
+        return named if isinstance(named, str) else None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the kind, as far as the recipe sets them."""
+        own = {"samples": self.samples, "rounds": self.rounds}
+        default = type(self).model_fields
+        return {k: v for k, v in own.items() if v != default[k].default} | dict(self.model_extra or {})
+
+
+class CreditConfig(Section):
+    """Which tokens earn the main reward; a text alone is `by`."""
+
+    short_key: ClassVar[str] = "by"
+
+    by: Literal["reply", "turns"] = "reply"
+    """reply: one reward for the whole episode. turns: each turn earns what the environment gave it, or the reward of
+    futures forked after it, and what the turns after it earned."""
+    tokens: Literal["all", "thought", "answer"] = "all"
+    """Which of the sampled tokens are trained."""
+    gamma: float = Field(1.0, ge=0, le=1)
+    """by turns: what a turn's reward counts for the turn before it."""
+    split: bool = False
+    """by turns: every turn is a training sample of its own."""

@@ -1,0 +1,43 @@
+"""A mapping that one value may stand for: `kl: 0.1`, `credit: turns`, `task: gsm8k`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+
+class ShortForm(BaseModel):
+    """A mapping that may be given as one value alone."""
+
+    short_key: ClassVar[str] = ""
+    """The key that a text or number alone stands for; empty: there is no short form."""
+    own_options: ClassVar[bool] = False
+    """Whether the other keys are options of what the short key names, so that another name begins without them."""
+
+    @classmethod
+    def expand(cls, value: Any) -> Any:
+        """The mapping that a value alone stands for; whatever is no short form stays as it is."""
+        alone = cls.short_key and value is not None and not isinstance(value, Mapping | BaseModel | list | tuple)
+        return {cls.short_key: value} if alone else value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Tell editors of the short form, too."""
+        schema = handler(core_schema)
+        if cls.short_key:
+            found = handler.resolve_ref_schema(schema)
+            told = found["properties"][cls.short_key]
+            alone = {name: told[name] for name in ("type", "enum", "minimum", "anyOf") if name in told}
+            whole = dict(found)
+            found.clear()
+            found["anyOf"] = [whole, alone]
+        return schema
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_short_form(cls, value: Any) -> Any:
+        return cls.expand(value)

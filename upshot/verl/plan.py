@@ -1,0 +1,205 @@
+"""verl's config as data: its settings with their sources, what a recipe has that it has not, and hydra's spelling.
+
+How a recipe becomes one: `config.py` (rl, ppo) and `sft.py`. Neither torch nor verl is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from upshot.config.layers import flatten
+from upshot.config.recipe import Recipe
+from upshot.core.errors import UserError
+from upshot.verl.table import CARRIED, LEFT, NoCounterpart, TableLine
+
+THEIRS = (
+    *("trainer", "actor_rollout_ref", "algorithm", "data", "critic", "ray_kwargs", "transfer_queue", "verl"),
+    *("engine", "optim", "upshot"),
+)
+"""Sections of verl's config that the command line may set; what both have is verl's behind `verl.`, what is
+ours and of a cluster alone (`upshot.watch`) stands beside them in a section of its own."""
+RECIPE = "UPSHOT_CLUSTER_RECIPE"
+"""The environment variable that tells verl's processes where the recipe is."""
+UNKNOWN, UNMADE = "(measured at the start)", "(made at the start)"
+MAIN = "upshot.verl.adapters.main"
+TOKENS = 16384
+"""verl's own token budget of a micro-batch."""
+
+
+@dataclass(frozen=True)
+class VerlSetting:
+    """One value of verl's config, and where it came from: recipe keys, what was measured, or a reason."""
+
+    key: str
+    value: Any
+    source: str
+    mark: str = ""
+    """hydra's own mark before the key: '+' adds one that verl's config does not have, '++' whether or not."""
+
+
+@dataclass(frozen=True)
+class MissingKey:
+    """A key of the recipe that has no counterpart in verl."""
+
+    key: str
+    value: Any
+    reason: str
+    blocks: bool
+    """Whether the recipe sets it, and would be another one without it."""
+
+
+@dataclass(frozen=True)
+class ClusterPlace:
+    """Where a run happens and what was measured there; what is None is not known yet."""
+
+    folder: str = "RUN"
+    rows: int | None = None
+    prompt_tokens: int | None = None
+    """Ids of the longest prompt."""
+    context: int | None = None
+    """Most ids of prompt and reply together."""
+
+
+@dataclass(frozen=True)
+class VerlPlan:
+    """verl's config beside the recipe."""
+
+    settings: tuple[VerlSetting, ...]
+    played: tuple[tuple[str, str], ...]
+    """Recipe keys that Upshot itself goes by in verl's workers, and for what."""
+    missing: tuple[MissingKey, ...]
+    program: tuple[str, ...] = (MAIN,)
+    """What is run, as `python -m` takes it."""
+
+    def check(self) -> None:
+        """Refuse a recipe that would be another one on verl."""
+        first = {m.reason: m for m in reversed(self.missing) if m.blocks}
+        told = [f"{m.key}={_short(m.value)}: {m.reason}" for m in reversed(first.values())]
+        if told:
+            raise UserError(f"verl cannot run this recipe as it stands: {'; '.join(told)}")
+
+    def value(self, key: str, otherwise: Any = None) -> Any:
+        """The value of one of verl's keys; `otherwise` where nothing sets it here."""
+        return next((setting.value for setting in self.settings if setting.key == key), otherwise)
+
+    @property
+    def ranks(self) -> int:
+        """How many processes train; verl's own default is 8 on one node."""
+        return int(self.value("trainer.n_gpus_per_node", 8)) * int(self.value("trainer.nnodes", 1))
+
+    def overrides(self) -> list[str]:
+        """The settings as hydra reads them on a command line."""
+        return [f"{s.mark}{s.key}={_hydra(s.value)}" for s in self.settings]
+
+    def nested(self) -> dict[str, Any]:
+        """The settings as a nested mapping."""
+        out: dict[str, Any] = {}
+        for setting in self.settings:
+            *path, last = setting.key.split(".")
+            inner = out
+            for part in path:
+                inner = inner.setdefault(part, {})
+            inner[last] = setting.value
+        return out
+
+    def page(self) -> str:
+        """Both sides, for `--dry-run`."""
+        lines = ["verl's config", *(f"  {s.key}={_short(s.value)}    ← {s.source}" for s in self.settings)]
+        lines += ["", "by Upshot, in verl's workers", *(f"  {key}    {why}" for key, why in self.played)]
+        lines += ["", "without a counterpart in verl"]
+        for m in sorted(self.missing, key=lambda m: not m.blocks):
+            lines.append(f"  {'! ' if m.blocks else ''}{m.key}={_short(m.value)}    {m.reason}")
+        return "\n".join(lines)
+
+
+def is_theirs(word: str) -> bool:
+    """Whether a `key=value` of the command line is for verl and not for the recipe."""
+    return word.lstrip("+").split("=")[0].split(".")[0] in THEIRS
+
+
+def flatten_recipe(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """Every key of a recipe with its value."""
+    return flatten(recipe.model_dump(mode="json"))
+
+
+def carry_over(recipe: Recipe, lines: Sequence[TableLine]) -> tuple[list[VerlSetting], list[MissingKey]]:
+    """What a table carries of a recipe, and what it has no counterpart for."""
+    settings, missing = [], []
+    for line in lines:
+        source = ", ".join(line.ours) + (f" ({line.note})" if line.note else "")
+        try:
+            settings.append(VerlSetting(line.theirs, line.make(*(read_key(recipe, key) for key in line.ours)), source))
+        except NoCounterpart as why:
+            value = read_key(recipe, line.ours[0])
+            plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+            missing.append(MissingKey(line.ours[0], plain, str(why), True))
+    return settings, list({m.reason: m for m in missing}.values())
+
+
+SPECIAL = {
+    *("model.path", "model.max_context", "run_dir", "episode.max_tokens", "episode.max_turns"),
+    *("train.method", "train.steps", "train.epochs", "train.save.every", "train.token_budget"),
+}
+"""Recipe keys that are carried by more than a line of the table."""
+
+
+def find_uncarried(recipe: Recipe) -> list[MissingKey]:
+    """The keys that have no counterpart; one that blocks does so where it is set to something else than its default."""
+    usual = dict(flatten_recipe(Recipe(task=recipe.task)))
+    out = []
+    for key, value in flatten_recipe(recipe):
+        found = uncarried_entry(key)
+        if found is not None:
+            out.append(MissingKey(key, value, LEFT[found].reason, LEFT[found].blocks and value != usual.get(key)))
+    return out
+
+
+def uncarried_entry(key: str) -> str | None:
+    """The entry of `LEFT` that a recipe key falls under; None when it is carried or played."""
+    carry_over = {name for line in CARRIED for name in line.ours} | SPECIAL
+    fits = [name for name in LEFT if is_under(key, name)]
+    return None if any(is_under(key, name) for name in carry_over) or not fits else max(fits, key=len)
+
+
+def read_key(recipe: Recipe, key: str) -> Any:
+    """The value of a dotted key."""
+    value: Any = recipe
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def is_under(key: str, prefix: str) -> bool:
+    """Whether a dotted key is another one or lies below it."""
+    return key == prefix or key.startswith(prefix + ".")
+
+
+def parse_override(word: str) -> VerlSetting:
+    """A `key=value` of the command line."""
+    import yaml
+
+    key, equals, text = word.lstrip("+").partition("=")
+    if not equals:
+        raise UserError(f"'{word}' is no key=value of verl's config")
+    mark = "++" if key.startswith("upshot.") else word[: len(word) - len(word.lstrip("+"))]
+    return VerlSetting(key.removeprefix("verl."), yaml.safe_load(text), "command line", mark)
+
+
+def _hydra(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_hydra(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_hydra, value)) + "]"
+    if isinstance(value, str):
+        return value if re.fullmatch(r"[\w./-]+", value) else json.dumps(value, ensure_ascii=False)
+    return json.dumps(value)
+
+
+def _short(value: Any) -> str:
+    return _hydra(value) if not isinstance(value, str) else value
