@@ -24,9 +24,8 @@ from upshot.offline.job import Job, Journal, open_log
 from upshot.rewards.build import ARROW
 from upshot.tasks.datasets.records import Record, read_records
 
-SETTINGS = ("rounds", "samples", "tokenizer", "max_reply_tokens", "overlong", "task")
-LATER = {"max_tokens": 1024, "temperature": 1.0, "system": ""}
-"""Settings that files from before do not name: at these values they are not written down, so those can be resumed."""
+FUTURES = ("rounds", "samples", "max_tokens", "temperature", "system")
+SETTINGS = (*FUTURES, "tokenizer", "max_reply_tokens", "overlong", "task")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,7 +68,6 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "metrics": read_metrics(args.metrics) or METRICS,
         **{name: getattr(args, name) for name in SETTINGS},
-        **{name: getattr(args, name) for name, usual in LATER.items() if getattr(args, name) != usual},
         "user_options": {"persona": args.persona, "vagueness": args.vagueness},
         **{role: getattr(args, role) and read_model(getattr(args, role)) for role in ("policy", "user", "judge")},
     }
