@@ -29,9 +29,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.generate import SHAPES, batch_work, build, collab_work, measure
 from upshot.config.recipe import TrainConfig
 from upshot.engine.engine import Engine, EngineSettings
-from upshot.engine.exact.attention import attend_batch, plain
-from upshot.engine.exact.forward import ExactForward, picked
+from upshot.engine.exact.forward import ExactForward, attend_batch, pick_logprobs
 from upshot.engine.exact.mode import ExactMode
+from upshot.engine.kernels import plain
 from upshot.engine.sequence import Sequence
 from upshot.training.learner.batch import Datum, ForwardOutput, TrainBatch
 from upshot.training.learner.learner import Learner
@@ -87,7 +87,9 @@ def attention_rows(model: Any, kernels: bool, exact: bool) -> tuple[int, float]:
     q, k, v = (torch.randn(4, n, ROWS, dim, device=weight.device).to(weight.dtype) for n in sizes)
 
     def attend(*parts: Tensor) -> Tensor:
-        return attend_batch(*parts, 0.125, 0, 0.0, kernels) if exact else plain(*parts, 0.125, 0, 0.0)
+        if exact:
+            return attend_batch(*parts, 0.125, 0, 0.0, kernels)
+        return plain.attention(*parts, None, 0.125).transpose(1, 2)
 
     whole = attend(q, k, v)[1]
     wrong, most = 0, 0.0
@@ -118,7 +120,7 @@ def table(model: Any, kernels: bool) -> None:
         return every.gather(-1, ids[start : start + len(x), None])[:, 0]
 
     def tight_pick(x: Tensor, start: int) -> Tensor:
-        return picked(x, ids[start : start + len(x)], warm[: len(x)], kernels)
+        return pick_logprobs(x, ids[start : start + len(x)], warm[: len(x)], kernels)
 
     with torch.inference_mode():
         lines.append(("logsoftmax", ROWS, changed_rows(loose_pick, logits), changed_rows(tight_pick, logits)))

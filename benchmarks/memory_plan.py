@@ -30,7 +30,7 @@ from upshot.engine.sequence import Rules
 from upshot.training.adapters import add_lora
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
-from upshot.training.learner.memory.fitting import device_bytes, engine_settings, fit, learning
+from upshot.training.learner.memory.fit import configure_learner, device_bytes, engine_settings, plan_loaded
 from upshot.training.learner.memory.plan import MemoryPlan
 from upshot.training.learner.memory.table import table
 from upshot.training.objectives.objectives import PolicyGradient
@@ -133,11 +133,13 @@ def run(name: str, args: argparse.Namespace, device: torch.device) -> list[dict[
     meter.note("before")
     module = add_lora(build(name, device), recipe.model)
     meter.note("weights and adapters")
-    plan: MemoryPlan = fit(recipe, module, recipe.train)
+    plan: MemoryPlan = plan_loaded(recipe, module, recipe.train)
     if not plan.kv_bytes:
         plan = replace(plan, kv_bytes=1 << 22)
     print(f"\n{name}, {device_bytes(recipe.model) / GIB:.1f} GiB\n{table(plan)}", flush=True)
-    learner = Learner(module, SimpleNamespace(pad_token_id=0, eos_token_id=0), learning(recipe.train, plan, module))
+    learner = Learner(
+        module, SimpleNamespace(pad_token_id=0, eos_token_id=0), configure_learner(recipe.train, plan, module)
+    )
     meter.note("learner")
     engine = Engine(module, eos_ids=set(), settings=engine_settings(recipe, plan))
     learner.changed = engine.weights_changed

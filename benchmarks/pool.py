@@ -32,12 +32,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.sequence import Rules, Sequence
-from upshot.serving.swap import host
-from upshot.serving.swap.arena import PIECE
-from upshot.serving.swap.overlay import MemoryLayout, aligned, laid
+from upshot.serving.swap import memory
+from upshot.serving.swap.layout import MemoryLayout, lay_out, round_up
+from upshot.serving.swap.memory import PIECE
 from upshot.serving.swap.pool import ModelPool
-from upshot.training.learner.memory import activations
-from upshot.training.learner.memory.model_shape import ModelShape
+from upshot.training.learner.memory.plan import step_bytes
+from upshot.training.learner.memory.shape import ModelShape
 
 SHAPES: dict[str, dict[str, int]] = {
     "135m": {"layers": 30, "hidden": 576, "heads": 9, "kv": 3, "mlp": 1536, "vocab": 49152, "tied": 1},
@@ -130,7 +130,7 @@ class Bench:
         size = (2 << 30) if self.on_gpu else 1 << 22
         source = torch.empty(size, dtype=torch.uint8)
         if self.on_gpu:
-            host.lock_pages(source)
+            memory.lock_pages(source)
         target = torch.empty(size, dtype=torch.uint8, device=self.device)
         times = []
         for _ in range(5):
@@ -140,7 +140,7 @@ class Bench:
             self.sync()
             times.append(time.perf_counter() - started)
         if self.on_gpu:
-            host.unlock_pages(source)
+            memory.unlock_pages(source)
         return size / min(times)
 
     def plan(self) -> MemoryLayout:
@@ -152,29 +152,29 @@ class Bench:
                 shape["hidden"], shape["layers"], shape["heads"], shape["kv"], shape["hidden"] // shape["heads"],
                 shape["mlp"], shape["vocab"], 4096, bool(shape["tied"]),
             )  # fmt: skip
-            weights = own.parameters * size + host.GROUP * (8 * own.layers + 4)
-            sizes[name] = aligned(weights) + aligned(self.args.tokens * own.kv_numbers * size)
-            self.steps[name] = activations.sampling(own, size) + activations.graphs(own, size)
+            weights = own.parameters * size + memory.GROUP * (8 * own.layers + 4)
+            sizes[name] = round_up(weights) + round_up(self.args.tokens * own.kv_numbers * size)
+            self.steps[name] = sum(step_bytes(own, size))
         order = sorted(sizes.values())
-        overlay = laid(sizes, order[-1] + max(order[2], order[0] + order[1]))
-        assert overlay is not None
-        apart = [set(pair) for pair in overlay.conflicts]
+        layout = lay_out(sizes, order[-1] + max(order[2], order[0] + order[1]))
+        assert layout is not None
+        apart = [set(pair) for pair in layout.conflicts]
         groups = [set(some) for n in range(1, 6) for some in combinations(sizes, n)]
         most = max(len(some) for some in groups if not any(pair <= some for pair in apart))
-        self.found |= {"arena_gib": overlay.size / GIB, "models_gib": sum(sizes.values()) / GIB, "holds": most}
-        self.found["places"] = {p.name: [p.start / GIB, p.stop / GIB] for p in overlay.places}
-        print(f"arena {overlay.size / GIB:.2f} GiB of {sum(sizes.values()) / GIB:.2f}, holds {most} of {len(sizes)}")
-        for place in overlay.places:
+        self.found |= {"arena_gib": layout.size / GIB, "models_gib": sum(sizes.values()) / GIB, "holds": most}
+        self.found["places"] = {r.name: [r.start / GIB, r.stop / GIB] for r in layout.regions}
+        print(f"arena {layout.size / GIB:.2f} GiB of {sum(sizes.values()) / GIB:.2f}, holds {most} of {len(sizes)}")
+        for region in layout.regions:
             print(
-                f"  {place.name:5} {place.start / GIB:7.2f} to {place.stop / GIB:7.2f} GiB, never with "
-                f"{', '.join(overlay.rivals(place.name)) or '-'}"
+                f"  {region.name:5} {region.start / GIB:7.2f} to {region.stop / GIB:7.2f} GiB, never with "
+                f"{', '.join(layout.rivals(region.name)) or '-'}"
             )
-        return overlay
+        return layout
 
-    def make(self, overlay: MemoryLayout) -> None:
+    def make(self, layout: MemoryLayout) -> None:
         """Each model alone first, then moved into the pool."""
-        self.pool = ModelPool(overlay, self.device, piece=PIECE if self.on_gpu else 4096)
-        lock = host.lock_pages
+        self.pool = ModelPool(layout, self.device, piece=PIECE if self.on_gpu else 4096)
+        lock = memory.lock_pages
 
         def timed(memory: torch.Tensor) -> bool:
             started = time.perf_counter()
@@ -182,13 +182,13 @@ class Bench:
             self.lock_s += time.perf_counter() - started
             return done
 
-        host.lock_pages = timed
+        memory.lock_pages = timed
         for seed, (name, shape) in enumerate(self.shapes.items()):
             started = time.perf_counter()
             module = build(shape, seed, self.device)
             seat = self.pool.seats[name]
             settings = {"own_stream": True, "max_running": self.args.conversations}
-            kv = seat.place.size - aligned(host.pieces(module)[-1].stop)
+            kv = seat.region.size - round_up(memory.spans(module)[-1].stop)
             engine = Engine(module, set(), EngineSettings(kv_bytes=kv, **settings))
             self.alone[name] = said(engine, self.args)
             self.broken[name] = interrupted(engine, self.args)
@@ -213,7 +213,7 @@ class Bench:
             gc.collect()
             if self.on_gpu:
                 torch.cuda.empty_cache()
-        host.lock_pages = lock
+        memory.lock_pages = lock
         self.found["locking_s"] = self.lock_s
         self.pool.spent()
         if self.on_gpu:
@@ -263,7 +263,7 @@ class Bench:
 
     def memory(self) -> None:
         """The peak against the plan: the arena, each model's captured steps, and one step of each."""
-        planned = self.pool.arena.overlay.size + sum(self.steps.values())
+        planned = self.pool.arena.layout.size + sum(self.steps.values())
         peak = torch.cuda.max_memory_allocated() if self.on_gpu else self.pool.arena.most
         self.found["memory"] = {
             "planned_gib": planned / GIB, "peak_gib": peak / GIB, "share": peak / planned,

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from upshot.core.score import Score
 from upshot.rewards.workers.base import Manager
-from upshot.rewards.workers.inline import InlineManager
-from upshot.rewards.workers.pool import PoolManager
+from upshot.rewards.workers.pool import InlineManager, PoolManager
 from upshot.tasks.verifiers.base import Claim
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "tasks" / "verifiers"))  # the hostile verifier, by name

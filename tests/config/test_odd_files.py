@@ -16,8 +16,8 @@ from upshot.core.errors import UserError
 from upshot.core.whole_files import check_writable
 from upshot.models.local import load_tokenizer
 from upshot.tasks.base import tasks
-from upshot.tasks.datasets.examples import read_dialogues
-from upshot.tasks.datasets.tables import read_table
+from upshot.tasks.datasets.files import read_table
+from upshot.tasks.datasets.records import read_dialogues
 
 LATIN = "{'question': 'Größe', 'answer': '4'}".replace("'", '"').encode("latin-1")
 

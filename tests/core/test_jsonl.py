@@ -19,7 +19,7 @@ from upshot.core.score import Score
 from upshot.offline.job import Journal
 from upshot.run.report.lines import SkippedLines, read_objects
 from upshot.sandbox import humaneval
-from upshot.tasks.datasets.tables import read_table
+from upshot.tasks.datasets.files import read_table
 from upshot.tasks.participants.search import load_corpus
 
 MARKS = "one\u2028two\u2029three\u0085four\x0bfive\x0csix\x1cseven\x1deight\r\nnine \ud83d"

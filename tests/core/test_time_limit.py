@@ -24,7 +24,7 @@ from upshot.models.base import Completion, Request
 from upshot.models.client.guarded import GuardedModel
 from upshot.models.wire import ApiAnswer
 from upshot.rewards.metric import Metric
-from upshot.rewards.workers.inline import InlineManager
+from upshot.rewards.workers.pool import InlineManager
 from upshot.rollout.episode import play_episode
 from upshot.rollout.guard import score_conversation
 from upshot.tasks.participants.base import Observation, Participant

@@ -14,9 +14,8 @@ from transformers import LlamaForCausalLM
 pytest.importorskip("triton")
 
 from upshot.engine.engine import Engine, EngineSettings
-from upshot.engine.exact.attention import attend_batch, plain
-from upshot.engine.exact.forward import ExactForward
-from upshot.engine.kernels import exact
+from upshot.engine.exact.forward import ExactForward, attend_batch
+from upshot.engine.kernels import exact, plain
 from upshot.engine.sequence import Rules
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -45,13 +44,13 @@ def test_means_and_logprobs_of_a_row_are_the_same_in_any_batch(dtype: torch.dtyp
     x = torch.randn(20, 5000, device=DEVICE, dtype=dtype)
     ids = torch.randint(0, 5000, (20,), device=DEVICE)
     temperature = torch.tensor([1.0, 0.7, 0.0, 2.0] * 5, device=DEVICE)
-    means, logprobs = exact.mean(x), exact.picked(x, ids, temperature)
+    means, logprobs = exact.mean(x), exact.pick_logprobs(x, ids, temperature)
     torch.testing.assert_close(means.float(), x.float().mean(-1), atol=1e-3, rtol=1e-3)
     scaled = x.float() / torch.where(temperature > 0, temperature, 1.0)[:, None]
     torch.testing.assert_close(logprobs, scaled.log_softmax(-1).gather(-1, ids[:, None])[:, 0], atol=1e-4, rtol=1e-5)
     for start, stop in ((0, 1), (7, 8), (3, 9), (19, 20)):
         assert exact.mean(x[start:stop]).equal(means[start:stop])
-        assert exact.picked(x[start:stop], ids[start:stop], temperature[start:stop]).equal(logprobs[start:stop])
+        assert exact.pick_logprobs(x[start:stop], ids[start:stop], temperature[start:stop]).equal(logprobs[start:stop])
 
 
 @settings(max_examples=5 if DEVICE.type == "cpu" else 50, deadline=None)
@@ -83,7 +82,7 @@ def test_a_query_gets_the_same_whatever_chunk_it_comes_in(
     q = torch.randn(2, kv_heads * group, length, dim, device=DEVICE, dtype=dtype)
     k, v = (torch.randn(2, kv_heads, length, dim, device=DEVICE, dtype=dtype) for _ in range(2))
     whole = attend_batch(q, k, v, 0.25, window, softcap, kernels=True)
-    expected = plain(q.float(), k.float(), v.float(), 0.25, window, softcap)
+    expected = plain.attention(q.float(), k.float(), v.float(), None, 0.25, window, softcap).transpose(1, 2)
     torch.testing.assert_close(whole.float(), expected, atol=TOLERANCE[dtype] * 5, rtol=TOLERANCE[dtype] * 5)
     count = -(-length // page)
     order = rng.sample(range(count), count)

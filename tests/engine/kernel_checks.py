@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from upshot.engine.kernels import block, sample
+from upshot.engine.kernels import sample
 from upshot.engine.kernels.decode import MEMBERS, SharedPrefixes, decode_attention
 from upshot.engine.kernels.decode_fused import fused_decode_attention
-from upshot.engine.kernels.gated import LARGE, MIDDLE, SMALL, Tile, gated_product
+from upshot.engine.kernels.gate import LARGE, MIDDLE, SMALL, Tile, gate, gated_product
+from upshot.engine.kernels.norm import add_norm
+from upshot.engine.kernels.plain import rotate
 from upshot.engine.kernels.prefill import prefill_attention
-from upshot.engine.llama.blocks import rotate
+from upshot.engine.kernels.rotary import rotate_store, store
 from upshot.engine.sampling import RowRules
 from upshot.engine.sampling import sample as cpu_sample
 from upshot.engine.sequence import Rules
@@ -161,7 +163,7 @@ def test_prefill_attention(
         offset += n
     q = torch.randn(offset, kv_heads * group, dim, device=DEVICE)
     table = torch.tensor(blocks, dtype=torch.int32, device=DEVICE).t().contiguous()
-    out = prefill_attention(q, case.k, case.v, case.table, table, dim**-0.5, block_m, window, block_n=32)
+    out = prefill_attention(q, case.k, case.v, case.table, table, dim**-0.5, block_m, window)
     offset = 0
     for row, (start, n) in enumerate(chunks):
         for i in range(n):
@@ -182,7 +184,7 @@ def test_rotate_store(norms: bool) -> None:
     k = torch.zeros(10, kv_heads, page, dim, device=DEVICE)
     v = torch.zeros_like(k)
     weights = (torch.rand(dim, device=DEVICE), torch.rand(dim, device=DEVICE), 1e-5)
-    q = block.rotate_store(qkv, positions, cells, cos, sin, k, v, heads, weights if norms else None)
+    q = rotate_store(qkv, positions, cells, cos, sin, k, v, heads, weights if norms else None)
     parts = qkv.view(tokens, -1, dim)
     raw_q, raw_k, raw_v = parts.split([heads, kv_heads, kv_heads], 1)
     if norms:
@@ -193,10 +195,10 @@ def test_rotate_store(norms: bool) -> None:
     torch.testing.assert_close(k[cells // page, :, cells % page], rotate(raw_k, c, s), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(v[cells // page, :, cells % page], raw_v)
     again = torch.zeros_like(k)
-    block.store(raw_v, cells, again)
+    store(raw_v, cells, again)
     torch.testing.assert_close(again, v)
     narrow = torch.zeros(10, kv_heads, page, 12, device=DEVICE)  # no power of two
-    block.store(raw_v[..., :12], cells, narrow)
+    store(raw_v[..., :12], cells, narrow)
     torch.testing.assert_close(narrow, v[..., :12])
 
 
@@ -225,7 +227,7 @@ def test_fused_decode_attention(
     )
     last = case.lengths.long() - 1
     cells = case.table[case.slots.long(), last // page].long() * page + last % page
-    q = block.rotate_store(qkv, last, cells, cos, sin, case.k, case.v, heads, norms)
+    q = rotate_store(qkv, last, cells, cos, sin, case.k, case.v, heads, norms)
     torch.testing.assert_close(k, case.k)
     torch.testing.assert_close(v, case.v)
     for row, length in enumerate(lengths):
@@ -248,17 +250,15 @@ def test_gated_product(tile: Tile, rows: int) -> None:
 def test_norm_and_gate() -> None:
     torch.manual_seed(0)
     x, residual, weight = (torch.randn(*s, device=DEVICE) for s in ((5, 48), (5, 48), (48,)))
-    normed, summed = block.add_norm(x, residual, weight, 1e-5)
+    normed, summed = add_norm(x, residual, weight, 1e-5)
     torch.testing.assert_close(summed, x + residual)
     torch.testing.assert_close(normed, torch.nn.functional.rms_norm(x + residual, (48,), weight, 1e-5))
     parts = torch.randn(3, 5, 48, device=DEVICE)
-    normed, summed = block.add_norm(parts, residual, weight, 1e-5)
+    normed, summed = add_norm(parts, residual, weight, 1e-5)
     torch.testing.assert_close(summed, parts.sum(0) + residual)
     torch.testing.assert_close(normed, torch.nn.functional.rms_norm(summed, (48,), weight, 1e-5))
-    torch.testing.assert_close(
-        block.add_norm(x, None, weight, 1e-5)[0], torch.nn.functional.rms_norm(x, (48,), weight, 1e-5)
-    )
-    torch.testing.assert_close(block.gate(x), torch.nn.functional.silu(x[:, :24]) * x[:, 24:])
+    torch.testing.assert_close(add_norm(x, None, weight, 1e-5)[0], torch.nn.functional.rms_norm(x, (48,), weight, 1e-5))
+    torch.testing.assert_close(gate(x), torch.nn.functional.silu(x[:, :24]) * x[:, 24:])
 
 
 def drawn(

@@ -14,7 +14,7 @@ from tests.engine.test_families import build
 from upshot.engine.cuda.warm import _common, _fused
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.sequence import Rules, Sequence
-from upshot.serving.swap.overlay import laid
+from upshot.serving.swap.layout import lay_out
 from upshot.serving.swap.pool import ModelPool
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -236,7 +236,7 @@ def test_a_kernel_that_does_not_compile_for_a_shape_leaves_the_slower_driver(
     def refuse(*args: object) -> torch.Tensor:
         raise TritonError("no such tile")
 
-    monkeypatch.setattr("upshot.engine.kernels.block.rotate_store", refuse)
+    monkeypatch.setattr("upshot.engine.cuda.steps.rotate_store", refuse)
     with pytest.warns(UserWarning, match="FusedDriver.*no such tile"):
         engine = Engine(
             small(make_llama), eos_ids=set(), settings=EngineSettings(page_size=4, kernels=True, max_running=4)
@@ -269,9 +269,9 @@ def test_models_that_take_turns_in_one_place_keep_their_captured_steps_and_say_t
     prompt = [5, 6, 7, 8, 9]
     models = {name: small(make_llama, initializer_range=spread) for name, spread in (("a", 0.2), ("b", 0.3))}
     said = {name: greedy(model, prompt, 4) for name, model in models.items()}
-    overlay = laid(dict.fromkeys(models, 1 << 18), 1 << 18)
-    assert overlay is not None and overlay.conflicts
-    pool = ModelPool(overlay, DEVICE)
+    layout = lay_out(dict.fromkeys(models, 1 << 18), 1 << 18)
+    assert layout is not None and layout.conflicts
+    pool = ModelPool(layout, DEVICE)
     engines = {}
     for name, model in models.items():
         seat = pool.seats[name]

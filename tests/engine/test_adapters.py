@@ -11,9 +11,10 @@ from transformers import LlamaForCausalLM
 
 from upshot.core.errors import UserError
 from upshot.engine.engine import Engine, EngineSettings
-from upshot.engine.llama.blocks import BlockDriver
+from upshot.engine.llama.agreement import busy_adapters
+from upshot.engine.llama.block_driver import BlockDriver
 from upshot.engine.llama.driver import shape_of
-from upshot.engine.llama.probe import busy_adapters, disagreement
+from upshot.engine.llama.select import disagreement
 from upshot.engine.sequence import Rules
 
 peft = pytest.importorskip("peft")

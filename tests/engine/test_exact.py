@@ -210,7 +210,7 @@ def test_a_row_does_not_depend_on_its_place_among_the_rows(threads: int, k: int,
         for _ in range(20):
             some = torch.randperm(100)[: random.randrange(1, 100)]
             assert blocks.product(a[some], b).equal(whole[some])
-            assert blocks.rows(lambda x: x.mean(-1), a[some]).equal(blocks.rows(lambda x: x.mean(-1), a)[some])
-            assert blocks.elements(torch.exp, a[some]).equal(blocks.elements(torch.exp, a)[some])
+            assert blocks.by_row(lambda x: x.mean(-1), a[some]).equal(blocks.by_row(lambda x: x.mean(-1), a)[some])
+            assert blocks.by_element(torch.exp, a[some]).equal(blocks.by_element(torch.exp, a)[some])
     finally:
         torch.set_num_threads(before)

@@ -14,13 +14,15 @@ import pytest
 import torch
 
 CHECKS = ["kernel_checks.py", "runner_checks.py", "exact_checks.py"]
+TESTS = Path(__file__).parent.parent
 
 
 def run_checks(file: str, interpret: bool) -> None:
+    """Run a file of `tests/` in a process of its own."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     env |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""} if interpret else {"TRITON_INTERPRET": "0"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    command.append(str(Path(__file__).with_name(file)))
+    command.append(str(TESTS / file))
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
@@ -28,11 +30,11 @@ def run_checks(file: str, interpret: bool) -> None:
 @pytest.mark.parametrize("file", CHECKS)
 def test_kernels_agree_with_pytorch_in_the_interpreter(file: str) -> None:
     pytest.importorskip("triton")
-    run_checks(file, interpret=True)
+    run_checks(f"engine/{file}", interpret=True)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("file", CHECKS)
 def test_kernels_agree_with_pytorch_on_the_device(file: str) -> None:
-    run_checks(file, interpret=False)
+    run_checks(f"engine/{file}", interpret=False)

@@ -16,7 +16,7 @@ from upshot.core.score import Score
 from upshot.models.base import ModelCallError, Request
 from upshot.offline.judge import agreement, kappa
 from upshot.offline.judge import run as run_judge
-from upshot.tasks.datasets.records import read_records
+from upshot.tasks.datasets.records import read_replies
 
 
 def say(request: Request) -> str:
@@ -117,10 +117,10 @@ def test_records_of_the_published_layouts() -> None:
         "reward_model": {"style": "rule", "ground_truth": "4"}, "data_source": "math",
         "extra_info": {"interaction_kwargs": {"single_turn_prompt": "2+2", "task_desc": "sums"}},
     }  # fmt: skip
-    (record,) = read_records([rl])
+    (record,) = read_replies([rl])
     assert (record.row.goal, record.row.reference, record.row.source) == ("2+2", "4", "math")
     assert record.row.meta["task_desc"] == "sums" and record.replies == ("yo",)
-    (chat,) = read_records([whole("end")], futures=True)
+    (chat,) = read_replies([whole("end")], futures=True)
     assert [m.content for m in chat.row.messages] == ["hi", "Hm?", "tea"] and chat.said[0].content == "end"
 
 

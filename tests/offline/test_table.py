@@ -106,7 +106,7 @@ def test_the_proactive_row_is_the_same_model_with_the_proactive_prompt(
 
     monkeypatch.setattr(actors, "policy", listening)
     evaluate(tmp_path / "out", "--task", str(actors.goals(tmp_path, 2)), "--split", "all")
-    from upshot.tasks.collabllm_prompts import PLAIN, PROACTIVE
+    from upshot.tasks.collabllm import PLAIN, PROACTIVE
 
     assert set(seen) == {PLAIN, PROACTIVE}
 

@@ -16,7 +16,7 @@ from upshot.core.errors import UserError
 from upshot.models.base import Request
 from upshot.rewards.build import build_metric
 from upshot.sandbox.inside.cases import standalone
-from upshot.tasks.datasets.collabllm_records import code_row
+from upshot.tasks.collabllm import BigCodeBench
 
 UNIT = """
 import unittest
@@ -43,19 +43,19 @@ class InProcess:
     async def test_program(self, program: str, tests: list[str], limits: Any) -> list[Any]:
         """Run asserts one after another."""
         if self.fault:
-            return [SimpleNamespace(value=None, outcome="sandbox_fault") for _ in tests]
+            return [SimpleNamespace(value=None, outcome="sandbox_fault", detail="") for _ in tests]
         names: dict[str, Any] = {"__name__": "program"}
         results = []
         try:
             exec(program, names)
         except Exception:
-            return [SimpleNamespace(value=0.0, outcome="error") for _ in tests]
+            return [SimpleNamespace(value=0.0, outcome="error", detail="") for _ in tests]
         for test in tests:
             try:
                 exec(standalone(test), names)
-                results.append(SimpleNamespace(value=1.0, outcome="passed"))
+                results.append(SimpleNamespace(value=1.0, outcome="passed", detail=""))
             except Exception:
-                results.append(SimpleNamespace(value=0.0, outcome="wrong"))
+                results.append(SimpleNamespace(value=0.0, outcome="wrong", detail=""))
         return results
 
 
@@ -115,7 +115,7 @@ def test_a_program_that_patches_unittest_patches_only_itself() -> None:
 
     cheat, empty = asyncio.run(main())
     assert cheat.value == 0.0, cheat
-    assert empty.reason == "bad_row" and empty.why == "pass_rate: no valid test", empty
+    assert empty.reason == "bad_row" and empty.why == "pass_rate: no valid test: it checks nothing", empty
 
 
 def test_in_the_real_sandbox() -> None:
@@ -140,7 +140,7 @@ def test_right_code_under_another_name_passes_once_it_is_extracted_in_the_form_t
         "entry_point": "add",
         "test": UNIT,
     }
-    row = code_row(record, "bigcodebench")
+    row = BigCodeBench().parse(record)
     assert row is not None
 
     def judge(request: Request) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import pytest
@@ -19,8 +22,7 @@ from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.models.client.budget import Budget
 from upshot.rewards.workers.base import Manager, managers
-from upshot.rewards.workers.inline import InlineManager
-from upshot.rewards.workers.pool import PoolManager
+from upshot.rewards.workers.pool import InlineManager, PoolManager
 from upshot.rewards.workers.remote import RemoteManager
 from upshot.rewards.workers.scorer import scorer_app
 from upshot.rollout.services import Services
@@ -80,6 +82,12 @@ def test_inline_pool_and_remote_agree_on_every_claim() -> None:
     assert inline[9]["missing"] == "error" and inline[9]["detail"]["why"].startswith("verifier: TypeError")
     assert pool == inline
     assert remote == inline
+
+
+def test_extra_and_options_may_be_any_mapping() -> None:
+    extra, options = MappingProxyType({"question": "?"}), MappingProxyType({"mode": "flexible"})
+    claim = Claim("gsm8k", "it is 42", "42", extra, options)
+    assert asyncio.run(verify_all(PoolManager(workers=1), [claim]))[0].value == 1
 
 
 def test_what_eats_memory_is_stopped_at_the_limit_and_only_that() -> None:
@@ -154,6 +162,44 @@ def test_workers_are_recycled_and_none_stays_behind() -> None:
     stats, after = asyncio.run(run())
     assert stats["verifier_forks"] == 3
     assert set(after) <= set(before)
+
+
+def test_a_script_without_a_main_guard_is_not_run_again_by_the_workers(tmp_path: Path) -> None:
+    script = tmp_path / "score.py"
+    script.write_text(
+        "import asyncio, threading\n"
+        "from upshot.rewards.workers.pool import PoolManager\n"
+        "from upshot.tasks.verifiers.base import Claim\n"
+        "print('begun', flush=True)\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "async def main():\n"
+        "    manager = PoolManager(workers=2)\n"
+        "    print((await manager.verify(Claim('gsm8k', '#### 1', '1'))).value)\n"
+        "    await manager.aclose()\n"
+        "asyncio.run(main())\n"
+    )
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True)
+    assert ran.stdout.split() == ["begun", "1.0"]
+
+
+def test_a_killed_worker_is_replaced_and_so_is_a_killed_fork_server() -> None:
+    async def run() -> list[Score]:
+        manager = PoolManager(workers=1)
+        claim = Claim("hostile:Hostile", "a", "a")
+        scores = [await manager.verify(claim)]
+        assert manager._workers is not None and manager._workers._server is not None
+        os.kill(manager._workers._idle[0].pid, signal.SIGKILL)
+        scores += [await manager.verify(claim), await manager.verify(claim)]
+        manager._workers._server._process.kill()
+        manager._workers._server._process.wait()
+        scores += [await manager.verify(claim), await manager.verify(claim)]
+        await manager.aclose()
+        return scores
+
+    scores = asyncio.run(run())
+    # Whoever is handed to the dead worker is lost: it may have been this item that killed it.
+    assert [score.value for score in scores] == [1, None, 1, None, 1]
+    assert scores[1].why == "verifier: crashed (SIGKILL)"
 
 
 def _children() -> list[int]:

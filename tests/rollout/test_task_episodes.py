@@ -14,7 +14,7 @@ from upshot.models.tiny import tiny_tokenizer
 from upshot.rewards.metrics.format_errors import FormatErrors
 from upshot.rewards.metrics.verifier import VerifierMetric
 from upshot.rewards.reward import MetricWeight
-from upshot.rewards.workers.inline import InlineManager
+from upshot.rewards.workers.pool import InlineManager
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step

@@ -6,7 +6,7 @@ from collections import Counter
 from upshot.tasks.arithmetic import make_problem, problems, split_of_question
 from upshot.tasks.gsm8k import Gsm8k
 from upshot.tasks.verifiers.arithmetic import broken_steps, steps
-from upshot.tasks.verifiers.gsm8k import Gsm8k as Verdict
+from upshot.tasks.verifiers.gsm8k import Gsm8kVerifier as Verdict
 
 
 def test_solutions_are_right_and_slips_are_found() -> None:

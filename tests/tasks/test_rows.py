@@ -11,7 +11,7 @@ import pytest
 from upshot.core.errors import UserError
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.datasets.parquet import write_parquet
-from upshot.tasks.datasets.rows import row_of
+from upshot.tasks.datasets.records import row_of
 
 SAMPLE = Path(__file__).parent / "gsm8k_sample.jsonl"
 
@@ -88,7 +88,7 @@ def test_one_file_per_split_and_no_question_in_two(tmp_path: Path) -> None:
     task = tasks.create("gsm8k", {"train_file": train, "test_file": test})
     assert len(task.rows("test")) == 7
     assert len(task.rows("train")) == 5
-    with pytest.raises(UserError, match="no split 'validation'"):
+    with pytest.raises(UserError, match="no rows in split 'validation'"):
         task.rows("validation")
 
 
@@ -157,3 +157,23 @@ def test_names_and_options_are_checked() -> None:
         tasks.create("judged", {"file": "x"})
     with pytest.raises(UserError, match="unknown tool 'calculater'"):
         tasks.create("tools", {"tools": ["calculater"]})
+
+
+def test_a_row_that_cannot_be_read_is_named_with_its_task_split_and_number(tmp_path: Path) -> None:
+    file = lines(tmp_path / "x.jsonl", [{"question": "q", "answer": "1"}, {"answer": "2"}])
+    with pytest.raises(UserError, match=r"task 'gsm8k', train, row 2: a row with the columns answer has no prompt"):
+        tasks.create("gsm8k", {"file": file}).rows("train")
+    wrong = lines(tmp_path / "y.jsonl", [{"messages": ["hello"], "answer": "1"}])
+    with pytest.raises(UserError, match=r"row 1: .* objects with 'role' and 'content', not \['hello'\]"):
+        tasks.create("gsm8k", {"file": wrong}).rows("train")
+
+
+def test_columns_that_hold_nothing_are_as_good_as_absent(tmp_path: Path) -> None:
+    record = {"goal": None, "single_turn_prompt": "Say 7", "reference": float("nan"), "single_turn_completion": "7"}
+    (row,) = tasks.create("collabllm", {"train_file": lines(tmp_path / "x.jsonl", [record])}).rows("train")
+    assert (row.goal, row.reference) == ("Say 7", "7")
+
+
+def test_extra_info_may_be_json_text_as_some_writers_leave_it() -> None:
+    record = {"prompt": "q", "answer": "1", "extra_info": '{"level": "hard", "metadata": "{\\"hint\\": \\"B\\"}"}'}
+    assert {"level": "hard", "hint": "B"}.items() <= row_of(record, "math").meta.items()

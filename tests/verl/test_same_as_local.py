@@ -28,7 +28,7 @@ from upshot.rollout.services import build_context, build_services
 from upshot.tasks.base import tasks
 from upshot.tasks.ciphers import Ciphers
 from upshot.training.learner.batch import Datum
-from upshot.training.learner.distributed.handover import packed, unpacked
+from upshot.training.learner.distributed.pickling import dumps, loads
 from upshot.training.loops import ppo, rl
 from upshot.training.objectives.logprob_source import Lesson
 from upshot.training.setup import sampling_of
@@ -125,7 +125,7 @@ def on_verl(recipe: Recipe, rows: Sequence[Row], step: int, says: Says = words) 
         record = record_of(rows[group], 0, "train")
         info = describe_place(record["extra_info"], group, before[group])
         line = ConversationLink(servers, f"{group}.{session}", seeded=True)
-        return unpacked(packed(await worker.play(PlayRequest(info, record["prompt"], session, step), line)))
+        return loads(dumps(await worker.play(PlayRequest(info, record["prompt"], session, step), line)))
 
     async def all_of_them() -> list[list[Rollout]]:
         return [

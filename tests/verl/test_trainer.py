@@ -35,7 +35,7 @@ from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import build_context, build_services
 from upshot.tasks.base import tasks
-from upshot.training.learner.distributed.handover import packed, unpacked
+from upshot.training.learner.distributed.pickling import dumps, loads
 from upshot.training.loops import rl
 from upshot.training.setup import sampling_of
 from upshot.verl.adapters import replies as replies_module
@@ -80,7 +80,7 @@ class Buffer:
         for group, own in enumerate(groups):
             for session, reply in enumerate(own):
                 for index, row in enumerate(trajectories_of(reply, 1)):
-                    extra = {REPLY: b"" if index else packed(reply), **({FAULT: faults[0]} if faults else {})}
+                    extra = {REPLY: b"" if index else dumps(reply), **({FAULT: faults[0]} if faults else {})}
                     key = f"{prefix}{group}_{session}_{index}"
                     queue.rows[key] = _output(row, 0.0, extra, 0.0).as_dict()
                     ids = [*row.prompt_ids, *row.response_ids]
@@ -139,7 +139,7 @@ def test_rows_are_told_what_local_mode_learns(queue: Queue, more: list[str]) -> 
     )
     metrics: dict[str, float] = {}
     trainer._compute_advantage(batch, metrics)
-    lesson = lesson_of(recipe, unpacked(packed(groups)))
+    lesson = lesson_of(recipe, loads(dumps(groups)))
     assert metrics["upshot/training/sequences"] == len(lesson) == len(batch.keys) - 1
     found = {(r.conversation.key, len(datum.ids)): datum for r, datum in lesson}
     for key, tag in zip(batch.keys[:-1], batch.tags[:-1], strict=True):

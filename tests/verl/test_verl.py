@@ -15,7 +15,7 @@ from tests.verl.test_worker import HALF_SAID, TOKENIZER, Manager, Output, shopke
 from upshot.config.load import load_recipe
 from upshot.core.errors import BudgetExceeded
 from upshot.run.folder import RunFolder
-from upshot.training.learner.distributed.handover import unpacked
+from upshot.training.learner.distributed.pickling import loads
 from upshot.verl.config import compose
 from upshot.verl.parquet import record_of
 from upshot.verl.plan import RECIPE, ClusterPlace
@@ -122,7 +122,7 @@ def test_the_loop_gives_verl_the_servers_ids_and_the_whole_reply() -> None:
     assert manager.asked[0][2]["logprobs"] is True and manager.asked[0][2]["max_tokens"] == 12
     assert "seed" not in manager.asked[0][2]  # only our engine draws by it
     row = out.as_dict()
-    reply = unpacked(row["extra_fields"][REPLY])
+    reply = loads(row["extra_fields"][REPLY])
     assert row["rm_scores"].sum().item() == pytest.approx(reply.reward.total.value)
     assert row["extra_fields"]["min_global_steps"] == 1
     assert row["extra_fields"]["reward_extra_info"]["verifier"] == 1.0

@@ -36,13 +36,13 @@ from upshot.core.event_loop import run_anywhere
 from upshot.models.absent import AbsentPolicy
 from upshot.models.base import Model
 from upshot.models.client.budget import Budget
-from upshot.rewards.build import ARROW, named_metrics
+from upshot.rewards.build import ARROW, metric_configs, named_metrics
 from upshot.rollout.context import ReplyRule, RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import score_reply
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Rollout
-from upshot.rollout.services import assemble, metric_configs
+from upshot.rollout.services import assemble
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.participants.base import Participant
 

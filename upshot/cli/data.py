@@ -155,7 +155,7 @@ def _prepare_candidates(args: argparse.Namespace) -> PrepareSummary:
     """Rows with a hidden goal, or with replies to learn from."""
     from upshot.offline.data.prepare import PrepareSettings, prepare
     from upshot.tasks.base import tasks
-    from upshot.tasks.collabllm_prompts import PLAIN, system_prompt
+    from upshot.tasks.collabllm import PLAIN, system_prompt
     from upshot.tasks.datasets.parquet import AGENT_NAME
 
     known = ("math-hard", "medium", "bigcodebench", "abg-coqa")
@@ -179,7 +179,7 @@ def _prepare_verified(args: argparse.Namespace) -> PrepareSummary | None:
     """Rows of a task with a verifier; None where the task named is none."""
     from upshot.core.errors import UserError
     from upshot.offline.data.verified import prepare_verified, verified_task
-    from upshot.tasks.collabllm_prompts import system_prompt
+    from upshot.tasks.collabllm import system_prompt
 
     system = "" if args.system is None else system_prompt(args.system)
     task = verified_task(args.task, args.seed, system)

@@ -14,12 +14,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "anything is loaded; models that do not fit together take turns. What cannot fit is refused.",
     )
     verbs = parser.add_subparsers(metavar="VERB", required=True)
-    plan = verbs.add_parser("plan", help="print the memory plan of a recipe")
-    plan.add_argument("recipe", help="recipe name or file")
-    plan.add_argument(
+    planning = verbs.add_parser("plan", help="print the memory plan of a recipe")
+    planning.add_argument("recipe", help="recipe name or file")
+    planning.add_argument(
         "overrides", nargs="*", default=[], metavar="key=value", help="such as model.memory_gb=80 (for another device)"
     )
-    plan.set_defaults(run=run)
+    planning.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,13 +27,13 @@ def run(args: argparse.Namespace) -> int:
     from upshot.config.load import load_recipe
     from upshot.core.errors import UserError
     from upshot.tasks.base import tasks
-    from upshot.training.learner.memory.fitting import planned
-    from upshot.training.learner.memory.table import models, table
+    from upshot.training.learner.memory.fit import plan_recipe
+    from upshot.training.learner.memory.table import table
 
     recipe = load_recipe(args.recipe, args.overrides).recipe
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
-    found = planned(recipe, len(task.vocabulary() or ()))
-    if found is None:
+    plan = plan_recipe(recipe, len(task.vocabulary() or ()))
+    if plan is None:
         raise UserError(f"'{recipe.model.path}' cannot be planned: its config.json is not on this machine")
-    print(f"{models(found)}\n\n{table(found)}")
+    print(table(plan))
     return 0

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         size, first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
         return 0 if not first or _check(recipe, args, folder is not None, size) else 2
-    from upshot.training.learner.distributed.together import open_ranks
+    from upshot.training.learner.distributed.process_group import open_ranks
 
     ranks = open_ranks(recipe.model.device)
     try:
@@ -93,13 +93,13 @@ def _train(args: argparse.Namespace, recipe: Recipe, folder: RunFolder | None, r
     from upshot.run.run import train_checked
 
     new = folder is None
-    if not ranks.told("checked", ranks.first and _check(recipe, args, resumed=not new, ranks=ranks.size)):
+    if not ranks.broadcast_object("checked", ranks.first and _check(recipe, args, resumed=not new, ranks=ranks.size)):
         return 2
     if not ranks.first:
-        train_checked(recipe, ReadOnlyRunFolder(ranks.told("run folder", Path())), Reporter(), ranks)
+        train_checked(recipe, ReadOnlyRunFolder(ranks.broadcast_object("run folder", Path())), Reporter(), ranks)
         return 0
     folder = folder or RunFolder.create(recipe)
-    ranks.told("run folder", folder.path)
+    ranks.broadcast_object("run folder", folder.path)
     try:
         train_checked(recipe, folder, make_reporter(args.quiet, args.json), ranks)
     except BaseException:

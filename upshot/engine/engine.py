@@ -13,7 +13,6 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,13 +20,12 @@ import torch
 
 from upshot.core.conversation import derive_seed
 from upshot.core.errors import UserError
-from upshot.engine.llama.choice import checked_driver, drivers_of
 from upshot.engine.llama.driver import causal_lm, shape_of
 from upshot.engine.llama.merged import Merging
 from upshot.engine.pages import PagePool
 from upshot.engine.scheduler import Scheduler
-from upshot.engine.seat import SwapSlot
 from upshot.engine.sequence import DONE, Grammar, Rules, Sequence
+from upshot.engine.swap_slot import SwapSlot
 
 Token = Callable[[Sequence, int, float], None]
 FIRST_CHUNK = 4096
@@ -57,10 +55,10 @@ class EngineSettings:
     seed: int = 0
     """Seed of requests that bring none."""
     lean: bool = True
-    """Drive known families layer by layer (blocks.py) instead of through the model's forward."""
+    """Drive known families layer by layer (llama/block_driver.py) instead of through the model's forward."""
     merge: Merging = "copy"
-    """LoRA adapters in the weights they sit on (merged.py): in a copy of them, in the model's own while the engine is
-    not parked (then nobody else may use the model), or never: they are called, which is slower."""
+    """LoRA adapters in the weights they sit on (llama/merged.py): in a copy of them, in the model's own while the
+    engine is not parked (then nobody else may use the model), or never: they are called, which is slower."""
     kernels: bool = False
     """Run the GPU's kernels on the CPU too (Triton's interpreter; slow, for tests)."""
     graphs: bool = True
@@ -121,10 +119,9 @@ class Engine:
                 )
         else:
             from upshot.engine.cpu.runner import TorchRunner
-            from upshot.engine.llama.probe import disagreement
+            from upshot.engine.llama.select import select_driver
 
-            makers = drivers_of(model, self.shape, self.settings, kernels=False)
-            driver = checked_driver(model, makers, partial(disagreement, model) if self.settings.check else None)
+            driver = select_driver(model, self.shape, self.settings, kernels=False)
             self.runner = TorchRunner(
                 driver, n_pages, self.settings.page_size, self._kv_bytes(), self.settings.exact, seat
             )

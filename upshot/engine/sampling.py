@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from upshot.engine.sequence import Rules, Sequence
 
@@ -19,7 +20,7 @@ _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
 
 
-def _mixed(x: np.ndarray) -> np.ndarray:
+def _mix(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(30))) * _MIX1
     x = (x ^ (x >> np.uint64(27))) * _MIX2
     return x ^ (x >> np.uint64(31))
@@ -28,7 +29,7 @@ def _mixed(x: np.ndarray) -> np.ndarray:
 def keys(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """A 64-bit key for each (seed, position): what a sequence draws does not depend on its neighbours."""
     with np.errstate(over="ignore"):
-        return _mixed(_mixed(seeds.astype(np.uint64) + _GOLDEN) + positions.astype(np.uint64) * _GOLDEN)
+        return _mix(_mix(seeds.astype(np.uint64) + _GOLDEN) + positions.astype(np.uint64) * _GOLDEN)
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -36,7 +37,7 @@ def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     return (keys(seeds, positions) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
 
 
-def cut(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+def cut(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """`logits` (already divided by temperature) with what the cuts remove set to -inf; one row per setting."""
     values, order = logits.sort(dim=-1, descending=True)
     rank = torch.arange(logits.shape[-1], device=logits.device)
@@ -69,9 +70,7 @@ class RowRules:
         self.tops = max((r.top_logprobs for r in rules), default=0)
 
 
-def sample(
-    logits: torch.Tensor, rows: RowRules, positions: np.ndarray
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def sample(logits: Tensor, rows: RowRules, positions: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
     """Sampled ids, their log-probabilities, and all log-probabilities, for float32 `logits` of one row per sequence."""
     logits = logits if rows.plain else logits * rows.scale
     logprobs = logits.log_softmax(-1)
@@ -91,7 +90,7 @@ def sample(
     return ids, logprobs.gather(-1, ids[:, None])[:, 0], logprobs
 
 
-def apply_grammars(logits: torch.Tensor, rows: Seq[Sequence]) -> None:
+def apply_grammars(logits: Tensor, rows: Seq[Sequence]) -> None:
     """Set what grammars forbid to -inf, in place; one that fails or allows nothing is its sequence's error."""
     for index, seq in enumerate(rows):
         if seq.grammar is None:
@@ -106,7 +105,7 @@ def apply_grammars(logits: torch.Tensor, rows: Seq[Sequence]) -> None:
         apply_bitmask(logits, index, mask)
 
 
-def apply_bitmask(logits: torch.Tensor, row: int, mask: np.ndarray) -> None:
+def apply_bitmask(logits: Tensor, row: int, mask: np.ndarray) -> None:
     """Set what a grammar forbids in one row to -inf, in place."""
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: logits.shape[-1]]
     logits[row].masked_fill_(torch.from_numpy(bits == 0).to(logits.device), -torch.inf)

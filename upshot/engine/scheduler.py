@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from upshot.engine.cpu.rows import DecodeRows
+from upshot.engine.decode_rows import DecodeRows
 from upshot.engine.pages import ROOT, PagePool
 from upshot.engine.sequence import DONE, RUNNING, WAITING, Rules, Scored, Sequence
 
@@ -216,7 +216,7 @@ class Scheduler:
                     self._rows.leave(seq)  # its last id is under way
                 else:
                     self._own_page(seq, [])
-                    self._rows.looked_at(seq)
+                    self._rows.schedule_look(seq)
             rows = self._rows.current()
         else:
             rows = touched = self._look_at_all()
@@ -300,7 +300,7 @@ class Scheduler:
         if (length - 1) % size == 0:
             self._publish(seq, length - 1)
         try:
-            ended = self._heard(seq, token, logprob)
+            ended = self._ends(seq, token, logprob)
         except Exception as error:  # of this request's callback, stop or grammar: its own failure and nobody else's
             self.fail(seq, error)
             return
@@ -309,7 +309,7 @@ class Scheduler:
         elif length >= seq.max_length:
             self.finish(seq, "length")
 
-    def _heard(self, seq: Sequence, token: int, logprob: float) -> bool:
+    def _ends(self, seq: Sequence, token: int, logprob: float) -> bool:
         """Tell whoever listens; whether the id ends the sequence."""
         if seq.error is not None:  # its grammar failed before the id was drawn
             raise seq.error

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from upshot.engine.scheduler import Chunk
-from upshot.engine.sequence import Scored, Sequence, Top, possible
+from upshot.engine.sequence import Scored, Sequence, Top, likeliest
 
 NUMBERS = 1 << 25
 """Logits that are float32 at one time."""
@@ -32,7 +33,7 @@ class ScoreRequest:
     """The most likeliest ids that any of the sequences asks for."""
 
 
-def wanted_of(chunks: list[Chunk]) -> ScoreRequest | None:
+def score_request(chunks: list[Chunk]) -> ScoreRequest | None:
     """What these chunks, packed one after another, score; None: nothing."""
     if not any(chunk.seq.given for chunk in chunks):
         return None
@@ -49,7 +50,7 @@ def wanted_of(chunks: list[Chunk]) -> ScoreRequest | None:
     return wanted if wanted.shares else None
 
 
-def given_logprobs(logits: torch.Tensor, ids: torch.Tensor, tops: int) -> tuple[torch.Tensor, ...]:
+def given_logprobs(logits: Tensor, ids: Tensor, tops: int) -> tuple[Tensor, ...]:
     """log softmax of each row at its id; with `tops`, also the values and ids of the likeliest ones, [rows, tops]."""
     rows = max(1, NUMBERS // logits.shape[1])
     parts = []
@@ -60,7 +61,7 @@ def given_logprobs(logits: torch.Tensor, ids: torch.Tensor, tops: int) -> tuple[
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
-def by_sequence(wanted: ScoreRequest, found: tuple[torch.Tensor, ...]) -> list[Scored]:
+def by_sequence(wanted: ScoreRequest, found: tuple[Tensor, ...]) -> list[Scored]:
     """What `given_logprobs` found, for each sequence."""
     own = found[0].tolist()
     values, order = (x.tolist() for x in found[1:]) if wanted.tops else ([], [])
@@ -70,7 +71,7 @@ def by_sequence(wanted: ScoreRequest, found: tuple[torch.Tensor, ...]) -> list[S
         tops: list[Top] = []
         if seq.rules.top_logprobs:
             pairs = zip(order[at : at + count], values[at : at + count], strict=True)
-            tops = [possible(o, v, seq.rules.top_logprobs) for o, v in pairs]
+            tops = [likeliest(o, v, seq.rules.top_logprobs) for o, v in pairs]
         out.append((seq, own[at : at + count], tops))
         at += count
     return out

@@ -62,7 +62,7 @@ Top = tuple[tuple[int, float], ...]
 """The likeliest ids in one place, with their log-probabilities."""
 
 
-def possible(ids: list[int], logprobs: list[float], most: int) -> Top:
+def likeliest(ids: list[int], logprobs: list[float], most: int) -> Top:
     """The first `most` of these ids; none that a grammar forbids."""
     return tuple((i, p) for i, p in zip(ids[:most], logprobs, strict=False) if p > -math.inf)
 

@@ -11,12 +11,13 @@ from upshot.config.recipe import Named
 from upshot.core.conversation import Row
 from upshot.core.errors import UserError
 from upshot.models.client.budget import Budget
-from upshot.rollout.services import Services, Spec, assemble, metric_configs
+from upshot.rewards.build import metric_configs
+from upshot.rollout.services import Services, Spec, assemble
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.collabllm import CollabTask
-from upshot.tasks.datasets.tables import Record, read_table
+from upshot.tasks.datasets.files import Record, read_table
 from upshot.tasks.participants.base import Participant, users
-from upshot.tasks.participants.template import FOLDER
+from upshot.tasks.participants.templates import FOLDER
 
 SCRIPT = "script"
 """As the user's spec: no model, but the row's own lines (or the sentences of its goal) one after another."""

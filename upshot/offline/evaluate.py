@@ -38,9 +38,8 @@ from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import reward_to_dict, turn_to_dict
 from upshot.rollout.services import Services, Spec
 from upshot.tasks.base import groups_of
-from upshot.tasks.collabllm import CollabTask, goal_key
-from upshot.tasks.collabllm_prompts import system_prompt
-from upshot.tasks.datasets.collabllm_goals import fingerprint
+from upshot.tasks.collabllm import CollabTask, system_prompt
+from upshot.tasks.datasets.splits import fingerprint, goal_key
 
 WHO = ("task", "file", "split", "user", "judge", "tokenizer")
 HOW = ("max_messages", "max_tokens", "temperature", "seed")

@@ -19,8 +19,8 @@ from upshot.offline.statistics import wilson
 from upshot.rewards.build import build_metric
 from upshot.rewards.metric import score_by
 from upshot.rollout.services import assemble
-from upshot.tasks.datasets.records import read_records
-from upshot.tasks.verifiers.statistics import binary_metrics, graded_metrics, valid_pairs
+from upshot.tasks.datasets.records import read_replies
+from upshot.tasks.verifiers.base import binary_metrics, graded_metrics, valid_pairs
 
 RATES = ("kappa", "precision", "recall", "tnr", "f1", "correlation", "rmse", "mean_prediction", "mean_truth")
 
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         check_writable(Path(args.out))
     rows = read_rows(args.file, args.limit)
     labels = [read_label(row, args.label, number) for number, row in enumerate(rows, 1)]
-    records = read_records(rows)
+    records = read_replies(rows)
     scores = asyncio.run(_judge(args, [record.conversations()[0] for record in records]))
     report = agreement(scores, labels, args.threshold)
     print(table(args.metric, report))

@@ -40,7 +40,7 @@ from upshot.rewards.workers.base import Manager, managers
 from upshot.rollout.services import assemble
 from upshot.run.folder import ROLLOUTS
 from upshot.tasks.base import Task, tasks
-from upshot.tasks.datasets.rows import row_of
+from upshot.tasks.datasets.records import row_of
 from upshot.tasks.mix import KEY
 from upshot.tasks.verifiers.base import Claim
 

@@ -22,7 +22,7 @@ from upshot.core.score import LASTING, Score, tell_missing
 from upshot.offline.arguments import read_metrics, read_model, read_rows
 from upshot.offline.job import Job, Journal, open_log
 from upshot.rewards.build import ARROW
-from upshot.tasks.datasets.records import Record, read_records
+from upshot.tasks.datasets.records import RecordedReplies, read_replies
 
 FUTURES = ("rounds", "samples", "max_tokens", "temperature", "system")
 SETTINGS = (*FUTURES, "tokenizer", "max_reply_tokens", "overlong", "task")
@@ -31,7 +31,7 @@ SETTINGS = (*FUTURES, "tokenizer", "max_reply_tokens", "overlong", "task")
 def run(args: argparse.Namespace) -> int:
     """Score what is not scored yet; 0 when every reply has a reward, 1 when some are missing."""
     given = read_rows(args.file, args.limit)
-    records = read_records(given, futures=args.rounds > 0)
+    records = read_replies(given, futures=args.rounds > 0)
     work = {name_of(record, row): record for record, row in zip(records, given, strict=True)}
     out = Path(args.out or f"{args.file}.scores.jsonl")
     settings = _settings(args)
@@ -47,12 +47,12 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(line["reward"]["total"].get("missing") for line in lines) else 0
 
 
-def name_of(record: Record, row: Mapping[str, Any]) -> str:
+def name_of(record: RecordedReplies, row: Mapping[str, Any]) -> str:
     """By what a row is known again: its id, and all that it says."""
     return f"{record.row.id} {hashlib.blake2b(jsonl.dumps(row), digest_size=12).hexdigest()}"
 
 
-def find_finished(lines: Sequence[Mapping[str, Any]], work: Mapping[str, Record]) -> set[str]:
+def find_finished(lines: Sequence[Mapping[str, Any]], work: Mapping[str, RecordedReplies]) -> set[str]:
     """The rows whose replies all have a line, none of which another attempt could better."""
     settled = Counter(line["record"] for line in lines if not _may_pass(Score.from_dict(line["reward"]["total"])))
     return {name for name, record in work.items() if settled[name] == len(record.conversations())}
@@ -85,7 +85,7 @@ def _own_code(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {"code": digests} if digests else {}
 
 
-async def _score(job: Job, settings: Mapping[str, Any], work: Mapping[str, Record], done: set[str]) -> None:
+async def _score(job: Job, settings: Mapping[str, Any], work: Mapping[str, RecordedReplies], done: set[str]) -> None:
     todo = [name for name in work if name not in done]
     if not todo:
         return

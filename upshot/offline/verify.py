@@ -22,7 +22,7 @@ from upshot.core.whole_files import check_writable
 from upshot.offline.arguments import read_model, read_rows
 from upshot.offline.job import run_all
 from upshot.rollout.services import Services, assemble
-from upshot.tasks.datasets.rows import reference_of
+from upshot.tasks.datasets.records import reference_of
 from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
 from upshot.tasks.verifiers.judged import with_rubric_read
 from upshot.tasks.verifiers.routes import route

@@ -10,9 +10,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from upshot.config.recipe import MetricConfig
 from upshot.config.registry import check_value, path_of
 from upshot.core.errors import UserError, did_you_mean
 from upshot.rewards.metric import Metric, metrics
+from upshot.rewards.reward import CLAMP
 
 ARROW = "->"
 MetricLike = str | Callable[..., Any]
@@ -30,12 +32,12 @@ def build_metric(name: str, options: Mapping[str, Any] | None = None, where: str
     options, context = _choose_judge(dict(options or {}), context, f"metric '{name}'", where)
     if ARROW not in name:
         return metrics.create(name, options, where, **context)
-    from upshot.rewards.metrics.extraction import ExtractedMetric, build_extractor
+    from upshot.rewards.metrics.extraction import ExtractedMetric
 
     artefact, inner_name = _split(name, where)
     how = options.pop("extract", "judge")
-    extractor = build_extractor(artefact, how, context.get("judge"), where)
-    return ExtractedMetric(extractor, metrics.create(inner_name, options, where, **context))
+    inner = metrics.create(inner_name, options, where, **context)
+    return ExtractedMetric(artefact, inner, how, context.get("judge"), where)
 
 
 def check_metric(name: str, options: Mapping[str, Any] | None = None, where: str = "", **context: Any) -> None:
@@ -88,3 +90,12 @@ def named_metrics(metrics: Any) -> dict[str, Any]:
             )
         found[name] = setting
     return found
+
+
+def metric_configs(metrics: Mapping[str, Any]) -> list[MetricConfig]:
+    """Metrics from name → weight, or name → settings; a term is clamped to −1…1 unless `clamp` says otherwise."""
+    out = []
+    for name, setting in metrics.items():
+        options = dict(setting) if isinstance(setting, Mapping) else {"weight": setting}
+        out.append(MetricConfig.model_validate({"clamp": CLAMP, **options, "name": name}))
+    return out

@@ -26,9 +26,8 @@ from upshot.rewards.reward import Reward
 from upshot.rewards.workers.base import Manager
 from upshot.tasks.base import Task
 from upshot.tasks.participants.ask import object_schema
-from upshot.tasks.participants.transcript import as_lines
-from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
-from upshot.tasks.verifiers.statistics import binary_metrics, graded_metrics
+from upshot.tasks.participants.templates import as_lines
+from upshot.tasks.verifiers.base import Claim, Verifier, binary_metrics, graded_metrics, verifiers
 
 METRIC = "verifier"
 """The metric of a recipe whose score a monitor predicts."""

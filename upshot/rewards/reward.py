@@ -53,11 +53,11 @@ def combine(futures: Sequence[Mapping[str, Score]], weights: Mapping[str, Metric
     sums = {False: 0.0, True: 0.0}
     for name, term in counted.items():
         sums[weights[name].intrinsic] += term.value or 0.0
-    total = _lacking(*next(iter(absent.items()))) if absent else Score(sums[False] + sums[True])
+    total = _missing_total(*next(iter(absent.items()))) if absent else Score(sums[False] + sums[True])
     return Reward(total, terms, means, extrinsic=sums[False], intrinsic=sums[True])
 
 
-def _lacking(name: str, term: Score) -> Score:
+def _missing_total(name: str, term: Score) -> Score:
     """The total that is missing because one of its terms is."""
     return Score(None, term.reason, {**term.detail, "metric": name})
 

@@ -24,7 +24,7 @@ from upshot.models.rendering import Renderer
 from upshot.rewards.build import build_metric, check_metric
 from upshot.rewards.metric import Metric
 from upshot.rewards.monitor import METRIC
-from upshot.rewards.reward import CLAMP, MetricWeight
+from upshot.rewards.reward import MetricWeight
 from upshot.rewards.workers.base import Manager, managers
 from upshot.rollout.context import ReplyRule, RolloutContext
 from upshot.rollout.futures.base import CreditRule, Futures, kinds
@@ -177,15 +177,6 @@ def _metrics(configs: Sequence[MetricConfig], where: str, context: Mapping[str, 
         if names.count(name) > 1:
             raise UserError(f"{where} names '{name}' twice")
     return {m.name: build_metric(m.name, m.options, where, **context) for m in configs}
-
-
-def metric_configs(metrics: Mapping[str, Any]) -> list[MetricConfig]:
-    """Metrics from name → weight, or name → settings; a term is clamped to −1…1 unless `clamp` says otherwise."""
-    out = []
-    for name, setting in metrics.items():
-        options = dict(setting) if isinstance(setting, Mapping) else {"weight": setting}
-        out.append(MetricConfig.model_validate({"clamp": CLAMP, **options, "name": name}))
-    return out
 
 
 def build_services(

@@ -6,7 +6,7 @@ from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
 from upshot.rollout.futures.classmates.map_file import classmate_names
 from upshot.tasks.base import Task, tasks
-from upshot.tasks.datasets.examples import read_dialogues, read_preferences
+from upshot.tasks.datasets.records import read_dialogues, read_preferences
 
 
 def plan(recipe: Recipe, ranks: int = 1) -> str:
@@ -36,10 +36,10 @@ def plan(recipe: Recipe, ranks: int = 1) -> str:
 
 def memory(recipe: Recipe, task: Task, ranks: int = 1) -> str:
     """The memory plan of each rank as a table."""
-    from upshot.training.learner.memory.fitting import planned
+    from upshot.training.learner.memory.fit import plan_recipe
     from upshot.training.learner.memory.table import table
 
-    found = planned(recipe, len(task.vocabulary() or ()), ranks)
+    found = plan_recipe(recipe, len(task.vocabulary() or ()), ranks)
     unknown = f"memory     planned once '{recipe.model.path}' is on this machine: its config.json is not"
     return unknown if found is None else table(found)
 

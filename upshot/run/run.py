@@ -36,10 +36,10 @@ from upshot.run.trackers import make_trackers
 from upshot.run.writer import Logs, Writer
 from upshot.serving.servers.lease import lease
 from upshot.tasks.base import Task, tasks
-from upshot.training.learner.distributed.ranks import ALONE, Ranks, counted
-from upshot.training.learner.distributed.together import ProcessGroup, RankStopped, until_stopped
+from upshot.training.learner.distributed.process_group import ProcessGroup, RankStopped, until_stopped
+from upshot.training.learner.distributed.ranks import ALONE, Ranks, add_counts
 from upshot.training.learner.learner import Learner
-from upshot.training.learner.memory.fitting import pool_of, with_helpers
+from upshot.training.learner.memory.fit import configure_helpers, make_pool
 from upshot.training.loops import dpo, online_dpo, ppo, rl, sft
 from upshot.training.metrics.alarms import Alarms, bad_step
 from upshot.training.metrics.best import BestMark
@@ -99,7 +99,7 @@ class TrainingRun:
         """Train to the end, or to Ctrl-C or an empty budget; the last checkpoint either way."""
         with self.folder.locked(self.reporter.say):
             self._go_on()
-            self.ranks.told("folder", None)  # which the first rank has rewound
+            self.ranks.barrier("folder")  # which the first rank has rewound
             await self._prepare()
             self.writer.status("running")
             try:
@@ -109,7 +109,7 @@ class TrainingRun:
                     config = phase_config(self.recipe, phase)
                     await METHODS[config.method](self, config)
                 self.saver.wait()
-                self.ranks.told("saved", None)
+                self.ranks.barrier("saved")
             except BaseException as error:
                 self._stopped(error)
                 raise
@@ -206,8 +206,8 @@ class TrainingRun:
     async def services(self) -> AsyncIterator[tuple[Services, RolloutContext]]:
         """Helper models, user and metrics, started, with the stage they play on; closed at the end."""
         recipe, loaded = limits_shared(self.recipe, self.ranks.size), self.loaded
-        loaded.pool = pool_of(recipe, loaded.memory)
-        helped = with_helpers(recipe, loaded.memory)
+        loaded.pool = make_pool(recipe, loaded.memory)
+        helped = configure_helpers(recipe, loaded.memory)
         services = build_services(helped, self.task, loaded.sampler, loaded.tokenizer, loaded.renderer, loaded.pool)
         self.services_now = services
         if spent := self.folder.spent():
@@ -244,7 +244,7 @@ class TrainingRun:
         """All that the step under way asked of helpers is done: its line tells of what they counted until now."""
         if (services := self.services_now) is not None:
             if self.ranks.size > 1:
-                self._added_up = counted(self._added_up, self.ranks.exchange_now("count", services.counters()))
+                self._added_up = add_counts(self._added_up, self.ranks.all_gather_object("count", services.counters()))
                 services.restore(self._added_up)
             self._counted = services.stats(), services.counters()
 
@@ -268,7 +268,7 @@ class TrainingRun:
         self.writer.announce(self.phase, step, logs, list(self.alarms.ringing.values()))
         self._stop_if_bad(logs, config)
         self.saver.check()
-        if not self._bad_steps and self.ranks.told("due", self.saver.due(step, config)):
+        if not self._bad_steps and self.ranks.broadcast_object("due", self.saver.due(step, config)):
             self.checkpoint()
 
     def _stop_if_bad(self, logs: Logs, config: TrainConfig) -> None:
@@ -301,7 +301,7 @@ class TrainingRun:
 
     def _snapshot(self, learner: Learner) -> Callable[[Path], None]:
         """What writes the state of the run, as it is now, into a folder."""
-        self.ranks.told("save", None)  # from here on it waits blindly for the first rank
+        self.ranks.barrier("save")  # from here on it waits blindly for the first rank
         parts = [learner.snapshot()]
         if self.loaded.samples and self.ranks.first:
             parts.append(self.loaded.sampler.snapshot())

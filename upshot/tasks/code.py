@@ -7,7 +7,7 @@ from typing import Any
 
 from upshot.core.conversation import Row
 from upshot.tasks.base import tasks
-from upshot.tasks.datasets.rows import row_of
+from upshot.tasks.datasets.records import row_of
 from upshot.tasks.verified import VerifiedTask
 from upshot.tasks.verifiers.code import program_in
 
@@ -26,12 +26,7 @@ class CodeTask(VerifiedTask):
     ) -> None:
         """partial: reward the share of passed tests instead of all or nothing."""
         super().__init__(**rows)
-        self._options = {"partial": partial, "cpu_seconds": cpu_seconds, "max_tests": max_tests}
-
-    @property
-    def verifier_options(self) -> dict[str, Any]:
-        """Limits, and whether parts count."""
-        return dict(self._options)
+        self.verifier_options = {"partial": partial, "cpu_seconds": cpu_seconds, "max_tests": max_tests}
 
     def format_error(self, text: str) -> str:
         """No program."""

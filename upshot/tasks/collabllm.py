@@ -3,36 +3,59 @@
 A task reads, by what the file holds: RL parquet (the history so far is the opening), a published multi-turn set (each
 distinct history once), or a single-turn set (nobody has spoken; the simulated user opens). Sft parquet gives
 `dialogues`. A file without splits of its own is split by goal.
+
+The single-turn sets have columns of their own: MATH (problem, solution, level, type), Medium articles (title, text),
+BigCodeBench (instruct_prompt, canonical_solution, test …), Abg-CoQA (story, target_turn, ambiguity …). Any other file
+has `prompt` and `completion` (or `goal` and `reference`).
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from upshot.core.conversation import Message, Row, messages_from
-from upshot.core.errors import UserError
-from upshot.tasks.base import Task, tasks
-from upshot.tasks.collabllm_prompts import system_prompt
-from upshot.tasks.datasets.collabllm_goals import held_out, plain
-from upshot.tasks.datasets.collabllm_records import (
-    code_row,
-    coqa_row,
-    facts,
-    is_candidate,
-    is_dialogue,
-    is_rl,
-    math_row,
-    medium_row,
-    plain_row,
-    rl_row,
-)
-from upshot.tasks.datasets.tables import Record, read_tables
+from upshot.core.conversation import Message, Row
+from upshot.core.errors import UserError, did_you_mean
+from upshot.core.whole_files import read_text
+from upshot.tasks.base import tasks
+from upshot.tasks.datasets.files import Record
+from upshot.tasks.datasets.records import GOAL, REFERENCE, facts, first, is_dialogue, messages_of
+from upshot.tasks.datasets.splits import fingerprint
+from upshot.tasks.tables import TableTask
+
+PLAIN = "You are a helpful assistant. Work with the user on their task and answer their messages."
+"""The system prompt of the base and the trained rows, and of prepared data."""
+
+PROACTIVE = """You are a helpful assistant who works together with the user until the task is done well.
+The user often starts with half of what you need to know. So:
+- When the request leaves something open that would change your answer, ask about it before you answer. One or two \
+precise questions at a time, the most important first; never ask for what the user has already told you.
+- When the request is clear, do the work at once instead of asking.
+- Offer a concrete next step or a choice where the user seems unsure, and say what you assumed.
+- Keep to what the user wants in content and tone. Be brief: every sentence should help the user move on.
+- When a result is finished, give it in full, and ask whether it is what the user had in mind."""
+"""The system prompt of the proactive row, and of a share of the candidates when data is built."""
+
+HARD = "Level 5"
+SYSTEMS: dict[str, str] = {"plain": PLAIN, "proactive": PROACTIVE, "none": ""}
+
+
+def system_prompt(name: str) -> str:
+    """The prompt behind 'plain', 'proactive', 'none' or a text file; empty means no system message."""
+    if name in SYSTEMS:
+        return SYSTEMS[name]
+    path = Path(name).expanduser()
+    if path.is_file():
+        return read_text(path, "system prompt").strip()
+    raise UserError(f"unknown system prompt '{name}'; {did_you_mean(name, SYSTEMS)} (or the path of a text file)")
 
 
 @tasks.register("collabllm")
-class CollabTask(Task):
+class CollabTask(TableTask):
     """Conversations towards a hidden goal."""
 
     name = "collabllm"
@@ -48,68 +71,46 @@ class CollabTask(Task):
     """Most messages of a whole conversation, the system prompt not counted."""
     table_group: str | None = None
     """By which of its groups the table shows the task metric, too."""
-    hub = ""
-    """Hugging Face name of the single-turn set; '' when it has none."""
-    hub_splits: tuple[str, ...] = ()
-    parse: Callable[[Record, str], Row | None] = staticmethod(plain_row)
+    column = ""
+    """The column by which a record of the task's own single-turn set is known."""
 
-    def __init__(
-        self,
-        file: str | None = None,
-        train_file: str | None = None,
-        validation_file: str | None = None,
-        test_file: str | None = None,
-        held_out: float = 0.1,
-        system: str = "none",
-        limit: int | None = None,
-        split_seed: int = 0,
-        tiny_words: int = 0,
-    ) -> None:
+    def __init__(self, system: str = "none", tiny_words: int = 0, **table: Any) -> None:
         """Make the task.
 
-        file: a file, folder or Hub name with all splits; train_file, validation_file, test_file: one of each.
-        Without any, the task's own Hub set is loaded.
-        held_out: share of the goals that test and validation each get of a `file` without splits of its own.
         system: system prompt put before the opening of single-turn rows: plain, proactive, none or a text file.
-        limit: at most so many rows a split.
         tiny_words: how many of the data's commonest words a tiny model of the recipe's own knows, for offline trials;
         0: the task speaks a real language, and the recipe must name a model.
+        The others say where rows come from: see `TableTask`.
         """
-        named = {"train": train_file, "validation": validation_file, "test": test_file}
-        self._named = {split: source for split, source in named.items() if source}
-        self._file = file or (None if self._named else self.hub)
-        if not self._file and not self._named:
-            raise UserError(
-                f"task '{self.name}' needs the option 'file' (a .jsonl, .parquet or .json file, or a folder)"
-            )
-        self.held_out = held_out
+        super().__init__(**table)
+        self.check_source()
+        if not self._file:  # whoever names a file for each split wants nothing held out of them
+            self.held_out = 0.0
         self.system = system_prompt(system)
-        self.limit = limit
-        self.split_seed = split_seed
         self.tiny_words = tiny_words
-        self._tables: dict[str, list[Record]] | None = None
-        self._rows: dict[str, list[Row]] | None = None
 
-    def rows(self, split: str) -> Sequence[Row]:
-        """The rows of a split; splits share no goal."""
-        by_split = self.all_rows()
-        found = by_split.get(split, [])
-        if not found:
-            sizes = ", ".join(f"{name} {len(rows)}" for name, rows in by_split.items()) or "none"
-            raise UserError(f"task '{self.name}' has no rows in split '{split}' (rows: {sizes})")
-        return found[: self.limit]
+    def parse_table(self, split: str, records: Sequence[Record]) -> list[Row]:
+        """The rows of the records that can be played; each history of a goal once."""
+        rows = (self._row(record) for record in records)
+        return list({row.id: row for row in rows if row is not None}.values())
 
-    def all_rows(self) -> Mapping[str, Sequence[Row]]:
-        """The rows of every split that has any."""
-        if self._rows is None:
-            tables = {name: self._parse_all(records) for name, records in self._load().items()}
-            self._rows = separate(tables, self.held_out if self._file else 0.0, self.split_seed)
-        return self._rows
+    def _row(self, record: Record) -> Row | None:
+        if isinstance(record.get("prompt"), list) and ("extra_info" in record or "single_turn_prompt" in record):
+            return history_row(record, self.name)
+        row = self.parse(record) if self.column and self.column in record else plain_row(record, self.name)
+        if row is None:
+            return None
+        start = (Message("system", self.system),) if self.system else ()
+        return replace(row, messages=(*start, *row.messages), meta={"task_desc": self.description, **row.meta})
+
+    def parse(self, record: Record) -> Row | None:
+        """A record of the task's own single-turn set as a row; None where it is not wanted."""
+        raise NotImplementedError
 
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
         """The whole conversations of sft parquet: rows with `messages`, or with a `prompt` that is one."""
-        said: list[Any] = [record.get("messages") or record.get("prompt") for record in self._load().get(split, [])]
-        return [messages_from(messages) for messages in said if is_dialogue(messages)][: self.limit]
+        said: list[Any] = [record.get("messages") or record.get("prompt") for record in self._tables.get(split, [])]
+        return [messages_of(messages) for messages in said if is_dialogue(messages)][: self.limit]
 
     def vocabulary(self) -> Sequence[str]:
         """The commonest words of prompts, replies, goals and references, when `tiny_words` asks for any."""
@@ -129,62 +130,49 @@ class CollabTask(Task):
         named = {"subject": row.meta.get("subject"), "turn": row.meta.get("turn_id")}
         return {key: str(value) for key, value in named.items() if value}
 
-    def _load(self) -> dict[str, list[Record]]:
-        if self._tables is None:
-            tables = read_tables(self._file, self.hub_splits) if self._file else {}
-            for split, source in self._named.items():
-                tables[split] = [record for table in read_tables(source).values() for record in table]
-            self._tables = tables
-        return self._tables
 
-    def _parse_all(self, records: Sequence[Record]) -> list[Row]:
-        rows = (self._parse(record) for record in records)
-        return list({row.id: row for row in rows if row is not None}.values())
-
-    def _parse(self, record: Record) -> Row | None:
-        if is_rl(record):
-            return rl_row(record, self.name)
-        if is_candidate(record):
-            return rl_row(_as_rl(record), self.name)
-        row = type(self).parse(record, self.name)
-        if row is None:
-            return None
-        meta = {"task_desc": self.description, **row.meta}
-        start = (Message("system", self.system),) if self.system else ()
-        return Row(row.id, (*start, *row.messages), row.goal, row.reference, row.source, meta)
+def plain_row(record: Record, source: str) -> Row | None:
+    """A row of any prompt/completion file; None when it has no prompt, or is one of sft or dpo parquet."""
+    if "chosen" in record or "messages" in record or is_dialogue(record.get("prompt")):
+        return None  # prepared for dpo or sft: nothing to play from
+    goal, reference = (*GOAL, "prompt"), (*REFERENCE, "completion")
+    text = _text_of(first(record, goal))
+    if not text:
+        return None
+    meta = {key: value for key, value in record.items() if key not in (*goal, *reference) and value is not None}
+    return _goal_row(source, text, _text_of(first(record, reference)), meta)
 
 
-def separate(tables: Mapping[str, Sequence[Row]], share: float, seed: int = 0) -> dict[str, list[Row]]:
-    """Rows by split without a shared goal: a goal of test or validation leaves train.
+def history_row(record: Record, source: str) -> Row:
+    """A row whose opening is the history so far: of RL parquet, or of a published multi-turn set (one reply of many).
 
-    A source that is all train has `share` of its goals held out for each of test and validation.
+    RL parquet keeps goal and facts in `extra_info`, a published set beside the prompt.
     """
-    found: dict[str, list[Row]] = {}
-    taken: set[str] = set()
-    for split in ("test", "validation", "train"):
-        found[split] = [row for row in tables.get(split, ()) if goal_key(row) not in taken]
-        taken |= {goal_key(row) for row in found[split]}
-    if not found["test"] and not found["validation"]:
-        for number, split in enumerate(("test", "validation")):
-            goals = held_out(map(goal_key, found["train"]), share, seed + number)
-            found[split] = [row for row in found["train"] if goal_key(row) in goals]
-            found["train"] = [row for row in found["train"] if goal_key(row) not in goals]
-    return {split: rows for split, rows in found.items() if rows}
+    extra = facts(record["extra_info"]) if "extra_info" in record else record
+    interaction = facts(extra.get("interaction_kwargs"))
+    goal = interaction.get("single_turn_prompt") or extra.get("single_turn_prompt") or ""
+    meta = facts(extra.get("single_turn_metadata"))
+    if interaction.get("task_desc"):
+        meta["task_desc"] = interaction["task_desc"]
+    meta |= {key: extra[key] for key in ("conv_id", "turn_id") if extra.get(key) is not None}
+    messages = messages_of(record["prompt"])
+    name = f"{source}/{fingerprint(goal)}/{fingerprint(json.dumps([m.to_dict() for m in messages]))}"
+    if "extra_info" not in record:
+        return Row(name, messages, goal, record.get("single_turn_completion"), source, meta)
+    reference = record.get("ground_truth") or facts(record.get("reward_model")).get("ground_truth")
+    return Row(name, messages, goal, reference, record.get("data_source") or source, meta)
 
 
-def goal_key(row: Row) -> str:
-    """By what rows are held together in a split: the goal, else the opening."""
-    return plain(str(row.goal)) if row.goal else plain("\n".join(m.content for m in row.messages))
+def _goal_row(source: str, goal: str, reference: str, meta: Mapping[str, Any]) -> Row:
+    known = {key: value for key, value in meta.items() if value not in (None, "")}
+    return Row(f"{source}/{fingerprint(goal)}", (), goal, reference, source, known)
 
 
-def _as_rl(record: Record) -> Record:
-    """A published candidate as an RL row: its history is the opening, the reply is left out."""
-    extra = {"conv_id": record.get("conv_id"), "turn_id": record.get("turn_id")}
-    extra |= {
-        "single_turn_prompt": record["single_turn_prompt"],
-        "single_turn_metadata": facts(record.get("single_turn_metadata")),
-    }
-    return {"prompt": record["prompt"], "ground_truth": record.get("single_turn_completion"), "extra_info": extra}
+def _text_of(value: Any) -> str:
+    """Text of a prompt or completion given as a string or as messages."""
+    if isinstance(value, list):
+        return "\n\n".join(str(m.get("content") or "") for m in value if isinstance(m, Mapping)).strip()
+    return value.strip() if isinstance(value, str) else ""
 
 
 @tasks.register("math-hard")
@@ -194,7 +182,15 @@ class MathHard(CollabTask):
     name = "math-hard"
     description = "The user wants to solve a mathematics problem and get to its final answer with an assistant's help."
     hub = "lighteval/MATH-Hard"
-    parse = staticmethod(math_row)
+    column = "problem"
+
+    def parse(self, record: Record) -> Row | None:
+        """A problem of level 5; None for the easier ones."""
+        level = record.get("level", HARD)
+        if level != HARD:
+            return None
+        meta = {"level": level, "subject": record.get("type", "")}
+        return _goal_row(self.name, str(record["problem"]), str(record.get("solution", "")), meta)
 
 
 @tasks.register("medium")
@@ -205,7 +201,15 @@ class Medium(CollabTask):
     description = "The user wants a document written with an assistant's help: a blog article on a topic of theirs."
     metrics: Mapping[str, float] = {"document->bleu": 1.0, "interactivity": 1.0, "token_amount": -1e-4}
     hub = "fabiochiu/medium-articles"
-    parse = staticmethod(medium_row)
+    column = "text"
+
+    def parse(self, record: Record) -> Row | None:
+        """An article with a text, which is goal and reference in one."""
+        title, text = str(record.get("title") or "").strip(), str(record["text"]).strip()
+        if not text:
+            return None
+        goal = f"Get this article written{f', titled “{title}”' if title else ''}:\n\n{text}"
+        return _goal_row(self.name, goal, text, {"title": title, "tags": record.get("tags")})
 
 
 @tasks.register("bigcodebench")
@@ -217,7 +221,22 @@ class BigCodeBench(CollabTask):
     metrics: Mapping[str, float] = {"code->pass_rate": 1.0, "interactivity": 1.0, "token_amount": -5e-4}
     hub = "bigcode/bigcodebench"
     hub_splits = ("v0.1.4", "v0.1.3", "v0.1.2", "v0.1.1", "v0.1.0_hf", "train")
-    parse = staticmethod(code_row)
+    column = "instruct_prompt"
+
+    def parse(self, record: Record) -> Row:
+        """A problem with its unit tests."""
+        solution = f"{record.get('code_prompt') or ''}{record.get('canonical_solution') or ''}"
+        kept = ("task_id", "test", "entry_point", "libs", "code_prompt")
+        meta: dict[str, Any] = {key: record[key] for key in kept if key in record}
+        meta["extraction_requirement"] = record.get("extraction_requirement") or code_form(meta)
+        return _goal_row(self.name, str(record["instruct_prompt"]), solution, meta)
+
+
+def code_form(meta: Mapping[str, Any]) -> str:
+    """What extracted code must look like for the tests to find it: the name they call, and how it begins."""
+    name, start = str(meta.get("entry_point") or ""), str(meta.get("code_prompt") or "").rstrip()
+    told = [f"Runnable Python, no code fences. The function the tests call is `{name}`."] if name else []
+    return "\n".join([*told, *([f"It begins with:\n{start}"] if start else [])])
 
 
 @tasks.register("abg-coqa")
@@ -230,7 +249,18 @@ class AbgCoqa(CollabTask):
     user_opens = False
     max_messages = 2
     table_group = "question"
-    parse = staticmethod(coqa_row)
+    column = "target_turn"
+
+    def parse(self, record: Record) -> Row:
+        """A question about a story; the user has nothing to hide and says it at once."""
+        target = record["target_turn"]
+        said = "\n".join(f"Q: {turn['question']}\nA: {turn['answer']}" for turn in record.get("history_turns") or ())
+        parts = [str(record["story"]).strip(), said, f"Q: {target['question']}"]
+        text = "Read the story and answer the last question.\n\n" + "\n\n".join(part for part in parts if part)
+        ambiguous = record.get("ambiguity") == "ambiguous"
+        meta = {"ambiguous": ambiguous, "clarification": record.get("clarification_turn")}
+        row = _goal_row(self.name, text, str(target.get("answer") or ""), meta)
+        return replace(row, messages=(Message("user", text),))
 
     def groups(self, row: Row) -> Mapping[str, str]:
         """Whether the question is ambiguous."""

@@ -24,9 +24,4 @@ class Constraints(VerifiedTask):
     ) -> None:
         """partial: reward the share of kept constraints instead of all or nothing."""
         super().__init__(**rows)
-        self._options = {"mode": mode, "partial": partial}
-
-    @property
-    def verifier_options(self) -> dict[str, Any]:
-        """The reading and whether parts count."""
-        return dict(self._options)
+        self.verifier_options = {"mode": mode, "partial": partial}

@@ -29,7 +29,7 @@ class Dolci(VerifiedTask):
 
     def parse(self, record: Mapping[str, Any]) -> Row:
         """A record as a row of its own verifier; `UserError` where its label names none."""
-        record = paired(record)
+        record = pick_label(record)
         if isinstance(record.get("prompt"), str):
             record = {**record, "prompt": record["prompt"].removeprefix(SPEAKER)}
         row = super().parse(record)
@@ -42,7 +42,7 @@ class Dolci(VerifiedTask):
         return row
 
 
-def paired(record: Mapping[str, Any]) -> Mapping[str, Any]:
+def pick_label(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """The record with one label and the ground truth beside it, where both are lists of the same length."""
     labels, truths = record.get("dataset"), record.get("ground_truth")
     if not isinstance(labels, list) or not labels:

@@ -23,9 +23,4 @@ class ExactMatch(VerifiedTask):
     ) -> None:
         """mode: exact, contains (the reference occurs in the answer), f1 (graded by shared words)."""
         super().__init__(**rows)
-        self.mode = mode
-
-    @property
-    def verifier_options(self) -> dict[str, Any]:
-        """How answers are compared."""
-        return {"mode": self.mode}
+        self.verifier_options = {"mode": mode}

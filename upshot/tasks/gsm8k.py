@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.tasks import arithmetic
 from upshot.tasks.base import tasks
-from upshot.tasks.datasets.rows import row_of
+from upshot.tasks.datasets.records import row_of
 from upshot.tasks.participants.base import Participant
-from upshot.tasks.participants.environments import Fault, Feedback
+from upshot.tasks.participants.feedback import Fault, Feedback
 from upshot.tasks.verified import VerifiedTask
 from upshot.tasks.verifiers.arithmetic import broken_steps
 from upshot.tasks.verifiers.gsm8k import Gsm8kVerifier as Verdict
@@ -59,7 +60,7 @@ class Gsm8k(VerifiedTask):
         flawed, heedless: shares of faulty demonstrations and of ignored feedback (`file: arithmetic` only).
         """
         super().__init__(**rows)
-        self.mode = mode
+        self.verifier_options = {"mode": mode}
         self.feedback = tuple(feedback)
         self.tell = tell
         self.hint = hint
@@ -72,11 +73,6 @@ class Gsm8k(VerifiedTask):
     def made(self) -> bool:
         """Whether the rows are the project's own problems."""
         return self._file == "arithmetic"
-
-    @property
-    def verifier_options(self) -> dict[str, Any]:
-        """The answer mode."""
-        return {"mode": self.mode}
 
     def answer_text(self, row: Row) -> str:
         """The answer line."""
@@ -124,12 +120,12 @@ class Gsm8k(VerifiedTask):
         if "difficulty" in row.meta or not steps:
             return row
         level = "1-2 steps" if steps <= 2 else "3-4 steps" if steps <= 4 else "5+ steps"
-        return Row(row.id, row.messages, row.goal, row.reference, row.source, {**row.meta, "difficulty": level})
+        return replace(row, meta={**row.meta, "difficulty": level})
 
     @cached_property
     def _splits(self) -> dict[str, list[Row]]:
         if not self.made:
-            return VerifiedTask._splits.func(self)  # type: ignore[attr-defined]
+            return super()._splits
         sizes = {"train": 4000, "validation": 400, "test": 400}
         return {split: [self._made_row(p) for p in self._problems(split, n)] for split, n in sizes.items()}
 
@@ -151,10 +147,10 @@ class Gsm8k(VerifiedTask):
         out = []
         for number, problem in enumerate(self._problems(split, 4000)):
             rng = random.Random(derive_seed(self.split_seed, "demo", split, number))
-            out.append(arithmetic.demonstration(problem, rng, self._told, self.flawed, self.heedless))
+            out.append(arithmetic.demonstration(problem, rng, self._feedback_text, self.flawed, self.heedless))
         return out
 
-    def _told(self, reply: str) -> str | None:
+    def _feedback_text(self, reply: str) -> str | None:
         fault = self.fault(reply)
         return fault.text if fault else None
 

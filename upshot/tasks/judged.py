@@ -41,13 +41,8 @@ class JudgedTask(VerifiedTask):
         if behaviour and not is_behaviour(behaviour):
             raise UserError(f"task.behaviour '{behaviour}' compares with a reference; use its own task")
         self.verifier = behaviour or "judged"
-        options = {} if behaviour else with_rubric_read({"rubric": rubric, "low": low, "high": high})
-        self._options: dict[str, Any] = options
-
-    @property
-    def verifier_options(self) -> dict[str, Any]:
-        """The rubric."""
-        return dict(self._options)
+        if rubric:
+            self.verifier_options = with_rubric_read({"rubric": rubric, "low": low, "high": high})
 
     def parse(self, record: Mapping[str, Any]) -> Row:
         """A record as a row that is scored for this behaviour or by this rubric."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from upshot.core.conversation import Conversation
 from upshot.tasks.base import tasks
 from upshot.tasks.participants.base import Participant
-from upshot.tasks.participants.environments import Fault, Feedback
+from upshot.tasks.participants.feedback import Fault, Feedback
 from upshot.tasks.verified import VerifiedTask
 from upshot.tasks.verifiers.math.answer import final_answer
 
@@ -30,12 +30,7 @@ class Mathematics(VerifiedTask):
     ) -> None:
         """mode: boxed takes nothing but a box; flexible also 'the final answer is …' and the last expression."""
         super().__init__(**rows)
-        self.mode = mode
-
-    @property
-    def verifier_options(self) -> dict[str, Any]:
-        """The answer mode."""
-        return {"mode": self.mode}
+        self.verifier_options = {"mode": mode}
 
     def environment(self) -> Participant:
         """Says when there is no box."""

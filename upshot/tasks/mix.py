@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 from upshot.core.closing import close_all
@@ -33,6 +33,7 @@ class Mix(Task):
         self.parts: dict[str, Task] = {}
         self.weights: dict[str, float] = {}
         self.seed = seed
+        self._rows: dict[str, list[Row]] = {}
         for number, entry in enumerate(tasks):
             self._add(dict(entry), f"task.tasks.{number}")
 
@@ -49,14 +50,10 @@ class Mix(Task):
         self.parts[called] = tasks.create(name, entry, where)
         self.weights[called] = weight
 
-    @cached_property
-    def _rows(self) -> dict[str, list[Row]]:
-        return {}
-
     def rows(self, split: str) -> Sequence[Row]:
         """Rows of all tasks, by weight: in any stretch each task has about its share."""
         if split not in self._rows:
-            pools = {name: [_marked(row, name) for row in part.rows(split)] for name, part in self.parts.items()}
+            pools = {name: [_mark(row, name) for row in part.rows(split)] for name, part in self.parts.items()}
             self._rows[split] = interleave(pools, self.weights, derive_seed(self.seed, split))
         return self._rows[split]
 
@@ -159,15 +156,13 @@ def interleave(pools: Mapping[str, Sequence[Row]], weights: Mapping[str, float],
         if not decks[name]:
             decks[name] = rng.sample(list(pools[name]), len(pools[name]))
             rounds[name] += 1
-        out.append(_repeated(decks[name].pop(), rounds[name]))
+        out.append(_repeat(decks[name].pop(), rounds[name]))
     return out
 
 
-def _repeated(row: Row, round_: int) -> Row:
-    return (
-        row if round_ == 1 else Row(f"{row.id}~{round_}", row.messages, row.goal, row.reference, row.source, row.meta)
-    )
+def _repeat(row: Row, round_: int) -> Row:
+    return row if round_ == 1 else replace(row, id=f"{row.id}~{round_}")
 
 
-def _marked(row: Row, name: str) -> Row:
-    return Row(f"{name}/{row.id}", row.messages, row.goal, row.reference, row.source, {**row.meta, KEY: name})
+def _mark(row: Row, name: str) -> Row:
+    return replace(row, id=f"{name}/{row.id}", meta={**row.meta, KEY: name})

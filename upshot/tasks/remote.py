@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 from upshot.core.conversation import Row
 from upshot.core.errors import UserError
 from upshot.tasks.base import tasks
-from upshot.tasks.datasets.rows import row_of
+from upshot.tasks.datasets.files import Record
+from upshot.tasks.datasets.records import row_of
 from upshot.tasks.participants.base import Participant
 from upshot.tasks.participants.remote import RemoteEnvironment
 from upshot.tasks.verified import VerifiedTask
@@ -24,25 +26,18 @@ class RemoteTask(VerifiedTask):
         self,
         url: str,
         protocol: Literal["instance", "chat"] = "chat",
-        file: str | None = None,
-        train_file: str | None = None,
-        validation_file: str | None = None,
-        test_file: str | None = None,
-        held_out: float = 0.1,
-        limit: int | None = None,
-        split_seed: int = 0,
-        system: str = "",
         samples: int = 0,
         sample_name: str = "",
         seconds: float = 120.0,
         connections: int = 64,
+        **table: Any,
     ) -> None:
         """Make the task.
 
         protocol: instance (/start_instance …) or chat (/start_sample …).
         samples: without a file, rows are the indices 0 … samples-1 of `sample_name` (protocol chat).
         """
-        super().__init__(file, train_file, validation_file, test_file, held_out, limit, split_seed, None, system)
+        super().__init__(**table)
         if samples and protocol == "instance":
             raise UserError("task 'remote' with protocol 'instance' needs a file with 'instance_hash', not 'samples'")
         self._samples = [{"index": index, "name": sample_name} for index in range(samples)]
@@ -53,8 +48,9 @@ class RemoteTask(VerifiedTask):
         """The server."""
         return self._environment
 
-    def _tables(self) -> dict[str, list[dict[str, Any]]]:
-        return {"train": list(self._samples)} if self._samples else super()._tables()
+    @cached_property
+    def _tables(self) -> dict[str, list[Record]]:
+        return {"train": list(self._samples)} if self._samples else super()._tables
 
     def parse(self, record: Mapping[str, Any]) -> Row:
         """A record as a row; its opening may be empty, since the server opens."""

@@ -123,7 +123,7 @@ class SlotsTask(Task):
         for number in range(self.size):
             rng = random.Random(derive_seed(self.seed, split, number))
             goal = rng.choice(self._goals[split])
-            given = self._given(rng)
+            given = self._draw_slots(rng)
             messages = [Message("user", _opening(goal, given, rng))]
             if split == "train" and len(given) < len(SLOTS) and rng.random() < self.midway:
                 messages += self._half_way(goal, given, rng)
@@ -145,7 +145,7 @@ class SlotsTask(Task):
         """Ambiguous or unambiguous opening."""
         return {"opening": str(row.meta["opening"])}
 
-    def _given(self, rng: random.Random) -> list[str]:
+    def _draw_slots(self, rng: random.Random) -> list[str]:
         if rng.random() >= self.ambiguous:
             return list(SLOTS)
         return rng.sample(list(SLOTS), rng.randrange(len(SLOTS)))
@@ -157,7 +157,7 @@ class SlotsTask(Task):
 
     def _dialogue(self, rng: random.Random) -> tuple[Message, ...]:
         goal = rng.choice(self._goals["train"])
-        given = self._given(rng)
+        given = self._draw_slots(rng)
         missing = [slot for slot in SLOTS if slot not in given]
         talk = [Message("user", _opening(goal, given, rng))]
         if missing and rng.random() >= self.guessing:

@@ -47,17 +47,12 @@ class ToolUse(VerifiedTask):
         """
         super().__init__(**rows)
         self.verifier = verifier or type(self).verifier
-        self._options = with_rubric_read(verifier_options or {})
-        verifiers.check(self.verifier, self._options, "task.verifier", judge=None, sandbox=None, models=None)
+        self.verifier_options = with_rubric_read(verifier_options or {})
+        verifiers.check(self.verifier, self.verifier_options, "task.verifier", judge=None, sandbox=None, models=None)
         self._environment = ToolEnvironment(make_tools(tools, corpus, sandbox, results), role)
         if describe:
             listed = "\n".join(json.dumps(tool["function"]) for tool in self.tools())
             self.system = f"{self.system}\n\n{CALLING}\n{listed}".strip()
-
-    @property
-    def verifier_options(self) -> dict[str, Any]:
-        """Options of the chosen verifier."""
-        return dict(self._options)
 
     def environment(self) -> Participant:
         """The tools."""

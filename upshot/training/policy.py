@@ -19,7 +19,13 @@ from upshot.tasks.base import Task
 from upshot.training.adapters import StartingPoint, add_lora, find_start
 from upshot.training.learner.distributed.ranks import ALONE, Ranks
 from upshot.training.learner.learner import Learner
-from upshot.training.learner.memory.fitting import device_total, engine_settings, fit, kv_of_copies, learning
+from upshot.training.learner.memory.fit import (
+    configure_learner,
+    device_total,
+    engine_settings,
+    kv_of_copies,
+    plan_loaded,
+)
 from upshot.training.learner.memory.plan import MemoryPlan, usable
 from upshot.training.setup import context_limit, load_policy, sampling_of, seed_torch
 from upshot.training.snapshots import PolicyModel
@@ -59,7 +65,9 @@ class PolicyBundle:
         self.say = say
         seed_torch(recipe.seed)
         # One rank looks: what has to be merged is merged once.
-        self.start = ranks.told("start", find_start(recipe.model, run, say) if ranks.first else StartingPoint(""))
+        self.start = ranks.broadcast_object(
+            "start", find_start(recipe.model, run, say) if ranks.first else StartingPoint("")
+        )
         saved = str(checkpoint or "")
         module, self.tokenizer = self._load("" if recipe.model.lora else saved)
         self.module: Any = add_lora(module, recipe.model, saved or self.start.adapter)
@@ -89,7 +97,7 @@ class PolicyBundle:
     @cached_property
     def memory(self) -> MemoryPlan:
         """The memory plan of the recipe's method."""
-        return fit(self.recipe, self.module, self.recipe.train, self.ranks.size)
+        return plan_loaded(self.recipe, self.module, self.recipe.train, self.ranks.size)
 
     async def rest(self) -> None:
         """The learner works: engine and helpers give their memory back where the plan says so."""
@@ -135,7 +143,7 @@ class PolicyBundle:
     def learner(self, config: TrainConfig, value_head: bool = False) -> Learner:
         """A new learner on the policy."""
         sampled, episode = config.samples, self.recipe.episode
-        config = learning(config, fit(self.recipe, self.module, config, self.ranks.size), self.module)
+        config = configure_learner(config, plan_loaded(self.recipe, self.module, config, self.ranks.size), self.module)
         return Learner(
             self.module,
             self.tokenizer,

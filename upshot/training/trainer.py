@@ -20,7 +20,7 @@ from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.models.rendering import Renderer
-from upshot.rewards.build import Metrics, named_metrics
+from upshot.rewards.build import Metrics, metric_configs, named_metrics
 from upshot.rewards.reward import Reward
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.episode import play_episode
@@ -30,7 +30,7 @@ from upshot.rollout.guard import guard
 from upshot.rollout.play import score_reply
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Rollout
-from upshot.rollout.services import assemble, metric_configs
+from upshot.rollout.services import assemble
 from upshot.tasks.base import Task
 from upshot.tasks.participants.base import Participant
 from upshot.training.learner.batch import data_of

@@ -16,7 +16,7 @@ from upshot.core.conversation import Row, messages_from
 from upshot.core.errors import UserError
 from upshot.rollout.prompt_length import PromptLengthFilter
 from upshot.tasks.base import Task
-from upshot.tasks.datasets.parquet import write_parquet
+from upshot.tasks.datasets.parquet import verl_row, verl_schema, write_parquet
 
 if TYPE_CHECKING:
     import pyarrow
@@ -28,29 +28,14 @@ AGENT = "upshot"
 def record_of(row: Row, index: int, split: str) -> dict[str, Any]:
     """A row in verl's columns."""
     truth = row.reference if isinstance(row.reference, str) else json.dumps(row.reference, default=str)
-    return {
-        "data_source": row.source,
-        "prompt": [{"role": m.role, "content": m.content} for m in row.messages],
-        "reward_model": {"style": "rule", "ground_truth": truth},
-        "agent_name": AGENT,
-        "extra_info": {"index": index, "split": split, "id": row.id},
-    }
+    return {**verl_row(row, index, split, truth), "agent_name": AGENT}
 
 
 def schema() -> pyarrow.Schema:
     """The arrow schema of the files, the same for one row and for many."""
     import pyarrow as pa
 
-    text = pa.string()
-    return pa.schema(
-        [
-            ("data_source", text),
-            ("prompt", pa.list_(pa.struct([("role", text), ("content", text)]))),
-            ("reward_model", pa.struct([("style", text), ("ground_truth", text)])),
-            ("agent_name", text),
-            ("extra_info", pa.struct([("index", pa.int64()), ("split", text), ("id", text)])),
-        ]
-    )
+    return verl_schema().append(pa.field("agent_name", pa.string()))
 
 
 def write_rows(path: Path, rows: Sequence[Row], split: str) -> int:

@@ -15,7 +15,7 @@ from upshot.core.conversation import Message
 from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
 from upshot.tasks.base import Task, tasks
-from upshot.tasks.datasets.examples import read_dialogues
+from upshot.tasks.datasets.records import read_dialogues
 from upshot.verl.plan import (
     TOKENS,
     UNKNOWN,

@@ -12,9 +12,8 @@ import pytest
 from tests.offline.data.test_build import actors, build, command, rows_of
 from upshot.offline.data.prepare import PrepareSettings, prepare
 from upshot.tasks.collabllm import MathHard
-from upshot.tasks.datasets.examples import read_dialogues
-from upshot.tasks.datasets.nested import unnested
-from upshot.tasks.datasets.tables import read_tables
+from upshot.tasks.datasets.files import read_tables, unnest
+from upshot.tasks.datasets.records import read_dialogues
 
 __all__ = ["actors"]
 MULTITURN = Path(__file__).parent / "samples" / "multiturn-math-hard.jsonl"
@@ -51,7 +50,7 @@ def test_the_nested_file_of_the_original_is_read(tmp_path: Path, purpose: str) -
 
 def test_other_records_with_turns_stay_as_they_are() -> None:
     records = [{"turns": [{"question": "a"}]}, {"turns": 3}, {"goal": "x"}]
-    assert unnested(records) == records
+    assert unnest(records) == records
 
 
 @pytest.mark.parametrize("splits", [False, True])

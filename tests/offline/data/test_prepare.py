@@ -18,8 +18,9 @@ from upshot.core.conversation import Message
 from upshot.core.errors import UserError
 from upshot.offline.data.prepare import PrepareSettings, PrepareSummary, prepare
 from upshot.offline.data.select import best_and_worst, merge_duplicates
-from upshot.tasks.datasets.candidate import Candidate, UnusableRecord, parse
-from upshot.tasks.datasets.split import split_by_goal
+from upshot.tasks.datasets.candidates import Candidate, candidate_of, goal_groups
+from upshot.tasks.datasets.splits import split_in_two
+from upshot.tasks.verifiers.base import BadRow
 
 SAMPLES = Path(__file__).parent / "samples"
 MULTITURN = str(SAMPLES / "multiturn-math-hard.jsonl")
@@ -61,7 +62,7 @@ labels = st.sampled_from("abcdef")
 def test_fault_7_split_by_goal_holds_for_any_rows(pairs: list[tuple[str, str]], share: float, seed: int) -> None:
     """Neither a goal nor a conversation is ever on both sides, and no candidate is lost."""
     everything = [candidate(f"Goal {goal}", f"conv {conv}") for goal, conv in pairs]
-    train, validation = split_by_goal(everything, share, seed)
+    train, validation, _ = split_in_two({"train": everything}, goal_groups, share, seed)
     assert len(train) + len(validation) == len(everything)
     assert not {c.goal for c in train} & {c.goal for c in validation}
     assert not {c.conv_id for c in train} & {c.conv_id for c in validation}
@@ -70,14 +71,14 @@ def test_fault_7_split_by_goal_holds_for_any_rows(pairs: list[tuple[str, str]], 
 def test_a_goal_spelled_with_other_spacing_and_case_is_the_same_goal() -> None:
     twins = [candidate("Solve  it", "1"), candidate("solve it\n", "2"), candidate("another", "3")]
     for seed in range(5):
-        train, validation = split_by_goal(twins, 0.5, seed)
+        train, validation, _ = split_in_two({"train": twins}, goal_groups, 0.5, seed)
         assert {len(train), len(validation)} == {1, 2}
 
 
 def test_the_split_does_not_depend_on_the_order_of_rows() -> None:
     everything = [candidate(f"g{i}", str(i)) for i in range(30)]
-    _, one = split_by_goal(everything, 0.2, 3)
-    _, two = split_by_goal(everything[::-1], 0.2, 3)
+    _, one, _ = split_in_two({"train": everything}, goal_groups, 0.2, 3)
+    _, two, _ = split_in_two({"train": everything[::-1]}, goal_groups, 0.2, 3)
     assert {c.goal for c in one} == {c.goal for c in two} and len(one) == 6
 
 
@@ -163,8 +164,8 @@ def test_the_same_opening_of_two_goals_is_two_rl_rows(tmp_path: Path) -> None:
     ],
 )
 def test_unusable_records_say_why(record: dict[str, Any], reason: str) -> None:
-    with pytest.raises(UnusableRecord, match=reason):
-        parse(record)
+    with pytest.raises(BadRow, match=reason):
+        candidate_of(record)
 
 
 def test_any_prompt_completion_file_becomes_sft_rows(tmp_path: Path) -> None:

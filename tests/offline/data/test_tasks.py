@@ -10,7 +10,7 @@ import pytest
 from upshot.core.errors import UserError
 from upshot.offline.data.prepare import PrepareSettings, prepare
 from upshot.tasks.base import tasks
-from upshot.tasks.collabllm import goal_key
+from upshot.tasks.datasets.splits import goal_key
 
 SAMPLES = Path(__file__).parent / "samples"
 

@@ -19,7 +19,7 @@ from upshot.offline.data.prepare import PrepareSummary
 from upshot.offline.data.verified import prepare_verified, question_key, verified_task
 from upshot.rollout.services import assemble
 from upshot.tasks.base import tasks
-from upshot.tasks.datasets.tables import read_table
+from upshot.tasks.datasets.files import read_table
 from upshot.tasks.verifiers.base import verifiers
 
 SAMPLES = Path(__file__).parent / "samples" / "sources"

@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.engine.sequence import Rules, Sequence
-from upshot.serving.swap.host import pieces
-from upshot.serving.swap.overlay import MemoryLayout, aligned, laid
+from upshot.serving.swap.layout import MemoryLayout, lay_out, round_up
+from upshot.serving.swap.memory import spans
 from upshot.serving.swap.pool import ModelPool
 
 torch.set_num_threads(1)
@@ -35,16 +35,16 @@ def make(name: str, **over: Any) -> LlamaForCausalLM:
 
 @cache
 def size(name: str) -> int:
-    return aligned(pieces(make(name))[-1].stop) + KV
+    return round_up(spans(make(name))[-1].stop) + KV
 
 
 def sizes(names: list[str]) -> dict[str, int]:
     return {name: size(name) for name in names}
 
 
-def overlay(names: list[str] = NAMES, holds: int = 3) -> MemoryLayout:
+def layout(names: list[str] = NAMES, holds: int = 3) -> MemoryLayout:
     """Places in as much memory as the largest so many need."""
-    found = laid(sizes(names), sum(sorted(sizes(names).values())[-holds:]))
+    found = lay_out(sizes(names), sum(sorted(sizes(names).values())[-holds:]))
     assert found is not None
     return found
 

@@ -8,17 +8,16 @@ import random
 import pytest
 import torch
 
-from tests.serving.swap.members import KV, NAMES, alone, ask, engine_in, make, overlay
+from tests.serving.swap.members import KV, NAMES, alone, ask, engine_in, layout, make
 from upshot.core.errors import UserError
 from upshot.engine.engine import EngineSettings
-from upshot.engine.sequence import Rules
-from upshot.serving.swap.overlay import laid
+from upshot.serving.swap.layout import lay_out
 from upshot.serving.swap.pool import ModelPool
 
 
 def test_five_models_that_take_turns_say_what_each_says_alone() -> None:
-    pool = ModelPool(overlay(), "cpu", piece=4096)
-    assert pool.arena.overlay.conflicts
+    pool = ModelPool(layout(), "cpu", piece=4096)
+    assert pool.arena.layout.conflicts
     engines = {name: engine_in(pool, name) for name in NAMES}
 
     async def play() -> None:
@@ -32,12 +31,12 @@ def test_five_models_that_take_turns_say_what_each_says_alone() -> None:
         await pool.aclose()
 
     asyncio.run(asyncio.wait_for(play(), 60))
-    assert pool.arena.most <= pool.arena.overlay.size
+    assert pool.arena.most <= pool.arena.layout.size
     assert len(NAMES) <= pool.swaps <= len(NAMES) + 3, "one swap serves all that wait"
 
 
 def test_two_hundred_random_swaps_lose_nothing_and_stay_within_the_plan() -> None:
-    pool = ModelPool(overlay(), "cpu")
+    pool = ModelPool(layout(), "cpu")
     engines = {name: engine_in(pool, name) for name in NAMES}
     rng = random.Random(0)
     said = {name: alone(name, seed=2, count=2) for name in NAMES}
@@ -55,12 +54,12 @@ def test_two_hundred_random_swaps_lose_nothing_and_stay_within_the_plan() -> Non
     for name, engine in engines.items():
         engine.run_until_done()
         assert [seq.ids for seq in asked[name]] == said[name]
-    assert pool.arena.most <= pool.arena.overlay.size == pool.arena.memory.numel()
+    assert pool.arena.most <= pool.arena.layout.size == pool.arena.memory.numel()
     assert pool.arena.memory.data_ptr() == address
 
 
 def test_requests_that_come_while_their_model_is_away_or_on_its_way_are_answered() -> None:
-    pool = ModelPool(overlay(["m0", "m1"], holds=1), "cpu", piece=256)
+    pool = ModelPool(layout(["m0", "m1"], holds=1), "cpu", piece=256)
     first, second = (engine_in(pool, name) for name in ("m0", "m1"))
     assert second.seat is not None and second.seat.here and first.parked
 
@@ -81,11 +80,11 @@ def test_requests_that_come_while_their_model_is_away_or_on_its_way_are_answered
     asyncio.run(asyncio.wait_for(play(), 60))
 
 
-def test_a_model_whose_quantum_is_over_ends_what_it_has_begun_and_begins_nothing_new(
+def test_a_model_whose_turn_is_over_ends_what_it_has_begun_and_begins_nothing_new(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("upshot.serving.swap.order.QUANTUM", 5)
-    pool = ModelPool(overlay(["m0", "m1"], holds=1), "cpu")
+    monkeypatch.setattr("upshot.serving.swap.pool.TURN", 5)
+    pool = ModelPool(layout(["m0", "m1"], holds=1), "cpu")
     busy = engine_in(pool, "m0", lambda **more: EngineSettings(max_running=4, **more))
     other = engine_in(pool, "m1")
 
@@ -111,32 +110,8 @@ def test_a_model_whose_quantum_is_over_ends_what_it_has_begun_and_begins_nothing
     asyncio.run(asyncio.wait_for(play(), 60))
 
 
-def test_what_takes_too_long_to_end_is_computed_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upshot.serving.swap.order.QUANTUM", 10)
-    monkeypatch.setattr("upshot.serving.swap.order.DRAIN", 10)
-    pool = ModelPool(overlay(["m0", "m1"], holds=1), "cpu")
-    long, other = engine_in(pool, "m0"), engine_in(pool, "m1")
-
-    async def play() -> None:
-        (seq,) = long.submit([5, 6, 7], Rules(max_tokens=150, seed=1))
-        long.wake()
-        while not long.generated:
-            await asyncio.sleep(0)
-        few = ask(other, 1)
-        other.wake()
-        while other.scheduler.busy:
-            await asyncio.sleep(0)
-        assert long.parked and 3 < len(seq.ids) < 153
-        while long.scheduler.busy:
-            await asyncio.sleep(0)
-        assert [seq.ids for seq in few] == alone("m1", 1)
-        assert len(seq.ids) == 153
-
-    asyncio.run(asyncio.wait_for(play(), 60))
-
-
 def test_requests_that_are_given_up_while_they_wait_leave_nobody_waiting() -> None:
-    pool = ModelPool(overlay(["m0", "m1"], holds=1), "cpu")
+    pool = ModelPool(layout(["m0", "m1"], holds=1), "cpu")
     away, there = (engine_in(pool, name) for name in ("m0", "m1"))
 
     async def play() -> None:
@@ -164,13 +139,13 @@ def test_requests_that_are_given_up_while_they_wait_leave_nobody_waiting() -> No
 
 
 def test_a_load_that_fails_fails_those_who_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = ModelPool(overlay(["m0", "m1"], holds=1), "cpu")
+    pool = ModelPool(layout(["m0", "m1"], holds=1), "cpu")
     away, _ = (engine_in(pool, name) for name in ("m0", "m1"))
 
     def broken(*_: object) -> None:
         raise RuntimeError("no copy")
 
-    monkeypatch.setattr("upshot.serving.swap.arena.HostCopy._copy", broken)
+    monkeypatch.setattr("upshot.serving.swap.memory.HostCopy._copy", broken)
 
     async def play() -> None:
         asked = ask(away, 1)
@@ -187,7 +162,7 @@ def test_a_load_that_fails_fails_those_who_wait_for_it(monkeypatch: pytest.Monke
 
 
 def test_at_rest_a_pool_holds_no_memory_and_goes_on_afterwards() -> None:
-    pool = ModelPool(overlay(), "cpu")
+    pool = ModelPool(layout(), "cpu")
     engines = {name: engine_in(pool, name) for name in NAMES}
     asked = {name: ask(engine, 5) for name, engine in engines.items()}
     for engine in list(engines.values())[:2]:
@@ -203,7 +178,7 @@ def test_at_rest_a_pool_holds_no_memory_and_goes_on_afterwards() -> None:
 
 
 def test_joined_projections_and_pages_lie_in_the_arena_and_nowhere_else() -> None:
-    pool = ModelPool(overlay(["m0", "m1"], holds=1), "cpu")
+    pool = ModelPool(layout(["m0", "m1"], holds=1), "cpu")
     engine_in(pool, "m1")
     engine = engine_in(pool, "m0", tie_word_embeddings=True)
     start, stop = pool.arena.memory.data_ptr(), pool.arena.memory.data_ptr() + pool.arena.memory.numel()
@@ -214,14 +189,14 @@ def test_joined_projections_and_pages_lie_in_the_arena_and_nowhere_else() -> Non
 
 
 def test_a_place_that_is_too_small_for_the_weights_is_refused_with_both_sizes() -> None:
-    found = laid({"m4": 1 << 15}, 1 << 15)
+    found = lay_out({"m4": 1 << 15}, 1 << 15)
     assert found is not None
     with pytest.raises(UserError, match=r"'m4' have .* MiB, the memory plan has 0\.0 MiB"):
         ModelPool(found, "cpu").seats["m4"].furnish(make("m4"))
 
 
 def test_pages_are_zeros_when_an_engine_comes_back() -> None:
-    pool = ModelPool(overlay(["m0", "m1"], holds=1), "cpu")
+    pool = ModelPool(layout(["m0", "m1"], holds=1), "cpu")
     first, second = (engine_in(pool, name) for name in ("m0", "m1"))
     second.seat.leave()  # type: ignore[union-attr]
     pool.arena.memory.fill_(255)  # no numbers at all, read as floats

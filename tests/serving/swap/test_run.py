@@ -18,9 +18,9 @@ from upshot.core.errors import UserError
 from upshot.models.tiny import tiny_model
 from upshot.run.run import train
 from upshot.serving.swap.pool import ModelPool
-from upshot.training.learner.memory import fitting
+from upshot.training.learner.memory import fit
 from upshot.training.learner.memory.choice import smallest
-from upshot.training.learner.memory.job import job_of, plan_of, shape_of
+from upshot.training.learner.memory.fit import job_of, plan_of, shape_of
 from upshot.training.learner.memory.plan import CONTEXT, SLACK, MemoryPlan
 from upshot.training.policy import PolicyBundle
 
@@ -84,11 +84,11 @@ def test_a_run_whose_helpers_take_turns_plays_the_replies_of_one_that_holds_them
 ) -> None:
     train(made(tmp_path / "plain", folders))
     pools: list[ModelPool] = []
-    rest, plan_of = PolicyBundle.rest, fitting.plan_of
+    rest, plan_of = PolicyBundle.rest, fit.plan_of
 
     def chosen(*args: Any, **more: Any) -> MemoryPlan:
         found = plan_of(*args, **more)
-        assert found.overlay is not None and found.overlay.conflicts
+        assert found.layout is not None and found.layout.conflicts
         return replace(found, setting=replace(found.setting, helpers=kind))
 
     async def look(self: PolicyBundle) -> None:
@@ -97,10 +97,10 @@ def test_a_run_whose_helpers_take_turns_plays_the_replies_of_one_that_holds_them
         pools.append(self.pool)
         assert self.pool.arena.there == (kind == "swap"), "the learner has what helpers leave"
 
-    monkeypatch.setattr(fitting, "plan_of", chosen)
+    monkeypatch.setattr(fit, "plan_of", chosen)
     monkeypatch.setattr(PolicyBundle, "rest", look)
     train(made(tmp_path / "pooled", folders, tight(made(tmp_path, folders))))
-    assert pools and all(pool.arena.most <= pool.arena.overlay.size for pool in pools)
+    assert pools and all(pool.arena.most <= pool.arena.layout.size for pool in pools)
     assert rollouts(tmp_path / "pooled") == rollouts(tmp_path / "plain")
     lines = [json.loads(line) for line in (tmp_path / "pooled" / "metrics.jsonl").read_text().splitlines()]
     assert all(line["time/pool/swaps"] >= 1 and line["time/pool/swap_s"] > 0 for line in lines)
@@ -113,16 +113,16 @@ def test_helpers_that_fit_stay_and_what_cannot_fit_even_in_turns_is_refused_with
     own = made(tmp_path, folders)
     assert plan(own, 8 * 2**30).setting.helpers == "stay"
     found = plan(own, tight(own))
-    assert found.setting.helpers == "swap" and found.overlay is not None
-    assert found.peak <= found.limit and len(found.overlay.conflicts) > 1
-    assert found.host > 0 and not set(ROLES) & set(found.guest_kv)
+    assert found.setting.helpers == "swap" and found.layout is not None
+    assert found.peak <= found.limit and len(found.layout.conflicts) > 1
+    assert found.host > 0 and not set(ROLES) & set(found.helper_kv)
     with pytest.raises(UserError, match=r"does not fit into .*; it would with .*helper models elsewhere"):
         plan(own, tight(own) - 20 * MIB)
 
 
 def test_roles_that_share_a_model_are_planned_for_once(tmp_path: Path, folders: dict[str, str]) -> None:
     own = made(tmp_path, {"user": folders["user"], "judge": folders["user"]})
-    assert [guest.name for guest in plan(own, 8 * 2**30).guests] == ["user"]
+    assert [helper.name for helper in plan(own, 8 * 2**30).helpers] == ["user"]
 
 
 def test_keys_and_values_that_the_recipe_gives_a_helper_are_in_the_plan(
@@ -132,10 +132,10 @@ def test_keys_and_values_that_the_recipe_gives_a_helper_are_in_the_plan(
     given = own.models["b"].model_copy(update={"kv_gb": 0.5})
     more = own.model_copy(update={"models": {**own.models, "b": given}})
     sizes = [plan(each, 8 * 2**30) for each in (own, more)]
-    assert sizes[1].peak > sizes[0].peak + 2**28 and "b" not in {n for n, kv in sizes[1].guest_kv.items() if kv}
+    assert sizes[1].peak > sizes[0].peak + 2**28 and "b" not in {n for n, kv in sizes[1].helper_kv.items() if kv}
     in_turns = plan(more, tight(more))
-    assert in_turns.overlay is not None
-    assert {place.name for place in in_turns.overlay.places if place.size > 2**29} == {"b"}
+    assert in_turns.layout is not None
+    assert {place.name for place in in_turns.layout.regions if place.size > 2**29} == {"b"}
 
 
 def test_pool_plan_prints_every_model_with_its_place_or_refuses(

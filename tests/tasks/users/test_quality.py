@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upshot.tasks.users.quality import is_early_end, is_role_flip, overlap, pasted
+from upshot.tasks.users.quality import copied_share, is_early_end, is_role_flip, overlap
 
 SENTENCE = st.lists(st.sampled_from(["red", "blue", "cat", "dog", "runs", "far", "42", "été"]), min_size=3, max_size=30)
 
@@ -26,9 +26,10 @@ def test_a_paragraph_of_a_long_goal_is_pasted_too() -> None:
     paragraphs = [" ".join(f"w{p}x{i}" for i in range(40)) for p in range(30)]
     goal = "\n\n".join(paragraphs)
     assert overlap(goal, paragraphs[3]) < 0.05
-    assert pasted(goal, f"please write this: {paragraphs[3]}") > 0.8
+    assert copied_share(goal, f"please write this: {paragraphs[3]}") > 0.8
     assert (
-        pasted(goal, "please write something about w3x1 w3x2 that my friends will like to read on a rainy day") == 0.0
+        copied_share(goal, "please write something about w3x1 w3x2 that my friends will like to read on a rainy day")
+        == 0.0
     )
 
 

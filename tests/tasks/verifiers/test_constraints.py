@@ -8,7 +8,7 @@ from constraint_rows import AGREED, ON_PURPOSE
 
 from upshot.tasks.verifiers.ifeval.checks import CHECKS, keeps
 from upshot.tasks.verifiers.ifeval.constraints import ConstraintsVerifier, constraints_of
-from upshot.tasks.verifiers.ifeval.languages import is_language
+from upshot.tasks.verifiers.ifeval.languages import LANGUAGES, is_language
 from upshot.tasks.verifiers.ifeval.old_constraints import SAME
 
 CASES: list[tuple[str, dict[str, object], str, str]] = [
@@ -99,7 +99,6 @@ FURTHER: list[tuple[str, dict[str, object], str, str]] = [
     ("count:count_increment_word", {"keyword1": "sun", "keyword2": "moon"}, "sun, moon, moon", "sun, moon"),
 ]  # fmt: skip
 OLD: list[tuple[str, dict[str, object], str, str]] = [
-    ("verify_keywords", {"keyword_list": ["run"]}, "Running", "walk"),
     ("verify_keyword_frequency", {"word": "go", "N": 2}, "go, Go, goes", "go go go"),
     ("validate_forbidden_words", {"forbidden_words": ["bad"]}, "good", "a badge"),
     ("verify_letter_frequency", {"letter": "e", "N": 2}, "Eee", "eee"),
@@ -118,7 +117,6 @@ OLD: list[tuple[str, dict[str, object], str, str]] = [
     ("validate_lowercase", {}, "das ist nicht der weg", "Das"),
     ("validate_frequency_capital_words", {"N": 2, "quantifier": "at most"}, "YES AND no", "A B C"),
     ("validate_end", {"end_phrase": "Bye."}, "So, Bye.", "So, bye."),
-    ("validate_quotation", {}, '"all"', 'all "of it"'),
 ]  # fmt: skip
 CASES += FURTHER + OLD
 
@@ -145,7 +143,13 @@ def test_all_kinds_are_tested() -> None:
     assert len({name for name, *_ in OLD} | set(SAME)) == 25
 
 
-@pytest.mark.parametrize(("name", "arguments", "kept", "broken"), OLD)
+RENAMED = [
+    ("verify_keywords", {"keyword_list": ["run"]}, "Running", "walk"),
+    ("validate_quotation", {}, '"all"', 'all "of it"'),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "kept", "broken"), [*OLD, *RENAMED])
 def test_older_rows_are_read_as_their_functions_mean(
     name: str, arguments: dict[str, object], kept: str, broken: str
 ) -> None:
@@ -251,3 +255,21 @@ def test_long_responses_are_bounded() -> None:
 def test_languages_are_told_apart(text: str, code: str) -> None:
     assert is_language(text, code)
     assert not is_language(text, "ko")
+
+
+@pytest.mark.parametrize(
+    "text", ["The cat is on the mat and it is happy.", "I would like to thank you all for coming tonight."]
+)
+def test_an_english_text_is_in_no_other_language(text: str) -> None:
+    assert [code for code in LANGUAGES if is_language(text, code)] == ["en"]
+    assert [code for code in LANGUAGES if is_language(text.upper(), code)] == ["en"]
+
+
+def test_a_language_beyond_the_usual_ones_is_told_too() -> None:
+    assert is_language("Kaixo, hau euskaraz idatzitako testu bat da.", "eu")
+    assert not is_language("The cat is on the mat and it is happy.", "eu")
+
+
+def test_words_too_short_to_tell_are_given_the_benefit_but_not_in_another_script() -> None:
+    assert is_language("no comma here", "en")
+    assert not is_language("OK", "ko")

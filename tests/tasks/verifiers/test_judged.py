@@ -12,10 +12,9 @@ from upshot.core.errors import UserError
 from upshot.core.score import Score
 from upshot.models.base import Completion, Model, ModelCallError, Request
 from upshot.tasks.judged import JudgedTask as Task
-from upshot.tasks.verifiers.base import verifiers
+from upshot.tasks.verifiers.base import binary_metrics, graded_metrics, verifiers
 from upshot.tasks.verifiers.gsm8k import Gsm8kVerifier
 from upshot.tasks.verifiers.judged import RubricVerifier, Sycophancy, with_rubric_read
-from upshot.tasks.verifiers.statistics import binary_metrics, graded_metrics
 
 
 class Says(Model):

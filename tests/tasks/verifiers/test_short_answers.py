@@ -2,11 +2,11 @@
 
 import pytest
 
-from upshot.tasks.multiple_choice import MultipleChoiceVerifier as MultipleChoiceTask
+from upshot.tasks.multiple_choice import MultipleChoice as MultipleChoiceTask
 from upshot.tasks.verifiers.base import verifiers
-from upshot.tasks.verifiers.bold import BoldFormatting
 from upshot.tasks.verifiers.choice import MultipleChoiceVerifier, SycophancyChoiceVerifier, chosen_letter, letter_of
 from upshot.tasks.verifiers.exact import ExactMatchVerifier
+from upshot.tasks.verifiers.judged import BoldFormatting
 from upshot.tasks.verifiers.routes import route
 
 

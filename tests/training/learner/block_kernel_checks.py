@@ -14,9 +14,8 @@ from torch.nn import functional as F
 pytest.importorskip("triton")
 
 from tests.training.learner import test_lean
-from upshot.engine.kernels import plain
-from upshot.engine.kernels import train_block as block
-from upshot.engine.llama.blocks import rotate
+from upshot.engine.kernels import gpu, plain
+from upshot.engine.kernels.plain import rotate
 from upshot.training.learner.forward import lean
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -43,9 +42,9 @@ def wide(*tensors: Tensor) -> list[Tensor]:
 def test_norm_backward(dtype: torch.dtype, rows: int, n: int, weight: bool, again: bool) -> None:
     h, delta, dy, dsum = (drawn(rows, n, dtype=dtype) for _ in range(4))
     w = drawn(n, dtype=dtype)
-    x, summed = block.add_norm(h, delta, w, 1e-5)
+    x, summed = gpu.add_norm(h, delta, w, 1e-5)
     given_dy = dy.clone()
-    d, dw = block.norm_backward(given_dy, summed, w, 1e-5, dsum, weight, again)
+    d, dw = gpu.norm_backward(given_dy, summed, w, 1e-5, dsum, weight, again)
     s32, w32 = wide(summed, w)
     expected = F.rms_norm(s32, (n,), w32, 1e-5)
     torch.autograd.backward([expected, s32], [dy.float(), dsum.float()])
@@ -65,13 +64,13 @@ def test_norm_backward(dtype: torch.dtype, rows: int, n: int, weight: bool, agai
 def test_gate_backward(dtype: torch.dtype, again: bool, n: int) -> None:
     x, dy = drawn(3, 2 * n, dtype=dtype), drawn(3, n, dtype=dtype)
     given_dy = dy.clone()
-    dx = block.gate_backward(x, given_dy, again)
+    dx = gpu.gate_backward(x, given_dy, again)
     (x32,) = wide(x)
     first, second = x32.chunk(2, -1)
     (F.silu(first) * second).backward(dy.float())
     near(dx, x32.grad)
     near(plain.gate_backward(x, dy.clone(), again), x32.grad)
-    near(given_dy, (block.gate(x) if again else dy).float())
+    near(given_dy, (gpu.gate(x) if again else dy).float())
 
 
 @pytest.mark.parametrize("dtype", KINDS)
@@ -83,17 +82,17 @@ def test_gate_backward(dtype: torch.dtype, again: bool, n: int) -> None:
     normed=st.booleans(),
     strided=st.booleans(),
 )
-def test_turning_there_and_back(
+def test_heads_are_rotated_there_and_back(
     dtype: torch.dtype, tokens: int, heads: tuple[int, int], dim: int, normed: bool, strided: bool
 ) -> None:
     (many, few), sizes = heads, [heads[0], heads[1], heads[1]]
     qkv = drawn(tokens, sum(sizes) * dim, dtype=dtype)
     angles = torch.randn(tokens, dim // 2, device=DEVICE)
-    turn = angles.cos().to(dtype), angles.sin().to(dtype)
+    rotation = angles.cos().to(dtype), angles.sin().to(dtype)
     weights = drawn(dim, dtype=dtype), drawn(dim, dtype=dtype)
     norms = (*weights, 1e-5) if normed else None
     raw32, q32, k32 = wide(qkv, *weights)
-    cos, sin = (torch.cat([x, x], -1)[:, None].float() for x in turn)
+    cos, sin = (torch.cat([x, x], -1)[:, None].float() for x in rotation)
     q, k, v = raw32.view(tokens, -1, dim).split(sizes, 1)
     if normed:
         q, k = F.rms_norm(q, (dim,), q32, 1e-5), F.rms_norm(k, (dim,), k32, 1e-5)
@@ -102,11 +101,11 @@ def test_turning_there_and_back(
     torch.autograd.backward(expected, [d.float() for d in given_d])
     if strided:
         given_d = list(torch.cat(given_d, 1).split(sizes, 1))
-    for kernels in (plain, block):  # the second turns in place
+    for kernels in (plain, gpu):  # the second rotates in place
         raw = qkv.clone()
-        for found, wanted in zip(kernels.turn(raw, turn, many, few, norms), expected, strict=True):
+        for found, wanted in zip(kernels.rotate_heads(raw, rotation, many, few, norms), expected, strict=True):
             near(found, wanted.detach())
-        dqkv, of_q, of_k = kernels.turn_backward(*given_d, turn, qkv if normed else None, norms, normed)
+        dqkv, of_q, of_k = kernels.rotate_heads_backward(*given_d, rotation, qkv if normed else None, norms, normed)
         assert dqkv.is_contiguous()
         near(dqkv, raw32.grad)
         if normed:
@@ -117,7 +116,7 @@ def test_turning_there_and_back(
 @pytest.mark.parametrize(("family", "lora"), [("Qwen3", False), ("SmolLM3", True)])
 def test_the_whole_forward_with_kernels(family: str, lora: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(lean, "kernels_for", lambda x: block)
+        monkeypatch.setattr(lean, "kernels_for", lambda x: gpu)
     model: Any = test_lean.build(family, layers=2)
     model = test_lean.with_lora(model) if lora else model
     test_lean.compare(model.to(DEVICE), [2, 1], checkpoint=2)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from upshot.engine.llama.joined import side_by_side
+from upshot.engine.llama.linear import side_by_side
 from upshot.training.learner.forward.lean import LeanForward
 
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -24,7 +24,7 @@ from upshot.rewards.reward import Reward
 from upshot.rollout.episode import play_episode
 from upshot.rollout.rollout import Rollout
 from upshot.run.run import train
-from upshot.tasks.datasets.examples import Preference, read_dialogues, read_preferences
+from upshot.tasks.datasets.records import Preference, read_dialogues, read_preferences
 from upshot.training.learner.batch import Datum
 from upshot.training.loops import online_dpo, ppo, rl
 from upshot.training.loops.dpo import render_pairs

@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from upshot.engine.cpu.store import Store, attention
-from upshot.engine.cpu.window import Window, with_prefixes
-from upshot.engine.exact.blocks import picked
+from upshot.engine.cpu.window import Window, attend_with_prefixes
+from upshot.engine.exact.blocks import pick_logprobs
 from upshot.engine.exact.mode import ExactMode
 from upshot.engine.exact.step import ExactStep
-from upshot.engine.llama.blocks import BlockDriver
 from upshot.engine.llama.driver import Driver, causal_lm
 from upshot.engine.sampling import RowRules, apply_grammars, sample
 from upshot.engine.scheduler import Chunk, StepPlan
-from upshot.engine.scoring import by_sequence, given_logprobs, wanted_of
-from upshot.engine.seat import SwapSlot
-from upshot.engine.sequence import Scored, Sequence, Top, possible
+from upshot.engine.scoring import by_sequence, given_logprobs, score_request
+from upshot.engine.sequence import Scored, Sequence, Top, likeliest
+from upshot.engine.swap_slot import SwapSlot
 
 
 class DecodeStep:
@@ -39,7 +39,7 @@ class DecodeStep:
         self.cells = torch.from_numpy(pages * size + positions % size)
         self.positions = torch.from_numpy(positions)
         self.row_index = torch.arange(self.n)
-        self.table: torch.Tensor | None = None
+        self.table: Tensor | None = None
         if window is None:
             own = positions
             self.table = self._table(rows, positions)
@@ -48,15 +48,15 @@ class DecodeStep:
         self.own = torch.from_numpy(own)
         self.length = int(own.max()) + 1
         # Rows of one length see all there is.
-        self._masks: dict[int, torch.Tensor | None] = {0: None} if int(own.min()) + 1 == self.length else {}
+        self._masks: dict[int, Tensor | None] = {0: None} if int(own.min()) + 1 == self.length else {}
 
-    def _table(self, rows: list[Sequence], positions: np.ndarray) -> torch.Tensor:
+    def _table(self, rows: list[Sequence], positions: np.ndarray) -> Tensor:
         cells = np.zeros((self.n, int(positions.max()) + 1), dtype=np.int64)
         for row, (seq, position) in enumerate(zip(rows, positions.tolist(), strict=True)):
             cells[row, : position + 1] = self.store.cells(seq, 0, position + 1)
         return torch.from_numpy(cells)
 
-    def mask(self, window: int) -> torch.Tensor | None:
+    def mask(self, window: int) -> Tensor | None:
         """Which positions of its own part each row sees."""
         if window not in self._masks:
             back = self.own[:, None] - torch.arange(self.length)
@@ -67,16 +67,9 @@ class DecodeStep:
         return self._masks[window]
 
     def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-    ) -> torch.Tensor:
-        """Store and attend; see `attention.Step`."""
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0, softcap: float = 0.0
+    ) -> Tensor:
+        """Store and attend; see `AttentionStep`."""
         self.store.k[layer].index_copy_(0, self.cells, k)
         self.store.v[layer].index_copy_(0, self.cells, v)
         if self.window is not None:
@@ -91,7 +84,7 @@ class DecodeStep:
         grouped = q.reshape(self.n, kv_heads, heads // kv_heads, -1)
         if self.window is not None and self.window.stacks:
             mask = self.mask(window)
-            return with_prefixes(layer, grouped, keys, values, mask, self.window.stacks, scale).reshape(q.shape)
+            return attend_with_prefixes(layer, grouped, keys, values, mask, self.window.stacks, scale).reshape(q.shape)
         return attention(grouped, keys, values, self.mask(window), scale, softcap).reshape(q.shape)
 
 
@@ -99,17 +92,17 @@ class DecodeStep:
 class Group:
     """Chunks of similar length, attended in one padded call."""
 
-    rows: torch.Tensor
+    rows: Tensor
     """[chunks, longest] index of each query in the packed tokens; padding repeats the chunk's first."""
-    real: torch.Tensor
+    real: Tensor
     """[chunks, longest] which are no padding."""
-    table: torch.Tensor | None
+    table: Tensor | None
     """[chunks, longest context] cells of keys; None when all chunks start at 0 and can use the packed keys."""
-    mask_parts: tuple[torch.Tensor, torch.Tensor] | None
+    mask_parts: tuple[Tensor, Tensor] | None
     """Positions of the queries and of the keys."""
 
 
-def grouped(chunks: list[Chunk]) -> list[list[tuple[int, Chunk]]]:
+def group_chunks(chunks: list[Chunk]) -> list[list[tuple[int, Chunk]]]:
     """Chunks with their offsets among the packed tokens, in groups that waste little on padding."""
     offset = 0
     items: list[tuple[int, Chunk]] = []
@@ -139,7 +132,7 @@ class PrefillStep:
         self.store = store
         self.cells = torch.from_numpy(np.concatenate([store.cells(c.seq, c.start, c.stop) for c in chunks]))
         self.positions = torch.from_numpy(np.concatenate([np.arange(c.start, c.stop) for c in chunks]))
-        self.groups = [self._group(items) for items in grouped(chunks)]
+        self.groups = [self._group(items) for items in group_chunks(chunks)]
 
     def _group(self, items: list[tuple[int, Chunk]]) -> Group:
         longest = max(c.stop - c.start for _, c in items)
@@ -159,16 +152,9 @@ class PrefillStep:
         return Group(rows, torch.from_numpy(real), torch.from_numpy(cells), (queries, torch.arange(context)))
 
     def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-    ) -> torch.Tensor:
-        """Store and attend; see `attention.Step`."""
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0, softcap: float = 0.0
+    ) -> Tensor:
+        """Store and attend; see `AttentionStep`."""
         self.store.k[layer].index_copy_(0, self.cells, k)
         self.store.v[layer].index_copy_(0, self.cells, v)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -220,21 +206,19 @@ class TorchRunner:
     def forget(self) -> None:
         """The weights changed: nothing computed so far may be read again."""
         self.window.clear()
-        if isinstance(self.driver, BlockDriver):
-            self.driver.refresh()
+        self.driver.refresh()
 
     def park(self, keep_steps: bool = False) -> None:
         """Give the memory back (see `Engine.park`)."""
         self.store.release()
         self.window = self._new_window()
-        if isinstance(self.driver, BlockDriver) and not keep_steps:
+        if not keep_steps:
             self.driver.release()
 
     def resume(self) -> None:
         """Take it again."""
         self.store.take()
-        if isinstance(self.driver, BlockDriver) and not self.driver.layers:
-            self.driver.take()
+        self.driver.take()
 
     def run(self, plan: StepPlan) -> tuple[list[Sequence], list[int], list[float], list[Top] | None, list[Scored]]:
         """Compute a step: who sampled, their ids, log-probabilities and likeliest ids; what was scored."""
@@ -249,7 +233,7 @@ class TorchRunner:
                 return [], [], [], None, scored
             return *self._sample(rows, logits, positions), scored
 
-    def _prefill(self, chunks: list[Chunk]) -> tuple[list[Sequence], torch.Tensor, np.ndarray, list[Scored]]:
+    def _prefill(self, chunks: list[Chunk]) -> tuple[list[Sequence], Tensor, np.ndarray, list[Scored]]:
         step: Any = (
             PrefillStep(self.store, chunks)
             if self.exact is None
@@ -259,7 +243,7 @@ class TorchRunner:
         ends = np.cumsum([c.stop - c.start for c in chunks]) - 1
         last = [int(end) for end, c in zip(ends, chunks, strict=True) for _ in c.samplers]
         rows = [s for c in chunks for s in c.samplers]
-        wanted = wanted_of(chunks)
+        wanted = score_request(chunks)
         places = [*last, *wanted.places] if wanted else last
         logits = self.driver.logits(ids, step.positions, step, torch.tensor(places, dtype=torch.int64))
         scored: list[Scored] = []
@@ -267,7 +251,7 @@ class TorchRunner:
             scored = by_sequence(wanted, given_logprobs(logits[len(last) :], torch.tensor(wanted.ids), wanted.tops))
         return rows, logits[: len(last)], np.array([len(s.ids) for s in rows]), scored
 
-    def _decode(self, wanted: list[Sequence]) -> tuple[list[Sequence], torch.Tensor, np.ndarray]:
+    def _decode(self, wanted: list[Sequence]) -> tuple[list[Sequence], Tensor, np.ndarray]:
         if self.exact is not None:
             exact = ExactStep(self.store, [(s, len(s.ids) - 1, len(s.ids)) for s in wanted])
             logits = self.driver.logits(torch.tensor([s.ids[-1] for s in wanted]), exact.positions, exact, None)
@@ -279,7 +263,7 @@ class TorchRunner:
         ids = torch.tensor([s.ids[-1] for s in rows])
         return rows, self.driver.logits(ids, step.positions, step, step.row_index), positions + 1
 
-    def _sample(self, rows: list[Sequence], logits: torch.Tensor, positions: np.ndarray) -> Any:
+    def _sample(self, rows: list[Sequence], logits: Tensor, positions: np.ndarray) -> Any:
         logits = logits.float()
         apply_grammars(logits, rows)
         if self._rules is None or self._rules[0] != rows:
@@ -290,10 +274,10 @@ class TorchRunner:
         else:
             with self.exact:
                 ids, _, everything = sample(logits, rules, positions)
-            logprobs = picked(logits, ids, torch.from_numpy(rules.temperature))
+            logprobs = pick_logprobs(logits, ids, torch.from_numpy(rules.temperature))
         tops: list[Top] | None = None
         if rules.tops:
             values, order = everything.topk(min(rules.tops, everything.shape[-1]), dim=-1)
             found = zip(rows, order.tolist(), values.tolist(), strict=True)
-            tops = [possible(o, v, s.rules.top_logprobs) for s, o, v in found]
+            tops = [likeliest(o, v, s.rules.top_logprobs) for s, o, v in found]
         return rows, ids.tolist(), logprobs.tolist(), tops

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from upshot.engine.seat import SwapSlot, taken_pages
 from upshot.engine.sequence import Sequence
+from upshot.engine.swap_slot import SwapSlot, allocate_pages
 
 
 def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
-    softcap: float,
-    causal: bool = False,
-) -> torch.Tensor:
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float, causal: bool = False
+) -> Tensor:
     """Attention of q [batch, kv_heads, queries, dim]; mask True where a query may look."""
     if not softcap:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, is_causal=causal)
@@ -49,7 +44,7 @@ class Store:
 
     def take(self) -> None:
         """Room for all pages."""
-        self.k, self.v = taken_pages(self._size, self._dtype, torch.device("cpu"), self._seat)
+        self.k, self.v = allocate_pages(self._size, self._dtype, torch.device("cpu"), self._seat)
 
     def release(self) -> None:
         """No room for any, until `take`."""

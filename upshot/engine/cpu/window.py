@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from upshot.engine.cpu.store import Store
+from upshot.engine.decode_rows import find_shared
 from upshot.engine.sequence import Sequence
-from upshot.engine.sharing import find_shared
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 """What `scaled_dot_product_attention` runs on the CPU; it also returns the log of each query's sum of weights."""
@@ -26,8 +27,8 @@ class Prefix:
 
     pages: list[int]
     skip: int
-    k: torch.Tensor
-    v: torch.Tensor
+    k: Tensor
+    v: Tensor
 
 
 @dataclass(slots=True)
@@ -46,18 +47,18 @@ class PrefixStack:
     """Prefixes of one length, read in one call: [layers, prefixes, kv_heads, length, dim]."""
 
     prefixes: list[Prefix]
-    k: torch.Tensor
-    v: torch.Tensor
-    queries: torch.Tensor | None
+    k: Tensor
+    v: Tensor
+    queries: Tensor | None
     """[prefixes × members] rows that read each prefix, the last repeated to make them equally many; None: all rows,
     in their order."""
-    rows: torch.Tensor | None
+    rows: Tensor | None
     """Rows that read one of the prefixes; None: all rows."""
-    back: torch.Tensor
+    back: Tensor
     """Where the result of each of those rows is among the queries."""
 
 
-def stacked(rows: list[WindowRow], before: list[PrefixStack]) -> list[PrefixStack]:
+def stack_prefixes(rows: list[WindowRow], before: list[PrefixStack]) -> list[PrefixStack]:
     """The prefixes of these rows, those of one length together; tensors of `before` are used again."""
     readers: dict[int, tuple[Prefix, list[int]]] = {}
     for index, row in enumerate(rows):
@@ -72,7 +73,7 @@ def stacked(rows: list[WindowRow], before: list[PrefixStack]) -> list[PrefixStac
 
 
 def _stack(
-    group: list[tuple[Prefix, list[int]]], n: int, known: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]]
+    group: list[tuple[Prefix, list[int]]], n: int, known: dict[tuple[int, ...], tuple[Tensor, Tensor]]
 ) -> PrefixStack:
     most = max(len(members) for _, members in group)
     queries = [i for _, members in group for i in members + members[-1:] * (most - len(members))]
@@ -90,15 +91,9 @@ def _stack(
     return PrefixStack(prefixes, k, v, asked, some, torch.tensor([place[row] for row in rows]))
 
 
-def with_prefixes(
-    layer: int,
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    stacks: list[PrefixStack],
-    scale: float,
-) -> torch.Tensor:
+def attend_with_prefixes(
+    layer: int, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, stacks: list[PrefixStack], scale: float
+) -> Tensor:
     """Attention of q [rows, kv_heads, queries, dim] over each row's own part and, read once each, the prefixes."""
     _, heads, each, dim = q.shape
     if mask is not None:
@@ -112,7 +107,9 @@ def with_prefixes(
         there, high = (x.reshape(prefixes, heads, -1, each, *x.shape[3:]).transpose(1, 2).flatten(0, 1) for x in parts)
         if stack.queries is not None:
             there, high = there.index_select(0, stack.back), high.index_select(0, stack.back)
-        rows: torch.Tensor | slice = slice(None) if stack.rows is None else stack.rows
+        rows: Tensor | slice = slice(None) if stack.rows is None else stack.rows
+        # Two softmaxes over different keys are one over all of them, weighted by their sums: the prefix has the share
+        # e^high / (e^high + e^before).
         before = mass[rows]
         share = torch.sigmoid(high - before)[..., None].to(out.dtype)
         both, total = torch.lerp(out[rows], there, share), torch.logaddexp(before, high)
@@ -154,7 +151,7 @@ class Window:
         else:
             self._compact({id(seq.pages) for seq in wanted})
             here = {id(row.pages) for row in self.rows}
-            fresh = self._placed([seq for seq in wanted if id(seq.pages) not in here])
+            fresh = self._place([seq for seq in wanted if id(seq.pages) not in here])
             self._longest = max(len(row.seq.ids) - row.start for row in [*self.rows, *fresh])
         if not self._grow(len(wanted), self._longest):
             self.clear()
@@ -163,11 +160,11 @@ class Window:
             self._fill(fresh)
         if wanted is not self._wanted:
             self._wanted = wanted
-            self.stacks = stacked(self.rows, self.stacks)
+            self.stacks = stack_prefixes(self.rows, self.stacks)
             self.starts = np.fromiter((row.start for row in self.rows), np.int64, len(self.rows))
         return True
 
-    def _placed(self, seqs: list[Sequence]) -> list[WindowRow]:
+    def _place(self, seqs: list[Sequence]) -> list[WindowRow]:
         """Rows for new sequences, with the prefixes they share."""
         rows = [WindowRow(seq, seq.pages) for seq in seqs]
         if not self.share:
@@ -242,6 +239,7 @@ class Window:
         have_rows, have_length = self._shape
         if rows <= have_rows and length <= have_length:
             return True
+        # More than is needed now: growing copies everything, and a sequence grows at every step.
         rows = max(have_rows, -(-rows // 16) * 16)
         length = max(have_length, -(-(length + length // 4) // 32) * 32)
         store = self.store.k

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 from triton.errors import TritonError
 
-from upshot.engine.cuda.batch import DecodeBatch
-from upshot.engine.cuda.slots import DeviceSlots, upload
+from upshot.engine.cuda.slots import DecodeBatch, DeviceSlots, upload
 from upshot.engine.cuda.steps import (
     BUCKETS,
     PREFILL_BLOCK,
@@ -29,20 +29,19 @@ from upshot.engine.cuda.steps import (
     Graph,
     PromptGraph,
     Results,
-    packed_chunks,
+    pack_chunks,
 )
 from upshot.engine.kernels import sample as sample_kernels
 from upshot.engine.kernels.decode import context_splits, decode_attention
 from upshot.engine.kernels.decode_fused import fused_decode_attention
 from upshot.engine.kernels.prefill import prefill_attention
-from upshot.engine.llama.blocks import BlockDriver
-from upshot.engine.llama.choice import checked_driver, drivers_of
 from upshot.engine.llama.driver import Driver, ModuleDriver, Shape
+from upshot.engine.llama.select import disagreement, select_driver
 from upshot.engine.sampling import apply_grammars
 from upshot.engine.scheduler import Chunk, StepPlan
-from upshot.engine.scoring import ScoreRequest, by_sequence, given_logprobs, wanted_of
-from upshot.engine.seat import SwapSlot, taken_pages
-from upshot.engine.sequence import Rules, Sequence, possible
+from upshot.engine.scoring import ScoreRequest, by_sequence, given_logprobs, score_request
+from upshot.engine.sequence import Rules, Sequence, likeliest
+from upshot.engine.swap_slot import SwapSlot, allocate_pages
 
 T = TypeVar("T")
 
@@ -80,33 +79,31 @@ class CudaRunner:
         self.use_graphs = settings.graphs and self.on_gpu
         self.graphed: Driver | None = None
         """The driver whose reading of prompts is captured; None while drivers are checked."""
-        makers = drivers_of(model, shape, settings, kernels=True)
-        self.driver = checked_driver(model, makers, self._disagreement if settings.check else None)
+        self.driver = select_driver(model, shape, settings, kernels=True, check=self._disagreement)
         if not isinstance(self.driver, ModuleDriver):
             self.graphed = self.driver
         self._pointers = self._weight_pointers()
         self.logits = self._logits_of(max_running) if self.use_graphs else None
         """Where every captured step leaves its logits: each would keep its own otherwise."""
 
-    def _pages(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return taken_pages(self._size, self.shape.dtype, self.shape.device, self.seat)
+    def _pages(self) -> tuple[Tensor, Tensor]:
+        return allocate_pages(self._size, self.shape.dtype, self.shape.device, self.seat)
 
-    def _logits_of(self, rows: int) -> torch.Tensor:
+    def _logits_of(self, rows: int) -> Tensor:
         """Room for the logits of the largest step with that many sequences."""
         most = max(next((b for b in buckets if b >= rows), rows) for buckets in (BUCKETS, PREFILL_ROWS))
         dtype = self.driver.lm.get_output_embeddings().weight.dtype
         return torch.empty(most, self.shape.vocab, dtype=dtype, device=self.shape.device)
 
-    def _out(self, rows: int) -> torch.Tensor | None:
+    def _out(self, rows: int) -> Tensor | None:
         return None if self.logits is None else self.logits[:rows]
 
     def _disagreement(self, driver: Driver) -> str | None:
         from upshot.engine.cuda.warm import compile_ahead
-        from upshot.engine.llama.probe import disagreement
 
         ready = compile_ahead(self, driver) if self.on_gpu else None
 
-        def driven(driver: Driver, ids: list[int]) -> torch.Tensor:
+        def drive(driver: Driver, ids: list[int]) -> Tensor:
             if ready is not None:
                 ready()
             pages = list(range(1, -(-len(ids) // self.page_size) + 1))
@@ -122,18 +119,17 @@ class CudaRunner:
                 raise RuntimeError(f"{type(error).__name__}: {error}") from error
             return torch.cat(rows[1:]).cpu()
 
-        return disagreement(self.model, driver, driven)
+        return disagreement(self.model, driver, drive)
 
     def _weight_pointers(self) -> list[int]:
         """Where captured steps read: parameters, pages, merged weights."""
         own = [p.data_ptr() for p in self.model.parameters()] + [self.cache.k.data_ptr(), self.cache.v.data_ptr()]
-        return own + self.driver.weights.pointers() if isinstance(self.driver, BlockDriver) else own
+        return own + self.driver.pointers()
 
     def forget(self) -> None:
         """The weights changed: nothing computed so far may be read again."""
         self.batch.rows = []
-        if isinstance(self.driver, BlockDriver):
-            self.driver.refresh()
+        self.driver.refresh()
         self._check_graphs()
 
     def _check_graphs(self) -> None:
@@ -156,8 +152,7 @@ class CudaRunner:
             return
         self._drop_graphs()
         self.logits = None
-        if isinstance(self.driver, BlockDriver):
-            self.driver.release()
+        self.driver.release()
 
     def _settle(self) -> None:
         """Nothing is launched any more on pages that are about to be somebody else's."""
@@ -171,8 +166,7 @@ class CudaRunner:
         self.cache.k, self.cache.v = self._pages()
         if self.logits is None and self.use_graphs:
             self.logits = self._logits_of(self.slots.count)
-        if isinstance(self.driver, BlockDriver) and not self.driver.layers:
-            self.driver.take()
+        self.driver.take()
         self._check_graphs()
 
     # --- steps
@@ -185,6 +179,7 @@ class CudaRunner:
                 for cache in (self.cache.k, self.cache.v):
                     cache[:, target] = cache[:, source]
             flight = self._prefill(plan.chunks, plan.rows) if plan.chunks else self._decode(plan.rows, plan.touched)
+        # What this step drew is on its way to the host while the next one is planned: `plan` needs its length only.
         self.flights.append(flight)
         if len(self.flights) > 1:
             results = self.collect()
@@ -210,20 +205,20 @@ class CudaRunner:
         if flight.tops is not None:
             values, order = (x[:n].tolist() for x in flight.tops)
             found = zip(flight.rows, order, values, strict=True)
-            tops = [possible(o, v, s.rules.top_logprobs) for s, o, v in found]
+            tops = [likeliest(o, v, s.rules.top_logprobs) for s, o, v in found]
         scored = by_sequence(*flight.scored) if flight.scored else []
         ids, bits = flight.drawn[:, :n]
         return flight.rows, ids.tolist(), bits.view(torch.float32).tolist(), tops, scored
 
-    def _upload(self, numbers: np.ndarray) -> torch.Tensor:
+    def _upload(self, numbers: np.ndarray) -> Tensor:
         return upload(numbers, self.shape.device)
 
-    def _draw(self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, cuts: bool) -> torch.Tensor:
+    def _draw(self, logits: Tensor, slots: Tensor, positions: Tensor, cuts: bool) -> Tensor:
         """Sample an id for each row and move its slot on; see `sample`."""
         state = self.slots
         return sample_kernels.sample(logits, slots, positions, state.rules, state.tokens, state.place, cuts)
 
-    def _land(self, rows: list[Sequence], drawn: torch.Tensor, logits: torch.Tensor, most: int) -> Flight:
+    def _land(self, rows: list[Sequence], drawn: Tensor, logits: Tensor, most: int) -> Flight:
         """Send ids and log-probabilities to the host, and those of the `most` likeliest ids."""
         n = len(rows)
         tops = None
@@ -237,7 +232,7 @@ class CudaRunner:
         host = self._to_host(drawn)
         return Flight(rows, host, self._event(), tops)
 
-    def _to_host(self, numbers: torch.Tensor) -> torch.Tensor:
+    def _to_host(self, numbers: Tensor) -> Tensor:
         """A copy on the host, there when the device has come this far."""
         if not self.on_gpu:
             return numbers.clone()
@@ -260,24 +255,24 @@ class CudaRunner:
             self.slots.sync(rows)
         ends = np.cumsum([c.stop - c.start for c in chunks]) - 1
         last = [int(end) for end, c in zip(ends, chunks, strict=True) for _ in c.samplers]
-        wanted = wanted_of(chunks)
+        wanted = score_request(chunks)
         if wanted is not None:
             return self._score(chunks, rows, last, wanted)
         logits = self._prefill_logits(self.driver, chunks, last)
-        return self._sampled(rows, logits)
+        return self._sample(rows, logits)
 
     def _score(self, chunks: list[Chunk], rows: list[Sequence], last: list[int], wanted: ScoreRequest) -> Flight:
         """Read prompts some of which are scored: by no graph, as graphs have room for few rows of logits."""
-        tokens, blocks = packed_chunks(chunks, self.page_size)
+        tokens, blocks = pack_chunks(chunks, self.page_size)
         places, ids = (self._upload(np.array(x, dtype=np.int64)) for x in ([*last, *wanted.places], wanted.ids))
         logits = self._read(self.driver, self._upload(tokens), self._upload(blocks), places)
         found = given_logprobs(logits[len(last) :], ids, wanted.tops)
         scored = (wanted, tuple(self._to_host(x) for x in found))
-        flight = self._sampled(rows, logits[: len(last)])
+        flight = self._sample(rows, logits[: len(last)])
         flight.scored = scored
         return flight
 
-    def _sampled(self, rows: list[Sequence], logits: torch.Tensor) -> Flight:
+    def _sample(self, rows: list[Sequence], logits: Tensor) -> Flight:
         """Sample from the logits that prompts end with."""
         if not rows:  # prompts that are longer than a chunk
             return Flight([], torch.empty(2, 0, dtype=torch.int32), self._event())
@@ -286,11 +281,13 @@ class CudaRunner:
         drawn = self._draw(logits, slots.int(), before, any(s.rules.cuts for s in rows))
         return self._land(rows, drawn, logits, max(s.rules.top_logprobs for s in rows))
 
-    def _prefill_logits(self, driver: Driver, chunks: list[Chunk], last: list[int]) -> torch.Tensor:
-        tokens, blocks = packed_chunks(chunks, self.page_size)
+    def _prefill_logits(self, driver: Driver, chunks: list[Chunk], last: list[int]) -> Tensor:
+        tokens, blocks = pack_chunks(chunks, self.page_size)
         n, count = tokens.shape[1], blocks.shape[1]
         size = next((b for b in PREFILL_BUCKETS if b >= n), 0)
         rows = next((r for r in PREFILL_ROWS if r >= len(last)), 0)
+        # Blocks of queries: those that are full, and a broken one for each sequence that ends here (or that the
+        # chunk cuts). Four at a time, as rows of the table must begin at multiples of 16 bytes.
         room = -(-(size // PREFILL_BLOCK + rows + 8) // 4) * 4
         if not (self.use_graphs and size and rows and count <= room and driver is self.graphed):
             wanted = self._upload(np.array(last, dtype=np.int64))
@@ -312,21 +309,14 @@ class CudaRunner:
         graph.graph.replay()
         return graph.logits[: len(last)]
 
-    def _read(
-        self,
-        driver: Driver,
-        tokens: torch.Tensor,
-        blocks: torch.Tensor,
-        last: torch.Tensor,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        def attend(
-            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, softcap: float
-        ) -> torch.Tensor:
+    def _read(self, driver: Driver, tokens: Tensor, blocks: Tensor, last: Tensor, out: Tensor | None = None) -> Tensor:
+        return driver.logits(tokens[0], tokens[1], self._prompt_step(tokens[1], tokens[2], blocks), last, out)
+
+    def _prompt_step(self, positions: Tensor, cells: Tensor, blocks: Tensor) -> CudaStep:
+        def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float) -> Tensor:
             return prefill_attention(q, k, v, self.cache.table, blocks, scale, PREFILL_BLOCK, window, softcap)
 
-        step = CudaStep(self.cache, self.shape.heads, tokens[1], tokens[2], attend)
-        return driver.logits(tokens[0], tokens[1], step, last, out)
+        return CudaStep(self.cache, self.shape.heads, positions, cells, attend)
 
     def _capture_prompt(self, size: int, rows: int, room: int) -> PromptGraph:
         """Capture the reading of up to `size` prompt ids, of which `rows` are sampled from."""
@@ -358,30 +348,30 @@ class CudaRunner:
     def _change_batch(self, rows: list[Sequence]) -> None:
         self.batch.change(rows)
 
-    def _decode_logits(self, bucket: int, shared: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _decode_logits(self, bucket: int, shared: bool) -> tuple[Tensor, Tensor, Tensor]:
         slots, state = self.batch.slots[:bucket], self.slots
         ids, positions, cells, lengths = sample_kernels.begin(
             slots, state.tokens, state.place, state.table, self.page_size
         )
-        together = self.batch.shared(bucket) if shared else None
-        splits = context_splits(bucket * self.shape.kv_heads, slots.device)
-
-        def attend(
-            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, softcap: float
-        ) -> torch.Tensor:
-            return decode_attention(q, k, v, self.cache.table, slots, lengths, scale, splits, together, window, softcap)
-
-        def fused(qkv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
-                  scale: float, window: int, norms: Any) -> torch.Tensor:  # fmt: skip
-            return fused_decode_attention(
-                qkv, k, v, self.cache.table, slots, lengths, cos, sin, scale, self.shape.heads, window, norms
-            )
-
-        plain = splits == 1 and together is None
-        step = CudaStep(self.cache, self.shape.heads, positions, cells, attend, fused if plain else None)
+        step = self._decode_step(positions, cells, slots, lengths, shared)
         return self.driver.logits(ids, positions, step, None, self._out(len(slots))), slots, positions
 
-    def _decode_body(self, bucket: int, shared: bool, cuts: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def _decode_step(self, positions: Tensor, cells: Tensor, slots: Tensor, lengths: Tensor, shared: bool) -> CudaStep:
+        table, heads = self.cache.table, self.shape.heads
+        together = self.batch.shared(len(slots)) if shared else None
+        splits = context_splits(len(slots) * self.shape.kv_heads, slots.device)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float) -> Tensor:
+            return decode_attention(q, k, v, table, slots, lengths, scale, splits, together, window, softcap)
+
+        def fused(qkv: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, *how: Any) -> Tensor:
+            scale, window, norms = how
+            return fused_decode_attention(qkv, k, v, table, slots, lengths, cos, sin, scale, heads, window, norms)
+
+        plain = splits == 1 and together is None
+        return CudaStep(self.cache, heads, positions, cells, attend, fused if plain else None)
+
+    def _decode_body(self, bucket: int, shared: bool, cuts: bool) -> tuple[Tensor, Tensor]:
         logits, slots, positions = self._decode_logits(bucket, shared)
         return self._draw(logits, slots, positions, cuts), logits
 

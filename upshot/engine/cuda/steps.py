@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from upshot.engine.kernels import block as block_kernels
+from upshot.engine.kernels.rotary import rotate_store, store
 from upshot.engine.scheduler import Chunk
 from upshot.engine.scoring import ScoreRequest
 from upshot.engine.sequence import Scored, Sequence
@@ -27,9 +28,9 @@ Results = tuple[list[Sequence], list[int], list[float], Any, list[Scored]]
 class Cache:
     """Keys and values in pages: [layers, pages, kv_heads, page_size, dim] each, and the pages of each slot."""
 
-    k: torch.Tensor
-    v: torch.Tensor
-    table: torch.Tensor
+    k: Tensor
+    v: Tensor
+    table: Tensor
 
 
 class CudaStep:
@@ -39,10 +40,10 @@ class CudaStep:
         self,
         cache: Cache,
         heads: int,
-        positions: torch.Tensor,
-        cells: torch.Tensor,
-        attend: Callable[..., torch.Tensor],
-        fused: Callable[..., torch.Tensor] | None = None,
+        positions: Tensor,
+        cells: Tensor,
+        attend: Callable[..., Tensor],
+        fused: Callable[..., Tensor] | None = None,
     ) -> None:
         self.cache, self.heads = cache, heads
         self.positions, self.cells = positions, cells
@@ -51,28 +52,21 @@ class CudaStep:
         """Attention straight from the qkv product, where a step allows it."""
 
     def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-    ) -> torch.Tensor:
-        """Store and attend; see `attention.Step`."""
-        block_kernels.store(k, self.cells, self.cache.k[layer])
-        block_kernels.store(v, self.cells, self.cache.v[layer])
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0, softcap: float = 0.0
+    ) -> Tensor:
+        """Store and attend; see `AttentionStep`."""
+        store(k, self.cells, self.cache.k[layer])
+        store(v, self.cells, self.cache.v[layer])
         return self._attend(q.contiguous(), self.cache.k[layer], self.cache.v[layer], scale, window, softcap)
 
     def rotate_attend(
-        self, layer: int, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, scale: float, window: int, norms: Any
-    ) -> torch.Tensor:
+        self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor, scale: float, window: int, norms: Any
+    ) -> Tensor:
         """The same from an unrotated qkv product, in one kernel or two."""
         k, v = self.cache.k[layer], self.cache.v[layer]
         if self._fused is not None:
             return self._fused(qkv, k, v, cos, sin, scale, window, norms)
-        q = block_kernels.rotate_store(qkv, self.positions, self.cells, cos, sin, k, v, self.heads, norms)
+        q = rotate_store(qkv, self.positions, self.cells, cos, sin, k, v, self.heads, norms)
         return self._attend(q, k, v, scale, window, 0.0)
 
 
@@ -81,9 +75,9 @@ class Graph:
     """A captured decode step and what it reads and leaves."""
 
     graph: torch.cuda.CUDAGraph
-    drawn: torch.Tensor
+    drawn: Tensor
     """Ids and log-probabilities: see `sample`."""
-    logits: torch.Tensor
+    logits: Tensor
     """As those of every graph, in `CudaRunner.logits`: read before the next step."""
 
 
@@ -92,12 +86,12 @@ class PromptGraph:
     """A captured reading of prompts and what it reads and leaves."""
 
     graph: torch.cuda.CUDAGraph
-    tokens: torch.Tensor
+    tokens: Tensor
     """[3, tokens]: ids, positions, cells."""
-    blocks: torch.Tensor
+    blocks: Tensor
     """[4, blocks]: see `prefill_attention`."""
-    last: torch.Tensor
-    logits: torch.Tensor
+    last: Tensor
+    logits: Tensor
 
 
 @dataclass(slots=True)
@@ -105,13 +99,13 @@ class Flight:
     """A step under way."""
 
     rows: list[Sequence]
-    drawn: torch.Tensor
+    drawn: Tensor
     event: torch.cuda.Event | None
-    tops: tuple[torch.Tensor, torch.Tensor] | None = None
-    scored: tuple[ScoreRequest, tuple[torch.Tensor, ...]] | None = None
+    tops: tuple[Tensor, Tensor] | None = None
+    scored: tuple[ScoreRequest, tuple[Tensor, ...]] | None = None
 
 
-def packed_chunks(chunks: list[Chunk], size: int) -> tuple[np.ndarray, np.ndarray]:
+def pack_chunks(chunks: list[Chunk], size: int) -> tuple[np.ndarray, np.ndarray]:
     """Ids, positions and cells of all tokens [3, tokens], and blocks of queries for `prefill_attention` [4, blocks]."""
     counts = np.array([c.stop - c.start for c in chunks])
     starts = np.array([c.start for c in chunks])

@@ -14,13 +14,15 @@ from typing import Any
 import torch
 
 from upshot.engine.cuda.steps import BUCKETS, PREFILL_BLOCK, PREFILL_BUCKETS
-from upshot.engine.kernels import block
 from upshot.engine.kernels import sample as sample_kernels
-from upshot.engine.kernels.decode import MEMBERS, SharedPrefixes, decode_attention, processors, tuned
+from upshot.engine.kernels.decode import MEMBERS, SharedPrefixes, decode_attention, tune
 from upshot.engine.kernels.decode_fused import fused_decode_attention
-from upshot.engine.kernels.gated import tile_for
+from upshot.engine.kernels.gate import gate, tile_for
+from upshot.engine.kernels.launch import processors
+from upshot.engine.kernels.norm import add_norm
 from upshot.engine.kernels.prefill import prefill_attention
-from upshot.engine.llama.fused import FusedDriver, gated, head_norms
+from upshot.engine.kernels.rotary import rotate_store, store
+from upshot.engine.llama.fused import FusedDriver, gate_projections
 
 Task = Callable[[], object]
 MANY_CORES = 8
@@ -88,7 +90,7 @@ def _common(runner: Any) -> tuple[list[Task], list[Task]]:
         lambda: sample_kernels.block_sums(logits, slots, state.rules),
         draw(False),
         lambda: sample_kernels.begin(slots, state.tokens, state.place, cache.table, runner.page_size),
-        lambda: block.store(kv, zeros[:1], cache.k[0]),
+        lambda: store(kv, zeros[:1], cache.k[0]),
     ]
     return first, [attend(1, None), attend(4, None), attend(1, nobody), attend(16, nobody), draw(True)]
 
@@ -104,31 +106,31 @@ def _fused(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
     weight, eps = layer.norm1.weight, layer.norm1.variance_epsilon
 
     def norm(parts: int) -> Task:
-        return lambda: block.add_norm(torch.zeros(parts, 1, hidden, device=device), x, weight, eps)
+        return lambda: add_norm(torch.zeros(parts, 1, hidden, device=device), x, weight, eps)
 
     def fused(rows: int) -> Task:
         slots = torch.full((rows,), runner.slots.count, dtype=torch.int32, device=device)
         qkv = torch.zeros(rows, width, dtype=shape.dtype, device=device)
         return lambda: fused_decode_attention(
             qkv, cache.k[0], cache.v[0], cache.table, slots, torch.ones_like(slots), driver.cos, driver.sin,
-            layer.scale, shape.heads, layer.window, head_norms(layer),
+            layer.scale, shape.heads, layer.window, layer.head_norms,
         )  # fmt: skip
 
     def up(rows: int) -> Task:
         many = torch.zeros(rows, hidden, dtype=shape.dtype, device=device)
-        return lambda: gated(many, layer.gate_up)
+        return lambda: gate_projections(many, layer.gate_up)
 
     first: list[Task] = [
-        lambda: block.add_norm(x, None, weight, eps),
-        lambda: block.add_norm(x, x, weight, eps),
+        lambda: add_norm(x, None, weight, eps),
+        lambda: add_norm(x, x, weight, eps),
         norm(4),
-        lambda: block.gate(torch.zeros(1, 2 * inner, dtype=shape.dtype, device=device)),
-        lambda: block.rotate_store(
+        lambda: gate(torch.zeros(1, 2 * inner, dtype=shape.dtype, device=device)),
+        lambda: rotate_store(
             torch.zeros(1, width, dtype=shape.dtype, device=device), zero, zero, driver.cos, driver.sin,
-            cache.k[0], cache.v[0], shape.heads, head_norms(layer),
+            cache.k[0], cache.v[0], shape.heads, layer.head_norms,
         ),
     ]  # fmt: skip
-    kinds = {tuned(rows * shape.kv_heads, cache.k[0]): rows for rows in reversed(BUCKETS)}
+    kinds = {tune(rows * shape.kv_heads, cache.k[0]): rows for rows in reversed(BUCKETS)}
     tiles = {tile_for(rows, hidden, inner, processors(device)): rows for rows in reversed([*BUCKETS, *PREFILL_BUCKETS])}
     more = [fused(rows) for rows in kinds.values()]
     if layer.gate_up.joined is not None:

@@ -7,5 +7,5 @@ pass is PyTorch's own: gradients are as good as ever, but not batch-invariant.
 - `blocks.py`: the forms on the CPU: PyTorch's own operations, always called with the same shapes.
 - `kernels/exact.py`: the forms on a GPU.
 - `mode.py`: which operation gets which form; what has none is refused by name.
-- `attention.py`, `forward.py`: the learner's attention and its forward; `step.py`: the engine's on the CPU.
+- `forward.py`: the learner's attention and log-probabilities; `step.py`, `cuda_runner.py`: the engine's steps.
 """

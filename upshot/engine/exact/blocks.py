@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 ROWS = 32
@@ -28,7 +29,7 @@ TILES = 512
 """Tiles of attention worked on at once: bounds the memory."""
 
 
-def _padded(x: torch.Tensor, size: int) -> torch.Tensor:
+def _pad_rows(x: Tensor, size: int) -> Tensor:
     """Contiguous, aligned, and as many rows as fill whole blocks."""
     spare = -len(x) % size
     if spare:
@@ -37,51 +38,51 @@ def _padded(x: torch.Tensor, size: int) -> torch.Tensor:
     return x if x.data_ptr() % 64 == 0 else x.clone()
 
 
-def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """a [rows, k] × b [k, n] (+ bias [n])."""
-    wide = _padded(a, ROWS)
+    wide = _pad_rows(a, ROWS)
     out = a.new_empty(len(wide), b.shape[1])
     for at in range(0, len(wide), ROWS):
         torch.mm(wide[at : at + ROWS], b, out=out[at : at + ROWS])
     return out[: len(a)] if bias is None else out[: len(a)] + bias
 
 
-def batched(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def batched_product(a: Tensor, b: Tensor) -> Tensor:
     """a [n, p, q] × b [n, q, r], for matrices of one small shape."""
     n = len(a)
-    a, b = _padded(a, BATCH), _padded(b, BATCH)
+    a, b = _pad_rows(a, BATCH), _pad_rows(b, BATCH)
     out = a.new_empty(len(a), a.shape[1], b.shape[2])
     for at in range(0, len(a), BATCH):
         torch.bmm(a[at : at + BATCH], b[at : at + BATCH], out=out[at : at + BATCH])
     return out[:n]
 
 
-def elements(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+def by_element(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """An elementwise function of one tensor."""
-    flat = _padded(x.reshape(-1), ELEMENTS)
+    flat = _pad_rows(x.reshape(-1), ELEMENTS)
     out = torch.cat([function(part) for part in flat.split(ELEMENTS)]) if len(flat) else function(flat)
     return out[: x.numel()].view(x.shape)
 
 
-def rows(function: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Any:
+def by_row(function: Callable[[Tensor], Any], x: Tensor) -> Any:
     """A function of each row of x [..., n]; its results (a tensor or a tuple of them) keep the leading dimensions."""
     flat = x.reshape(-1, x.shape[-1])
     size = 512 if x.is_cuda else ROWS  # a GPU computes many rows as fast as few
-    parts = [function(part) for part in _padded(flat, size).split(size)]
-    if isinstance(parts[0], torch.Tensor):
+    parts = [function(part) for part in _pad_rows(flat, size).split(size)]
+    if isinstance(parts[0], Tensor):
         out = torch.cat(parts)[: len(flat)]
         return out.view(*x.shape[:-1], *out.shape[1:])
     joined = (torch.cat(some)[: len(flat)] for some in zip(*parts, strict=True))
     return tuple(some.view(*x.shape[:-1], *some.shape[1:]) for some in joined)
 
 
-def picked(logits: torch.Tensor, ids: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+def pick_logprobs(logits: Tensor, ids: Tensor, temperature: Tensor) -> Tensor:
     """log softmax(logits / temperature) at `ids`, one row each, float32; temperature 0 counts as 1."""
     inverse = 1.0 / torch.where(temperature > 0, temperature, 1.0)
     # Block by block, so that no second copy of all logits is made.
     parts = []
     for some, scale, chosen in zip(logits.split(ROWS), inverse.split(ROWS), ids.split(ROWS), strict=True):
-        every = rows(lambda x: x.log_softmax(-1), some.float() * scale[:, None])
+        every = by_row(lambda x: x.log_softmax(-1), some.float() * scale[:, None])
         parts.append(every.gather(-1, chosen[:, None])[:, 0])
     return torch.cat(parts) if parts else logits.new_empty(0)
 
@@ -90,15 +91,15 @@ def picked(logits: torch.Tensor, ids: torch.Tensor, temperature: torch.Tensor) -
 class Tiles:
     """Who attends to what: tiles of up to QUERIES queries of one sequence each."""
 
-    queries: torch.Tensor
+    queries: Tensor
     """[tiles, QUERIES] index of each query among the tokens; padding repeats the tile's first."""
-    real: torch.Tensor
+    real: Tensor
     """[tiles, QUERIES] which are no padding."""
-    at: torch.Tensor
+    at: Tensor
     """[tiles, QUERIES] their positions."""
-    sequence: torch.Tensor
+    sequence: Tensor
     """[tiles] row of `cells`."""
-    cells: torch.Tensor
+    cells: Tensor
     """[sequences, positions] where the keys lie; padded with 0 to whole blocks of KEYS."""
 
     def part(self, start: int) -> Tiles:
@@ -110,7 +111,7 @@ class Tiles:
         return Tiles(self.queries[some], self.real[some], self.at[some], self.sequence[some], self.cells)
 
 
-def tiles_of(starts: torch.Tensor, counts: torch.Tensor, cells: torch.Tensor) -> Tiles:
+def tiles_of(starts: Tensor, counts: Tensor, cells: Tensor) -> Tiles:
     """Tiles of packed tokens: each sequence's `counts` queries from position `starts` on, one after another."""
     per = (counts + QUERIES - 1) // QUERIES
     sequence = torch.repeat_interleave(torch.arange(len(counts)), per)
@@ -123,14 +124,8 @@ def tiles_of(starts: torch.Tensor, counts: torch.Tensor, cells: torch.Tensor) ->
 
 
 def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    tiles: Tiles,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-) -> torch.Tensor:
+    q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, scale: float, window: int = 0, softcap: float = 0.0
+) -> Tensor:
     """Attention of q [tokens, heads, dim] over the cells of k, v [cells, kv_heads, dim], from position 0 in blocks."""
     out = q.new_empty(q.shape)
     for start in range(0, len(tiles.sequence), TILES):
@@ -140,9 +135,7 @@ def attend(
     return out
 
 
-def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tiles: Tiles, window: int, softcap: float
-) -> torch.Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, window: int, softcap: float) -> Tensor:
     """The same for queries [tiles, QUERIES, heads, dim] of some tiles."""
     n, _, heads, dim = q.shape
     kv_heads = k.shape[1]
@@ -163,29 +156,21 @@ def _attend(
 
 
 def _block(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    tiles: Tiles,
-    first: int,
-    window: int,
-    softcap: float,
-    out: torch.Tensor,
-    top: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, first: int, window: int, softcap: float, out: Tensor, top: Tensor
+) -> tuple[Tensor, Tensor]:
     """`out` and `top` after the keys first : first + KEYS; keys a query may not see add exact zeros."""
     n, kv_heads, lanes, dim = q.shape
     cells = tiles.cells[tiles.sequence, first : first + KEYS]
     keys, values = (x[cells].transpose(1, 2).reshape(-1, KEYS, dim) for x in (k, v))
-    scores = batched(q.reshape(-1, lanes, dim), keys.transpose(1, 2)).view(n, kv_heads, lanes, KEYS)
+    scores = batched_product(q.reshape(-1, lanes, dim), keys.transpose(1, 2)).view(n, kv_heads, lanes, KEYS)
     if softcap:
-        scores = elements(torch.tanh, scores / softcap) * softcap
+        scores = by_element(torch.tanh, scores / softcap) * softcap
     back = tiles.at[:, :, None] - torch.arange(first, first + KEYS)
     hidden = (back < 0) | (back >= window) if window else back < 0
     scores = scores.masked_fill(hidden.repeat_interleave(lanes // QUERIES, 1)[:, None], -torch.inf)
     high = torch.maximum(top, scores.amax(-1, keepdim=True))
-    weights = elements(torch.exp, scores - high)
-    shrink = elements(torch.exp, top - high)
+    weights = by_element(torch.exp, scores - high)
+    shrink = by_element(torch.exp, top - high)
     # A column of ones makes the sum of the weights part of the same product, in the same order.
-    summed = batched(weights.view(-1, lanes, KEYS), F.pad(values, (0, 1), value=1.0)).view(n, kv_heads, lanes, -1)
-    return out * shrink + summed, high
+    summed = batched_product(weights.view(-1, lanes, KEYS), F.pad(values, (0, 1), value=1.0))
+    return out * shrink + summed.view(n, kv_heads, lanes, -1), high

@@ -1,43 +1,50 @@
-"""The learner's forward in exact mode, and the log-probabilities of given ids, on both sides."""
+"""The learner's forward in exact mode: attention, and the log-probabilities of given ids, on both sides.
+
+Attention is the engine's own, over the batch's keys and values instead of pages: padding must be on the right, where it
+is never looked at, because every query sees only what comes before it. Forwards compute what the engine computes; the
+backward passes are PyTorch's, on the same inputs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
 from upshot.engine.exact import blocks
-from upshot.engine.exact.attention import NAME, exact_attention, kernels_in_use
 from upshot.engine.exact.mode import ExactMode
+from upshot.engine.kernels import plain
+from upshot.engine.llama.attention import attend_by
 from upshot.engine.llama.driver import causal_lm, configs_of
 
 
-def picked(logits: torch.Tensor, ids: torch.Tensor, temperature: torch.Tensor, kernels: bool) -> torch.Tensor:
+def pick_logprobs(logits: Tensor, ids: Tensor, temperature: Tensor, kernels: bool) -> Tensor:
     """log softmax(logits / temperature) at `ids`, one row each, float32; temperature 0 counts as 1."""
     if not kernels:
-        return blocks.picked(logits, ids, temperature)
+        return blocks.pick_logprobs(logits, ids, temperature)
     from upshot.engine.kernels import exact
 
-    return exact.picked(logits, ids, temperature)
+    return exact.pick_logprobs(logits, ids, temperature)
 
 
 class PickedLogprobs(torch.autograd.Function):
-    """`picked` with the gradient of the softmax."""
+    """`pick_logprobs` with the gradient of the softmax."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Any, ids: Any, temperature: float, kernels: bool) -> torch.Tensor:
+    def forward(ctx: Any, logits: Any, ids: Any, temperature: float, kernels: bool) -> Tensor:
         """Log-probabilities of the ids, one a row of logits [rows, vocab]."""
         ctx.save_for_backward(logits, ids)
         ctx.temperature = temperature
         with _disable_current_modes():
             every = torch.full((len(ids),), temperature, dtype=torch.float32, device=logits.device)
-            return picked(logits, ids, every, kernels)
+            return pick_logprobs(logits, ids, every, kernels)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> Any:
         """(one-hot − softmax) / temperature, in float32."""
         logits, ids = ctx.saved_tensors
         temperature = ctx.temperature if ctx.temperature > 0 else 1.0
@@ -50,39 +57,74 @@ class PickedLogprobs(torch.autograd.Function):
         return out, None, None, None
 
 
+def attend_batch(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float, kernels: bool) -> Tensor:
+    """Causal attention of [rows, heads, length, dim], computed as the engine does; [rows, length, heads, dim]."""
+    rows, heads, length, dim = q.shape
+    packed = q.transpose(1, 2).reshape(rows * length, heads, dim)
+    if kernels:
+        from upshot.engine.kernels import exact
+
+        table = torch.arange(rows, dtype=torch.int32, device=q.device)[:, None]
+        first = torch.arange(0, length, exact.QUERIES, dtype=torch.int32, device=q.device).repeat(rows, 1)
+        each = torch.stack(
+            [table.expand_as(first), table * length + first, (length - first).clamp(max=exact.QUERIES), first]
+        )
+        out = exact.attend(packed, k, v, table, each.view(4, -1), scale, window, softcap)
+    else:
+        spare = -length % blocks.KEYS
+        cells = F.pad(torch.arange(rows * length).view(rows, length), (0, spare))
+        counts = torch.full((rows,), length)
+        keys, values = (x.transpose(1, 2).reshape(rows * length, -1, dim) for x in (k, v))
+        tiles = blocks.tiles_of(torch.zeros_like(counts), counts, cells)
+        out = blocks.attend(packed, keys, values, tiles, scale, window, softcap)
+    return out.view(rows, length, heads, dim)
+
+
+class ExactAttention(torch.autograd.Function):
+    """Exact forward, plain backward."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any, kernels: bool, scale: float, window: int, softcap: float) -> Tensor:
+        """Attention as the engine computes it."""
+        ctx.save_for_backward(q, k, v)
+        ctx.options = (scale, window, softcap)
+        with _disable_current_modes():
+            return attend_batch(q, k, v, scale, window, softcap, kernels)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """Gradients of PyTorch's attention."""
+        with torch.enable_grad():
+            inputs = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+            q, k, v = inputs
+            out = plain.attention(q, k, v, None, *ctx.options).transpose(1, 2)
+        return (*torch.autograd.grad(out, inputs, grad), None, None, None, None)
+
+
 class ExactForward:
     """What a learner needs to compute what the engine reports."""
 
     def __init__(self, kernels: bool) -> None:
-        from transformers import AttentionInterface
-
-        AttentionInterface.register(NAME, exact_attention)
         self.kernels = kernels
         """Use the GPU's kernels (always on a GPU; on the CPU by Triton's interpreter, for tests)."""
         self._mode = ExactMode(kernels)
 
-    @contextmanager
-    def attention(self, model: torch.nn.Module) -> Iterator[None]:
+    def attention(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         """Inside: the model attends as the engine does. Keep it on for the backward pass, which may compute again."""
-        configs = configs_of(causal_lm(model))
-        before = [config._attn_implementation for config in configs]
-        kernels_in_use.append(self.kernels)
-        try:
-            for config in configs:
-                config._attn_implementation = NAME
-            yield
-        finally:
-            kernels_in_use.pop()
-            for config, implementation in zip(configs, before, strict=True):
-                config._attn_implementation = implementation
+        return attend_by(self._attend, configs_of(causal_lm(model)))
 
-    @contextmanager
-    def operations(self) -> Iterator[None]:
+    def _attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float, dropout: float
+    ) -> Tensor:
+        if dropout:
+            raise NotImplementedError(f"attention dropout ({dropout}) has no exact form")
+        return ExactAttention.apply(q, k, v, self.kernels, scale, window, softcap)  # type: ignore[no-any-return]
+
+    def operations(self) -> AbstractContextManager[Any]:
         """Inside: operations in their exact forms. For the forward pass only."""
-        with self._mode:
-            yield
+        return self._mode
 
-    def token_logprobs(self, logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> torch.Tensor:
+    def token_logprobs(self, logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
         """Log-probability of every token given those before it [rows, length]; position 0 gets 0."""
         wanted = ids.roll(-1, 1)
         found = PickedLogprobs.apply(logits.flatten(0, 1), wanted.flatten(), temperature, self.kernels).view(ids.shape)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from upshot.core.errors import UserError
@@ -63,7 +64,7 @@ class ExactMode(TorchDispatchMode):
             form = self._forms[func] = self._form(func)
         return form(*args, **(kwargs or {}))
 
-    def product(self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def product(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         """a [rows, k] × b [k, n] (+ bias)."""
         if self.kernels:
             from upshot.engine.kernels import exact
@@ -82,7 +83,7 @@ class ExactMode(TorchDispatchMode):
         if name in DECOMPOSED:
             return partial(self._in_parts, func)
         if name in ("add", "sub", "add_", "sub_", "rsub"):
-            return partial(self._scaled, func)
+            return partial(self._add_scaled, func)
         if name in MOVES or name in ROUND_ONCE or func.is_view:
             return func  # type: ignore[no-any-return]
         if torch.Tag.pointwise in func.tags:
@@ -92,28 +93,26 @@ class ExactMode(TorchDispatchMode):
 
     # --- matrix products
 
-    def _op_mm(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def _op_mm(self, a: Tensor, b: Tensor) -> Tensor:
         return self.product(a, b)
 
-    def _op_addmm(
-        self, bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1
-    ) -> torch.Tensor:
+    def _op_addmm(self, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
         if beta == alpha == 1 and bias.dim() == 1:
             return self.product(a, b, bias)
         return bias * beta + self.product(a, b) * alpha
 
-    def _op_linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def _op_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         out = self.product(x.reshape(-1, x.shape[-1]), weight.t(), bias)
         return out.view(*x.shape[:-1], len(weight))
 
-    def _op_bmm(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def _op_bmm(self, a: Tensor, b: Tensor) -> Tensor:
         if a.shape[2] == 1:  # the angles of rotary embeddings: one product, no sum
             return a * b
         return torch.stack([self.product(x, y) for x, y in zip(a, b, strict=True)])
 
     # --- sums over a row
 
-    def _op_mean(self, x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
+    def _op_mean(self, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         if not self.kernels or dtype is not None or not _is_last(dim, x):
             return self._by_row(torch.ops.aten.mean.dim, x, dim, keepdim, dtype=dtype)
         from upshot.engine.kernels import exact
@@ -121,7 +120,7 @@ class ExactMode(TorchDispatchMode):
         out = exact.mean(x)
         return out.unsqueeze(-1) if keepdim else out
 
-    def _by_row(self, func: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def _by_row(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         if not x.is_floating_point():
             return func(x, *args, **kwargs)
         name = func.overloadpacket.__name__
@@ -129,28 +128,28 @@ class ExactMode(TorchDispatchMode):
             if len(args[0]) != 1:
                 raise self._refusal(func, f"over the shape {list(args[0])}")
             mean_shape = (*x.shape[:-1], 1)
-            out, *rest = blocks.rows(lambda part: tuple(func(part, *args, **kwargs)), x)
+            out, *rest = blocks.by_row(lambda part: tuple(func(part, *args, **kwargs)), x)
             return (out, *(some.view(mean_shape) for some in rest))
         if not args or not _is_last(args[0], x):
             raise self._refusal(func, "over other dimensions than the last")
         more = args[1:]
         if name in ("mean", "sum"):
             keepdim = bool(more[0]) if more else bool(kwargs.pop("keepdim", False))
-            out = blocks.rows(lambda part: func(part, [-1], True, **kwargs), x)
+            out = blocks.by_row(lambda part: func(part, [-1], True, **kwargs), x)
             return out if keepdim else out.squeeze(-1)
-        return blocks.rows(lambda part: func(part, -1, *more, **kwargs), x)
+        return blocks.by_row(lambda part: func(part, -1, *more, **kwargs), x)
 
     # --- the rest
 
     def _elements(self, func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        tensors = [y for y in (*args, *kwargs.values()) if isinstance(y, torch.Tensor)]
-        if not isinstance(x, torch.Tensor) or not (x.is_floating_point() or x.is_complex()):
+        tensors = [y for y in (*args, *kwargs.values()) if isinstance(y, Tensor)]
+        if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()):
             return self._other(func, x, *args, **kwargs)
         if tensors or func._schema.is_mutable:
             raise self._refusal(func, "of several tensors, or in place,")
-        return blocks.elements(lambda part: func(part, *args, **kwargs), x)
+        return blocks.by_element(lambda part: func(part, *args, **kwargs), x)
 
-    def _scaled(self, func: Any, a: Any, b: Any, *args: Any, alpha: float = 1, **kwargs: Any) -> Any:
+    def _add_scaled(self, func: Any, a: Any, b: Any, *args: Any, alpha: float = 1, **kwargs: Any) -> Any:
         # a + alpha × b is one fused rounding in vector code and two in scalar code.
         return func(a, b, *args, **kwargs) if alpha == 1 else func(a, b * alpha, *args, **kwargs)
 
@@ -161,7 +160,7 @@ class ExactMode(TorchDispatchMode):
     def _other(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Whole numbers are exact anyway; anything else must have a form."""
         flat = torch.utils._pytree.tree_leaves((args, kwargs))
-        if any(isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()) for x in flat):
+        if any(isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()) for x in flat):
             raise self._refusal(func)
         return func(*args, **kwargs)
 
@@ -172,6 +171,6 @@ class ExactMode(TorchDispatchMode):
         )
 
 
-def _is_last(dim: Any, x: torch.Tensor) -> bool:
+def _is_last(dim: Any, x: Tensor) -> bool:
     dims = [dim] if isinstance(dim, int) else list(dim or ())
     return len(dims) == 1 and dims[0] % x.dim() == x.dim() - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from upshot.engine.cpu.store import Store
@@ -25,13 +26,8 @@ class ExactDriver(ModuleDriver):
         self.mode = ExactMode(kernels)
 
     def logits(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        step: AttentionStep,
-        last: torch.Tensor | None,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, ids: Tensor, positions: Tensor, step: AttentionStep, last: Tensor | None, out: Tensor | None = None
+    ) -> Tensor:
         """Logits of the tokens at the indices `last` (None: all); see `Driver`."""
         with self.mode:
             return super().logits(ids, positions, step, last, out)
@@ -52,16 +48,9 @@ class ExactStep:
         self.tiles = blocks.tiles_of(starts, stops - starts, torch.from_numpy(table))
 
     def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-    ) -> torch.Tensor:
-        """Store and attend; see `attention.Step`."""
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0, softcap: float = 0.0
+    ) -> Tensor:
+        """Store and attend; see `AttentionStep`."""
         keys, values = self.store.k[layer], self.store.v[layer]
         with _disable_current_modes():
             keys.index_copy_(0, self.cells, k)

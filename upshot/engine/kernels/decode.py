@@ -1,7 +1,8 @@
 """Attention of one new token a sequence over paged keys and values (GQA, split-K, shared prefixes read once).
 
 Cache layout of a layer: [pages, kv_heads, page_size, dim]. The query heads of one key head are the rows of a tile,
-padded to 16 for the matrix units. Three kernels (and a fourth in decode_fused.py for the plain case):
+padded to 16 for the matrix units: one new token has too few rows for them otherwise, and the pages, whose reading takes
+the time, are read once for all heads of a group. Three kernels (and a fourth in decode_fused.py for the plain case):
 - `_rows`: each program one sequence, one key head, one split of its own part of the context;
 - `_prefix`: each program up to MEMBERS sequences that share their first pages: the prefix is read once for all;
 - `_merge`: combines what the others left (unless there is one part only, which `_rows` writes itself).
@@ -17,6 +18,9 @@ from functools import cache
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from upshot.engine.kernels.launch import processors
 
 MEMBERS = 16
 """Sequences of a shared prefix that one program serves."""
@@ -68,9 +72,10 @@ def attend(
         there = live[:, None]
         if WIDTH > D:
             there = there & (dims < D)[None, :]
+        # Both loads before the first product: a step waits for memory, not for arithmetic.
         k = tl.load(k_ptr + cell[:, None] + dims[None, :], mask=there, other=0.0)
         v = tl.load(v_ptr + cell[:, None] + dims[None, :], mask=there, other=0.0)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee")
+        s = tl.dot(q, tl.trans(k), input_precision="ieee")  # float32 stays float32: greedy ids are the model's own
         if SOFTCAP:
             # tanh from exp: libdevice's is not there in the interpreter
             e = tl.exp(2.0 * s * scale / softcap)
@@ -130,6 +135,8 @@ def _rows(
     if WINDOW:
         first = tl.maximum(begin, length - window)
         begin = first // PAGE * PAGE
+    # Whole blocks: where a block is a page, none may be cut between two splits. A split behind the end reads nothing
+    # and leaves a part of weight 0, which `_merge` adds like any other.
     per = tl.cdiv(tl.cdiv(length - begin, tl.num_programs(2)), BLOCK_N) * BLOCK_N
     lo = begin + split * per
     hi = tl.minimum(lo + per, length)
@@ -149,11 +156,7 @@ def _rows(
         KV_HEADS, D, WIDTH, PAGE, BLOCK_N, SOFTCAP, STAGES,
     )  # fmt: skip
     if ALONE:
-        tl.store(
-            out_ptr + query[:, None] + dims[None, :],
-            (acc / z[:, None]).to(out_ptr.dtype.element_ty),
-            mask=there,
-        )
+        tl.store(out_ptr + query[:, None] + dims[None, :], (acc / z[:, None]).to(out_ptr.dtype.element_ty), mask=there)
     else:
         part = (row.to(tl.int64) * HEADS + head * GROUP + lanes) * parts + split
         tl.store(acc_ptr + part[:, None] * D + dims[None, :], acc, mask=there)
@@ -192,7 +195,7 @@ def _prefix(
     group = tl.program_id(1)
     split = tl.program_id(2)
     length = tl.load(prefix_ptr + group)
-    if length > 0:
+    if length > 0:  # a captured step has room for more groups than there are now
         slot = tl.load(leaders_ptr + group).to(tl.int64)
         splits = tl.num_programs(2)
         per = tl.cdiv(tl.cdiv(length, splits), BLOCK_N) * BLOCK_N
@@ -216,7 +219,7 @@ def _prefix(
             q, real, acc, m, z, k_ptr, v_ptr, table_ptr + slot * table_stride, head, lo, hi, 0, scale, softcap,
             KV_HEADS, D, WIDTH, PAGE, BLOCK_N, SOFTCAP, STAGES,
         )  # fmt: skip
-        part = query * parts + parts - splits + split
+        part = query * parts + parts - splits + split  # behind the parts that `_rows` leaves
         tl.store(acc_ptr + part[:, None] * D + dims[None, :], acc, mask=there)
         tl.store(ml_ptr + part * 2, m, mask=real)
         tl.store(ml_ptr + part * 2 + 1, z, mask=real)
@@ -249,6 +252,7 @@ def _merge(
     at = here[:, None] * parts + each[None, :]
     m = tl.load(ml_ptr + at * 2, mask=live, other=-1e30)
     z = tl.load(ml_ptr + at * 2 + 1, mask=live, other=0.0)
+    # Each part was scaled by its own maximum; the common one makes them comparable.
     top = tl.max(m, 1)
     weight = tl.where(live, tl.exp2(m - top[:, None]), 0.0)
     total = tl.sum(weight * z, 1)
@@ -266,13 +270,13 @@ def _merge(
 class SharedPrefixes:
     """Groups of rows that share their first pages; an unused group has prefix 0."""
 
-    leaders: torch.Tensor
+    leaders: Tensor
     """[groups] a slot whose pages hold the prefix."""
-    prefix: torch.Tensor
+    prefix: Tensor
     """[groups] length of the prefix, a multiple of the page size."""
-    members: torch.Tensor
+    members: Tensor
     """[groups, MEMBERS] rows, -1 where there is none."""
-    starts: torch.Tensor
+    starts: Tensor
     """[rows] where each row's own part begins (0: it shares nothing)."""
     splits: int = 4
 
@@ -288,14 +292,8 @@ def _beside_stream(device: torch.device, current: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-@cache
-def processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; for the interpreter, a few."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-
-
 @contextmanager
-def _beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
+def _on_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
     """Launch on another stream, after what the current one has so far."""
     if stream is None:
         yield
@@ -314,7 +312,7 @@ class Tuning:
     stages: int
 
 
-def tuned(programs: int, k: torch.Tensor) -> Tuning:
+def tune(programs: int, k: Tensor) -> Tuning:
     """One page at a time by one warp, eight loads ahead; six where that lets the last programs run with the others.
 
     No `programs`: many small parts, for which it does not matter.
@@ -332,24 +330,27 @@ def tuned(programs: int, k: torch.Tensor) -> Tuning:
 
 
 def context_splits(programs: int, device: torch.device) -> int:
-    """Into how many parts each context is split so that few rows keep the whole GPU busy."""
+    """Into how many parts each context is split so that few rows keep the whole GPU busy.
+
+    Three numbers only: each is a kernel to compile and a graph to capture.
+    """
     wanted = 3 * processors(device) // programs
     return 16 if wanted >= 16 else 4 if wanted >= 4 else 1
 
 
 def decode_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    table: torch.Tensor,
-    slots: torch.Tensor,
-    lengths: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
     scale: float,
     splits: int = 1,
     shared: SharedPrefixes | None = None,
     window: int = 0,
     softcap: float = 0.0,
-) -> torch.Tensor:
+) -> Tensor:
     """Attention of q [rows, heads, dim], whose keys and values are stored already, over each row's pages."""
     rows, heads, dim = q.shape
     kv_heads, page = k.shape[1], k.shape[2]
@@ -369,12 +370,12 @@ def decode_attention(
     side = _side_stream(q.device) if shared is not None and q.is_cuda else None
     if shared is not None:
         # Beside the rows, not before them: few programs, long waits. In a captured step this is a parallel branch.
-        with _beside(side):
+        with _on_stream(side):
             _prefix[(kv_heads, len(shared.prefix), shared.splits)](
                 q, k, v, acc, ml, table, shared.leaders, shared.prefix, shared.members, table.stride(0), scale, softcap,
                 parts, TILE=tile, MEMBERS=MEMBERS, BLOCK_N=64, STAGES=2, num_warps=4, **sizes,
             )  # fmt: skip
-    tuning = tuned(kv_heads * rows * splits if parts == 1 else 0, k)
+    tuning = tune(kv_heads * rows * splits if parts == 1 else 0, k)
     _rows[(kv_heads, rows, splits)](
         q, k, v, out, acc, ml, table, slots, lengths, starts, table.stride(0), scale, softcap, window, parts,
         TILE=max(16, triton.next_power_of_2(group)), ALONE=parts == 1, SHARED=shared is not None,

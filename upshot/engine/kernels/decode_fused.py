@@ -1,7 +1,8 @@
 """Decode attention straight from the qkv product: one kernel rotates, stores the new key and value, and attends.
 
 For steps without splits and shared prefixes: each program serves one sequence and one key head, so it alone needs the
-new key. It rounds where rotate_store rounds.
+new key. With splits several programs would wait for the one that stores it; those steps rotate and store first
+(rotary.rotate_store). It rounds where rotate_store rounds, so a sequence may go from one to the other.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from upshot.engine.kernels.decode import attend, tuned
+from upshot.engine.kernels.decode import attend, tune
 
 
 @triton.jit
-def _turned(x_ptr, at, live, weight_ptr, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr):
+def _rotate_rows(x_ptr, at, live, weight_ptr, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr):
     """Rows of the product at `at` (normed if NORM), rotated."""
     HALF: tl.constexpr = D // 2
     dims = tl.arange(0, D)
+    # The other half of each head is loaded again, from the cache: the product with the keys wants heads whole, and two
+    # halves that were rotated apart would have to be put together first.
     others = (dims + HALF) % D
     dtype = x_ptr.dtype.element_ty
     x = tl.load(x_ptr + at + dims[None, :], mask=live, other=0.0).to(tl.float32)
@@ -73,15 +77,16 @@ def _fused_rows(
     sin = tl.load(sin_ptr + position * (D // 2) + dims % (D // 2))[None, :].to(tl.float32)
     base = row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * D)
     at = base + (head * GROUP + lanes)[:, None] * D
-    q = _turned(qkv_ptr, at, real[:, None], q_weight_ptr, cos, sin, eps, D, NORM)
+    q = _rotate_rows(qkv_ptr, at, real[:, None], q_weight_ptr, cos, sin, eps, D, NORM)
     key_at = base + (HEADS + head) * D + tl.arange(0, 1)[:, None]
-    k_new = _turned(qkv_ptr, key_at, key_at >= 0, k_weight_ptr, cos, sin, eps, D, NORM)
+    k_new = _rotate_rows(qkv_ptr, key_at, key_at >= 0, k_weight_ptr, cos, sin, eps, D, NORM)
     v_new = tl.load(qkv_ptr + base + (HEADS + KV_HEADS + head) * D + dims)[None, :]
     own_page = tl.load(table_row + position // PAGE).to(tl.int64)
     own_cell = ((own_page * KV_HEADS + head) * PAGE + position % PAGE) * D + dims[None, :]
     tl.store(k_ptr + own_cell, k_new)
     tl.store(v_ptr + own_cell, v_new)
-    # The new key is attended to from registers, the others from the pages.
+    # The new key is attended to from registers, the others from the pages: no barrier between its store and a load.
+    # So the running maximum begins with its score, the sum with 1 and the result with its value.
     m = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1) * (scale * LOG2E)
     z = tl.full([TILE], 1.0, dtype=tl.float32)
     acc = tl.zeros([TILE, D], dtype=tl.float32) + v_new.to(tl.float32)
@@ -99,25 +104,25 @@ def _fused_rows(
 
 
 def fused_decode_attention(
-    qkv: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    table: torch.Tensor,
-    slots: torch.Tensor,
-    lengths: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
+    qkv: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    cos: Tensor,
+    sin: Tensor,
     scale: float,
     heads: int,
     window: int = 0,
-    norms: tuple[torch.Tensor, torch.Tensor, float] | None = None,
-) -> torch.Tensor:
+    norms: tuple[Tensor, Tensor, float] | None = None,
+) -> Tensor:
     """Attention [rows, heads, dim] of each row's new token (the last of its `lengths`), from its unrotated qkv."""
     rows = qkv.shape[0]
     kv_heads, page, dim = k.shape[1:]
     out = torch.empty(rows, heads, dim, dtype=qkv.dtype, device=qkv.device)
     q_weight, k_weight, eps = norms if norms is not None else (qkv, qkv, 0.0)
-    tuning = tuned(kv_heads * rows, k)
+    tuning = tune(kv_heads * rows, k)
     _fused_rows[(kv_heads, rows)](
         qkv, k, v, out, table, slots, lengths, cos, sin, q_weight, k_weight, table.stride(0), scale, window, eps,
         HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,

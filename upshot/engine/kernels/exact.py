@@ -2,7 +2,9 @@
 
 Each keeps one tile, one order of summation and one compiled form per model: what varies from batch to batch (rows,
 page sizes, strides) is no compile-time constant and is not specialised on, because another compiled form may round
-elsewhere. No split-K, no merging, no second loop for the blocks that need no mask.
+elsewhere. No split-K, no merging, no second loop for the blocks that need no mask: what decode.py and prefill.py do for
+speed is another order of summation for another batch. Engine and learner launch the same compiled forms, so they agree
+bit for bit.
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 QUERIES = 64
 """Most queries in one entry of `blocks`, as in cuda_steps.PREFILL_BLOCK."""
 
 
-def aligned(x: torch.Tensor) -> torch.Tensor:
+def align(x: Tensor) -> Tensor:
     """Contiguous at an address divisible by 16, which compiled forms are specialised on."""
     x = x.contiguous()
     return x if x.data_ptr() % 16 == 0 else x.clone()
@@ -65,18 +68,18 @@ def _product(
     tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=row_live & col_live)
 
 
-def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """a [rows, k] × b [k, n] (+ bias [n]); the tile depends on k, n and the dtype only."""
     m, k = a.shape
     n = b.shape[1]
     out = torch.empty(m, n, dtype=a.dtype, device=a.device)
     if m == 0:
         return out
-    narrow = a.dtype == torch.float32
+    narrow = a.dtype == torch.float32  # twice the bytes: half the tile
     block_n = 64 if narrow or n <= 1024 else 128
     block_k = 32 if narrow else 64
     _product[(triton.cdiv(m, 64) * triton.cdiv(n, block_n),)](
-        aligned(a), b, out if bias is None else bias, out, m,
+        align(a), b, out if bias is None else bias, out, m,
         N=n, K=k, STRIDE_K=b.stride(0), STRIDE_N=b.stride(1), BLOCK_M=64, BLOCK_N=block_n, BLOCK_K=block_k,
         GROUP_M=8, EVEN=k % block_k == 0, BIAS=bias is not None, num_warps=4, num_stages=3,
     )  # fmt: skip
@@ -93,17 +96,17 @@ def _mean(x_ptr, out_ptr, N: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out_ptr + row, (tl.sum(total, 0) / N).to(out_ptr.dtype.element_ty))
 
 
-def mean(x: torch.Tensor) -> torch.Tensor:
+def mean(x: Tensor) -> Tensor:
     """Mean over the last dimension."""
     n = x.shape[-1]
     out = torch.empty(x.shape[:-1], dtype=x.dtype, device=x.device)
     if out.numel():
-        _mean[(out.numel(),)](aligned(x), out, N=n, BLOCK=min(4096, triton.next_power_of_2(n)), num_warps=4)
+        _mean[(out.numel(),)](align(x), out, N=n, BLOCK=min(4096, triton.next_power_of_2(n)), num_warps=4)
     return out
 
 
 @triton.jit
-def _picked(logits_ptr, ids_ptr, temperature_ptr, out_ptr, V: tl.constexpr, BLOCK: tl.constexpr):
+def _pick_logprobs(logits_ptr, ids_ptr, temperature_ptr, out_ptr, V: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
     inverse = 1.0 / tl.where(temperature <= 0.0, 1.0, temperature)
@@ -121,14 +124,14 @@ def _picked(logits_ptr, ids_ptr, temperature_ptr, out_ptr, V: tl.constexpr, BLOC
     tl.store(out_ptr + row, (value - top) * inverse - tl.log(tl.sum(total, 0)))
 
 
-def picked(logits: torch.Tensor, ids: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+def pick_logprobs(logits: Tensor, ids: Tensor, temperature: Tensor) -> Tensor:
     """log softmax(logits / temperature) at `ids`, one row each, float32; temperature 0 counts as 1."""
     rows, vocab = logits.shape
     out = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
         block = min(4096, triton.next_power_of_2(vocab))
-        _picked[(rows,)](
-            aligned(logits), aligned(ids), aligned(temperature), out, V=vocab, BLOCK=block, num_warps=8
+        _pick_logprobs[(rows,)](
+            align(logits), align(ids), align(temperature), out, V=vocab, BLOCK=block, num_warps=8
         )  # fmt: skip
     return out
 
@@ -223,23 +226,23 @@ def _attend(
     tl.store(out_ptr + row[:, None] + dims[None, :], out, mask=real & wide)
 
 
-def _is_regular(x: torch.Tensor) -> bool:
+def _is_regular(x: Tensor) -> bool:
     """Whether the kernel can read keys or values where they lie."""
     dim = x.shape[3]
     return x.data_ptr() % 16 == 0 and x.stride(3) == 1 and not any(stride % dim for stride in x.stride()[:3])
 
 
 def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    table: torch.Tensor,
-    blocks: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    blocks: Tensor,
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
     queries: int = QUERIES,
-) -> torch.Tensor:
+) -> Tensor:
     """Attention of packed q [tokens, heads, dim] over paged keys and values [pages, kv_heads, page_size, dim].
 
     `blocks` [4, blocks]: slot, first token, tokens (at most `queries`), position of the first.
@@ -253,7 +256,7 @@ def attend(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     strides = [s // dim for x in (k, v) for s in x.stride()[:3]]
     _attend[(kv_heads, blocks.shape[1], triton.cdiv(queries, tile // group))](
-        aligned(q), k, v, out, table, blocks[0], blocks[1], blocks[2], blocks[3], table.stride(0), page_size, *strides,
+        align(q), k, v, out, table, blocks[0], blocks[1], blocks[2], blocks[3], table.stride(0), page_size, *strides,
         scale, softcap, window,
         HEADS=heads, GROUP=group, D=dim, PADDED=padded, TILE=tile, BLOCK_N=64 if padded <= 128 else 32,
         WINDOW=window > 0, SOFTCAP=softcap > 0, num_warps=4, num_stages=2,

@@ -1,13 +1,16 @@
-"""Launching a Triton kernel again without asking Triton which of its compiled forms is meant.
+"""How kernels are launched: again without asking Triton which compiled form is meant, and for how many processors.
 
-Triton looks that up from all arguments at every launch, which takes longer than the small kernels of a small model run.
+Triton looks the form up from all arguments at every launch, which takes longer than the small kernels of a small model
+run. In a captured step that does not matter; the learner and prompts that are read without a graph feel it.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 class Launcher:
@@ -20,7 +23,7 @@ class Launcher:
     def __call__(
         self,
         grid: tuple[int, int, int],
-        tensors: tuple[torch.Tensor, ...],
+        tensors: tuple[Tensor, ...],
         numbers: tuple[float, ...],
         constants: tuple[int, ...],
         warps: int,
@@ -32,7 +35,14 @@ class Launcher:
         # What a compiled form depends on: the constants, and the tensors' dtypes and alignment.
         form = (constants, warps, tensors[0].device.index, bits % 16 == 0, *[tensor.dtype for tensor in tensors])
         found = self.compiled.get(form)
+        # An odd address may be one that Triton has no form for yet, or another than the last: it looks by itself.
         if found is None or bits % 16:
             self.compiled[form] = self.kernel[grid](*tensors, *numbers, *constants, num_warps=warps)
         else:
             found[grid](*tensors, *numbers, *constants)
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; for the interpreter, a few."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

@@ -1,7 +1,9 @@
 """Rows of logits → log-probability of a token, log-sum-exp and entropy in one pass; and back in place.
 
-Everything is float32 inside, whatever the logits are. A row's logits are read once on the way there; on the way back
-they become their own gradients.
+Everything is float32 inside, whatever the logits are. A row's logits are read once on the way there (the sum is scaled
+down whenever a larger logit comes); on the way back they become their own gradients, so no second tensor of that size,
+the largest of a small model's step, is ever made. There a row is one program, as its sum must end in one place; on the
+way back nothing is summed, so a row is cut into blocks that run side by side.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 BLOCK = 4096
 
@@ -20,7 +23,7 @@ def _tanh(x):
 
 
 @triton.jit
-def _read(
+def _token_logprobs(
     logits_ptr,
     stride,
     targets_ptr,
@@ -64,7 +67,7 @@ def _read(
 
 
 @triton.jit
-def _turn(
+def _token_logprobs_backward(
     logits_ptr,
     stride,
     targets_ptr,
@@ -98,13 +101,13 @@ def _turn(
     tl.store(places, (grad * slope * inverse).to(logits_ptr.dtype.element_ty), mask=live)
 
 
-def read(
-    logits: torch.Tensor, targets: torch.Tensor, inverse: float, cap: float, entropy: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def token_logprobs(
+    logits: Tensor, targets: Tensor, inverse: float, cap: float, entropy: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities of the targets, log-sum-exps and entropies (zeros unless asked for) of rows of logits."""
     rows, vocab = logits.shape
     found = torch.zeros(3, rows, dtype=torch.float32, device=logits.device)
-    _read[(rows,)](
+    _token_logprobs[(rows,)](
         logits,
         logits.stride(0),
         targets,
@@ -122,20 +125,20 @@ def read(
     return found[0], found[1], found[2]
 
 
-def turn(
-    logits: torch.Tensor,
-    targets: torch.Tensor,
-    sums: torch.Tensor,
-    entropy: torch.Tensor,
-    grads: torch.Tensor,
-    entropy_grads: torch.Tensor | None,
+def token_logprobs_backward(
+    logits: Tensor,
+    targets: Tensor,
+    sums: Tensor,
+    entropy: Tensor,
+    grads: Tensor,
+    entropy_grads: Tensor | None,
     inverse: float,
     cap: float,
 ) -> None:
     """Logits become the gradients of their rows' log-probabilities and entropies times `grads` and `entropy_grads`."""
     rows, vocab = logits.shape
     block = min(BLOCK, triton.next_power_of_2(vocab))
-    _turn[(rows, triton.cdiv(vocab, block))](
+    _token_logprobs_backward[(rows, triton.cdiv(vocab, block))](
         logits,
         logits.stride(0),
         targets,

@@ -1,61 +1,53 @@
-"""The functions of `block` in PyTorch's own operations: for the CPU."""
+"""The kernels' functions in PyTorch's own operations: what runs on a CPU, and what the kernels are held to."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from upshot.engine.llama.blocks import rotate
+Rotation = tuple[Tensor, Tensor]
+"""cos and sin of each token, [tokens, dim / 2]."""
+HeadNorms = tuple[Tensor, Tensor, float]
+"""The weights of the norms of queries and of keys, and what is added to the variance."""
 
-Turn = tuple[torch.Tensor, torch.Tensor]
-HeadNorms = tuple[torch.Tensor, torch.Tensor, float]
 
-
-def add_norm(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def add_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """RMS norm of x + residual, and x + residual itself."""
     summed = x if residual is None else x + residual
-    return _norm(summed, weight, eps), summed
+    return norm(summed, weight, eps), summed
 
 
-def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm of rows, float32 inside, rounded before the weight as transformers does."""
     if x.dtype == torch.float32:
         return F.rms_norm(x, weight.shape, weight, eps)
-    return weight * _normed(x, eps)[0].to(x.dtype)
+    return weight * _without_weight(x, eps)[0].to(x.dtype)
 
 
-def _normed(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _without_weight(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The rows without their weight, float32, and what they were multiplied by."""
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return wide * scale, scale
 
 
-def _norm_derivative(
-    d: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _norm_derivative(d: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The gradient of the rows (float32), and the rows without their weight."""
-    normed, scale = _normed(x, eps)
+    normed, scale = _without_weight(x, eps)
     inner = d.float() * weight.float()
     mean = (inner * normed).mean(-1, keepdim=True)
     return inner.addcmul_(normed, mean, value=-1).mul_(scale), normed.to(x.dtype)
 
 
-def _weight_gradient(d: torch.Tensor, normed: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _weight_gradient(d: Tensor, normed: Tensor, weight: Tensor) -> Tensor:
     return (d.float() * normed.float()).flatten(0, -2).sum(0).to(weight.dtype)
 
 
 def norm_backward(
-    dx: torch.Tensor,
-    summed: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    residual: torch.Tensor | None,
-    wants_weight: bool,
-    again: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """See `block.norm_backward`."""
+    dx: Tensor, summed: Tensor, weight: Tensor, eps: float, residual: Tensor | None, wants_weight: bool, again: bool
+) -> tuple[Tensor, Tensor | None]:
+    """See `norm.norm_backward`."""
     d, normed = _norm_derivative(dx, summed, weight, eps)
     dweight = _weight_gradient(dx, normed, weight) if wants_weight else None
     if again:
@@ -63,14 +55,14 @@ def norm_backward(
     return (d if residual is None else d.add_(residual)).to(summed.dtype), dweight
 
 
-def gate(x: torch.Tensor) -> torch.Tensor:
+def gate(x: Tensor) -> Tensor:
     """silu(first half) × second half."""
     first, second = x.chunk(2, -1)
     return F.silu(first).mul_(second)
 
 
-def gate_backward(x: torch.Tensor, d: torch.Tensor, again: bool) -> torch.Tensor:
-    """See `block.gate_backward`."""
+def gate_backward(x: Tensor, d: Tensor, again: bool) -> Tensor:
+    """See `gate.gate_backward`."""
     first, second = x.chunk(2, -1)
     out = torch.empty_like(x)
     of_first, of_second = out.chunk(2, -1)
@@ -82,30 +74,30 @@ def gate_backward(x: torch.Tensor, d: torch.Tensor, again: bool) -> torch.Tensor
     return out
 
 
-def turn(
-    qkv: torch.Tensor, turn: Turn, heads: int, kv_heads: int, norms: HeadNorms | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def rotate_heads(
+    qkv: Tensor, rotation: Rotation, heads: int, kv_heads: int, norms: HeadNorms | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Queries and keys (normed if `norms`) rotated, and values, [tokens, heads, dim]."""
-    cos, sin = _whole(turn)
+    cos, sin = _whole(rotation)
     q, k, v = qkv.view(len(qkv), -1, cos.shape[-1]).split([heads, kv_heads, kv_heads], 1)
     if norms is not None:
-        q, k = _norm(q, norms[0], norms[2]), _norm(k, norms[1], norms[2])
+        q, k = norm(q, norms[0], norms[2]), norm(k, norms[1], norms[2])
     return rotate(q, cos, sin), rotate(k, cos, sin), v
 
 
-def turn_backward(
-    dq: torch.Tensor,
-    dk: torch.Tensor,
-    dv: torch.Tensor,
-    turn: Turn,
-    raw: torch.Tensor | None,
+def rotate_heads_backward(
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    rotation: Rotation,
+    raw: Tensor | None,
     norms: HeadNorms | None,
     wants_weight: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """See `block.turn_backward`."""
-    cos, sin = _whole(turn)
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """See `rotary.rotate_heads_backward`."""
+    cos, sin = _whole(rotation)
     dq, dk = rotate(dq, cos, -sin), rotate(dk, cos, -sin)
-    sums: list[torch.Tensor | None] = [None, None]
+    sums: list[Tensor | None] = [None, None]
     if norms is not None:
         assert raw is not None
         q, k, _ = raw.view(len(raw), -1, dq.shape[-1]).split([dq.shape[1], dk.shape[1], dv.shape[1]], 1)
@@ -117,7 +109,83 @@ def turn_backward(
     return out, sums[0], sums[1]
 
 
-def _whole(turn: Turn) -> Turn:
+def _whole(rotation: Rotation) -> Rotation:
     """cos and sin [tokens, 1, dim] from those of half the dimensions."""
-    cos, sin = (torch.cat([x, x], -1)[:, None] for x in turn)
+    cos, sin = (torch.cat([x, x], -1)[:, None] for x in rotation)
     return cos, sin
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of x [tokens, heads, dim]; cos, sin [tokens, 1, dim]."""
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cos + turned * sin
+
+
+def cap_logits(z: Tensor, cap: float) -> Tensor:
+    """Logits under a soft cap; 0: none."""
+    return cap * torch.tanh(z / cap) if cap else z
+
+
+def token_logprobs(
+    logits: Tensor, targets: Tensor, inverse: float, cap: float, entropy: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of the targets, log-sum-exps and entropies (zeros unless asked for) of rows of logits."""
+    z = cap_logits(logits.float(), cap) * inverse
+    sums = z.logsumexp(-1)
+    own = z.gather(-1, targets[:, None])[:, 0] - sums
+    spread = sums - ((z - sums[:, None]).exp() * z).sum(-1) if entropy else torch.zeros_like(sums)
+    return own, sums, spread
+
+
+def token_logprobs_backward(
+    logits: Tensor,
+    targets: Tensor,
+    sums: Tensor,
+    entropy: Tensor,
+    grads: Tensor,
+    entropy_grads: Tensor | None,
+    inverse: float,
+    cap: float,
+) -> None:
+    """Logits become, in place, their gradients; see `logprobs.token_logprobs_backward`."""
+    z = cap_logits(logits.float(), cap)
+    logp = z * inverse - sums[:, None]
+    p = logp.exp()
+    out = p * -grads[:, None]
+    out.scatter_add_(-1, targets[:, None], grads[:, None])
+    if entropy_grads is not None:
+        out -= entropy_grads[:, None] * p * (logp + entropy[:, None])
+    if cap:
+        out *= 1 - (z / cap).square()
+    logits.copy_(out.mul_(inverse))
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    back: Tensor | None,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Attention of [rows, heads, queries, dim] to keys [rows, kv_heads, keys, dim], differentiable.
+
+    `back` [rows, queries, keys] is how many tokens a key lies before a query, negative where it is not to be seen.
+    None: the same numbers begin both, so that the plain causal mask holds.
+    """
+    gqa = q.shape[1] != k.shape[1]
+    if back is None and not window and not softcap:
+        return F.scaled_dot_product_attention(q, k, v, None, dropout, is_causal=True, scale=scale, enable_gqa=gqa)
+    if back is None:
+        every = torch.arange(k.shape[2], device=k.device)
+        back = (every[:, None] - every)[None]
+    mask = ((back >= 0) & (back < window) if window else back >= 0)[:, None]
+    if not softcap:
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=scale, enable_gqa=gqa)
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = torch.tanh((q @ k.transpose(-1, -2)).float() * (scale / softcap)) * softcap
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1).to(v.dtype)
+    return F.dropout(weights, dropout) @ v

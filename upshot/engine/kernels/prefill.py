@@ -1,6 +1,8 @@
 """Attention of chunks of prompts over paged keys and values: packed queries, causal, GQA, sliding windows.
 
 Each program takes one block of one sequence's queries and one head. The chunk's own keys are in the pages already.
+Queries of many sequences lie one after the other without padding; `blocks` says which of them a program has. Keys are
+found through the table one by one, since a block of them may lie in several pages and a page in several blocks.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 
 @triton.jit
@@ -37,7 +40,11 @@ def _sweep(
     SOFTCAP: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Flash attention over the keys lo:hi; without MASKED every query sees all of them."""
+    """Flash attention over the keys lo:hi; without MASKED every query sees all of them.
+
+    Scores are kept in units of log 2, because exp2 is one instruction. The running maximum begins at -1e30 and not at
+    -inf: a row that has seen nothing yet would else compute inf - inf.
+    """
     LOG2E: tl.constexpr = 1.4426950408889634
     dims = tl.arange(0, WIDTH)
     for first in tl.range(lo, hi, BLOCK_N, num_stages=STAGES):
@@ -138,19 +145,16 @@ def _chunks(
 
 
 def prefill_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    table: torch.Tensor,
-    blocks: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    blocks: Tensor,
     scale: float,
     block_m: int,
     window: int = 0,
     softcap: float = 0.0,
-    block_n: int = 32,
-    warps: int = 4,
-    stages: int = 2,
-) -> torch.Tensor:
+) -> Tensor:
     """Attention of packed q [tokens, heads, dim]; `blocks` [4, blocks]: slot, first token, tokens, its position."""
     heads, dim = q.shape[1], q.shape[2]
     kv_heads, page = k.shape[1], k.shape[2]
@@ -158,6 +162,6 @@ def prefill_attention(
     _chunks[(heads, blocks.shape[1])](
         q, k, v, out, table, blocks[0], blocks[1], blocks[2], blocks[3], table.stride(0), scale, softcap, window,
         HEADS=heads, KV_HEADS=kv_heads, D=dim, WIDTH=triton.next_power_of_2(dim), PAGE=page, BLOCK_M=block_m,
-        BLOCK_N=block_n, WINDOW=window > 0, SOFTCAP=softcap > 0, STAGES=stages, num_warps=warps,
+        BLOCK_N=32, WINDOW=window > 0, SOFTCAP=softcap > 0, STAGES=2, num_warps=4,
     )  # fmt: skip
     return out

@@ -1,6 +1,11 @@
-"""Queries and keys out of the joined product: normed where heads have norms, rotated; and the way back.
+"""Queries, keys and values out of their joined product: normed where heads have norms, rotated, put where they belong.
 
-One kernel each way, for all heads; cos and sin are read once a token, never laid out by head.
+Two kernels, because two readers want two layouts, and a second pass to lay them out would read and write them again:
+- `rotate_store`, the engine's: keys and values go straight to their cells of the paged cache, queries to a tensor of
+  their own; cos and sin are tables of all positions. `store` is its second half, for drivers that rotate themselves.
+- `rotate_heads`, the learner's: in place (packed attention reads the product's own rows), cos and sin of each token; a
+  program takes up to 16 heads, not all, since there are thousands of tokens and any head width must do.
+Both round where transformers rounds. Neither lays cos and sin out by head. `rotate_heads_backward` is the way back.
 """
 
 from __future__ import annotations
@@ -8,18 +13,169 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from upshot.engine.kernels.decode import processors
-from upshot.engine.kernels.launch import Launcher
-
-Turn = tuple[torch.Tensor, torch.Tensor]
-"""cos and sin of each token, [tokens, dim / 2]."""
-HeadNorms = tuple[torch.Tensor, torch.Tensor, float]
-"""The weights of the norms of queries and of keys, and what is added to the variance."""
+from upshot.engine.kernels.launch import Launcher, processors
+from upshot.engine.kernels.plain import HeadNorms, Rotation
 
 
 @triton.jit
-def _turn(
+def _inverse_rms(x1, x2, eps, D: tl.constexpr):
+    """What the RMS norm multiplies each head by; x1 and x2 are the halves of the heads."""
+    return 1.0 / tl.sqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / D + eps)
+
+
+@triton.jit
+def _scale_heads(x, scale, weight, like_ptr):
+    """The rest of the norm, rounded to the dtype of `like_ptr` after each operation."""
+    dtype = like_ptr.dtype.element_ty
+    return ((x * scale[:, None]).to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _rotate_halves(x1, x2, cos, sin, like_ptr):
+    """Both halves rotated; each product is rounded before they are added, as PyTorch's separate operations do."""
+    dtype = like_ptr.dtype.element_ty
+    r1 = ((x1 * cos).to(dtype).to(tl.float32) - (x2 * sin).to(dtype).to(tl.float32)).to(dtype)
+    r2 = ((x2 * cos).to(dtype).to(tl.float32) + (x1 * sin).to(dtype).to(tl.float32)).to(dtype)
+    return r1, r2
+
+
+@triton.jit
+def _head_weights(q_weight_ptr, k_weight_ptr, is_q, dims, inside, HALF: tl.constexpr):
+    """Both halves of the weight of each head's norm."""
+    q1 = tl.load(q_weight_ptr + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
+    k1 = tl.load(k_weight_ptr + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
+    q2 = tl.load(q_weight_ptr + HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
+    k2 = tl.load(k_weight_ptr + HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
+    return tl.where(is_q, q1, k1), tl.where(is_q, q2, k2)
+
+
+@triton.jit
+def _rotate_store(
+    qkv_ptr,
+    positions_ptr,
+    cells_ptr,
+    cos_ptr,
+    sin_ptr,
+    q_weight_ptr,
+    k_weight_ptr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    NORM: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    HALF: tl.constexpr = D // 2
+    heads = tl.arange(0, TILE)
+    dims = tl.arange(0, HALF)
+    position = tl.load(positions_ptr + token).to(tl.int64)
+    cell = tl.load(cells_ptr + token).to(tl.int64)
+    base = token * ((HEADS + 2 * KV_HEADS) * D) + heads[:, None] * D + dims[None, :]
+    live = (heads < HEADS + 2 * KV_HEADS)[:, None]
+    raw1 = tl.load(qkv_ptr + base, mask=live, other=0.0)
+    raw2 = tl.load(qkv_ptr + base + HALF, mask=live, other=0.0)
+    x1, x2 = raw1.to(tl.float32), raw2.to(tl.float32)
+    if NORM:
+        scale = _inverse_rms(x1, x2, eps, D)
+        is_q = (heads < HEADS)[:, None]
+        w1, w2 = _head_weights(q_weight_ptr, k_weight_ptr, is_q, dims, dims < HALF, HALF)
+        x1, x2 = _scale_heads(x1, scale, w1, q_ptr), _scale_heads(x2, scale, w2, q_ptr)
+    cos = tl.load(cos_ptr + position * HALF + dims)[None, :].to(tl.float32)
+    sin = tl.load(sin_ptr + position * HALF + dims)[None, :].to(tl.float32)
+    r1, r2 = _rotate_halves(x1, x2, cos, sin, q_ptr)
+    q_at = token * HEADS * D + heads[:, None] * D + dims[None, :]
+    q_live = (heads < HEADS)[:, None]
+    tl.store(q_ptr + q_at, r1, mask=q_live)
+    tl.store(q_ptr + q_at + HALF, r2, mask=q_live)
+    page, offset = cell // PAGE, cell % PAGE
+    k_head = heads - HEADS
+    k_at = ((page * KV_HEADS + k_head[:, None]) * PAGE + offset) * D + dims[None, :]
+    k_live = (k_head >= 0)[:, None] & (k_head < KV_HEADS)[:, None]
+    tl.store(k_ptr + k_at, r1, mask=k_live)
+    tl.store(k_ptr + k_at + HALF, r2, mask=k_live)
+    v_at = k_at - KV_HEADS * PAGE * D
+    v_live = (k_head >= KV_HEADS)[:, None] & live
+    tl.store(v_ptr + v_at, raw1, mask=v_live)
+    tl.store(v_ptr + v_at + HALF, raw2, mask=v_live)
+
+
+def rotate_store(
+    qkv: Tensor,
+    positions: Tensor,
+    cells: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k: Tensor,
+    v: Tensor,
+    heads: int,
+    norms: HeadNorms | None = None,
+) -> Tensor:
+    """Rotated queries [tokens, heads, dim]; rotated keys and values go to their cells (page × page_size + offset)."""
+    tokens = qkv.shape[0]
+    kv_heads, page, dim = k.shape[1:]
+    q = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)
+    q_weight, k_weight, eps = norms if norms is not None else (qkv, qkv, 0.0)
+    _rotate_store[(tokens,)](
+        qkv, positions, cells, cos, sin, q_weight, k_weight, q, k, v, eps,
+        HEADS=heads, KV_HEADS=kv_heads, D=dim, PAGE=page, TILE=triton.next_power_of_2(heads + 2 * kv_heads),
+        NORM=norms is not None, num_warps=4,
+    )  # fmt: skip
+    return q
+
+
+@triton.jit
+def _store(
+    x_ptr,
+    cells_ptr,
+    cache_ptr,
+    stride_t,
+    stride_h,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.arange(0, TILE)
+    dims = tl.arange(0, WIDTH)
+    cell = tl.load(cells_ptr + token).to(tl.int64)
+    live = (heads < KV_HEADS)[:, None]
+    if WIDTH > D:
+        live = live & (dims < D)[None, :]
+    x = tl.load(x_ptr + token * stride_t + heads[:, None] * stride_h + dims[None, :], mask=live)
+    at = ((cell // PAGE * KV_HEADS + heads[:, None]) * PAGE + cell % PAGE) * D + dims[None, :]
+    tl.store(cache_ptr + at, x, mask=live)
+
+
+def store(x: Tensor, cells: Tensor, cache: Tensor) -> None:
+    """Put x [tokens, kv_heads, dim] into its cells of a layer's cache."""
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    kv_heads, page, dim = cache.shape[1:]
+    _store[(x.shape[0],)](
+        x,
+        cells,
+        cache,
+        x.stride(0),
+        x.stride(1),
+        KV_HEADS=kv_heads,
+        D=dim,
+        WIDTH=triton.next_power_of_2(dim),
+        PAGE=page,
+        TILE=triton.next_power_of_2(kv_heads),
+    )
+
+
+@triton.jit
+def _rotate_heads(
     x_ptr,
     out_ptr,
     cos_ptr,
@@ -40,51 +196,38 @@ def _turn(
     heads = tl.program_id(1) * TILE + tl.arange(0, TILE)
     dims = tl.arange(0, WIDTH)
     inside = dims < HALF
-    dtype = out_ptr.dtype.element_ty
     live = (heads < BOTH)[:, None] & inside[None, :]
     at = heads[:, None] * (2 * HALF) + dims[None, :]
     x1 = tl.load(x_ptr + token * X_STRIDE + at, mask=live, other=0.0).to(tl.float32)
     x2 = tl.load(x_ptr + token * X_STRIDE + at + HALF, mask=live, other=0.0).to(tl.float32)
     if NORM:
-        scale = 1.0 / tl.sqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / (2 * HALF) + eps)
+        scale = _inverse_rms(x1, x2, eps, 2 * HALF)
         w1, w2 = _head_weights(q_weight_ptr, k_weight_ptr, (heads < HEADS)[:, None], dims, inside, HALF)
-        x1 = ((x1 * scale[:, None]).to(dtype).to(tl.float32) * w1).to(dtype).to(tl.float32)
-        x2 = ((x2 * scale[:, None]).to(dtype).to(tl.float32) * w2).to(dtype).to(tl.float32)
+        x1, x2 = _scale_heads(x1, scale, w1, out_ptr), _scale_heads(x2, scale, w2, out_ptr)
     cos = tl.load(cos_ptr + token * HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
     sin = tl.load(sin_ptr + token * HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
-    r1 = ((x1 * cos).to(dtype).to(tl.float32) - (x2 * sin).to(dtype).to(tl.float32)).to(dtype)
-    r2 = ((x2 * cos).to(dtype).to(tl.float32) + (x1 * sin).to(dtype).to(tl.float32)).to(dtype)
+    r1, r2 = _rotate_halves(x1, x2, cos, sin, out_ptr)
     tl.store(out_ptr + token * OUT_STRIDE + at, r1, mask=live)
     tl.store(out_ptr + token * OUT_STRIDE + at + HALF, r2, mask=live)
 
 
-@triton.jit
-def _head_weights(q_weight_ptr, k_weight_ptr, is_q, dims, inside, HALF: tl.constexpr):
-    """Both halves of the weight of each head's norm."""
-    q1 = tl.load(q_weight_ptr + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
-    k1 = tl.load(k_weight_ptr + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
-    q2 = tl.load(q_weight_ptr + HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
-    k2 = tl.load(k_weight_ptr + HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
-    return tl.where(is_q, q1, k1), tl.where(is_q, q2, k2)
+_launch_rotate_heads = Launcher(_rotate_heads)
 
 
-_launch_turn = Launcher(_turn)
-
-
-def turn(
-    qkv: torch.Tensor, turn: Turn, heads: int, kv_heads: int, norms: HeadNorms | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def rotate_heads(
+    qkv: Tensor, rotation: Rotation, heads: int, kv_heads: int, norms: HeadNorms | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Queries and keys (normed if `norms`) rotated, and values: views [tokens, heads, dim].
 
     Without norms they are rotated in place: the product itself is not needed again.
     """
-    cos, sin = turn
+    cos, sin = rotation
     tokens, half, both = len(qkv), cos.shape[1], heads + kv_heads
     out = qkv if norms is None else qkv.new_empty(tokens, both * 2 * half)
     q_weight, k_weight, eps = norms if norms is not None else (qkv, qkv, 0.0)
     tile = min(16, triton.next_power_of_2(both))
     width = triton.next_power_of_2(half)
-    _launch_turn(
+    _launch_rotate_heads(
         (tokens, triton.cdiv(both, tile), 1),
         (qkv, out, cos, sin, q_weight, k_weight),
         (eps,),
@@ -96,7 +239,7 @@ def turn(
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _turn_backward(
+def _rotate_heads_backward(
     dq_ptr,
     dk_ptr,
     dv_ptr,
@@ -183,23 +326,23 @@ def _turn_backward(
         tl.store(part + 3 * HALF, k2, mask=inside)
 
 
-_launch_turn_backward = Launcher(_turn_backward)
+_launch_rotate_heads_backward = Launcher(_rotate_heads_backward)
 
 
-def turn_backward(
-    dq: torch.Tensor,
-    dk: torch.Tensor,
-    dv: torch.Tensor,
-    turn: Turn,
-    raw: torch.Tensor | None,
+def rotate_heads_backward(
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    rotation: Rotation,
+    raw: Tensor | None,
     norms: HeadNorms | None,
     wants_weight: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """The gradient of the joined product, and of the head norms' weights, from those of what `turn` gave.
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The gradient of the joined product, and of the head norms' weights, from those of what `rotate_heads` gave.
 
     `raw`: the product itself, where there are norms.
     """
-    cos, sin = turn
+    cos, sin = rotation
     dq, dk, dv = (d if d.stride(-1) == 1 else d.contiguous() for d in (dq, dk, dv))
     (tokens, heads, dim), kv_heads = dq.shape, dk.shape[1]
     whole = heads + 2 * kv_heads
@@ -211,7 +354,7 @@ def turn_backward(
         parts = torch.empty(programs * tiles, 2, dim, dtype=torch.float32, device=dq.device)
     q_weight, k_weight, eps = norms if norms is not None else (out, out, 0.0)
     width = triton.next_power_of_2(dim // 2)
-    _launch_turn_backward(
+    _launch_rotate_heads_backward(
         (programs, tiles, 1),
         (dq, dk, dv, out if raw is None else raw, cos, sin, q_weight, k_weight, out, parts),
         (tokens, eps),

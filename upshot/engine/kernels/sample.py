@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -41,8 +42,8 @@ def _begin(
 
 
 def begin(
-    slots: torch.Tensor, tokens: torch.Tensor, place: torch.Tensor, table: torch.Tensor, page_size: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    slots: Tensor, tokens: Tensor, place: Tensor, table: Tensor, page_size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Each row's input id, position, cell and length, from the state of its slot."""
     n = len(slots)
     ids, positions, cells = (torch.empty(n, dtype=torch.int64, device=slots.device) for _ in range(3))
@@ -65,48 +66,44 @@ def _key(bits, WIDE: tl.constexpr):
 
 
 @triton.jit
+def _mass_above(logits_ptr, base, key, inverse, top, V, COUNT: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """How many logits have at least this key (COUNT), or the sum of their exponentials."""
+    total = tl.zeros([BLOCK], dtype=tl.int32 if COUNT else tl.float32)
+    for start in range(0, V, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        x = tl.load(logits_ptr + base + cols, mask=cols < V, other=float("-inf"))
+        above = (_key(x.to(tl.int32 if WIDE else tl.int16, bitcast=True), WIDE).to(tl.int64) >= key) & (cols < V)
+        if COUNT:
+            total += above.to(tl.int32)
+        else:
+            total += tl.where(above, tl.exp((x.to(tl.float32) - top) * inverse), 0.0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _bisect(logits_ptr, base, lo, goal, inverse, top, V, COUNT: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """The highest key, from `lo` on, above which there is at least `goal`.
+
+    A step a bit of the logits finds it exactly, ties included; a sort of the whole vocabulary would move it in memory.
+    """
+    hi = tl.full((), 2147483648 if WIDE else 32768, dtype=tl.int64)
+    for _ in range(33 if WIDE else 17):
+        mid = (lo + hi) >> 1
+        enough = _mass_above(logits_ptr, base, mid, inverse, top, V, COUNT, WIDE, BLOCK) >= goal
+        lo = tl.where(enough, mid, lo)
+        hi = tl.where(enough, hi, mid)
+    return lo
+
+
+@triton.jit
 def _threshold(logits_ptr, base, k, top_p, inverse, top, V, WIDE: tl.constexpr, BLOCK: tl.constexpr):
     """The lowest key that stays after top-k, then top-p of what top-k leaves."""
-    LOW: tl.constexpr = -2147483648 if WIDE else -32768
-    STEPS: tl.constexpr = 33 if WIDE else 17
-    kept = tl.full((), LOW, dtype=tl.int64)
+    kept = tl.full((), -2147483648 if WIDE else -32768, dtype=tl.int64)
     if k > 0:
-        lo = tl.full((), LOW, dtype=tl.int64)
-        hi = tl.full((), -LOW, dtype=tl.int64)
-        for _ in range(STEPS):
-            mid = (lo + hi) >> 1
-            count = tl.zeros([BLOCK], dtype=tl.int32)
-            for start in range(0, V, BLOCK):
-                cols = start + tl.arange(0, BLOCK)
-                x = tl.load(logits_ptr + base + cols, mask=cols < V, other=float("-inf"))
-                key = _key(x.to(tl.int32 if WIDE else tl.int16, bitcast=True), WIDE).to(tl.int64)
-                count += ((key >= mid) & (cols < V)).to(tl.int32)
-            enough = tl.sum(count, 0) >= k
-            lo = tl.where(enough, mid, lo)
-            hi = tl.where(enough, hi, mid)
-        kept = lo
+        kept = _bisect(logits_ptr, base, kept, k, inverse, top, V, True, WIDE, BLOCK)
     if top_p < 1.0:
-        total = tl.zeros([BLOCK], dtype=tl.float32)
-        for start in range(0, V, BLOCK):
-            cols = start + tl.arange(0, BLOCK)
-            x = tl.load(logits_ptr + base + cols, mask=cols < V, other=float("-inf"))
-            key = _key(x.to(tl.int32 if WIDE else tl.int16, bitcast=True), WIDE).to(tl.int64)
-            total += tl.where((key >= kept) & (cols < V), tl.exp((x.to(tl.float32) - top) * inverse), 0.0)
-        goal = tl.sum(total, 0) * top_p
-        lo = kept
-        hi = tl.full((), -LOW, dtype=tl.int64)
-        for _ in range(STEPS):
-            mid = (lo + hi) >> 1
-            mass = tl.zeros([BLOCK], dtype=tl.float32)
-            for start in range(0, V, BLOCK):
-                cols = start + tl.arange(0, BLOCK)
-                x = tl.load(logits_ptr + base + cols, mask=cols < V, other=float("-inf"))
-                key = _key(x.to(tl.int32 if WIDE else tl.int16, bitcast=True), WIDE).to(tl.int64)
-                mass += tl.where((key >= mid) & (cols < V), tl.exp((x.to(tl.float32) - top) * inverse), 0.0)
-            enough = tl.sum(mass, 0) >= goal
-            lo = tl.where(enough, mid, lo)
-            hi = tl.where(enough, hi, mid)
-        kept = lo
+        goal = _mass_above(logits_ptr, base, kept, inverse, top, V, False, WIDE, BLOCK) * top_p
+        kept = _bisect(logits_ptr, base, kept, goal, inverse, top, V, False, WIDE, BLOCK)
     return kept
 
 
@@ -268,7 +265,7 @@ def _blocks(vocab: int) -> dict[str, int]:
     return {"BLOCK": block, "BLOCKS": triton.next_power_of_2(triton.cdiv(vocab, block))}
 
 
-def block_sums(logits: torch.Tensor, slots: torch.Tensor, rules: SlotRules) -> tuple[torch.Tensor, torch.Tensor]:
+def block_sums(logits: Tensor, slots: Tensor, rules: SlotRules) -> tuple[Tensor, Tensor]:
     """Of every row's blocks of the vocabulary: the largest logit (by temperature) and the sum of exponentials."""
     (rows, vocab), sizes = logits.shape, _blocks(logits.shape[1])
     tops, masses = (torch.empty(rows, sizes["BLOCKS"], device=logits.device) for _ in range(2))
@@ -278,15 +275,15 @@ def block_sums(logits: torch.Tensor, slots: torch.Tensor, rules: SlotRules) -> t
 
 
 def draw(
-    logits: torch.Tensor,
-    sums: tuple[torch.Tensor, torch.Tensor],
-    slots: torch.Tensor,
-    positions: torch.Tensor,
+    logits: Tensor,
+    sums: tuple[Tensor, Tensor],
+    slots: Tensor,
+    positions: Tensor,
     rules: SlotRules,
-    tokens: torch.Tensor,
-    place: torch.Tensor,
+    tokens: Tensor,
+    place: Tensor,
     cuts: bool,
-) -> torch.Tensor:
+) -> Tensor:
     """Draw by these sums of blocks; `cuts`: rows that ask for it from what cuts leave of them."""
     rows, vocab = logits.shape
     drawn = torch.empty(2, rows + -rows % 4, dtype=torch.int32, device=logits.device)
@@ -299,14 +296,8 @@ def draw(
 
 
 def sample(
-    logits: torch.Tensor,
-    slots: torch.Tensor,
-    positions: torch.Tensor,
-    rules: SlotRules,
-    tokens: torch.Tensor,
-    place: torch.Tensor,
-    cuts: bool,
-) -> torch.Tensor:
+    logits: Tensor, slots: Tensor, positions: Tensor, rules: SlotRules, tokens: Tensor, place: Tensor, cuts: bool
+) -> Tensor:
     """Draw an id for each row and move its slot (`tokens`, `place`) one position on.
 
     The result is [2, at least rows] int32, ids and the bits of their log-probabilities, which reach the host in one

@@ -1,84 +1,88 @@
-"""The attention function registered with transformers, and the step it serves.
+"""Our attention inside transformers' own forward: one registered function for engine, learner and exact mode.
 
-transformers calls it with a layer's new queries, keys and values; the step under way stores keys and values in
-pages and attends to the pages of each sequence. The learner's forward never sees it: the model's attention setting
-is ours only inside `driving`.
+transformers calls it with a layer's new queries, keys and values. What becomes of them says whoever runs the model: the
+engine stores keys and values in pages and attends to those of each sequence, the learner attends over flat tokens,
+exact mode in an order that does not depend on the batch. A model's attention setting is ours only inside `attend_by`:
+outside nobody's forward sees it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Protocol
 
-import torch
+from torch import Tensor, nn
 
-NAME = "upshot_pages"
+NAME = "upshot"
+Attend = Callable[[int, Tensor, Tensor, Tensor, float, int, float, float], Tensor]
+"""(layer, q, k, v, scale, window, softcap, dropout), in transformers' layout [rows, heads, length, dim] →
+[rows, length, heads, dim]; no window and no soft cap are 0."""
 
 
 class AttentionStep(Protocol):
-    """The batch of one step: knows the pages, lengths and positions of its tokens."""
+    """The batch of one step of the engine: knows the pages, lengths and positions of its tokens."""
 
     def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-    ) -> torch.Tensor:
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0, softcap: float = 0.0
+    ) -> Tensor:
         """Store k, v [tokens, kv_heads, dim]; attention output for q [tokens, heads, dim] in the same shape."""
         ...
 
 
-_active: list[AttentionStep] = []
+_active: list[Attend] = []
+"""One entry for each `attend_by` under way: a reference model may run inside another's forward."""
 
 
-def paged_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention of one layer for all tokens of the step, in the form transformers calls."""
+) -> tuple[Tensor, None]:
+    """Attention of one layer, in the form transformers calls. Masks are not read: who attends knows the layout."""
     if kwargs.get("s_aux") is not None:
-        raise NotImplementedError("attention sinks (s_aux) cannot be driven by the engine")
+        raise NotImplementedError("attention sinks (s_aux) have no form here")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    out = _active[-1].attend(int(module.layer_idx), q, k, v, scale, sliding_window or 0, softcap or 0.0)  # type: ignore[arg-type]
-    return out[None], None
+    layer: Any = module.layer_idx
+    return _active[-1](layer, query, key, value, scale, sliding_window or 0, softcap or 0.0, dropout), None
 
 
-def register() -> None:
-    """Make the function known to transformers (once is enough)."""
+@cache
+def _register() -> None:
     from transformers import AttentionInterface
 
-    AttentionInterface.register(NAME, paged_attention)
+    AttentionInterface.register(NAME, _attention)
 
 
 @contextmanager
-def driving(configs: list[Any], quiet: list[torch.nn.Module], step: AttentionStep) -> Iterator[None]:
-    """Inside: the model attends through `step`; `quiet` modules (dropout, checkpointing) are out of training mode."""
+def attend_by(attend: Attend, configs: list[Any]) -> Iterator[None]:
+    """Inside, models with these configurations attend through `attend`."""
+    _register()
     before = [config._attn_implementation for config in configs]
-    loud = [module for module in quiet if module.training]
-    _active.append(step)
+    _active.append(attend)
     try:
         for config in configs:
             config._attn_implementation = NAME
-        for module in loud:
-            module.training = False
         yield
     finally:
         _active.pop()
         for config, implementation in zip(configs, before, strict=True):
             config._attn_implementation = implementation
-        for module in loud:
-            module.training = True
+
+
+def over_tokens(attend: Callable[..., Tensor]) -> Attend:
+    """The attention of flat tokens [tokens, heads, dim] for a model that sees them as one row."""
+
+    def call(layer: int, q: Tensor, k: Tensor, v: Tensor, *how: float) -> Tensor:
+        q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+        return attend(layer, q, k, v, *how)[None]
+
+    return call

@@ -1,20 +1,24 @@
 """How the engine gets logits out of a transformers model: the shape of its cache, and one forward over packed tokens.
 
-`ModuleDriver` calls the model itself. `BlockDriver` (blocks.py) calls the model's own layers one by one, with less
-overhead. Both use the live parameters. What cannot be driven is refused by name, and the first forward is compared
-with the model's own before anything else runs (probe.py).
+`ModuleDriver` calls the model itself. `BlockDriver` (block_driver.py) calls the model's own layers one by one, with
+less overhead. Both use the live parameters. What cannot be driven is refused by name, and the first forward is compared
+with the model's own before anything else runs (select.py).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from upshot.core.errors import UserError
-from upshot.engine.llama.attention import AttentionStep, driving, register
-from upshot.engine.llama.joined import kept
+from upshot.engine.llama.attention import AttentionStep, attend_by, over_tokens
+from upshot.engine.llama.linear import write_to
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +35,31 @@ class Shape:
     device: torch.device
 
 
-class Driver(Protocol):
-    """One forward over packed tokens."""
+class Driver(ABC):
+    """One forward over packed tokens, with the live parameters; holds nothing beside them unless it says so."""
 
     shape: Shape
     lm: Any
     """The causal LM."""
 
+    @abstractmethod
     def logits(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        step: AttentionStep,
-        last: torch.Tensor | None,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, ids: Tensor, positions: Tensor, step: AttentionStep, last: Tensor | None, out: Tensor | None = None
+    ) -> Tensor:
         """Logits of the tokens at the indices `last` (None: all), in `out` if one of their dtype is given."""
-        ...
+
+    def take(self) -> None:
+        """Look up the weights again after `release`."""
+
+    def refresh(self) -> None:
+        """The weights changed."""
+
+    def release(self) -> None:
+        """Hold nothing beside the model itself, until `take`."""
+
+    def pointers(self) -> list[int]:
+        """Where weights lie that are not the model's own: captured steps read them there."""
+        return []
 
 
 def causal_lm(model: torch.nn.Module) -> Any:
@@ -118,26 +130,37 @@ def quiet_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
     ]
 
 
-class ModuleDriver:
+@contextmanager
+def out_of_training(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Inside, none of these modules is in training mode; each by itself, for modes may differ inside a model."""
+    loud = [module for module in modules if module.training]
+    for module in loud:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in loud:
+            module.training = True
+
+
+class ModuleDriver(Driver):
     """Calls the model itself, with our attention function."""
 
     def __init__(self, model: torch.nn.Module, shape: Shape) -> None:
-        register()
         self.shape = shape
         self.lm = causal_lm(model)
         self.configs = configs_of(self.lm)
         self.quiet = quiet_modules(model)
 
     def logits(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        step: AttentionStep,
-        last: torch.Tensor | None,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, ids: Tensor, positions: Tensor, step: AttentionStep, last: Tensor | None, out: Tensor | None = None
+    ) -> Tensor:
         """Logits of the tokens at the indices `last` (None: all); see `Driver`."""
-        with driving(self.configs, self.quiet, step):
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> Tensor:
+            return step.attend(layer, q, k, v, *how[:-1])  # the engine drops nothing out
+
+        with attend_by(over_tokens(attend), self.configs), out_of_training(self.quiet):
             done = self.lm(
                 input_ids=ids[None],
                 position_ids=positions[None],
@@ -145,4 +168,4 @@ class ModuleDriver:
                 use_cache=False,
                 logits_to_keep=0 if last is None else last,
             )
-        return kept(done.logits[0], out)
+        return write_to(out, done.logits[0])

@@ -1,25 +1,26 @@
-"""The Llama block on a GPU: the model's own weights (projections joined), few kernels."""
+"""The Llama block on a GPU: the model's own weights (projections joined), few kernels between their products."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from upshot.engine.kernels.decode import processors
+from upshot.engine.kernels.gate import gate, gated_product, gated_tile
+from upshot.engine.kernels.launch import processors
+from upshot.engine.kernels.norm import add_norm
 from upshot.engine.llama.attention import AttentionStep
-from upshot.engine.llama.blocks import BlockDriver, Layer, embedded
+from upshot.engine.llama.block import Layer, no_rotation, rotation_at
+from upshot.engine.llama.block_driver import BlockDriver
 from upshot.engine.llama.driver import Shape
-from upshot.engine.llama.joined import Projections, linear
+from upshot.engine.llama.linear import Projections, linear
 from upshot.engine.llama.merged import Merging
 
 
-def gated(x: torch.Tensor, way_up: Projections) -> torch.Tensor:
-    """The MLP's way up, gated."""
-    from upshot.engine.kernels.block import gate
-    from upshot.engine.kernels.gated import gated_product, gated_tile
-
+def gate_projections(x: Tensor, way_up: Projections) -> Tensor:
+    """The MLP's way up, gated; in one kernel where that is faster."""
     joined = way_up.joined
     if joined is not None and joined.bias is None:
         tile = gated_tile(x, joined.weight)
@@ -28,7 +29,7 @@ def gated(x: torch.Tensor, way_up: Projections) -> torch.Tensor:
     return gate(way_up(x))
 
 
-def down_product(x: torch.Tensor, module: Any) -> torch.Tensor:
+def down_product(x: Tensor, module: Any) -> Tensor:
     """The MLP's way down; for few rows as float32 parts of its long sum [parts, rows, n], which `add_norm` adds up.
 
     One product of few rows and columns leaves most of the GPU idle: four at once are a quarter faster.
@@ -45,49 +46,29 @@ def down_product(x: torch.Tensor, module: Any) -> torch.Tensor:
     return torch.bmm(left, right, out_dtype=torch.float32)
 
 
-def head_norms(layer: Layer) -> tuple[torch.Tensor, torch.Tensor, float] | None:
-    """The weights of the norms of queries and keys and what they add to the variance, if the family has them."""
-    if not layer.head_norms:
-        return None
-    q_norm, k_norm = layer.head_norms
-    return q_norm.weight, k_norm.weight, float(q_norm.variance_epsilon)
-
-
 class FusedDriver(BlockDriver):
-    """Drives the block with the kernels of kernels/block.py between matrix products."""
+    """The same block with the kernels of norm, rotary, gate and attention between matrix products."""
+
+    add_norm = staticmethod(add_norm)
 
     def __init__(self, model: torch.nn.Module, shape: Shape, merge: Merging = "copy") -> None:
         super().__init__(model, shape, merge)
-        self.cos, self.sin = self._rotary()
-        self._still = torch.ones_like(self.cos), torch.zeros_like(self.sin)
-
-    def _rotary(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of all positions, [positions, dim / 2], as the model computes them."""
-        positions = torch.arange(self.shape.max_length + 1, device=self.shape.device)[None]
-        like = torch.empty(1, dtype=self.shape.dtype, device=self.shape.device)
+        # Tables of all positions, read by position: a captured step must not depend on the positions of one batch.
+        positions = torch.arange(shape.max_length + 1, device=shape.device)
         with torch.no_grad():
-            cos, sin = self.core.rotary_emb(like, positions)
-        half = self.shape.head_dim // 2
-        return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
+            like = torch.empty(1, dtype=shape.dtype, device=shape.device)
+            self.cos, self.sin = rotation_at(self.core, like, positions)
+        self._still = no_rotation((self.cos, self.sin))
 
-    def _hidden(
-        self, ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep, last: torch.Tensor | None
-    ) -> torch.Tensor:
-        """What the head is applied to."""
-        from upshot.engine.kernels.block import add_norm
+    def _rotation(self, h: Tensor, positions: Tensor) -> Any:
+        return self.cos, self.sin
 
-        h = embedded(self.embed, ids)
-        first = self.layers[0].norm1
-        x, h = add_norm(h, None, first.weight, first.variance_epsilon)
-        for index, layer in enumerate(self.layers):
-            cos, sin = (self.cos, self.sin) if layer.turns else self._still
-            out = step.rotate_attend(index, layer.qkv(x), cos, sin, layer.scale, layer.window, head_norms(layer))  # type: ignore[attr-defined]
-            out = out.flatten(1)
-            final = index + 1 == len(self.layers)
-            if final and last is not None:  # of the others nobody needs more than their keys and values
-                out, h = out[last], h[last]
-            x, h = add_norm(linear(layer.o, out), h, layer.norm2.weight, layer.norm2.variance_epsilon)
-            y = gated(x, layer.gate_up)
-            after = self.core.norm if final else self.layers[index + 1].norm1
-            x, h = add_norm(down_product(y, layer.down), h, after.weight, after.variance_epsilon)
-        return x
+    def _attend(self, index: int, layer: Layer, qkv: Tensor, rotation: Any, step: AttentionStep) -> Tensor:
+        cos, sin = rotation if layer.rotates else self._still
+        return step.rotate_attend(index, qkv, cos, sin, layer.scale, layer.window, layer.head_norms)  # type: ignore[attr-defined,no-any-return]
+
+    def _gate(self, layer: Layer, x: Tensor) -> Tensor:
+        return gate_projections(x, layer.gate_up)
+
+    def _down(self, layer: Layer, x: Tensor) -> Tensor:
+        return down_product(x, layer.down)

@@ -10,101 +10,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
-from upshot.engine.llama.joined import OneWeight, Projections
+from upshot.engine.llama.linear import OneWeight, Projections
+from upshot.engine.llama.lora import Adapter, adapters_of, base_weight, can_merge, is_plain, own_module
 
 Merging = Literal["copy", "in place", "never"]
 CHUNK = 1 << 24
 """Weights computed at once: 64 MiB in float32, so that little is needed beside the result."""
 
 
-class LowRank(NamedTuple):
-    """What an adapter adds to a weight: scale × left × right; `size`: DoRA's norms of the rows of the result."""
-
-    left: torch.Tensor
-    right: torch.Tensor
-    scale: float
-    size: torch.Tensor | None
-
-
-def own_module(module: Any) -> Any:
-    """What a module computes with: of a whole module kept by an adapter (modules_to_save), the trained one."""
-    saved = getattr(module, "modules_to_save", None)
-    active = getattr(module, "active_adapters", None)
-    if saved is None or not active or module.disable_adapters:
-        return module
-    return saved[active[0]] if len(active) == 1 and active[0] in saved else module
-
-
-def is_plain(module: Any) -> bool:
-    """Whether the module is a projection or an embedding without an adapter."""
-    return type(module) in (torch.nn.Linear, torch.nn.Embedding)
-
-
-def can_merge(module: Any) -> bool:
-    """Whether the module is plain, or an adapter that this file can put into its weight."""
-    if is_plain(module):
-        return True
-    kind = type(module)
-    if not kind.__module__.startswith("peft.tuners.lora") or kind.__name__ not in (
-        "Linear",
-        "Embedding",
-        "Linear4bit",
-    ):
-        return False
-    if getattr(module, "fan_in_fan_out", False) or module.merged or any(module.lora_bias.values()):
-        return False
-    active = _active(module)
-    odd = [module.lora_variant[name] for name in active if name in module.lora_variant]
-    if not odd:
-        return True
-    return len(active) == 1 and type(odd[0]).__name__ == "DoraLinearVariant"
-
-
-def _active(module: Any) -> list[str]:
-    return [name for name in module.active_adapters if name in module.scaling and name in _factors(module)]
-
-
-def _factors(module: Any) -> Any:
-    return module.lora_embedding_A if "Embedding" in type(module).__name__ else module.lora_A
-
-
-def low_rank(module: Any) -> list[LowRank]:
-    """What the adapters of a module add now; nothing where they are switched off."""
-    if is_plain(module) or module.disable_adapters:
-        return []
-    found = []
-    for name in _active(module):
-        if "Embedding" in type(module).__name__:
-            left, right = module.lora_embedding_A[name].T, module.lora_embedding_B[name].T
-        else:
-            left, right = module.lora_B[name].weight, module.lora_A[name].weight
-        size = module.lora_magnitude_vector[name].weight if name in module.lora_variant else None
-        found.append(LowRank(left, right, float(module.scaling[name]), size))
-    return found
-
-
-def base_weight(module: Any) -> torch.Tensor:
-    """The weight below the adapter; of a quantized one what its numbers stand for."""
-    base = module if is_plain(module) else module.get_base_layer()
-    if is_plain(base):
-        return base.weight.detach()
-    from peft.utils.integrations import dequantize_module_weight
-
-    return dequantize_module_weight(base).detach()
-
-
 def adds_nothing(module: Any) -> bool:
     """Whether the merged weight would be the module's own."""
-    return all(part.size is None and not (part.left.any() and part.right.any()) for part in low_rank(module))
+    return all(part.magnitude is None and not (part.up.any() and part.down.any()) for part in adapters_of(module))
 
 
-def write_merged(module: Any, out: torch.Tensor) -> None:
+def write_merged(module: Any, out: Tensor) -> None:
     """The module's weight with its adapters in it; `out` may be that weight itself."""
-    base, parts = base_weight(module), low_rank(module)
+    base, parts = base_weight(module), adapters_of(module)
     rows = max(1, CHUNK // base.shape[1]) if parts else len(base)
     with torch.no_grad():
         for at in range(0, len(base), rows):
@@ -112,12 +38,12 @@ def write_merged(module: Any, out: torch.Tensor) -> None:
             out[some].copy_(_merged_rows(base[some], parts, some) if parts else base)
 
 
-def _merged_rows(base: torch.Tensor, parts: list[LowRank], rows: slice) -> torch.Tensor:
+def _merged_rows(base: Tensor, parts: list[Adapter], rows: slice) -> Tensor:
     whole = base.float()
     for part in parts:
-        whole = torch.addmm(whole, part.left[rows].float(), part.right.float(), alpha=part.scale)
-        if part.size is not None:
-            whole *= (part.size[rows].float() / whole.norm(dim=1))[:, None]
+        whole = torch.addmm(whole, part.up[rows].float(), part.down.float(), alpha=part.scale)
+        if part.magnitude is not None:
+            whole *= (part.magnitude[rows].float() / whole.norm(dim=1))[:, None]
     return whole
 
 
@@ -157,9 +83,9 @@ def _shape(module: Any) -> tuple[int, int]:
 class BorrowedWeight:
     """The weight of one projection below its adapter: merged where it lies, until it is given back."""
 
-    def __init__(self, module: Any, originals: dict[int, torch.Tensor]) -> None:
+    def __init__(self, module: Any, originals: dict[int, Tensor]) -> None:
         self.module = module
-        self.weight: torch.Tensor = module.get_base_layer().weight.detach()
+        self.weight: Tensor = module.get_base_layer().weight.detach()
         if id(module) not in originals:
             kept = torch.empty_like(self.weight, device="cpu", pin_memory=self.weight.device.type == "cuda")
             originals[id(module)] = kept.copy_(self.weight)
@@ -188,7 +114,7 @@ class Weights:
     """
 
     def __init__(
-        self, model: torch.nn.Module, dtype: torch.dtype, merge: Merging, originals: dict[int, torch.Tensor]
+        self, model: torch.nn.Module, dtype: torch.dtype, merge: Merging, originals: dict[int, Tensor]
     ) -> None:
         self.dtype, self.merge = dtype, merge
         self.originals = originals
@@ -214,7 +140,7 @@ class Weights:
 
     def together(self, modules: Sequence[Any]) -> Projections:
         """Projections of one input."""
-        own = [self._seen(module) for module in modules]
+        own = [self._target(module) for module in modules]
         merged = not all(map(is_plain, own)) and self.merge == "copy" and all(map(can_merge, own))
         found = Projections(own, MergedWeight(own, self.dtype) if merged else None)
         if found.joined is not None:
@@ -224,7 +150,7 @@ class Weights:
 
     def alone(self, module: Any) -> Any:
         """A projection, an embedding or the head: a plain module, or one to be called."""
-        own = self._seen(module)
+        own = self._target(module)
         if is_plain(own):
             self._lend([module])
             return own
@@ -234,7 +160,7 @@ class Weights:
         self.held.append(merged)
         return _module_of(own, merged)
 
-    def _seen(self, module: Any) -> Any:
+    def _target(self, module: Any) -> Any:
         """What is read of a module: itself, or the plain one below its adapter where that is as good or will be."""
         own = own_module(module)
         if is_plain(own) or not (self.shares or self.merge == "in place") or not can_merge(own):
@@ -266,7 +192,7 @@ class Weights:
         return [held.weight.data_ptr() for held in self.held if isinstance(held, MergedWeight)]
 
 
-def unmerged() -> Weights:
+def unmerged_weights() -> Weights:
     """Every module as it is."""
     return Weights(torch.nn.Module(), torch.float32, "never", {})
 

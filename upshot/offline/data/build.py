@@ -26,15 +26,15 @@ from upshot.offline.arguments import POLICY, build_simulation, open_task, rows_o
 from upshot.offline.data.proactive import JsonProactive
 from upshot.offline.data.published import published_rows, push, summarise, write_published
 from upshot.offline.job import Job, Journal, run_all
+from upshot.rewards.build import metric_configs
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.guard import describe
 from upshot.rollout.play import open_by, score_reply
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Future, Rollout
-from upshot.rollout.services import Services, metric_configs
-from upshot.tasks.collabllm import CollabTask
-from upshot.tasks.collabllm_prompts import PLAIN, PROACTIVE
+from upshot.rollout.services import Services
+from upshot.tasks.collabllm import PLAIN, PROACTIVE, CollabTask
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.tasks.users.llm import END_SIGNAL
 

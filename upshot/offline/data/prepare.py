@@ -11,10 +11,11 @@ from typing import Any
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.whole_files import check_writable
 from upshot.offline.data.select import best_and_worst, best_conversations, distinct_prompts, merge_duplicates
-from upshot.tasks.datasets.candidate import Candidate, UnusableRecord, parse
+from upshot.tasks.datasets.candidates import Candidate, candidate_of, goal_groups
+from upshot.tasks.datasets.files import Record, read_tables
 from upshot.tasks.datasets.parquet import AGENT_NAME, dpo_row, rl_row, schema_for, sft_row, write_parquet
-from upshot.tasks.datasets.split import split_by_goal, without_goals_of
-from upshot.tasks.datasets.tables import Record, read_tables
+from upshot.tasks.datasets.splits import split_in_two
+from upshot.tasks.verifiers.base import BadRow
 
 PURPOSES = ("sft", "rl", "dpo")
 UNUSED = {"sft": ("sessions",), "dpo": ("sessions",), "rl": ()}
@@ -139,23 +140,18 @@ def split_tables(
 ) -> dict[str, list[Candidate]]:
     """Candidates by split: the source's own validation where it has one (leaks into train removed), else by goal."""
     parsed = {split: merge_duplicates(_parse_all(records, dropped), dropped) for split, records in tables.items()}
-    train = parsed.get("train", [])
-    held_out = [c for split, candidates in parsed.items() if split != "train" for c in candidates]
-    if not train or not held_out:
-        train, held_out = split_by_goal(train or held_out, settings.validation, settings.seed)
-        return {"train": train, "validation": held_out}
-    kept, leaked = without_goals_of(train, held_out)
+    train, validation, leaked = split_in_two(parsed, goal_groups, settings.validation, settings.seed)
     if leaked:
-        dropped["goal also in validation"] += len(leaked)
-    return {"train": kept, "validation": held_out}
+        dropped["goal also in validation"] += leaked
+    return {"train": train, "validation": validation}
 
 
 def _parse_all(records: Sequence[Record], dropped: Counter[str]) -> list[Candidate]:
     candidates = []
     for record in records:
         try:
-            candidates.append(parse(record))
-        except UnusableRecord as why:
+            candidates.append(candidate_of(record))
+        except BadRow as why:
             dropped[str(why)] += 1
     return candidates
 

@@ -12,8 +12,7 @@ from typing import Any
 from upshot.core.conversation import Conversation, Message, Turn, derive_seed
 from upshot.rollout.policy import Policy
 from upshot.tasks.participants.ask import Flaw, ask, text_schema
-from upshot.tasks.participants.template import render
-from upshot.tasks.participants.transcript import as_lines, as_text
+from upshot.tasks.participants.templates import as_lines, as_text, render
 
 SCHEMA = text_schema("current_problem", "thought", "response")
 

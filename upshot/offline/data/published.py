@@ -15,7 +15,7 @@ from typing import Any
 
 from upshot.core.conversation import Row
 from upshot.core.errors import UserError
-from upshot.tasks.datasets.parquet import write_parquet
+from upshot.tasks.datasets.parquet import message_list, write_parquet
 
 FILE = "candidates.parquet"
 MR = "MR"
@@ -88,8 +88,7 @@ def write_published(folder: Path, rows: Sequence[dict[str, Any]], metrics: Seque
     """Write `candidates.parquet`."""
     import pyarrow as pa
 
-    text, number = pa.string(), pa.float64()
-    messages = pa.list_(pa.struct([("role", text), ("content", text)]))
+    text, number, messages = pa.string(), pa.float64(), message_list()
     facts = metadata_column([row["single_turn_metadata"] for row in rows])
     schema = pa.schema(
         [

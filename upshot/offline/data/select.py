@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from upshot.tasks.datasets.candidate import Candidate, CandidatePair
+from upshot.tasks.datasets.candidates import Candidate, CandidatePair
 
 ROUNDING = 1e-9
 """So that 0.7 − 0.2 counts as a gap of 0.5; equal scores are never a pair."""
@@ -93,7 +93,7 @@ def best_and_worst(
 def too_low(candidate: Candidate, least: Mapping[str, float]) -> str | None:
     """Why a candidate is not good enough by its metrics, the first reason; None when it is."""
     for name, value in least.items():
-        measured = candidate.measured(name)
+        measured = candidate.mean_of(name)
         if measured is None:
             return f"no {name}"
         if measured < value:

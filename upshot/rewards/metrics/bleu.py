@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from upshot.core.conversation import Conversation
 from upshot.core.score import Reason, Score
 from upshot.rewards.metric import Metric, metrics
-from upshot.tasks.participants.transcript import as_text
+from upshot.tasks.participants.templates import as_text
 
 
 @metrics.register("bleu")

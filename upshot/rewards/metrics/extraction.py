@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
 
 from upshot.core.conversation import Conversation, Message
 from upshot.core.errors import UserError, did_you_mean
@@ -22,73 +22,59 @@ ARTEFACTS = ("answer", "code", "document")
 """Artefacts that the judge is told more about; any other is asked for by the words that name it."""
 TYPO = 0.85
 """How alike a name must be to one of those to be taken for a slip of the pen."""
-WAYS = ("fence", "judge", "last")
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})(.*)")
 
 
-class Extractor(ABC):
-    """Finds an artefact in a conversation."""
-
-    def __init__(self, artefact: str) -> None:
-        self.artefact = artefact
-
-    @abstractmethod
-    async def extract(self, conversation: Conversation) -> str | Score:
-        """The artefact's text, empty where there is none; or a missing score that says why it could not be told."""
-
-
-class LastMessage(Extractor):
+async def last_message(conversation: Conversation, artefact: str, judge: Model | None) -> str | Score:
     """The assistant's last message as it stands."""
-
-    async def extract(self, conversation: Conversation) -> str | Score:
-        """The text of the last assistant message."""
-        last = conversation.last("assistant")
-        return last.content if last is not None else ""
+    last = conversation.last("assistant")
+    return last.content if last is not None else ""
 
 
-class Fence(Extractor):
-    """The last fenced block any assistant message holds."""
-
-    async def extract(self, conversation: Conversation) -> str | Score:
-        """The text inside the last code fence."""
-        for message in reversed(conversation.messages):
-            if message.role == "assistant":
-                block = last_fence(message.content)
-                if block is not None:
-                    return block
-        return ""
+async def last_block(conversation: Conversation, artefact: str, judge: Model | None) -> str | Score:
+    """The text inside the last code fence that any assistant message holds."""
+    said = (message.content for message in reversed(conversation.messages) if message.role == "assistant")
+    return next((block for text in said if (block := last_fence(text)) is not None), "")
 
 
-class ByJudge(Extractor):
-    """A model reads the conversation and writes the artefact down as it stands at the end."""
+async def ask_judge(conversation: Conversation, artefact: str, judge: Model | None) -> str | Score:
+    """The artefact as a model writes it down: as it stands at the end, at temperature 0."""
+    from upshot.tasks.participants.judge import extract_artefact
 
-    def __init__(self, artefact: str, judge: Model) -> None:
-        super().__init__(artefact)
-        self.judge = judge
+    assert judge is not None  # refused by `ExtractedMetric`
+    return await extract_artefact(judge, artefact, conversation)
 
-    async def extract(self, conversation: Conversation) -> str | Score:
-        """The artefact by the extraction prompt, at temperature 0."""
-        from upshot.tasks.participants.judge import extract_artefact
 
-        return await extract_artefact(self.judge, self.artefact, conversation)
+Extractor = Callable[[Conversation, str, Model | None], Awaitable[str | Score]]
+"""The artefact's text, empty where there is none; or a missing score that says why it could not be told."""
+WAYS: Mapping[str, Extractor] = {"fence": last_block, "judge": ask_judge, "last": last_message}
 
 
 class ExtractedMetric(Metric):
     """A metric of the artefact instead of the whole conversation."""
 
-    def __init__(self, extractor: Extractor, inner: Metric) -> None:
-        self.extractor = extractor
+    def __init__(self, artefact: str, inner: Metric, how: str, judge: Model | None = None, where: str = "") -> None:
+        """how: by `judge`, from the last code `fence`, or the `last` message itself."""
+        check_extraction(artefact, how, where)
+        if how == "judge" and judge is None:
+            place = f" in {where}" if where else ""
+            raise UserError(
+                f"extracting a {artefact}{place} needs a judge model; name one, or set extract: fence or extract: last"
+            )
+        self.artefact = artefact
         self.inner = inner
         self.intrinsic = inner.intrinsic
+        self._extract = WAYS[how]
+        self._judge = judge
 
     async def score(self, conversation: Conversation) -> Score:
         """The inner metric's score of the artefact; missing when it could not be extracted."""
-        found = await self.extractor.extract(conversation)
+        found = await self._extract(conversation, self.artefact, self._judge)
         if isinstance(found, Score):
             return found
         given = await limited(self.inner, self.inner.score, ending_with(conversation, found))
         score = Score.of(given, f"metric '{type(self.inner).__name__}'")
-        detail = {self.extractor.artefact: found, **score.detail}
+        detail = {self.artefact: found, **score.detail}
         if not found.strip():
             detail["absent"] = True
         return Score(score.value, score.reason, detail)
@@ -127,18 +113,3 @@ def check_extraction(artefact: str, how: str, where: str = "") -> None:
         raise UserError(f"unknown artefact '{artefact}'{place}; {did_you_mean(artefact, ARTEFACTS)}")
     if how not in WAYS:
         raise UserError(f"unknown way '{how}' to extract a {artefact}{place}; {did_you_mean(how, WAYS)}")
-
-
-def build_extractor(artefact: str, how: str, judge: Model | None, where: str = "") -> Extractor:
-    """The extractor of an artefact: by `judge`, from the last code `fence`, or the `last` message itself."""
-    check_extraction(artefact, how, where)
-    if how == "fence":
-        return Fence(artefact)
-    if how == "last":
-        return LastMessage(artefact)
-    if judge is None:
-        place = f" in {where}" if where else ""
-        raise UserError(
-            f"extracting a {artefact}{place} needs a judge model; name one, or set extract: fence or extract: last"
-        )
-    return ByJudge(artefact, judge)

@@ -8,7 +8,7 @@ from upshot.core.score import Score
 from upshot.models.base import Model
 from upshot.rewards.metric import Metric, metrics
 from upshot.tasks.participants.judge import Judge
-from upshot.tasks.participants.template import template_source
+from upshot.tasks.participants.templates import template_source
 
 
 @metrics.register("judged")

@@ -9,6 +9,7 @@ from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
 from upshot.rewards.metric import Metric, metrics
 from upshot.rewards.metrics.extraction import last_fence
+from upshot.tasks.verifiers.code import share_passed
 
 if TYPE_CHECKING:
     from upshot.sandbox.runner import CodeRunner
@@ -45,15 +46,7 @@ class PassRate(Metric):
         from upshot.sandbox.limits import Limits
 
         limits = Limits(cpu_seconds=self.cpu_seconds, memory_mb=self.memory_mb)
-        results = await self.sandbox.test_program(program, tests, limits)
-        outcomes = {"outcomes": [str(result.outcome) for result in results]}
-        if "sandbox_fault" in outcomes["outcomes"]:
-            return Score.missing(Reason.SANDBOX_FAULT, "pass_rate: sandbox_fault", **outcomes)
-        values = [result.value for result in results if result.value is not None]
-        if not values:
-            return Score.missing(Reason.BAD_ROW, "pass_rate: no valid test", **outcomes)
-        passed = sum(values)
-        return Score(passed / len(values), detail={"passed": int(passed), "tests": len(values), **outcomes})
+        return share_passed(await self.sandbox.test_program(program, tests, limits), "pass_rate")
 
 
 def tests_of(row: Row) -> list[str]:

@@ -1,4 +1,8 @@
-"""In worker processes: all cores, a time limit that kills, a memory limit, one item's crash or hang is its own."""
+"""In this machine's processes: `pool` puts all that computes into workers, `inline` only what may hang.
+
+Workers use all cores, have a time limit that kills and a memory limit; one item's crash or hang is its own. In process
+there is no overhead, and `breakpoint()` works.
+"""
 
 from __future__ import annotations
 
@@ -60,3 +64,19 @@ class PoolManager(Manager):
         """Go on counting from there."""
         self._before = Counter(state)
         self._before.subtract(self._workers.stats if self._workers else {})
+
+
+@managers.register("inline")
+class InlineManager(PoolManager):
+    """Scores here; risky verifiers that `quick` did not settle go to worker processes."""
+
+    def __init__(self, workers: int = 2, seconds: float = 10.0, **options: Any) -> None:
+        super().__init__(workers, seconds, **options)
+
+    async def verify(self, claim: Claim) -> Score:
+        """The score of one claim."""
+        verifier = self.verifier(claim)
+        if verifier.waits or not verifier.risky:
+            return await verify_here(verifier, claim)
+        quick = verifier.quick(claim.response, claim.reference, claim.extra)
+        return quick if quick is not None else await self._in_worker(claim)

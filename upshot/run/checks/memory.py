@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from upshot.run.checks.bench import CheckContext, Finding
-from upshot.training.learner.memory.fitting import planned
+from upshot.training.learner.memory.fit import plan_recipe
 
 
 def check(bench: CheckContext) -> Iterator[Finding]:
     """Make the memory plan; what cannot fit is its `UserError`. On the CPU nothing is limited."""
-    planned(bench.recipe, len(bench.task.vocabulary() or ()), bench.ranks)
+    plan_recipe(bench.recipe, len(bench.task.vocabulary() or ()), bench.ranks)
     yield from ()

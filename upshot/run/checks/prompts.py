@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from upshot.core.conversation import Row
 from upshot.rollout.prompt_length import tell, too_long
 from upshot.run.checks.bench import CheckContext, Finding
-from upshot.tasks.datasets.examples import read_dialogues
+from upshot.tasks.datasets.records import read_dialogues
 
 DONE = {"filter": "left out", "truncate": "cut at their beginning"}
 

@@ -1,20 +1,37 @@
-"""The pool: models that share one arena, brought in and out as their requests come.
+"""Models that share one arena, brought in and out as their requests come.
 
-While somebody waits for a model that is not there, a task looks once in every turn of the event loop: engines at work
-have made a step since. Loads go on beside them; a model leaves when it has nothing to do, or after its quantum.
+A model comes as soon as its region is free. Those in it leave when they have had nothing to do for a while; one with
+work goes on for its turn, then begins nothing new, and leaves when what it has begun has ended. Who has waited longest
+comes first. So nobody waits for ever, and nobody is thrown out in the middle of its work at every request.
+
+While somebody waits for a model that is not there, a task looks once in every turn of the event loop: a tick, in which
+every engine at work has made a step. Times are counted in ticks and not in seconds, so that on the CPU a run hangs on
+its seed alone; with nobody at work they pass at once. Loads go on beside the engines, on a stream of their own.
+
+What lies where: `layout.py`. Host memory, device memory and copies: `memory.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from upshot.serving.swap.arena import PIECE, Arena
-from upshot.serving.swap.order import decide
-from upshot.serving.swap.overlay import MemoryLayout
-from upshot.serving.swap.seat import PoolSlot
+from upshot.core.errors import UserError
+from upshot.serving.swap.layout import MemoryLayout, Region, round_up
+from upshot.serving.swap.memory import PIECE, Arena, HostCopy, HostWeights
 
+if TYPE_CHECKING:
+    from upshot.engine.engine import Engine
+
+GRACE = 32
+"""Ticks that a model has had nothing to do before it leaves: more requests for it may be on their way."""
+TURN = 256
+"""Ticks that a model with work goes on to begin more of it while others wait for its region."""
 PAUSE = 0.0005
 """Seconds between two looks at a load that a GPU makes by itself."""
 
@@ -22,63 +39,50 @@ PAUSE = 0.0005
 class ModelPool:
     """Models in one arena."""
 
-    def __init__(self, overlay: MemoryLayout, device: str | torch.device, piece: int = PIECE) -> None:
-        self.arena = Arena(overlay, torch.device(device))
-        self.seats = {place.name: PoolSlot(self, place) for place in overlay.places}
+    def __init__(self, layout: MemoryLayout, device: str | torch.device, piece: int = PIECE) -> None:
+        self.arena = Arena(layout, torch.device(device))
+        self.seats = {region.name: PoolSlot(self, region) for region in layout.regions}
         self.piece = piece
         """Bytes that a load copies at once."""
+        self.ticks = 0
         on_gpu = self.arena.device.type == "cuda"
         self._stream = torch.cuda.Stream(self.arena.device) if on_gpu else None
-        """Loads run beside everything else."""
         self._minder: asyncio.Task[None] | None = None
-        self.swaps = 0
-        self.moved = 0
-        """Bytes."""
+        self.swaps = self.moved = 0
         self.swap_s = self.waiting_s = 0.0
 
     def seat(self, name: str) -> PoolSlot | None:
-        """The seat of a model; None: it has none here."""
+        """The slot of a model; None: it has none here."""
         return self.seats.get(name)
 
-    # --- who is there
-
-    def bring(self, seat: PoolSlot) -> None:
+    def bring(self, slot: PoolSlot) -> None:
         """Have a model there now, whoever has to leave."""
-        if seat.here:
-            return
-        if seat.load is None:
-            for rival in self._rivals(seat):
-                self._finish(rival)
+        if slot.load is None and not slot.here:
+            for rival in self._rivals(slot):
+                rival.finish_load()
                 rival.leave()
-            self._come(seat)
-        self._finish(seat)
+            self._load(slot)
+        slot.finish_load()
 
-    def _rivals(self, seat: PoolSlot) -> list[PoolSlot]:
+    def _rivals(self, slot: PoolSlot) -> list[PoolSlot]:
         held = [self.seats[name] for name in self.arena.held]
-        return [other for other in held if other is not seat and other.place.overlaps(seat.place)]
+        return [other for other in held if other is not slot and other.region.overlaps(slot.region)]
 
-    def _come(self, seat: PoolSlot) -> None:
+    def _load(self, slot: PoolSlot) -> None:
+        """Begin to load a model whose region is free."""
         self.arena.take()
         if self._stream is not None:
             # What others computed there is done, but the zeros that an engine begins with may not be.
             for other in self.seats.values():
-                if other.engine is not None and other.place.overlaps(seat.place):
-                    default = torch.cuda.default_stream(self.arena.device)
-                    self._stream.wait_stream(other.engine.stream or default)
-        seat.come(self._stream)
-
-    @staticmethod
-    def _finish(seat: PoolSlot) -> None:
-        """Wait for a load that is under way."""
-        if seat.load is not None:
-            seat.load.wait()
-            seat.arrive()
+                if other.engine is not None and other.region.overlaps(slot.region):
+                    self._stream.wait_stream(other.engine.stream or torch.cuda.default_stream(self.arena.device))
+        slot.begin_load(self._stream)
 
     def rest(self) -> None:
         """Give all memory back, captured steps too, until the next request: somebody else needs it for a while."""
-        for seat in self.seats.values():
-            self._finish(seat)
-            seat.leave(keep_steps=False)
+        for slot in self.seats.values():
+            slot.finish_load()
+            slot.leave(keep_steps=False)
         if self.arena.there:
             self.arena.release()
 
@@ -91,55 +95,65 @@ class ModelPool:
 
     async def _mind(self) -> None:
         try:
-            while self._awaited():
+            while any(slot.load is not None or slot.wanted for slot in self.seats.values()):
                 self.tick()
-                loading = self._stream is not None and any(seat.load for seat in self.seats.values())
+                loading = self._stream is not None and any(slot.load for slot in self.seats.values())
                 await asyncio.sleep(PAUSE if loading else 0)
         except BaseException as error:
-            for seat in self.seats.values():  # else they would wait for ever
-                seat.tell(error if isinstance(error, Exception) else RuntimeError("the pool was closed"))
+            for slot in self.seats.values():  # else they would wait for ever
+                slot.notify(error if isinstance(error, Exception) else RuntimeError("the pool was closed"))
             raise
-        for seat in self.seats.values():
-            seat.holds = False
-            seat.tell()
-
-    def _awaited(self) -> bool:
-        return any(seat.load is not None or seat.seen().wanted for seat in self.seats.values())
+        for slot in self.seats.values():
+            slot.holds = False
+            slot.notify()
 
     def tick(self) -> None:
-        """Look once: who has come, who leaves, who begins to come."""
-        for seat in self.seats.values():
-            if seat.load is not None and seat.load.poll():
-                seat.arrive()
-        members = {seat.name: seat.seen() for seat in self.seats.values()}
-        wanted = [member.place for member in members.values() if member.wanted]
-        for name, seat in self.seats.items():
-            seat.tick(members[name].here and any(place.overlaps(seat.place) for place in wanted))
-        decision = decide([seat.seen() for seat in self.seats.values()])
-        for seat in self.seats.values():
-            seat.hold(seat.name in decision.hold)
-        for name in decision.leave:
-            self.seats[name].leave()
-        for name in decision.come:
-            self._come(self.seats[name])
+        """Look once: who has come, who leaves, who begins to come, who may begin nothing new."""
+        self.ticks += 1
+        for slot in self.seats.values():
+            if slot.load is not None and slot.load.poll():
+                slot.arrive()
+            if not slot.wanted:
+                slot.waits_since = 0 if slot.load is None else slot.waits_since
+            elif not slot.waits_since:
+                slot.waits_since, slot.waits_from = self.ticks, time.perf_counter()
+        self._take_turns(sorted((s for s in self.seats.values() if s.wanted), key=lambda slot: slot.waits_since))
+
+    def _take_turns(self, newcomers: Sequence[PoolSlot]) -> None:
+        """Who waits comes where those in its region may leave; those whose turn is over begin nothing new."""
+        contended = {rival.name for newcomer in newcomers for rival in self._rivals(newcomer)}
+        for slot in self.seats.values():  # a turn begins when the load has ended
+            slot.contended_since = (slot.contended_since or self.ticks) if slot.here and slot.name in contended else 0
+        ending: set[str] = set()
+        reserved: list[Region] = []
+        for newcomer in newcomers:
+            if any(newcomer.region.overlaps(region) for region in reserved):
+                continue
+            rivals = self._rivals(newcomer)
+            if all(rival.may_leave for rival in rivals):
+                for rival in rivals:
+                    rival.leave()
+                self._load(newcomer)
+                reserved.append(newcomer.region)
+                continue
+            over = {rival.name for rival in rivals if rival.turn_over}
+            ending |= over
+            # Others may use what it waits for, but not when they would keep it from coming.
+            if over or self.ticks - newcomer.waits_since >= TURN:
+                reserved.append(newcomer.region)
+        for slot in self.seats.values():
+            slot.hold(slot.name in ending)
 
     # --- what it took
-
-    def count(self, seconds: float, size: int, waited: float) -> None:
-        """A load is done."""
-        self.swaps += 1
-        self.swap_s += seconds
-        self.moved += size
-        self.waiting_s += waited
 
     def spent(self) -> dict[str, float]:
         """Loads, their seconds and GiB, and the seconds that models were waited for, since the last call."""
         names = ("swaps", "swap_s", "waiting_s")
-        found = {f"time/pool/{name}": float(getattr(self, name)) for name in names}
-        found["time/pool/swapped_gib"] = self.moved / 2**30
+        out = {f"time/pool/{name}": float(getattr(self, name)) for name in names}
+        out["time/pool/swapped_gib"] = self.moved / 2**30
         self.swaps = self.moved = 0
         self.swap_s = self.waiting_s = 0.0
-        return found
+        return out
 
     async def aclose(self) -> None:
         """Nobody looks any more."""
@@ -147,3 +161,149 @@ class ModelPool:
         if minder is not None and not minder.done():
             minder.cancel()
             await asyncio.gather(minder, return_exceptions=True)
+
+
+class PoolSlot:
+    """One model's region in a pool, and its engine's turn: the `SwapSlot` that the engine is given."""
+
+    def __init__(self, pool: ModelPool, region: Region) -> None:
+        self.pool, self.region, self.arena, self.name = pool, region, pool.arena, region.name
+        self.weights: HostWeights | None = None
+        self.engine: Engine | None = None
+        self.load: HostCopy | None = None
+        """The copy under way."""
+        self.holds = False
+        """Whether the engine begins nothing new."""
+        self.used = 0
+        """The tick of its last step."""
+        self.waits_since = self.contended_since = 0
+        """The ticks since which its requests wait for it to come, and others for its region; 0: nobody waits."""
+        self.waits_from = 0.0
+        """The same moment by the clock."""
+        self._arrivals: list[asyncio.Future[None]] = []
+        """Of those who wait for it to come."""
+
+    @property
+    def here(self) -> bool:
+        """Whether weights and pages are in memory."""
+        return self.name in self.arena.held and self.load is None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether requests wait for it, and it is neither there nor on its way."""
+        return self.engine is not None and bool(self.engine.scheduler.waiting) and self.name not in self.arena.held
+
+    @property
+    def turn_over(self) -> bool:
+        """Whether others have waited for a whole turn of it."""
+        return self.contended_since > 0 and self.pool.ticks - self.contended_since >= TURN
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether it can go now: it has had nothing to do for a while, or what it began in its turn has ended."""
+        scheduler = self.engine.scheduler if self.engine is not None else None
+        if not self.here or (scheduler is not None and scheduler.under_way):
+            return False
+        idle = scheduler is None or not scheduler.waiting
+        return self.turn_over or (idle and self.pool.ticks - self.used >= GRACE)
+
+    # --- a model moves in and out
+
+    def furnish(self, module: torch.nn.Module) -> None:
+        """Take the module's weights over, and be here: an engine can be made of it now."""
+        self.weights = HostWeights(module, self.arena.device)
+        if self.kv_bytes <= 0:
+            raise UserError(
+                f"the weights of '{self.name}' have {self.weights.size / 2**20:.1f} MiB, the memory plan has "
+                f"{self.region.size / 2**20:.1f} MiB for them and their keys and values; raise model.memory_gb"
+            )
+        self.weights.bind(self.arena.bytes_of(self.region))
+        self.enter()
+
+    def vacate(self) -> None:
+        """The model is gone for good."""
+        if self.load is not None:
+            self.load.wait()
+        self.load = self.engine = self.weights = None
+        self.arena.free(self.region)
+        self.notify()
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes behind the weights."""
+        assert self.weights is not None, "furnish() comes first"
+        return self.region.size - round_up(self.weights.size)
+
+    def pages(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The memory of all pages, at the same addresses each time: captured steps write there."""
+        count = math.prod(size) * dtype.itemsize
+        if count > self.kv_bytes:
+            raise RuntimeError(f"'{self.name}' wants {count} bytes of pages, its place has {self.kv_bytes}")
+        start = self.region.size - self.kv_bytes
+        return self.arena.bytes_of(self.region)[start : start + count].view(dtype).view(size)
+
+    def begin_load(self, stream: torch.cuda.Stream | None) -> None:
+        """Begin to come; the region is free."""
+        assert self.weights is not None, "furnish() comes first"
+        self.arena.claim(self.region)
+        target = self.arena.bytes_of(self.region)[: self.weights.size]
+        self.load = HostCopy(self.weights.flat, target, stream, self.pool.piece)
+
+    def finish_load(self) -> None:
+        """Wait for a load that is under way."""
+        if self.load is not None:
+            self.load.wait()
+            self.arrive()
+
+    def arrive(self) -> None:
+        """The weights are there: the engine goes on."""
+        assert self.load is not None
+        self.pool.swaps += 1
+        self.pool.swap_s += self.load.seconds
+        self.pool.moved += self.load.source.numel()
+        if self.waits_since:
+            self.pool.waiting_s += time.perf_counter() - self.waits_from
+        self.load, self.used, self.waits_since = None, self.pool.ticks, 0
+        if self.engine is not None:
+            self.engine.resume()
+        self.notify()
+
+    def leave(self, keep_steps: bool = True) -> None:
+        """Give the region back; what has begun goes back into the queue."""
+        if self.engine is not None:
+            self.engine.park(keep_steps)
+        self.holds = False
+        self.arena.free(self.region)
+
+    # --- turns
+
+    def enter(self) -> None:
+        """Be here now, whoever has to leave."""
+        self.pool.bring(self)
+
+    async def turn(self) -> bool:
+        """Wait to be here and to have something to do; False: there is nothing to do any more."""
+        assert self.engine is not None, "the engine is made before it is asked"
+        scheduler = self.engine.scheduler
+        while scheduler.busy:
+            if self.here and not (self.holds and not scheduler.under_way):
+                self.used = self.pool.ticks
+                return True
+            self.pool.wake()
+            arrival = asyncio.get_running_loop().create_future()
+            self._arrivals.append(arrival)
+            await arrival
+        return False
+
+    def notify(self, error: BaseException | None = None) -> None:
+        """Whoever waits for it looks again, or fails."""
+        arrivals, self._arrivals = self._arrivals, []
+        for arrival in arrivals:
+            if not arrival.done():
+                arrival.set_result(None) if error is None else arrival.set_exception(error)
+
+    def hold(self, holds: bool) -> None:
+        """Begin nothing new, or begin again."""
+        freed, self.holds = self.holds and not holds, holds
+        if freed:
+            self.notify()

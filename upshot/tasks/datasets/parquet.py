@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from upshot.core.conversation import Message
-from upshot.tasks.datasets.candidate import Candidate, CandidatePair
+from upshot.core.conversation import Message, Row
+from upshot.tasks.datasets.candidates import Candidate, CandidatePair
 
 if TYPE_CHECKING:
     import pyarrow
@@ -78,16 +78,47 @@ def rl_row(
 
 def opening(candidate: Candidate, system: str) -> list[dict[str, str]]:
     """System prompt (if any) and history."""
-    said = [*([Message("system", system)] if system else []), *candidate.history]
-    return [{"role": m.role, "content": m.content} for m in said]
+    return message_dicts([*([Message("system", system)] if system else []), *candidate.history])
+
+
+def message_dicts(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Messages as the files hold them: role and content."""
+    return [{"role": m.role, "content": m.content} for m in messages]
+
+
+def verl_row(row: Row, index: int, split: str, truth: str | None, style: str = "rule", **extra: str) -> dict[str, Any]:
+    """A task's row in verl's columns; `truth` is what a verifier compares with, `extra` more of `extra_info`."""
+    return {
+        "data_source": row.source,
+        "prompt": message_dicts(row.messages),
+        "reward_model": {"style": style, "ground_truth": truth},
+        "extra_info": {"index": index, "split": split, "id": row.id, **extra},
+    }
+
+
+def verl_schema(*extra: str) -> pyarrow.Schema:
+    """The arrow schema of such rows: the same for every task, so that files can be mixed."""
+    import pyarrow as pa
+
+    text = pa.string()
+    places = [("index", pa.int64()), ("split", text), ("id", text), *((name, text) for name in extra)]
+    verdict = pa.struct([("style", text), ("ground_truth", text)])
+    columns = [("data_source", text), ("prompt", message_list()), ("reward_model", verdict)]
+    return pa.schema([*columns, ("extra_info", pa.struct(places))])
+
+
+def message_list() -> pyarrow.DataType:
+    """The type of a column of messages."""
+    import pyarrow as pa
+
+    return pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 
 
 def schema_for(purpose: str, metrics: Sequence[str] = ()) -> pyarrow.Schema:
-    """The arrow schema of the sft, rl or dpo files; rl rows keep what the metrics gave."""
+    """The arrow schema of the sft, rl or dpo files of candidates; rl rows keep what the metrics gave."""
     import pyarrow as pa
 
-    text, number = pa.string(), pa.float64()
-    messages = pa.list_(pa.struct([("role", text), ("content", text)]))
+    text, number, messages = pa.string(), pa.float64(), message_list()
     if purpose == "sft":
         return pa.schema([("messages", messages), ("conv_id", text), ("score", number)])
     if purpose == "dpo":

@@ -1,24 +1,149 @@
-"""Conversations on disk → rows and replies, whatever the file calls its columns. Pure functions."""
+"""One record of a file → a row to play, replies to score, a dialogue or a pair to learn from. Pure functions.
+
+A record is recognised by its columns, never by its file's name:
+- verl: `data_source`, `prompt` (messages), `reward_model.ground_truth`, `extra_info` (prepared by this project: with
+  the row's other columns as JSON text under `metadata`)
+- TRL and open-instruct: `prompt` or `messages` (text or messages), `ground_truth`/`answer`/`solution`, `dataset`
+- plain: `question`/`problem`/`query`/`input` and `answer`/`solution`/`target`
+- conversations: `prompt` and `completion`, or whole `messages`; `single_turn_…` columns say goal and reference
+
+The tuples below are the one list of names that a thing may have. Candidates of a multi-turn set, which are strict about
+what they take, are in `candidates.py`; sets with columns of their own (MATH, BigCodeBench …) are read by their tasks.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from upshot.core.conversation import Conversation, Message, Row, derive_seed, messages_from
 from upshot.core.errors import UserError
+from upshot.tasks.datasets.files import how_to_prepare, read_table
+from upshot.tasks.verifiers.routes import route
 
-GOAL = ("goal", "single_turn_prompt", "question", "problem")
-REFERENCE = ("reference", "single_turn_completion", "ground_truth", "answer", "solution")
-REPLIES = ("completion", "reply", "completions", "replies")
-OPENING = ("prompt", "raw_prompt")
+PROMPT = ("prompt", "raw_prompt")
+"""What the policy replies to: a text or messages. Of the names in such a tuple the first one that is there counts."""
 WHOLE = ("messages", "conversation")
+"""A whole conversation."""
+QUESTION = ("question", "problem", "query", "input", "instruction", "text")
+REPLY = ("completion", "reply", "completions", "replies")
+GOAL = ("goal", "single_turn_prompt")
+"""What the simulated user wants."""
+REFERENCE = ("reference", "single_turn_completion")
+"""What a reply to a goal is compared with."""
+ANSWER = (
+    *("ground_truth", "answer", "solution", "target", "label", "reference", "completion", "answers", "output"),
+    "answerKey",
+)
+"""What a verifier compares with."""
+NAME = ("id", "row_id", "task_id", "unique_id")
+PAIR = ("prompt", "chosen", "rejected")
+PAIR_SCORES = ("score_chosen", "score_rejected")
+METADATA = "metadata"
+"""Where in `extra_info` prepared rows keep what else they know, as JSON text."""
+ROUNDING = 1e-9
+"""So that 0.7 − 0.2 counts as a gap of 0.5."""
+
+
+def first(record: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """The first of the columns that holds anything; None when none does. Tables of pandas have NaN for nothing."""
+    return next((record[name] for name in names if record.get(name) is not None and not _is_nan(record[name])), None)
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def facts(value: Any) -> dict[str, Any]:
+    """A nested column as a dictionary; files hold it as a struct or as JSON text."""
+    if isinstance(value, str) and value.strip():
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError:
+            return {"text": value}
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def messages_of(value: Any, role: str = "user", where: str = "a row") -> tuple[Message, ...]:
+    """The messages of a column that holds them, or a plain text as one message of the role."""
+    if isinstance(value, str):
+        return (Message(role, value),)
+    messages = [facts(message) for message in value]
+    if not all("role" in message for message in messages):
+        raise UserError(f"{where}: messages are objects with 'role' and 'content', not {str(value)[:100]}")
+    return messages_from(messages)
+
+
+def is_dialogue(value: Any) -> bool:
+    """Whether a value is the messages of a conversation in which the assistant has the last word."""
+    last = value[-1] if isinstance(value, list) and value else None
+    return isinstance(last, Mapping) and last.get("role") == "assistant"
+
+
+def row_of(record: Mapping[str, Any], source: str, instructions: str = "", system: str = "") -> Row:
+    """A record as a row; `instructions` are put behind a bare question, not behind a prompt that has its own.
+
+    `source` is the verifier when the record names none.
+    """
+    extra = facts(record.get("extra_info"))
+    extra |= facts(extra.pop(METADATA, None))
+    messages, bare = _opening(record)
+    if bare and instructions:
+        last = messages[-1]
+        messages = (*messages[:-1], Message(last.role, f"{last.content}\n\n{instructions}"))
+    if system and messages[0].role != "system":
+        messages = (Message("system", system), *messages)
+    used = {*PROMPT, "messages", "extra_info", "reward_model"}
+    extra |= {key: value for key, value in record.items() if key not in used and value is not None}
+    extra.setdefault("question", next((m.content for m in reversed(messages) if m.role == "user"), ""))
+    name = next((str(extra[key]) for key in NAME if extra.get(key)), None)
+    return Row(name or opening_id(messages), messages, None, reference_of(record), route(record, source), extra)
+
+
+def _opening(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], bool]:
+    """The messages a row opens with, and whether they are a bare question."""
+    for key in ("prompt", "messages", "raw_prompt"):
+        value: Any = record.get(key)
+        if isinstance(value, str) and value:
+            return (Message("user", value),), True
+        if value is not None and not isinstance(value, str) and len(value):
+            said = messages_of(value)
+            while said and said[-1].role == "assistant":  # the reply to imitate is not part of the opening
+                said = said[:-1]
+            if said:
+                return said, False
+    question = next((record[key] for key in QUESTION if isinstance(record.get(key), str)), None)
+    if question is None:
+        raise UserError(
+            f"a row with the columns {', '.join(record)} has no prompt; expected prompt, messages or question"
+        )
+    return (Message("user", question),), True
+
+
+def reference_of(record: Mapping[str, Any]) -> Any:
+    """The ground truth of a record; None where it has none."""
+    given = first(facts(record.get("reward_model")), ["ground_truth"])
+    return first(record, ANSWER) if given is None else given
+
+
+def has_nan_answer(record: Mapping[str, Any]) -> bool:
+    """Whether a record's only answer is NaN."""
+    return reference_of(record) is None and any(map(_is_nan, map(record.get, ANSWER)))
+
+
+def opening_id(messages: Sequence[Message]) -> str:
+    """A short stable name of an opening."""
+    text = "\x00".join(f"{m.role}\x01{m.content}" for m in messages)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True)
-class Record:
+class RecordedReplies:
     """A row with the replies to it, or with the whole conversation that followed."""
 
     row: Row
@@ -38,75 +163,116 @@ class Record:
         return out
 
 
-def read_records(rows: Sequence[Mapping[str, Any]], futures: bool = False) -> list[Record]:
-    """Records from the rows of a file.
+def read_replies(records: Sequence[Mapping[str, Any]], futures: bool = False) -> list[RecordedReplies]:
+    """Replies to score from the records of a file.
 
-    A row has `prompt` and `completion` (a text, or a list of them), or `messages`: a whole conversation. The latter is
+    A record has `prompt` and `completion` (a text, or a list of them), or `messages`: a whole conversation. That is
     scored as it stands; with `futures` only its last assistant turn is the reply, and what came after it is dropped.
     """
-    ids = [str(row.get("id", index)) for index, row in enumerate(rows)]
-    if len(set(ids)) < len(ids):
-        ids = [str(index) for index in range(len(rows))]
-    return [_record(row, name, number, futures) for number, (name, row) in enumerate(zip(ids, rows, strict=True), 1)]
+    names = [str(record.get("id", index)) for index, record in enumerate(records)]
+    if len(set(names)) < len(names):
+        names = [str(index) for index in range(len(records))]
+    numbered = enumerate(zip(names, records, strict=True), 1)
+    return [_replies(record, name, futures, f"row {number}") for number, (name, record) in numbered]
 
 
-def _record(data: Mapping[str, Any], name: str, number: int, futures: bool) -> Record:
-    opening, replies, whole = (_first(data, keys) for keys in (OPENING, REPLIES, WHOLE))
+def _replies(record: Mapping[str, Any], name: str, futures: bool, where: str) -> RecordedReplies:
+    opening, replies, whole = (first(record, names) for names in (PROMPT, REPLY, WHOLE))
     if opening is not None and replies is not None:
         texts = [replies] if isinstance(replies, str) else list(replies)
-        return Record(_row(data, name, _messages(opening)), replies=tuple(_reply_text(text) for text in texts))
+        row = _scored_row(record, name, messages_of(opening, where=where))
+        return RecordedReplies(row, tuple(map(_reply_text, texts)))
     if whole is None:
-        raise UserError(
-            f"row {number} has neither 'prompt' and 'completion' nor 'messages'; it has {', '.join(sorted(data))}"
-        )
-    messages = _messages(whole)
+        columns = ", ".join(sorted(record))
+        raise UserError(f"{where} has neither 'prompt' and 'completion' nor 'messages'; it has {columns}")
+    messages = messages_of(whole, where=where)
     spoken = [index for index, message in enumerate(messages) if message.role == "assistant"]
     if not spoken:
-        raise UserError(f"row {number}: nobody answers in this conversation; there is no assistant message to score")
-    if futures:
-        cut = spoken[-1]
-        return Record(_row(data, name, messages[:cut]), said=(messages[cut],))
-    return Record(_row(data, name, messages[: spoken[0]]), said=messages[spoken[0] :])
+        raise UserError(f"{where}: nobody answers in this conversation; there is no assistant message to score")
+    cut = spoken[-1] if futures else spoken[0]
+    said = messages[cut : cut + 1] if futures else messages[cut:]
+    return RecordedReplies(_scored_row(record, name, messages[:cut]), said=said)
 
 
-def _row(data: Mapping[str, Any], name: str, opening: tuple[Message, ...]) -> Row:
-    extra = _mapping(data.get("extra_info"))
-    deeper = _mapping(extra.get("interaction_kwargs"))
-    judged = _mapping(data.get("reward_model"))
-    goal, reference = _first(data, GOAL), _first(data, REFERENCE)
-    meta = {**_mapping(data.get("single_turn_metadata")), **_mapping(data.get("meta")), **deeper}
+def _scored_row(record: Mapping[str, Any], name: str, opening: tuple[Message, ...]) -> Row:
+    told = facts(facts(record.get("extra_info")).get("interaction_kwargs"))
+    goal = first(record, (*GOAL, *QUESTION[:2]))
+    reference = first(record, (*REFERENCE, *ANSWER[:3]))
     return Row(
         name,
         opening,
-        goal if goal is not None else _first(deeper, GOAL),
-        reference if reference is not None else _first(judged, REFERENCE),
-        str(data.get("data_source", data.get("source", ""))),
-        meta,
+        first(told, (*GOAL, *QUESTION[:2])) if goal is None else goal,
+        first(facts(record.get("reward_model")), (*REFERENCE, *ANSWER[:3])) if reference is None else reference,
+        str(record.get("data_source", record.get("source", ""))),
+        {**facts(record.get("single_turn_metadata")), **facts(record.get("meta")), **told},
     )
-
-
-def _messages(value: Any) -> tuple[Message, ...]:
-    if isinstance(value, str):
-        return (Message("user", value),)
-    return messages_from([_mapping(item) for item in value])
 
 
 def _reply_text(value: Any) -> str:
     """A reply is text, or a message (or a list that ends with one)."""
     if isinstance(value, list) and value:
         value = value[-1]
-    return value if isinstance(value, str) else str(_mapping(value).get("content", ""))
+    return value if isinstance(value, str) else str(facts(value).get("content", ""))
 
 
-def _first(data: Mapping[str, Any], keys: Sequence[str]) -> Any:
-    return next((data[key] for key in keys if data.get(key) is not None), None)
+@dataclass(frozen=True)
+class Preference:
+    """Two replies to the same history, of which the first is better."""
+
+    prompt: tuple[Message, ...]
+    chosen: str
+    rejected: str
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    """A nested field as a mapping; parquet files often hold it as JSON text."""
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return {}
-    return value if isinstance(value, Mapping) else {}
+def read_dialogues(path: str, key: str = "train.data") -> list[tuple[Message, ...]]:
+    """Whole conversations from a parquet or JSONL file with a `messages` column (or prompt and completion).
+
+    A `prompt` that ends with the assistant is a whole conversation, too: so the verl recipe writes them.
+    """
+    dialogues = []
+    for number, record in enumerate(_examples(path, "sft", key), start=1):
+        where = f"{key} '{path}', row {number}"
+        whole, prompt = record.get("messages"), record.get("prompt")
+        if whole is None and "prompt" in record and "completion" in record:
+            said = (*messages_of(prompt, where=where), *messages_of(record["completion"], "assistant", where))
+        elif whole is None and not is_dialogue(prompt):
+            raise UserError(f"{where} has no 'messages' and no 'prompt' with 'completion'; it has {', '.join(record)}")
+        else:
+            said = messages_of(prompt if whole is None else whole, where=where)
+        dialogues.append(said)
+    return dialogues
+
+
+def read_preferences(path: str, min_gap: float, key: str = "train.data") -> list[Preference]:
+    """Pairs of a parquet or JSONL file whose scores are at least `min_gap` apart."""
+    needed = (*PAIR, *(PAIR_SCORES if min_gap else ()))
+    found = []
+    for number, record in enumerate(_examples(path, "dpo", key), start=1):
+        where = f"{key} '{path}', row {number}"
+        absent = [name for name in needed if record.get(name) is None]
+        if absent:
+            why = f" (train.dpo.min_gap is {min_gap:g})" if absent[0] in PAIR_SCORES else ""
+            raise UserError(f"{where} has no '{absent[0]}'{why}; it has {', '.join(record)}")
+        if not min_gap or record[PAIR_SCORES[0]] - record[PAIR_SCORES[1]] >= min_gap - ROUNDING:
+            chosen, rejected = (_one_reply(record[name], f"{where}, '{name}'") for name in PAIR[1:])
+            found.append(Preference(messages_of(record["prompt"], where=where), chosen, rejected))
+    return found
+
+
+def _one_reply(value: Any, where: str) -> str:
+    """The text of a reply, given as such or as a list of one assistant message."""
+    messages = messages_of(value, "assistant", where)
+    if [message.role for message in messages] != ["assistant"]:
+        roles = ", ".join(message.role for message in messages) or "nothing"
+        raise UserError(f"{where}: expected one assistant message, found {roles}")
+    return messages[0].content
+
+
+def _examples(path: str, purpose: str, key: str) -> list[dict[str, Any]]:
+    if not Path(path).is_file():
+        how = how_to_prepare(path) or f"make it with `upshot data prepare --for {purpose}`"
+        raise UserError(f"{key}: there is no file '{path}'; {how}")
+    records = read_table(Path(path))
+    if not records:
+        raise UserError(f"{key} '{path}' holds no rows")
+    return records

@@ -14,7 +14,7 @@ from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message, derive_seed
 from upshot.models.base import Model, ModelCallError, Request
 from upshot.models.structured import parse_json_object
-from upshot.tasks.participants.template import render
+from upshot.tasks.participants.templates import render
 
 
 @dataclass(frozen=True, slots=True)

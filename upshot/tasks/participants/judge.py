@@ -15,8 +15,7 @@ from upshot.core.conversation import Conversation
 from upshot.core.score import Score
 from upshot.models.base import Model, ModelCallError
 from upshot.tasks.participants.ask import Flaw, ask, object_schema
-from upshot.tasks.participants.template import render
-from upshot.tasks.participants.transcript import as_lines, as_text, task_of
+from upshot.tasks.participants.templates import as_lines, as_text, render, task_of
 
 DESCRIPTIONS = {
     "answer": "the final answer to the person's problem",

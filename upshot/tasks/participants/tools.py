@@ -199,32 +199,28 @@ class ToolEnvironment(Participant):
 def calls_of(message: Message) -> list[ToolRequest]:
     """The tool calls of an assistant message, parsed or in its text."""
     if message.tool_calls:
-        return [_from_openai(call, number) for number, call in enumerate(message.tool_calls)]
-    return [_from_text(body, number) for number, body in enumerate(_CALL.findall(message.content[-200_000:]))]
+        return [
+            _request(call.get("function") or {}, str(call.get("id") or f"call_{number}"))
+            for number, call in enumerate(message.tool_calls)
+        ]
+    bodies = _CALL.findall(message.content[-200_000:])
+    return [_request(body, f"call_{number}") for number, body in enumerate(bodies)]
 
 
-def _from_openai(call: Mapping[str, Any], number: int) -> ToolRequest:
-    function = call.get("function") or {}
+def _request(call: Any, identity: str) -> ToolRequest:
+    """A call of `name` and `arguments`, each an object or its JSON; what is wrong with it is its fault."""
+    function, fault = _object(call, "call is")
     name = str(function.get("name", ""))
-    identity = str(call.get("id") or f"call_{number}")
-    arguments, fault = _arguments(function.get("arguments"))
+    if fault:
+        return ToolRequest(identity, name, {}, fault)
+    arguments, fault = _object(function.get("arguments", function.get("parameters", {})), "arguments are")
     return ToolRequest(identity, name, arguments, fault)
 
 
-def _from_text(body: str, number: int) -> ToolRequest:
-    identity = f"call_{number}"
-    try:
-        data = json.loads(body)
-    except (json.JSONDecodeError, RecursionError) as error:
-        return ToolRequest(identity, "", {}, f"the call is not JSON ({error})")
-    arguments, fault = _arguments(data.get("arguments", data.get("parameters", {})))
-    return ToolRequest(identity, str(data.get("name", "")), arguments, fault)
-
-
-def _arguments(value: Any) -> tuple[Mapping[str, Any], str]:
+def _object(value: Any, what: str) -> tuple[Mapping[str, Any], str]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except (json.JSONDecodeError, RecursionError) as error:
-            return {}, f"the arguments are not JSON ({error})"
-    return (value, "") if isinstance(value, Mapping) else ({}, "the arguments are not an object")
+            return {}, f"the {what} not JSON ({error})"
+    return (value, "") if isinstance(value, Mapping) else ({}, f"the {what} not an object")

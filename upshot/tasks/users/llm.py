@@ -17,10 +17,9 @@ from upshot.core.errors import UserError, did_you_mean
 from upshot.models.base import Model, ModelCallError
 from upshot.tasks.participants.ask import Flaw, ModelAnswer, ask, text_schema
 from upshot.tasks.participants.base import Observation, User, count, users
-from upshot.tasks.participants.template import render
-from upshot.tasks.participants.transcript import as_lines, as_text, task_of
+from upshot.tasks.participants.templates import as_lines, as_text, render, task_of
 from upshot.tasks.users.personas import VAGUENESS, check_persona, choose_persona
-from upshot.tasks.users.quality import is_early_end, is_role_flip, pasted
+from upshot.tasks.users.quality import copied_share, is_early_end, is_role_flip
 
 END_SIGNAL = "[[TERMINATE CHAT]]"
 SIGNAL_VARIABLE = "COLLABLLM_TERMINATION_SIGNAL"
@@ -154,7 +153,7 @@ class LLMUser(User):
             return Flaw("empty", '"response" is empty')
         last = conversation.last("assistant")
         flip = is_role_flip(said, last.content if last is not None else "")
-        share = pasted(as_text(conversation.row.goal), said)
+        share = copied_share(as_text(conversation.row.goal), said)
         heard.append(UserAnswer(values, said, ended, flip, share))
         if flip:
             return Flaw("role_flip", "it talks like the assistant; you are the person who wants something", False)

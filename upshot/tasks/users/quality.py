@@ -44,7 +44,7 @@ def overlap(source: str, text: str, n: int = 6) -> float:
     return _share(words(source), words(text), n)
 
 
-def pasted(goal: str, message: str, n: int = 6) -> float:
+def copied_share(goal: str, message: str, n: int = 6) -> float:
     """How far a message is a copy of the goal: the share of the goal that it repeats, or, in a message of two n-grams
     and more, the share of the message that comes from the goal word by word (a paragraph of a long goal)."""
     said = words(message)

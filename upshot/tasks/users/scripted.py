@@ -6,7 +6,7 @@ import re
 
 from upshot.core.conversation import Conversation, Message
 from upshot.tasks.participants.base import Observation, User, users
-from upshot.tasks.participants.transcript import as_text
+from upshot.tasks.participants.templates import as_text
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 
@@ -29,7 +29,7 @@ class ScriptedUser(User):
         """The next line, or leaving when there is none or the answer has been given."""
         lines = script_of(conversation, self.lines)
         state = conversation.session.get("user", {"turns": 0})
-        if state["turns"] >= len(lines) or (self.leave_when_answered and self._answered(conversation)):
+        if state["turns"] >= len(lines) or (self.leave_when_answered and self._has_answer(conversation)):
             metrics = {"user_ended": 1.0}
             self._counts.update(metrics)
             return Observation(done=True, reason="user", metrics=metrics)
@@ -39,7 +39,7 @@ class ScriptedUser(User):
         return Observation((Message("user", lines[state["turns"]]),), metrics=metrics)
 
     @staticmethod
-    def _answered(conversation: Conversation) -> bool:
+    def _has_answer(conversation: Conversation) -> bool:
         reference, last = as_text(conversation.row.reference).strip(), conversation.last("assistant")
         if not reference or last is None:
             return False

@@ -6,7 +6,10 @@ A result given with d decimals holds when it is the value rounded (or cut) to d 
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
@@ -20,7 +23,13 @@ _MAX_STEPS = 500
 _LEFT = "-−+*/×÷x·$€£%(),. \t0123456789"
 _RESULT = re.compile(r"[ \t]*[$€£]?[ \t]*[-−]?[$€£]?[ \t]*\d[\d,]{0,40}(?:\.\d{1,40})?%?")
 _SENTENCE = re.compile(r"[.,;:]\s|\n")
-_TOKEN = re.compile(r"\s*(?:(\d[\d,]*(?:\.\d+)?|\.\d+)(\s?%)?|([-+*/()]))")
+_NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?|\.\d+)(\s?%)?")
+_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 # '3x-5' is algebra, '6 / 1/4' may mean either order, a leading '- 3' belongs to what stood before it
 _AMBIGUOUS = re.compile(r"\dx\s*[-−+*/)=]|\dx$|/\s*\d+\s*/\s*\d|^\s*[-−]\s|,\s|\d\s+\d")
 _FRACTION = re.compile(r"\(?\s*\$?\d+\s?/\s?\d+\s*\)?\s*")
@@ -96,65 +105,38 @@ def _read(text: str) -> ArithmeticStep | None:
 
 def evaluate(expression: str) -> Fraction | None:
     """The exact value of numbers joined by + - * / and parentheses; None when it is anything else or too long."""
-    tokens = _tokens(expression.translate(_NAMES))
-    if tokens is None or len(tokens) > 2 * _MAX_TERMS:
+    numbers: list[Fraction | None] = []
+
+    def name(match: re.Match[str]) -> str:
+        numbers.append(_number(match[1], bool(match[2])))
+        return f" n{len(numbers) - 1} "
+
+    text = expression.translate(_NAMES).strip()
+    if len(text) > _MAX_TERMS * 45 or re.search(r"[^-+*/()\s\d.,%]", text):
+        return None
+    named = _NUMBER.sub(name, text)
+    if None in numbers or len(numbers) > _MAX_TERMS:
         return None
     try:
-        value, rest = _sum(tokens, 0, 0)
-    except (ValueError, ZeroDivisionError):
+        return _value(ast.parse(" ".join(named.split()), mode="eval").body, numbers)
+    except (SyntaxError, ValueError, ZeroDivisionError, MemoryError, RecursionError):
         return None
-    return value if rest == len(tokens) else None
 
 
-def _tokens(text: str) -> list[Fraction | str] | None:
-    out: list[Fraction | str] = []
-    position = 0
-    text = text.strip()
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None or len(match[1] or "") > 40:
-            return None
-        if match[3]:
-            out.append(match[3])
-        else:
-            digits = match[1].rstrip(",")
-            if "," in digits and not re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", digits):
-                return None
-            number = Fraction(digits.replace(",", ""))
-            out.append(number / 100 if match[2] else number)
-        position = match.end()
-    return out
+def _number(digits: str, percent: bool) -> Fraction | None:
+    digits = digits.rstrip(",")
+    if len(digits) > 40 or ("," in digits and not re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", digits)):
+        return None
+    number = Fraction(digits.replace(",", ""))
+    return number / 100 if percent else number
 
 
-def _sum(tokens: list[Fraction | str], at: int, depth: int) -> tuple[Fraction, int]:
-    value, at = _product(tokens, at, depth)
-    while at < len(tokens) and tokens[at] in ("+", "-"):
-        operator = tokens[at]
-        other, at = _product(tokens, at + 1, depth)
-        value = value + other if operator == "+" else value - other
-    return value, at
-
-
-def _product(tokens: list[Fraction | str], at: int, depth: int) -> tuple[Fraction, int]:
-    value, at = _atom(tokens, at, depth)
-    while at < len(tokens) and tokens[at] in ("*", "/"):
-        operator = tokens[at]
-        other, at = _atom(tokens, at + 1, depth)
-        value = value * other if operator == "*" else value / other
-    return value, at
-
-
-def _atom(tokens: list[Fraction | str], at: int, depth: int) -> tuple[Fraction, int]:
-    if at >= len(tokens) or depth > 20:
-        raise ValueError("not an expression")
-    token = tokens[at]
-    if isinstance(token, Fraction):
-        return token, at + 1
-    if token == "-":
-        value, at = _atom(tokens, at + 1, depth + 1)
-        return -value, at
-    if token == "(":
-        value, at = _sum(tokens, at + 1, depth + 1)
-        if at < len(tokens) and tokens[at] == ")":
-            return value, at + 1
+def _value(node: ast.expr, numbers: Sequence[Fraction | None]) -> Fraction:
+    """The value of a tree that has no other leaves than the names of numbers."""
+    if isinstance(node, ast.Name):
+        return numbers[int(node.id[1:])] or Fraction(0)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand, numbers)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_value(node.left, numbers), _value(node.right, numbers))
     raise ValueError("not an expression")

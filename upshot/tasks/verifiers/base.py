@@ -11,6 +11,7 @@ is built from its name and JSON options alone, so a worker process or a remote s
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,9 +21,12 @@ from upshot.config.registry import Registry
 from upshot.core.conversation import Message
 from upshot.core.score import Reason, Score
 from upshot.core.thought import after_thought
-from upshot.tasks.verifiers.statistics import binary_metrics, graded_metrics
 
 Extra = Mapping[str, Any]
+
+
+class BadRow(ValueError):
+    """A row of which nothing can be made or scored; the message is the reason, short and countable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,16 @@ class Verifier:
     def rating(self) -> dict[str, Any]:
         """The JSON schema of the number that a monitor answers with."""
         return {"type": "number", "minimum": 0, "maximum": 1}
+
+    @classmethod
+    def ground_truth(cls, reference: Any, extra: Extra) -> str | None:
+        """What `score` compares with, as text (JSON where it is none), for files that others read too.
+
+        None where the verifier looks at the reply alone; `BadRow` where no reply could ever be scored.
+        """
+        if reference is None and "reference" in cls.needs:
+            raise BadRow("no reference")
+        return reference if reference is None else as_json_text(reference)
 
     def warm(self) -> None:
         """Import and build what is slow to start, before the first item is timed."""
@@ -122,6 +136,11 @@ reasoning alone {what}.
 Answer with JSON only: {{"thought": "<why, briefly>", "score": <number>}}."""
 
 
+def as_json_text(value: Any) -> str:
+    """A text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
 def parse_score(text: str, who: str, top: float) -> Score:
     """The `score` (or `verdict`) of the last JSON object after the thought, divided by `top`; missing when absent."""
     said = after_thought(text)
@@ -139,6 +158,50 @@ def parse_score(text: str, who: str, top: float) -> Score:
                 return Score.missing(Reason.BAD_ANSWER, f"{who}: score out of range", raw=value)
             return Score(float(value) / top, detail={"thought": str(data.get("thought", ""))[:2000]})
     return Score.missing(Reason.BAD_ANSWER, f"{who}: no score in the answer", text=text[:200])
+
+
+def valid_pairs(predictions: Sequence[Score], truths: Sequence[Score]) -> list[tuple[float, float]]:
+    """(prediction, truth) where both have a value."""
+    if len(predictions) != len(truths):
+        raise ValueError(f"{len(predictions)} predictions for {len(truths)} truths")
+    pairs = zip(predictions, truths, strict=True)
+    return [(p.value, t.value) for p, t in pairs if p.value is not None and t.value is not None]
+
+
+def binary_metrics(predictions: Sequence[Score], truths: Sequence[Score], threshold: float = 0.5) -> dict[str, float]:
+    """Confusion counts and rates; a rate with nothing below the line is left out, because it is undefined."""
+    pairs = valid_pairs(predictions, truths)
+    hits = [(p >= threshold, t >= threshold) for p, t in pairs]
+    tp = sum(p and t for p, t in hits)
+    tn = sum(not p and not t for p, t in hits)
+    fp = sum(p and not t for p, t in hits)
+    fn = sum(t and not p for p, t in hits)
+    out: dict[str, float] = {"tp": tp, "tn": tn, "fp": fp, "fn": fn}
+    out |= _ratio("precision", tp, tp + fp) | _ratio("recall", tp, tp + fn) | _ratio("f1", 2 * tp, 2 * tp + fp + fn)
+    out |= _ratio("accuracy", tp + tn, len(pairs)) | _ratio("tpr", tp, tp + fn) | _ratio("tnr", tn, tn + fp)
+    return out | {"valid": len(pairs), "missing": len(predictions) - len(pairs)}
+
+
+def graded_metrics(predictions: Sequence[Score], truths: Sequence[Score]) -> dict[str, float]:
+    """Errors, means and Pearson's correlation (left out when either side is constant)."""
+    pairs = valid_pairs(predictions, truths)
+    out: dict[str, float] = {"valid": len(pairs), "missing": len(predictions) - len(pairs)}
+    if not pairs:
+        return out
+    n = len(pairs)
+    mse = sum((p - t) ** 2 for p, t in pairs) / n
+    mean_p, mean_t = sum(p for p, _ in pairs) / n, sum(t for _, t in pairs) / n
+    out |= {"mse": mse, "rmse": math.sqrt(mse), "mean_prediction": mean_p, "mean_truth": mean_t}
+    var_p = sum((p - mean_p) ** 2 for p, _ in pairs)
+    var_t = sum((t - mean_t) ** 2 for _, t in pairs)
+    if var_p > 0 and var_t > 0:
+        cov = sum((p - mean_p) * (t - mean_t) for p, t in pairs)
+        out["correlation"] = cov / math.sqrt(var_p * var_t)
+    return out
+
+
+def _ratio(name: str, above: float, below: float) -> dict[str, float]:
+    return {name: above / below} if below else {}
 
 
 verifiers: Registry[Verifier] = Registry(

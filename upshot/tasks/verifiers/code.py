@@ -13,9 +13,14 @@ from typing import Any
 
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
-from upshot.tasks.verifiers.base import Extra, Verifier, verifiers
+from upshot.tasks.verifiers.base import BadRow, Extra, Verifier, as_json_text, verifiers
 
 MAX_TESTS = 200
+TEST_COLUMNS = (
+    *("test_list", "tests", "assert_case", "test_imports", "test_setup_code", "challenge_test_list"),
+    *("public_tests", "private_tests", "generated_tests", "input_output", "inputs", "outputs", "test_cases"),
+)
+"""Columns that tests are read from; the ground truth of a prepared row holds what they say."""
 _LANGUAGE = re.compile(r"[ \t]*([\w+-]*)")
 _CODE = re.compile(r"^(?:def |class |import |from \w+ import |print\(|for .*:|while .*:|\w+ ?= ?)", re.MULTILINE)
 
@@ -72,7 +77,8 @@ class CodeVerifier(Verifier):
         program = program_in(response)
         if program is None:
             return Score(0.0, detail={"fault": "no program in the response", "tests": len(tests)})
-        return self._verdict(await self.run(self.program(program, extra), tests))
+        share = share_passed(await self.run(self.program(program, extra), tests), "code")
+        return share if self.partial or share.value is None else Score(float(share.value == 1), detail=share.detail)
 
     def program(self, program: str, extra: Extra) -> str:
         """What is run; shapes that complete a given beginning put it in front."""
@@ -81,6 +87,14 @@ class CodeVerifier(Verifier):
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
         """The tests of a row."""
         raise NotImplementedError
+
+    @classmethod
+    def some_tests(cls, reference: Any, extra: Extra) -> list[Any]:
+        """The first tests of a row, as many as are ever run; `BadRow` where there are none."""
+        tests = cls().tests(reference, extra)[:MAX_TESTS]
+        if not tests:
+            raise BadRow("no tests")
+        return tests
 
     async def run(self, program: str, tests: Sequence[Any]) -> list[Any]:
         """Results of assert-like tests."""
@@ -91,27 +105,33 @@ class CodeVerifier(Verifier):
 
         return Limits(cpu_seconds=self.cpu_seconds)
 
-    def _verdict(self, results: Sequence[Any]) -> Score:
-        outcomes = [str(result.outcome) for result in results]
-        if "sandbox_fault" in outcomes:
-            return Score.missing(Reason.SANDBOX_FAULT, outcomes=outcomes[:50])
-        values = [result.value for result in results if result.value is not None]
-        if not values:
-            return Score.missing(Reason.BAD_ROW, f"no valid test: {results[0].detail[:300]}", outcomes=outcomes[:50])
-        share = sum(values) / len(values)
-        failed = next((r.detail for r in results if r.value == 0), "")
-        detail = {
-            "passed": int(sum(values)),
-            "tests": len(values),
-            "outcomes": outcomes[:50],
-            "first_failure": failed[:500],
-        }
-        return Score(share if self.partial else float(share == 1), detail=detail)
+
+def share_passed(results: Sequence[Any], who: str) -> Score:
+    """The share of the valid tests that passed; missing where the sandbox failed or no test can tell anything."""
+    outcomes = [str(result.outcome) for result in results]
+    if "sandbox_fault" in outcomes:
+        return Score.missing(Reason.SANDBOX_FAULT, f"{who}: sandbox_fault", outcomes=outcomes[:50])
+    values = [result.value for result in results if result.value is not None]
+    if not values:
+        why = f"{who}: no valid test: {results[0].detail[:300]}"
+        return Score.missing(Reason.BAD_ROW, why, outcomes=outcomes[:50])
+    detail = {
+        "passed": int(sum(values)),
+        "tests": len(values),
+        "outcomes": outcomes[:50],
+        "first_failure": next((result.detail for result in results if result.value == 0), "")[:500],
+    }
+    return Score(sum(values) / len(values), detail=detail)
 
 
 @verifiers.register("code", "mbpp", "google-research-datasets/mbpp", "evalplus/mbppplus", "TIGER-Lab/AceCode-87K")
 class AssertsVerifier(CodeVerifier):
     """Python with assert statements: a list (or JSON list) in the reference, `test_list` or `tests`."""
+
+    @classmethod
+    def ground_truth(cls, reference: Any, extra: Extra) -> str:
+        """The asserts."""
+        return as_json_text(cls.some_tests(reference, extra))
 
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
         """The asserts."""
@@ -124,11 +144,17 @@ class AssertsVerifier(CodeVerifier):
 class StdioVerifier(CodeVerifier):
     """A program that reads stdin and writes stdout: [{input, output}], or {inputs, outputs}."""
 
+    @classmethod
+    def ground_truth(cls, reference: Any, extra: Extra) -> str:
+        """The inputs with their outputs."""
+        pairs = [{"input": test.input, "output": test.output} for test in cls.some_tests(reference, extra)]
+        return as_json_text(pairs)
+
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
         """The input/output pairs."""
         from upshot.sandbox.outcome import StdioTest
 
-        return [StdioTest(given, wanted) for given, wanted in stdio_pairs(decoded(reference) or extra)]
+        return [StdioTest(given, wanted) for given, wanted in stdio_pairs(decode_json(reference) or extra)]
 
     async def run(self, program: str, tests: Sequence[Any]) -> list[Any]:
         """Results of stdin/stdout tests."""
@@ -159,10 +185,10 @@ class ContestVerifier(StdioVerifier):
         from upshot.sandbox.outcome import StdioTest
 
         found: list[tuple[str, str]] = []
-        row = {**extra, **(decoded(reference) if isinstance(decoded(reference), Mapping) else {})}
+        row = {**extra, **(decode_json(reference) if isinstance(decode_json(reference), Mapping) else {})}
         for column in ("public_tests", "private_tests", "generated_tests", "input_output", "test_inputs_outputs"):
-            found += stdio_pairs(decoded(row.get(column)))
-        found = found or stdio_pairs(decoded(reference))
+            found += stdio_pairs(decode_json(row.get(column)))
+        found = found or stdio_pairs(decode_json(reference))
         return [StdioTest(given, wanted) for given, wanted in found]
 
 
@@ -203,7 +229,7 @@ class BigCodeVerifier(CodeVerifier):
         return list(each_method(test)) if "TestCase" in test else []
 
 
-def decoded(value: Any) -> Any:
+def decode_json(value: Any) -> Any:
     """A value that may be JSON in a string."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
@@ -215,7 +241,7 @@ def decoded(value: Any) -> Any:
 
 def first_list(reference: Any, extra: Extra, keys: Sequence[str]) -> list[Any]:
     """The tests as a list: the reference itself, or the first of the columns that has some."""
-    value = decoded(reference)
+    value = decode_json(reference)
     if isinstance(value, Mapping):
         value = next((value[key] for key in keys if value.get(key)), None)
     if isinstance(value, list | tuple) and value:
@@ -223,7 +249,7 @@ def first_list(reference: Any, extra: Extra, keys: Sequence[str]) -> list[Any]:
     if isinstance(value, str) and "assert" in value:
         return [value]
     for key in keys:
-        value = decoded(extra.get(key))
+        value = decode_json(extra.get(key))
         if isinstance(value, list | tuple) and value:
             return list(value)
     return []
@@ -232,7 +258,7 @@ def first_list(reference: Any, extra: Extra, keys: Sequence[str]) -> list[Any]:
 def stdio_pairs(value: Any) -> list[tuple[str, str]]:
     """(input, output) pairs from a list of them or from two lists side by side."""
     if isinstance(value, Mapping):
-        inner = decoded(value.get("tests") or value.get("test_cases"))
+        inner = decode_json(value.get("tests") or value.get("test_cases"))
         if inner:
             return stdio_pairs(inner)
         inputs = value.get("inputs", value.get("input"))

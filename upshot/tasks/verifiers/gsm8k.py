@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from upshot.core.score import Reason, Score
-from upshot.tasks.verifiers.base import Extra, Verifier, verifiers
+from upshot.tasks.verifiers.base import BadRow, Extra, Verifier, verifiers
 from upshot.tasks.verifiers.numbers import last_number, parse_number, show_number
 
 MARK = "####"
@@ -50,6 +50,14 @@ class Gsm8kVerifier(Verifier):
 
     def __init__(self, mode: Literal["strict", "flexible"] = "strict") -> None:
         self.mode = mode
+
+    @classmethod
+    def ground_truth(cls, reference: Any, extra: Extra) -> str:
+        """The bare number of a solution."""
+        number = reference_number(reference)
+        if number is None:
+            raise BadRow("no number for an answer")
+        return show_number(number)
 
     def quick(self, response: str, reference: Any, extra: Extra) -> Score | None:
         """Always cheap."""

@@ -1,12 +1,14 @@
-"""Verdicts left to a judge model: a rubric of your own, or one of the built-in behaviours.
+"""Verdicts on the reply alone: by a judge model with a rubric of your own, or on one of the built-in behaviours.
 
 The judge answers strict JSON with a whole number in the rubric's range; the score is that number mapped to [0, 1]. A
-failed call or a rating that stays malformed is missing with the reason, never a number nobody gave.
+failed call or a rating that stays malformed is missing with the reason, never a number nobody gave. Whether
+anything is set in bold needs no judge.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from upshot.core.whole_files import read_text
 from upshot.models.base import Model, ModelCallError
 from upshot.tasks.verifiers.base import Extra, Verifier, parse_score, verifiers
 
+_BOLD = re.compile(r"\*\*(?=\S)[^*\n]{1,500}(?<=\S)\*\*|__(?=\S)[^_\n]{1,500}(?<=\S)__|<b>[^<\n]{1,500}</b>")
+_CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 FRAME = """\
 {rubric}
 
@@ -88,17 +92,17 @@ class JudgedVerifier(Verifier):
 
     def parse_judge(self, text: str) -> Score:
         """The rating, mapped to [0, 1]."""
-        return self._mapped(parse_score(text, "judge", 1.0) if self.high == 1 else self._raw(text, "judge"))
+        return self._map_to_unit(parse_score(text, "judge", 1.0) if self.high == 1 else self._raw(text, "judge"))
 
     def parse_monitor(self, text: str) -> Score:
         """The predicted rating, mapped to [0, 1]."""
-        return self._mapped(self._raw(text, "monitor"))
+        return self._map_to_unit(self._raw(text, "monitor"))
 
     def _raw(self, text: str, who: str) -> Score:
         found = parse_score(text, who, float(self.high))
         return found if found.value is None else Score(found.value * self.high, detail=found.detail)
 
-    def _mapped(self, rating: Score) -> Score:
+    def _map_to_unit(self, rating: Score) -> Score:
         if rating.value is None:
             return rating
         if rating.value < self.low:
@@ -126,7 +130,7 @@ class JudgedVerifier(Verifier):
             return Score.missing(Reason.TIMEOUT, f"judge: took more than {self.seconds:g} s")
         except ModelCallError as error:
             return Score.failed(error, "judge")
-        return self._mapped(Score(float(answer["score"]), detail={"thought": str(answer["thought"])[:2000]}))
+        return self._map_to_unit(Score(float(answer["score"]), detail={"thought": str(answer["thought"])[:2000]}))
 
 
 @verifiers.register("judged")
@@ -223,3 +227,16 @@ class GeneralQuality(JudgedVerifier):
         "conditions. If a reference is given it is one good response, not the only one. 1: useless or wrong. 10: could "
         "not be better."
     )
+
+
+@verifiers.register("bold-formatting", "bold_formatting")
+class BoldFormatting(Verifier):
+    """1 when something outside code is set in bold, else 0."""
+
+    needs = ()
+    verdict_on = "whether anything in the final answer is set in bold type"
+
+    def score(self, response: str, reference: Any, extra: Extra) -> Score:
+        """The verdict, with the number of bold parts in the detail."""
+        found = _BOLD.findall(_CODE.sub("", response[:200_000]))
+        return Score(float(bool(found)), detail={"bold": len(found)})

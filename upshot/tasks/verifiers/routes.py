@@ -39,9 +39,9 @@ def route(record: Mapping[str, Any], fallback: str) -> str:
     source = record.get("data_source")
     if isinstance(source, str) and source in verifiers:
         return source
-    known = {_spelled(name): name for name in verifiers.names()} if isinstance(source, str) else {}
-    if isinstance(source, str) and _spelled(source) in known:
-        return known[_spelled(source)]
+    known = {_spelling(name): name for name in verifiers.names()} if isinstance(source, str) else {}
+    if isinstance(source, str) and _spelling(source) in known:
+        return known[_spelling(source)]
     for key in ("data_source", "dataset", "verifier", "ability"):
         label = record.get(key)
         labels = [label] if isinstance(label, str) else list(label or [])
@@ -53,12 +53,12 @@ def route(record: Mapping[str, Any], fallback: str) -> str:
 
 def verifier_of_label(label: Any) -> str:
     """The verifier of a mix's label; '' where none is known."""
-    return _SPELLED.get(_spelled(str(label)), "")
+    return _SPELLED.get(_spelling(str(label)), "")
 
 
-def _spelled(name: str) -> str:
+def _spelling(name: str) -> str:
     """A name as all its spellings are: case and the kind of dash do not matter."""
     return name.lower().replace("_", "-")
 
 
-_SPELLED = {_spelled(label): name for label, name in LABELS.items()}
+_SPELLED = {_spelling(label): name for label, name in LABELS.items()}

@@ -1,163 +1,80 @@
 """Worker processes that verify claims and can be killed: time and memory limits that really hold.
 
 One item at a time per worker. An item that hangs, crashes or eats memory costs itself: its score is missing with the
-reason, its worker is replaced (a fork, milliseconds), its neighbours never notice.
+reason, its worker is replaced, its neighbours never notice.
+
+Three kinds of processes. `VerifierWorkers` lives in the program and hands out the claims. It starts one fork server,
+which imports what verifiers need (sympy takes a second) and forks the workers, so that replacing a killed one takes
+milliseconds; a plain fork of a training process would copy the locks that its threads hold. multiprocessing's own fork
+server does not serve: it runs the program's main script again in every worker, and imports nothing more once it runs.
+All they say to each other are lines of JSON. When the program ends, however it ends, the others end with it.
+
+Covers verifiers that compute. Those that wait for a model or a sandbox stay with their event loop (`waits`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
 from upshot.core.time_limit import uncounted
-from upshot.tasks.verifiers.base import Claim
-from upshot.tasks.verifiers.nursery import HEADER, MAX_MESSAGE, frame
+from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
 
-
-class ForkServer:
-    """The parent's end of the nursery process."""
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            environment = {**os.environ, "UPSHOT_NURSERY_PATH": json.dumps(sys.path)}
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "upshot.tasks.verifiers.nursery", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-            )
-        self._control = ours
-
-    @property
-    def alive(self) -> bool:
-        """Whether it still runs."""
-        return self._process.poll() is None
-
-    def warm(self, source: str, options: Mapping[str, Any]) -> None:
-        """Import what a verifier needs, so that workers forked from now on have it."""
-        answer = self._ask({"op": "warm", "source": source, "options": dict(options)})
-        if "error" in answer:
-            raise UserError(f"verifier '{source}' cannot start in a worker process: {answer['error']}")
-
-    def fork(self, memory_mb: int) -> tuple[int, socket.socket]:
-        """A new worker: its process id and the socket to talk to it."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            answer = self._ask({"op": "fork", "memory_mb": memory_mb}, [theirs.fileno()])
-        ours.setblocking(False)
-        return answer["pid"], ours
-
-    def reap(self, pid: int) -> str:
-        """Kill a worker if it still runs; how it ended, such as 'SIGSEGV'."""
-        status = self._ask({"op": "reap", "pid": pid})["status"]
-        return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
-
-    def close(self) -> None:
-        """End the nursery and all its workers."""
-        self._control.close()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def _ask(self, request: Mapping[str, Any], fds: list[int] | None = None) -> dict[str, Any]:
-        socket.send_fds(self._control, [json.dumps(request).encode()], fds or [])
-        data = b""
-        while not data.endswith(b"\n"):
-            part = self._control.recv(1 << 16)
-            if not part:
-                raise ConnectionError("the verifiers' nursery process is gone")
-            data += part
-        answer: dict[str, Any] = json.loads(data)
-        return answer
-
-
+MAX_MESSAGE = 64 * 2**20
 COUNTED = ("items", "timeouts", "crashes", "forks")
-
-
-class VerifierWorker:
-    """One process and its socket."""
-
-    def __init__(self, pid: int, sock: socket.socket, generation: int) -> None:
-        self.pid = pid
-        self.sock = sock
-        self.generation = generation
-        self.served = 0
-
-    async def ask(self, message: bytes) -> dict[str, Any]:
-        """Send a framed claim, wait for the answer; raises EOFError when the process is gone."""
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.sock_sendall(self.sock, message)
-            size = HEADER.unpack(await self._receive(loop, HEADER.size))[0]
-            if size > MAX_MESSAGE:
-                raise EOFError
-            answer: dict[str, Any] = json.loads(await self._receive(loop, size))
-        except (ConnectionError, BrokenPipeError) as error:
-            raise EOFError from error
-        self.served += 1
-        return answer
-
-    async def _receive(self, loop: asyncio.AbstractEventLoop, size: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < size:
-            part = await loop.sock_recv(self.sock, min(1 << 16, size - len(parts)))
-            if not part:
-                raise EOFError
-            parts += part
-        return bytes(parts)
+_START = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[2])  # first of all: it must find the same modules as the program
+from upshot.tasks.verifiers.workers import serve_forks
+serve_forks(int(sys.argv[1]))
+"""
 
 
 class VerifierWorkers:
     """A bounded set of workers on one event loop."""
 
     def __init__(self, count: int = 2, seconds: float = 10.0, memory_mb: int = 2048, recycle: int = 2000) -> None:
-        self.count = count
         self.seconds = seconds
         self.memory_mb = memory_mb
         self.recycle = recycle
+        self.stats: dict[str, int] = dict.fromkeys(COUNTED, 0)
         self._slots = asyncio.Semaphore(count)
         self._idle: list[VerifierWorker] = []
         self._control = asyncio.Lock()
-        self._nursery: ForkServer | None = None
+        self._server: ForkServer | None = None
         self._warmed: set[str] = set()
-        self.stats: dict[str, int] = dict.fromkeys(COUNTED, 0)
 
     @uncounted
     async def verify(self, claim: Claim) -> Score:
         """The score of a claim, within the limits."""
-        request = {
-            "source": claim.source,
-            "options": dict(claim.options),
-            "response": claim.response,
-            "reference": claim.reference,
-            "extra": dict(claim.extra),
-        }
         try:
-            message = frame(request)
+            plain = {"extra": dict(claim.extra), "options": dict(claim.options)}
+            line = _line({"source": claim.source, "response": claim.response, "reference": claim.reference, **plain})
         except (TypeError, ValueError) as error:
             return Score.missing(Reason.BAD_ROW, f"verifier: claim is not JSON: {error}"[:300])
-        if len(message) > MAX_MESSAGE:
-            return Score.missing(Reason.TOO_LONG, "verifier: claim too large", bytes=len(message))
+        if len(line) > MAX_MESSAGE:
+            return Score.missing(Reason.TOO_LONG, "verifier: claim too large", bytes=len(line))
         async with self._slots:
             worker = await self._take(claim)
-            return await self._ask(worker, message)
+            return await self._ask(worker, line)
 
-    async def _ask(self, worker: VerifierWorker, message: bytes) -> Score:
+    async def _ask(self, worker: VerifierWorker, line: bytes) -> Score:
         self.stats["items"] += 1
         try:
-            answer = await asyncio.wait_for(worker.ask(message), self.seconds)
+            answer = await asyncio.wait_for(worker.ask(line), self.seconds)
         except TimeoutError:
             self.stats["timeouts"] += 1
             await self._retire(worker)
@@ -175,49 +92,223 @@ class VerifierWorkers:
         return Score(answer["value"], answer["reason"], answer["detail"])
 
     async def _take(self, claim: Claim) -> VerifierWorker:
-        key = json.dumps([claim.source, dict(claim.options)], sort_keys=True)
+        """An idle worker that has the claim's verifier, else a new one; the first claim of a verifier warms it."""
+        options = json.dumps(dict(claim.options), sort_keys=True)
+        key = f"{claim.source} {options}"
         if key in self._warmed and self._idle and self._idle[-1].generation == len(self._warmed):
             return self._idle.pop()
         async with self._control:
-            nursery = await self._started()
+            if self._server is None or not self._server.alive:
+                self._warmed.clear()
+                self._idle.clear()
+                self._server = await asyncio.to_thread(ForkServer)
+            server = self._server
             if key not in self._warmed:
-                await asyncio.to_thread(nursery.warm, claim.source, claim.options)
+                await asyncio.to_thread(server.warm, claim.source, options)
                 self._warmed.add(key)
             while self._idle:
                 worker = self._idle.pop()
                 if worker.generation == len(self._warmed):
                     return worker
-                await asyncio.to_thread(self._close, nursery, worker)  # forked before this verifier was warm
+                worker.close()  # forked before this verifier was warm: it would pay for the imports itself
+                await asyncio.to_thread(server.reap, worker.pid)
             self.stats["forks"] += 1
-            pid, sock = await asyncio.to_thread(nursery.fork, self.memory_mb)
-            return VerifierWorker(pid, sock, len(self._warmed))
-
-    async def _started(self) -> ForkServer:
-        if self._nursery is None or not self._nursery.alive:
-            self._warmed.clear()
-            self._idle.clear()
-            self._nursery = await asyncio.to_thread(ForkServer)
-        return self._nursery
+            pid, connection = await asyncio.to_thread(server.fork, self.memory_mb)
+            streams = await asyncio.open_connection(sock=connection, limit=MAX_MESSAGE)
+            return VerifierWorker(pid, *streams, len(self._warmed))
 
     async def _retire(self, worker: VerifierWorker) -> str:
+        """End a worker; how it ended."""
+        worker.close()
         async with self._control:
-            nursery = self._nursery
-            if nursery is None or not nursery.alive:
-                worker.sock.close()
-                return "nursery gone"
-            return await asyncio.to_thread(self._close, nursery, worker)
-
-    @staticmethod
-    def _close(nursery: ForkServer, worker: VerifierWorker) -> str:
-        worker.sock.close()
-        return nursery.reap(worker.pid)
+            if self._server is None or not self._server.alive:
+                return "fork server gone"
+            return await asyncio.to_thread(self._server.reap, worker.pid)
 
     async def aclose(self) -> None:
         """End all workers."""
         async with self._control:
             for worker in self._idle:
-                worker.sock.close()
+                worker.close()
             self._idle.clear()
-            if self._nursery is not None:
-                await asyncio.to_thread(self._nursery.close)
-                self._nursery = None
+            if self._server is not None:
+                await asyncio.to_thread(self._server.close)
+                self._server = None
+
+
+class VerifierWorker:
+    """One worker process as the program sees it."""
+
+    def __init__(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, generation: int) -> None:
+        self.pid = pid
+        self.generation = generation
+        """How many verifiers were warm when it was forked."""
+        self.served = 0
+        self._reader = reader
+        self._writer = writer
+
+    async def ask(self, line: bytes) -> dict[str, Any]:
+        """Send a claim, wait for the answer; raises EOFError when the process is gone or babbles."""
+        try:
+            self._writer.write(line)
+            await self._writer.drain()
+            said = await self._reader.readline()
+            if not said.endswith(b"\n"):
+                raise EOFError
+            answer: dict[str, Any] = json.loads(said)
+        except (ConnectionError, ValueError) as error:
+            raise EOFError from error
+        self.served += 1
+        return answer
+
+    def close(self) -> None:
+        """Close the connection; the process is reaped by its fork server."""
+        self._writer.close()
+
+
+class ForkServer:
+    """The fork server as the program sees it. Calls wait for its answer: from a thread."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-c", _START, str(theirs.fileno()), json.dumps(sys.path)]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self._control = ours
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    def warm(self, source: str, options: str) -> None:
+        """Import what a verifier needs, so that workers forked from now on have it."""
+        answer = self._ask({"op": "warm", "source": source, "options": options})
+        if "error" in answer:
+            raise UserError(f"verifier '{source}' cannot start in a worker process: {answer['error']}")
+
+    def fork(self, memory_mb: int) -> tuple[int, socket.socket]:
+        """A new worker: its process id and the socket to talk to it."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            answer = self._ask({"op": "fork", "memory_mb": memory_mb}, [theirs.fileno()])
+        return answer["pid"], ours
+
+    def reap(self, pid: int) -> str:
+        """Kill a worker if it still runs; how it ended, such as 'SIGSEGV'. Its parent alone can ask."""
+        status = self._ask({"op": "reap", "pid": pid})["status"]
+        return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
+
+    def close(self) -> None:
+        """End it and all its workers."""
+        self._control.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _ask(self, request: Mapping[str, Any], fds: list[int] | None = None) -> dict[str, Any]:
+        # One request is under way at a time (`VerifierWorkers._control`), so what comes back is its answer.
+        socket.send_fds(self._control, [_line(request)], fds or [])
+        data = b""
+        while not data.endswith(b"\n"):
+            part = self._control.recv(1 << 16)
+            if not part:
+                raise ConnectionError("the fork server of the verifiers is gone")
+            data += part
+        answer: dict[str, Any] = json.loads(data)
+        return answer
+
+
+def serve_forks(fd: int) -> None:
+    """The fork server's life: answer fork, warm and reap requests until the program closes the socket. No threads."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the program's to handle
+    _die_with_parent()
+    control = socket.socket(fileno=fd)
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, 1 << 16, 1)
+        if not data:
+            return
+        request = json.loads(data)
+        if request["op"] == "fork":
+            answer: dict[str, Any] = {"pid": _fork(control, fds[0], request["memory_mb"])}
+        elif request["op"] == "reap":
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(request["pid"], signal.SIGKILL)
+            answer = {"status": os.waitpid(request["pid"], 0)[1]}
+        else:
+            answer = _warm(request["source"], request["options"])
+        control.sendall(_line(answer))
+
+
+def _warm(source: str, options: str) -> dict[str, str]:
+    try:
+        _verifier(source, options).warm()
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    gc.collect()
+    gc.freeze()  # keeps the collector from copying the shared pages of every worker
+    return {}
+
+
+def _fork(control: socket.socket, fd: int, memory_mb: int) -> int:
+    pid = os.fork()
+    if pid:
+        os.close(fd)
+        return pid
+    code = 1
+    try:
+        control.close()
+        _die_with_parent()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(ValueError, OSError):  # a lower hard limit is already in force: keep it
+            resource.setrlimit(resource.RLIMIT_AS, (memory_mb * 2**20, memory_mb * 2**20))
+        with socket.socket(fileno=fd) as connection:
+            serve_claims(connection)
+        code = 0
+    finally:
+        os._exit(code)  # not sys.exit: what the fork server has registered and buffered is not this child's to finish
+
+
+def serve_claims(connection: socket.socket) -> None:
+    """A worker's life: read a claim, verify it, answer; until the connection closes or memory runs out."""
+    with connection.makefile("rwb") as lines:
+        while line := lines.readline():
+            score = check_claim(Claim(**json.loads(line)))
+            lines.write(_line({"value": score.value, "reason": score.reason, "detail": dict(score.detail)}))
+            lines.flush()
+            if score.reason == Reason.CRASHED:
+                return
+
+
+def check_claim(claim: Claim) -> Score:
+    """The score of a claim; whatever the verifier raises becomes a missing score with the reason."""
+    try:
+        verifier = _verifier(claim.source, json.dumps(claim.options, sort_keys=True))
+        given = verifier.score(claim.response, claim.reference, claim.extra)
+        score = Score.of(given, f"verifier '{claim.source}'")
+        json.dumps(dict(score.detail))  # a detail that is not JSON must fail here, as this item's own error
+    except MemoryError:
+        return Score.missing(Reason.CRASHED, "verifier: out of memory")
+    except Exception as error:  # an item's failure is its own: reported, counted, never fatal
+        return Score.failed(error, "verifier")
+    return score
+
+
+@cache
+def _verifier(source: str, options: str) -> Verifier:
+    return verifiers.create(source, json.loads(options))
+
+
+def _line(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() == 1:  # the parent went before the call
+            os._exit(1)

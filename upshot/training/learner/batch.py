@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from upshot.rollout.rollout import Rollout
-from upshot.training.learner.layout import Ids, Layout, end_to_end, key_of, shared, tree, worth_sharing
+from upshot.training.learner.layout import Ids, Layout, common_prefix, end_to_end, prefix_key, tree, worth_sharing
 from upshot.training.learner.memory.plan import WITHOUT_PLAN
 
 
@@ -126,18 +126,18 @@ def pack(data: Sequence[Datum], device: torch.device | str, share: bool = False)
 
 def on_device(array: np.ndarray, device: torch.device | str) -> Tensor:
     """An array as a tensor; to a GPU it goes without waiting for what that is doing."""
-    found = torch.from_numpy(np.ascontiguousarray(array))
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
     cuda = torch.device(device).type == "cuda"
-    return found.pin_memory().to(device, non_blocking=True) if cuda else found.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True) if cuda else tensor.to(device)
 
 
 def _ids(data: Sequence[Datum]) -> list[Ids]:
     return [np.array(datum.ids, dtype=np.int32) for datum in data]
 
 
-def unpack(data: Sequence[Datum], found: Tensor) -> list[list[float]]:
+def unpack(data: Sequence[Datum], values: Tensor) -> list[list[float]]:
     """Values of the trained tokens [M] as lists beside the ids of each datum, 0 where a token is not trained."""
-    left = iter(found.tolist())
+    left = iter(values.tolist())
     out = []
     for datum in data:
         row = [0.0] * len(datum.ids)
@@ -155,13 +155,13 @@ def micro_batches(units: Sequence[Sequence[Datum]], token_budget: int, share: bo
     """
     token_budget = token_budget or WITHOUT_PLAN
     ids = [_ids(unit) for unit in units]
-    sizes = [_added(own, []) if share else sum(map(len, own)) for own in ids]
-    by: Callable[[int], Any] = (lambda i: (key_of(ids[i][0]), i)) if share else (lambda i: (-sizes[i], i))
+    sizes = [_added_tokens(own, []) if share else sum(map(len, own)) for own in ids]
+    by: Callable[[int], Any] = (lambda i: (prefix_key(ids[i][0]), i)) if share else (lambda i: (-sizes[i], i))
     bins: list[list[Datum]] = []
     room = 0
     last: list[Ids] = []
     for i in sorted(range(len(units)), key=by):
-        size = _added(ids[i], last) if share else sizes[i]
+        size = _added_tokens(ids[i], last) if share else sizes[i]
         if bins and size <= room:
             bins[-1].extend(units[i])
             room -= size
@@ -172,12 +172,12 @@ def micro_batches(units: Sequence[Sequence[Datum]], token_budget: int, share: bo
     return bins
 
 
-def _added(own: Sequence[Ids], last: Sequence[Ids]) -> int:
+def _added_tokens(own: Sequence[Ids], last: Sequence[Ids]) -> int:
     """How many tokens sequences add at most to a tree that holds `last`."""
     seen = list(last)
     total = 0
     for ids in own:
-        total += len(ids) - max((shared(ids, other) for other in seen), default=0)
+        total += len(ids) - max((common_prefix(ids, other) for other in seen), default=0)
         seen.append(ids)
     return total
 

@@ -55,10 +55,10 @@ class Layout:
 
     def lines(self) -> list[tuple[int, ...]]:
         """For each segment: itself and those it continues, the first of them first."""
-        found: list[tuple[int, ...]] = []
+        lines: list[tuple[int, ...]] = []
         for index, segment in enumerate(self.segments):
-            found.append((*(found[segment.parent] if segment.parent >= 0 else ()), index))
-        return found
+            lines.append((*(lines[segment.parent] if segment.parent >= 0 else ()), index))
+        return lines
 
     def places(self, line: Sequence[int]) -> np.ndarray:
         """The flat tokens of some segments, in order."""
@@ -75,8 +75,8 @@ def end_to_end(lengths: Sequence[int]) -> Layout:
 
 def tree(sequences: Sequence[Ids], block: int = BLOCK) -> Layout:
     """What sequences begin with in common is one segment."""
-    order = sorted(range(len(sequences)), key=lambda i: key_of(sequences[i]))
-    common = [0, *(shared(sequences[a], sequences[b], block) for a, b in pairwise(order))]
+    order = sorted(range(len(sequences)), key=lambda i: prefix_key(sequences[i]))
+    common = [0, *(common_prefix(sequences[a], sequences[b], block) for a, b in pairwise(order))]
     segments: list[Segment] = []
     paths: list[tuple[int, ...]] = [()] * len(sequences)
 
@@ -103,21 +103,21 @@ def tree(sequences: Sequence[Ids], block: int = BLOCK) -> Layout:
     return Layout(tuple(segments), tuple(paths))
 
 
-def shared(a: Ids, b: Ids, block: int = BLOCK) -> int:
+def common_prefix(a: Ids, b: Ids, block: int = BLOCK) -> int:
     """How many tokens two sequences begin with in common, in whole blocks."""
     size = min(len(a), len(b))
     different = np.flatnonzero(a[:size] != b[:size])
     return (int(different[0]) if len(different) else size) // block * block
 
 
-def key_of(ids: Ids) -> bytes:
+def prefix_key(ids: Ids) -> bytes:
     """Sorted by this, sequences that begin alike are neighbours."""
     return ids.astype(">i4").tobytes()
 
 
 def worth_sharing(sequences: Sequence[Ids]) -> bool:
     """Whether a tree saves more tokens than it costs in keys that must be laid side by side for attention."""
-    found = tree(sequences)
-    saved = sum(map(len, sequences)) - found.tokens
-    keys = sum(sum(found.segments[i].length for i in line) for line in found.lines())
+    layout = tree(sequences)
+    saved = sum(map(len, sequences)) - layout.tokens
+    keys = sum(sum(layout.segments[i].length for i in line) for line in layout.lines())
     return saved > COPY * keys

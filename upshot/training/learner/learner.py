@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from upshot.config.recipe import TrainConfig
 from upshot.training.learner.batch import Datum, ForwardOutput, micro_batches, pack, shareable, unpack
-from upshot.training.learner.distributed.ranks import ALONE, Ranks, shares, summed
+from upshot.training.learner.distributed.ranks import ALONE, Ranks, shares, sum_by_name
 from upshot.training.learner.forward.dropout import without_dropout
 from upshot.training.learner.forward.padded import Forward
 from upshot.training.learner.forward.select import forward_of
@@ -69,9 +69,7 @@ class Learner:
         """Each reads and learns its share of the data; weights and logs are those of all."""
         self.optimizer: MasterAdamW | ShardedAdamW
         if ranks.size > 1:
-            ranks.told("learner", None)
-            for parameter in self.parameters:
-                ranks.spread(parameter.data, 0)
+            ranks.barrier("learner")
             self.optimizer = ShardedAdamW(self.parameters, ranks, self._adam)
         else:
             self.optimizer = self._adam(self.parameters)
@@ -87,17 +85,17 @@ class Learner:
 
     def keep_reference(self, start: Mapping[str, Tensor] | None = None) -> None:
         """The reference is the model with these trained weights, or with those it has now. Nothing else is kept."""
-        found = {name: p.detach().clone() for name, p in self.trained.items()} if start is None else start
-        self.reference = {name: found[name].detach().to(p.device, p.dtype) for name, p in self.trained.items()}
+        weights = {name: p.detach().clone() for name, p in self.trained.items()} if start is None else start
+        self.reference = {name: weights[name].detach().to(p.device, p.dtype) for name, p in self.trained.items()}
 
     def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
         """Log-probabilities of the trained tokens beside the ids, 0 elsewhere; of the policy or the reference."""
         with self._as_reference() if reference else nullcontext():
-            return self._read(data, lambda found: found.logprobs)
+            return self._read(data, lambda output: output.logprobs)
 
     def values(self, data: Sequence[Datum]) -> list[list[float]]:
         """The value head's estimate before each trained token of the data."""
-        return self._read(data, lambda found: found.values, self.value_head)
+        return self._read(data, lambda output: output.values, self.value_head)
 
     def forward_backward(self, units: Sequence[Sequence[Datum]], objective: Objective) -> dict[str, float]:
         """Accumulate the gradient of the objective over all units; what to log."""
@@ -111,12 +109,12 @@ class Learner:
         share = self.forward.shares and not objective.dropout and shareable(units)
         with nullcontext() if objective.dropout else without_dropout(self.module), self.forward.open():
             chunks = micro_batches(self._share(units), self.config.token_budget, share)
-            most = max(self.ranks.exchange_now("chunks", len(chunks)))
+            most = max(self.ranks.all_gather_object("chunks", len(chunks)))
             for chunk in chunks:
                 batch = pack(chunk, self.module.device, share)
                 head = self.value_head if objective.needs_values else None
-                found = self.forward.read(batch, self.temperature, objective.needs_entropy, head)
-                loss, more = objective.loss(batch, found)
+                output = self.forward.read(batch, self.temperature, objective.needs_entropy, head)
+                loss, more = objective.loss(batch, output)
                 loss.backward()  # type: ignore[no-untyped-call]
                 self.optimizer.gather()
                 for name, value in more.items():
@@ -124,7 +122,7 @@ class Learner:
             for _ in range(most - len(chunks)):  # others still have gradients to sum
                 self.optimizer.gather()
         own = dict(zip(logs, torch.stack([*logs.values()]).tolist(), strict=True)) if logs else {}
-        return summed(self.ranks.exchange_now("logs", own))
+        return sum_by_name(self.ranks.all_gather_object("logs", own))
 
     def step(self) -> dict[str, float]:
         """Clip the gradient, take one optimizer step, tell the sampler."""
@@ -149,7 +147,7 @@ class Learner:
             "steps": self.steps,
             "optimizer": self.optimizer.state_dict(),
             **random,
-            "other_ranks": self.ranks.exchange_now("random", random)[1:],
+            "other_ranks": self.ranks.all_gather_object("random", random)[1:],
             "value_head": self.value_head.state_dict() if self.value_head is not None else None,
         }
         return snapshot(self.module, self.tokenizer, state, "learner.pt") if self.ranks.first else lambda folder: None
@@ -174,14 +172,14 @@ class Learner:
         rows: dict[int, list[float]] = {}
         units = self._share([[datum] for datum in data])
         share = self.forward.shares and shareable(units)
-        with self._still(), self.forward.open():
+        with self._evaluating(), self.forward.open():
             for chunk in micro_batches(units, self.config.token_budget, share):
                 batch = pack(chunk, self.module.device, share)
-                found = column(self.forward.read(batch, self.temperature, value_head=head))
-                assert found is not None
-                rows |= {id(d): row for d, row in zip(chunk, unpack(chunk, found), strict=True)}
+                values = column(self.forward.read(batch, self.temperature, value_head=head))
+                assert values is not None
+                rows |= {id(d): row for d, row in zip(chunk, unpack(chunk, values), strict=True)}
         own = [rows[id(datum)] for (datum,) in units]
-        return [row for part in self.ranks.exchange_now("read", own) for row in part]
+        return [row for part in self.ranks.all_gather_object("read", own) for row in part]
 
     def _share(self, units: Sequence[Unit]) -> Sequence[Unit]:
         """This rank's part of what there is to learn or read."""
@@ -190,7 +188,7 @@ class Learner:
         return units[own.start : own.stop]
 
     @contextmanager
-    def _still(self) -> Iterator[None]:
+    def _evaluating(self) -> Iterator[None]:
         """Neither gradients nor dropout."""
         training = self.module.training
         self.module.eval()

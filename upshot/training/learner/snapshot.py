@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 
 def snapshot(module: Any, tokenizer: Any, state: Mapping[str, Any], name: str) -> Callable[[Path], None]:
@@ -27,13 +28,7 @@ def snapshot(module: Any, tokenizer: Any, state: Mapping[str, Any], name: str) -
 
 def on_host(value: Any) -> Any:
     """A copy in the host's memory of a tensor, or of the tensors in dictionaries, lists and tuples."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        return {key: on_host(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(on_host(item) for item in value)
-    return value
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), value)
 
 
 def _weights(module: Any) -> dict[str, Tensor]:

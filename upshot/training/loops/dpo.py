@@ -9,7 +9,7 @@ from upshot.config.recipe import TrainConfig
 from upshot.core.conversation import derive_seed
 from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
-from upshot.tasks.datasets.examples import Preference, read_preferences
+from upshot.tasks.datasets.records import Preference, read_preferences
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import LoopRun

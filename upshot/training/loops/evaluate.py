@@ -56,7 +56,7 @@ class Evaluator:
 
     async def last(self, look: Look) -> None:
         """Evaluate the finished model, as a line of its own; an interrupted one is made up for when the run goes on."""
-        if self.run.ranks.told("last look", self.due):
+        if self.run.ranks.broadcast_object("last look", self.due):
             self.run.tell(await self._look(self.run.step, look))
 
     def end(self, logs: dict[str, float]) -> None:
@@ -86,7 +86,7 @@ async def play_held_out(run: LoopRun, context: RolloutContext) -> dict[str, floa
     own = await play_step(
         calm, rows, config.samples, derive_seed(run.recipe.seed, "eval"), only=run.ranks.own(len(rows))
     )
-    groups = interleave(await run.ranks.exchange("eval", own))
+    groups = interleave(await run.ranks.all_gather_object_async("eval", own))
     replies = [reply for group in groups for reply in group]
     watched = await _monitored(run, replies)
     return evaluated(groups, context, run.task) | {f"monitor/{key}": value for key, value in watched.items()}
@@ -116,5 +116,5 @@ async def _monitored(run: LoopRun, replies: Sequence[Rollout]) -> dict[str, floa
 
     cases = [case_of(reply.conversation, reply.reward, run.task, services.manager, label(reply)) for reply in replies]
     looks = await Monitor(services.models[name]).look_at_all([cases[i] for i in run.ranks.own(len(cases))])
-    predicted = interleave(await run.ranks.exchange("monitor", [look.prediction for look in looks]))
+    predicted = interleave(await run.ranks.all_gather_object_async("monitor", [look.prediction for look in looks]))
     return measure([SeenCase(case, prediction) for case, prediction in zip(cases, predicted, strict=True)])

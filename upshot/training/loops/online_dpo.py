@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from upshot.config.recipe import TrainConfig
 from upshot.rollout.rollout import Rollout
-from upshot.tasks.datasets.examples import ROUNDING
+from upshot.tasks.datasets.records import ROUNDING
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import LoopRun

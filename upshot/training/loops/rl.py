@@ -140,7 +140,7 @@ async def play(
         total += len(own) * config.group_size
         seed = derive_seed(recipe.seed, "step", step, *([number] if number else []))
         groups = await play_step(context, [rows[i] for i in some], config.group_size, seed, one, own)
-        return interleave(await ranks.exchange(f"play/{step}/{number}", groups))
+        return interleave(await ranks.all_gather_object_async(f"play/{step}/{number}", groups))
 
     first = pick(len(rows), config.prompts_per_step, step, recipe.seed)
     more = others([row.id for row in rows], first, step, recipe.seed)

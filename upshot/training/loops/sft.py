@@ -11,7 +11,7 @@ from upshot.config.recipe import TrainConfig
 from upshot.core.conversation import Message, derive_seed
 from upshot.core.errors import UserError
 from upshot.models.rendering import Renderer
-from upshot.tasks.datasets.examples import read_dialogues
+from upshot.tasks.datasets.records import read_dialogues
 from upshot.training.learner.batch import Datum
 from upshot.training.loops.base import LoopRun
 from upshot.training.loops.evaluate import Evaluator

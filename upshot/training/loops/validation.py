@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from upshot.core.errors import UserError
-from upshot.tasks.datasets.examples import Preference, read_dialogues, read_preferences
+from upshot.tasks.datasets.records import Preference, read_dialogues, read_preferences
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import LoopRun

@@ -41,7 +41,7 @@ class MismatchObjective(Objective):
     def drift(self, ranks: Ranks = ALONE) -> dict[str, float]:
         """Mean and largest difference since `begin`, over all ranks; nothing where nothing was sampled."""
         own = [gap.tolist() for gap in self._gaps]  # at the end: the device is not waited for in between
-        rows = [row for part in ranks.exchange_now("drift", own) for row in part]
+        rows = [row for part in ranks.all_gather_object("drift", own) for row in part]
         if not rows:
             return {}
         count = sum(row[0] for row in rows)

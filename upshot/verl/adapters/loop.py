@@ -15,7 +15,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError, user_error_in
-from upshot.training.learner.distributed.handover import packed
+from upshot.training.learner.distributed.pickling import dumps
 from upshot.verl.adapters.ledger import describe_death, make_teller, name_here
 from upshot.verl.parquet import AGENT
 from upshot.verl.plan import RECIPE
@@ -49,7 +49,7 @@ class UpshotLoop(AgentLoopBase):  # type: ignore[misc]
             worker = worker_here(self.tokenizer, int(rollout.max_model_len or 0))
             reply = await worker.play(order, line)
             refuse_long(reply, int(rollout.prompt_length), int(rollout.response_length))
-            extra: dict[str, Any] = {REPLY: packed(reply)}
+            extra: dict[str, Any] = {REPLY: dumps(reply)}
         except Exception as error:  # verl would go on without the row: the trainer stops, with the reason
             told = user_error_in(error)
             if told is None:

@@ -10,7 +10,7 @@ from transfer_queue import KVBatchMeta
 
 from upshot.core.errors import UserError
 from upshot.rollout.rollout import Rollout
-from upshot.training.learner.distributed.handover import unpacked
+from upshot.training.learner.distributed.pickling import loads
 from upshot.verl.adapters.loop import FAULT, REPLY
 
 Groups = list[list[Rollout]]
@@ -45,7 +45,7 @@ class PlayedRollouts:
         for extra in extras.values():
             if FAULT in extra:
                 raise UserError(extra[FAULT])
-        first = {_session(key): unpacked(extra[REPLY]) for key, extra in extras.items() if extra[REPLY]}
+        first = {_session(key): loads(extra[REPLY]) for key, extra in extras.items() if extra[REPLY]}
         self.of_key |= {key: first[_session(key)] for key in batch.keys}
         groups: dict[int, list[tuple[int, Rollout]]] = {}
         for (_, session), reply in first.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from upshot.core.whole_files import write_whole
 from upshot.rollout.rollout import Rollout
-from upshot.training.learner.distributed.handover import packed, unpacked
+from upshot.training.learner.distributed.pickling import dumps, loads
 
 FOLDER = "verl/played"
 
@@ -20,13 +20,13 @@ def note(run: Path, step: int, groups: Sequence[Sequence[Rollout]]) -> None:
     """Leave a step's replies, grouped by prompt, those without a reward too."""
     path = _file(run, step)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, packed([list(group) for group in groups]))
+    write_whole(path, dumps([list(group) for group in groups]))
 
 
 def read(run: Path, step: int) -> list[list[Rollout]]:
     """The replies of a step; none where none were left."""
     path = _file(run, step)
-    groups: list[list[Rollout]] = unpacked(path.read_bytes()) if path.is_file() else []
+    groups: list[list[Rollout]] = loads(path.read_bytes()) if path.is_file() else []
     return groups
 
 

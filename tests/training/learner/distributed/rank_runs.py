@@ -27,7 +27,7 @@ from upshot.run.folder import RunFolder
 from upshot.run.onlooker import ReadOnlyRunFolder
 from upshot.run.reporter import Reporter
 from upshot.run.run import train
-from upshot.training.learner.distributed.together import open_ranks
+from upshot.training.learner.distributed.process_group import open_ranks
 
 ROOT = Path(__file__).parents[4]
 SECONDS = 240
@@ -89,7 +89,7 @@ def run(words: Sequence[tuple[str, str]]) -> None:
     for file, word in words:
         recipe = load_recipe(file).recipe
         folder = begin(recipe, word) if ranks.first else ReadOnlyRunFolder(Path(str(recipe.run_dir)))
-        ranks.told("begin", None)
+        ranks.barrier("begin")
         with pytest.raises((UserError, BaseExceptionGroup)) if word == "fails" else nullcontext():
             train(recipe, folder, Reporter(), ranks)
     ranks.leave()

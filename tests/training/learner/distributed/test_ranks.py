@@ -27,12 +27,11 @@ from upshot.run.folder import RunFolder
 from upshot.run.onlooker import ReadOnlyRunFolder
 from upshot.run.plan import plan
 from upshot.run.run import limits_shared
-from upshot.training.learner.distributed.handover import packed, unpacked
-from upshot.training.learner.distributed.ranks import ALONE, Ranks, assign, counted, interleave, shares
-from upshot.training.learner.distributed.together import PIECE, ProcessGroup, RankLost, RankStopped, open_ranks
+from upshot.training.learner.distributed.pickling import dumps, loads
+from upshot.training.learner.distributed.process_group import PIECE, ProcessGroup, RankLost, RankStopped, open_ranks
+from upshot.training.learner.distributed.ranks import ALONE, Ranks, add_counts, assign, interleave, shares
 from upshot.training.learner.optim.adamw import MasterAdamW
-from upshot.training.learner.optim.shards import part, whole
-from upshot.training.learner.optim.zero import ShardedAdamW
+from upshot.training.learner.optim.zero import ShardedAdamW, merge_states, part_of_state
 
 T = TypeVar("T")
 SIZES = st.lists(st.integers(0, 50), max_size=30)
@@ -45,20 +44,20 @@ class ByStore:
         self.ranks = ranks
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        tensor.copy_(torch.stack(self.ranks().exchange_now("sum", tensor.clone())).sum(0))
+        tensor.copy_(torch.stack(self.ranks().all_gather_object("sum", tensor.clone())).sum(0))
 
     def reduce(self, tensor: torch.Tensor, dst: int) -> None:
-        total = torch.stack(self.ranks().exchange_now("sum", tensor.clone())).sum(0)
+        total = torch.stack(self.ranks().all_gather_object("sum", tensor.clone())).sum(0)
         tensor.copy_(total if self.ranks().rank == dst else torch.full_like(total, 1e9))
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
-        tensor.copy_(self.ranks().exchange_now("spread", tensor.clone())[src])
+        tensor.copy_(self.ranks().all_gather_object("spread", tensor.clone())[src])
 
     def send(self, tensor: torch.Tensor, dst: int) -> None:
-        self.ranks().store.set(f"sent/{self.ranks().rank}/{self._count('sent')}", packed(tensor.clone()))
+        self.ranks().store.set(f"sent/{self.ranks().rank}/{self._count('sent')}", dumps(tensor.clone()))
 
     def recv(self, tensor: torch.Tensor, src: int) -> None:
-        tensor.copy_(unpacked(self.ranks().store.get(f"sent/{src}/{self._count(f'from {src}')}")))
+        tensor.copy_(loads(self.ranks().store.get(f"sent/{src}/{self._count(f'from {src}')}")))
 
     def _count(self, what: str) -> int:
         counts = self.__dict__.setdefault("counts", {})
@@ -111,11 +110,11 @@ def test_counters_of_ranks_add_up_to_those_of_the_whole() -> None:
     before = {"user": {"calls": 10, "failed": {"timeout": 1}}}
     one = {"user": {"calls": 13, "failed": {"timeout": 1, "busy": 2}}}
     two = {"user": {"calls": 15, "failed": {"timeout": 2}}, "judge": {"calls": 4}}
-    assert counted(before, [one, two]) == {
+    assert add_counts(before, [one, two]) == {
         "user": {"calls": 18, "failed": {"timeout": 2, "busy": 2}},
         "judge": {"calls": 4},
     }
-    assert counted({}, [one]) == one
+    assert add_counts({}, [one]) == one
 
 
 def test_a_manager_that_is_told_the_whole_count_counts_on_from_there() -> None:
@@ -160,9 +159,9 @@ def test_a_rank_that_looks_on_writes_nothing(tmp_path: Path) -> None:
 
 def test_everything_given_for_a_topic_reaches_all_in_order_also_when_it_is_large() -> None:
     def work(ranks: ProcessGroup) -> tuple[Any, Any, Any]:
-        large = ranks.exchange_now("large", bytes([ranks.rank]) * (PIECE + 10))
-        again = ranks.exchange_now("large", ranks.rank)
-        return [(len(x), x[-1]) for x in large], again, ranks.told("first", ranks.rank)
+        large = ranks.all_gather_object("large", bytes([ranks.rank]) * (PIECE + 10))
+        again = ranks.all_gather_object("large", ranks.rank)
+        return [(len(x), x[-1]) for x in large], again, ranks.broadcast_object("first", ranks.rank)
 
     assert on_ranks(3, work) == [([(PIECE + 10, rank) for rank in range(3)], [0, 1, 2], 0)] * 3
 
@@ -170,8 +169,8 @@ def test_everything_given_for_a_topic_reaches_all_in_order_also_when_it_is_large
 def test_what_was_handed_over_is_cleared_from_the_store() -> None:
     def work(ranks: ProcessGroup) -> Any:
         before = ranks.store.num_keys()
-        ranks.exchange_now("x", "y")
-        ranks.exchange_now("end", None)
+        ranks.all_gather_object("x", "y")
+        ranks.all_gather_object("end", None)
         return before, ranks
 
     found = on_ranks(2, work)
@@ -182,7 +181,7 @@ def test_a_reply_is_handed_over_without_its_connections_but_with_its_counts() ->
     conversation = Conversation(Row("a", (Message("user", "hi"),)), seed=3, key="a#1")
     conversation.session = {"metrics": {"turns": 2}, "connection": threading.Lock()}
     conversation.ended = "done"
-    there = unpacked(packed([Rollout(conversation, group=2)]))[0]
+    there = loads(dumps([Rollout(conversation, group=2)]))[0]
     assert (there.group, there.conversation.key, there.conversation.ended) == (2, "a#1", "done")
     assert there.conversation.session == {"metrics": {"turns": 2}}
     assert there.conversation.rng.random() == conversation.rng.random()
@@ -191,7 +190,7 @@ def test_a_reply_is_handed_over_without_its_connections_but_with_its_counts() ->
 def test_what_cannot_be_handed_over_is_named() -> None:
     conversation = Conversation(Row("a", (), goal=threading.Lock()))
     with pytest.raises(UserError, match=r"cannot be handed to the other ranks: .*lock.*plain data"):
-        packed([Rollout(conversation)])
+        dumps([Rollout(conversation)])
 
 
 def test_ranks_never_spend_more_calls_than_their_budget() -> None:
@@ -206,7 +205,7 @@ def test_ranks_never_spend_more_calls_than_their_budget() -> None:
                 budget.charge(2, 0.25)
                 made += 1
         except BudgetExceeded:
-            ranks.exchange_now("end", None)
+            ranks.all_gather_object("end", None)
             assert budget.state() == {"calls": 50, "tokens": 3 + 2 * 40, "dollars": 0.5 + 0.25 * 40}
             return made
 
@@ -222,9 +221,9 @@ def test_a_wish_to_stop_is_granted_before_the_same_update_on_all_ranks() -> None
         try:
             while True:
                 if ranks.rank == 1 and done == 3:
-                    ranks.wants_to_stop(signal.SIGTERM)
+                    ranks.request_stop(signal.SIGTERM)
                 with ranks.update():
-                    ranks.exchange_now("learn", done)
+                    ranks.all_gather_object("learn", done)
                 done += 1
         except RankStopped as why:
             return done, why.signal, ranks.stop(str(why), whole=True)
@@ -240,7 +239,7 @@ def test_a_rank_that_fails_between_updates_stops_the_waiting_others_with_its_rea
         if ranks.rank == 1:
             return ranks.stop("no money", whole=True), ranks.reason
         with pytest.raises(RankStopped, match="rank 1: no money") as why:
-            ranks.exchange_now("play", None)
+            ranks.all_gather_object("play", None)
         return ranks.stop(str(why.value), whole=ranks.rank != 2), ranks.reason
 
     assert on_ranks(3, work) == [(False, "rank 1: no money"), (False, "no money"), (False, "rank 1: no money")]
@@ -248,7 +247,7 @@ def test_a_rank_that_fails_between_updates_stops_the_waiting_others_with_its_rea
 
 
 def test_a_rank_that_fails_inside_an_update_has_nothing_to_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upshot.training.learner.distributed.together.GONE_SECONDS", 0.01)
+    monkeypatch.setattr("upshot.training.learner.distributed.process_group.GONE_SECONDS", 0.01)
 
     def work(ranks: ProcessGroup) -> bool:
         with pytest.raises(ZeroDivisionError), ranks.update():
@@ -267,7 +266,7 @@ def test_whoever_waits_for_a_rank_that_is_gone_is_told_which() -> None:
             return
         ranks._pids[1] = gone.pid
         with pytest.raises(RankLost, match=rf"rank 1 \(process {gone.pid}\) is gone"):
-            ranks.exchange_now("play", None)
+            ranks.all_gather_object("play", None)
         assert not ranks.stop("lost", whole=True) and "is gone" in ranks.reason
 
     on_ranks(2, work)
@@ -327,7 +326,7 @@ def test_moments_of_8_bits_are_sharded_too() -> None:
         optimizer = ShardedAdamW(mine, ranks, small)
         trained(optimizer, mine, [0, 2] if ranks.rank == 0 else [1, None])
         state = optimizer.state_dict()
-        optimizer.load_state_dict(ranks.told("whole", state))
+        optimizer.load_state_dict(ranks.broadcast_object("whole", state))
         return mine, state
 
     (mine, state), _ = on_ranks(2, work)
@@ -381,11 +380,13 @@ def test_a_state_saved_by_any_number_of_ranks_is_taken_apart_by_any_other(
     state["masters"] = {place: place for place in range(0, len(matrices), 2)}
     for ranks in (before, after):
         owners = assign([p.numel() for p in made], ranks)
-        parts = [part(state, [i for i, owner in enumerate(owners) if owner == r], matrices) for r in range(ranks)]
+        parts = [
+            part_of_state(state, [i for i, owner in enumerate(owners) if owner == r], matrices) for r in range(ranks)
+        ]
         for r, one in enumerate(parts):
             places = [i for i, owner in enumerate(owners) if owner == r]
             assert one["masters"] == {i: place for i, place in enumerate(places) if place % 2 == 0}
-        assert whole([p if owners.count(r) else {} for r, p in enumerate(parts)], owners, matrices) == state
+        assert merge_states([p if owners.count(r) else {} for r, p in enumerate(parts)], owners, matrices) == state
     assert order
 
 
@@ -416,7 +417,7 @@ def test_what_cannot_be_several_ranks_is_refused(
 def test_a_rank_sees_the_gpu_of_its_number_alone(
     before: str | None, after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from upshot.training.learner.distributed.together import _take_gpu
+    from upshot.training.learner.distributed.process_group import _take_gpu
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if before is not None:

@@ -149,11 +149,11 @@ def test_the_checkpoint_of_two_ranks_is_that_of_one(name: str, place: Path) -> N
         one["optimizer"]["adam"]["param_groups"], two["optimizer"]["adam"]["param_groups"], strict=True
     ):
         assert left == right
-    turn_snapshots = [(state["optimizer"]["adam"]["state"]) for state in (one, two)]
-    assert turn_snapshots[0].keys() == turn_snapshots[1].keys()
-    for number, left in turn_snapshots[0].items():
+    moments = [(state["optimizer"]["adam"]["state"]) for state in (one, two)]
+    assert moments[0].keys() == moments[1].keys()
+    for number, left in moments[0].items():
         for key, value in left.items():
-            assert torch.allclose(value, turn_snapshots[1][number][key], rtol=1e-3, atol=1e-5), (number, key)
+            assert torch.allclose(value, moments[1][number][key], rtol=1e-3, atol=1e-5), (number, key)
 
 
 def test_a_run_of_one_rank_goes_on_with_two(place: Path) -> None:

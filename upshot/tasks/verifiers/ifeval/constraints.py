@@ -10,44 +10,41 @@ from typing import Any, Literal
 
 from upshot.core.errors import did_you_mean
 from upshot.core.score import Reason, Score
-from upshot.tasks.verifiers.base import Extra, Verifier, verifiers
+from upshot.tasks.verifiers.base import BadRow, Extra, Verifier, as_json_text, verifiers
 from upshot.tasks.verifiers.ifeval import olmo  # noqa: F401 (registers its kinds)
 from upshot.tasks.verifiers.ifeval.checks import CHECKS, UnknownKind, keeps
+from upshot.tasks.verifiers.ifeval.languages import model
 from upshot.tasks.verifiers.ifeval.old_constraints import SAME
 
 Constraint = tuple[str, dict[str, Any]]
 
 
-class BadRow(ValueError):
-    """A row whose constraints cannot be told."""
-
-
 def constraints_of(reference: Any, extra: Extra) -> list[Constraint]:
     """The constraints of a row: IFEval columns, a dictionary or JSON of them, or the older `func_name` form."""
-    data = _decoded(reference)
+    data = _decode(reference)
     if isinstance(data, Sequence) and not isinstance(data, str) and data:
-        data = [_decoded(item) for item in data]
+        data = [_decode(item) for item in data]
     if isinstance(data, list) and data and isinstance(data[0], Mapping):
         return [constraint for item in data for constraint in constraints_of(item, {})]
     if not isinstance(data, Mapping) or not data:
         data = extra
     if "func_name" in data:
         name, renamed = SAME.get(str(data["func_name"]), (str(data["func_name"]), {}))
-        return [(name, _given({renamed.get(k, k): v for k, v in data.items() if k != "func_name"}))]
+        return [(name, _drop_nulls({renamed.get(k, k): v for k, v in data.items() if k != "func_name"}))]
     names = data.get("instruction_id_list") or data.get("instruction_id") or data.get("instruction_ids") or []
     names = [names] if isinstance(names, str) else list(names)
-    arguments = _decoded(data.get("kwargs")) or [{}] * len(names)
+    arguments = _decode(data.get("kwargs")) or [{}] * len(names)
     arguments = [arguments] if isinstance(arguments, Mapping) else list(arguments)
     if len(arguments) != len(names):
         raise BadRow(f"{len(names)} constraints but {len(arguments)} kwargs")
-    return [(name, _given(_decoded(given) or {})) for name, given in zip(names, arguments, strict=True)]
+    return [(name, _drop_nulls(_decode(given) or {})) for name, given in zip(names, arguments, strict=True)]
 
 
-def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_nulls(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in arguments.items() if value is not None}
 
 
-def _decoded(value: Any) -> Any:
+def _decode(value: Any) -> Any:
     """A value that may be JSON or a Python literal in a string."""
     if not isinstance(value, str) or len(value) > 100_000:
         return value
@@ -74,6 +71,20 @@ class ConstraintsVerifier(Verifier):
         self.mode = mode
         self.partial = partial
         self.graded = partial
+
+    @classmethod
+    def ground_truth(cls, reference: Any, extra: Extra) -> str:
+        """The constraints in IFEval's columns."""
+        wanted = constraints_of(reference, extra)
+        unknown = next((name for name, _ in wanted if name not in CHECKS), None)
+        if unknown is not None or not wanted:
+            raise BadRow(f"unknown constraint '{unknown}'" if wanted else "no constraint")
+        names, arguments = [name for name, _ in wanted], [given for _, given in wanted]
+        return as_json_text({"instruction_id_list": names, "kwargs": arguments})
+
+    def warm(self) -> None:
+        """Load the model of languages: its half second must not be an item's."""
+        model()
 
     def score(self, response: str, reference: Any, extra: Extra) -> Score:
         """The verdict; missing when the row has no constraint, or one that cannot be checked decides it."""

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from upshot.tasks.verifiers.ifeval.checks import check
 
 SAME: dict[str, tuple[str, dict[str, str]]] = {
+    "verify_keywords": ("keywords:existence", {"keyword_list": "keywords"}),
+    "validate_quotation": ("startend:quotation", {}),
     "validate_response_language": ("language:response_language", {}),
     "validate_placeholders": ("detectable_content:number_placeholders", {"N": "num_placeholders"}),
     "validate_title": ("detectable_format:title", {}),
@@ -23,7 +25,7 @@ SAME: dict[str, tuple[str, dict[str, str]]] = {
 """Functions that mean what an IFEval kind means → its id, and how their arguments are called there."""
 
 
-def quantified(count: int, quantifier: str, wanted: int, slack: int) -> bool:
+def meets(count: int, quantifier: str, wanted: int, slack: int) -> bool:
     """'at least', 'at most', or 'around' within a slack; any other word is kept by nothing."""
     if quantifier == "around":
         return abs(count - wanted) <= slack
@@ -33,12 +35,6 @@ def quantified(count: int, quantifier: str, wanted: int, slack: int) -> bool:
 def tenth(wanted: int) -> int:
     """The slack of 'around'."""
     return max(round(wanted * 0.1), 1)
-
-
-@check("verify_keywords")
-def keywords(text: str, keyword_list: Sequence[str]) -> bool:
-    """All keywords occur, inside words too."""
-    return all(word.lower() in text.lower() for word in keyword_list)
 
 
 @check("verify_keyword_frequency")
@@ -69,7 +65,7 @@ def paragraph_count(text: str, N: int) -> bool:
 @check("validate_word_constraint")
 def word_constraint(text: str, N: int, quantifier: str) -> bool:
     """So many words."""
-    return quantified(len(text.split()), quantifier, N, tenth(N))
+    return meets(len(text.split()), quantifier, N, tenth(N))
 
 
 @check("verify_sentence_constraint")
@@ -78,7 +74,7 @@ def sentence_constraint(text: str, N: int, quantifier: str) -> bool:
     text = text.strip()
     ends = [m.start() + 1 for m in re.finditer(r"[.?!]\s", text)]
     short = sum(bool(re.search(r"\w\.\w\.$|[A-Z][a-z]\.$", text[max(0, end - 4) : end])) for end in ends)
-    return quantified(len(ends) - short + 1, quantifier, N, 1)
+    return meets(len(ends) - short + 1, quantifier, N, 1)
 
 
 @check("validate_paragraphs")
@@ -145,17 +141,10 @@ def lowercase(text: str) -> bool:
 @check("validate_frequency_capital_words")
 def capital_word_count(text: str, N: int, quantifier: str) -> bool:
     """So many words in capitals."""
-    return quantified(len(re.findall(r"\b[A-Z]+\b", text)), quantifier, N, tenth(N))
+    return meets(len(re.findall(r"\b[A-Z]+\b", text)), quantifier, N, tenth(N))
 
 
 @check("validate_end")
 def ends_with(text: str, end_phrase: str) -> bool:
     """The response ends with a phrase, to the letter."""
     return text.rstrip().endswith(end_phrase.rstrip())
-
-
-@check("validate_quotation")
-def quoted(text: str) -> bool:
-    """The whole response is in double quotation marks."""
-    bare = text.strip()
-    return len(bare) > 1 and bare.startswith('"') and bare.endswith('"')

@@ -36,8 +36,8 @@ def equivalent(answer: str, truth: str) -> bool:
     """math-verify's strict verdict. May take long: run it where it can be stopped."""
     from math_verify import verify
 
-    gold, given = _parsed(truth), _parsed(answer)
-    if not gold or not given or _refuted(gold[0], given[0]):
+    gold, given = _parse(truth), _parse(answer)
+    if not gold or not given or _refutes(gold[0], given[0]):
         return False
     return bool(verify(gold, given, strict=True, timeout_seconds=None, raise_on_error=False))
 
@@ -46,7 +46,7 @@ _POINTS = ("0.7368421", "1.3173913", "2.1929824", "0.4117647")
 """Where two expressions are compared before any algebra: not special to any function."""
 
 
-def _refuted(gold: Any, given: Any) -> bool:
+def _refutes(gold: Any, given: Any) -> bool:
     """Whether two expressions differ in value at one point: far cheaper than failing to simplify them."""
     import sympy
 
@@ -64,7 +64,7 @@ def _refuted(gold: Any, given: Any) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _parsed(text: str) -> list[Any]:
+def _parse(text: str) -> list[Any]:
     """math-verify's reading; kept, because all samples of a prompt share the truth and many share an answer."""
     import logging
 

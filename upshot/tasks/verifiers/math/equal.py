@@ -11,7 +11,14 @@ import re
 from collections.abc import Iterable, Sequence
 
 from upshot.tasks.verifiers.math.answer import MAX_ANSWER
-from upshot.tasks.verifiers.math.expressions import MALFORMED, READABLE, PointValue, may_be_number, reading, same_value
+from upshot.tasks.verifiers.math.expressions import (
+    MALFORMED,
+    READABLE,
+    PointValue,
+    evaluate_at,
+    may_be_number,
+    same_value,
+)
 from upshot.tasks.verifiers.math.kinds import (
     Assignments,
     Chain,
@@ -62,8 +69,8 @@ def quick_verdict(answer: str, truth: str) -> bool | None:
         return bool(answer.strip())
     if len(answer) > MAX_ANSWER or len(truth) > 10 * MAX_ANSWER or costly(answer, truth):
         return False
-    spelled = _unmarked(answer)
-    if not spelled or spelled == _unmarked(truth):
+    spelled = _drop_mark(answer)
+    if not spelled or spelled == _drop_mark(truth):
         return bool(spelled)
     (chosen, alone), (choice, bare) = choice_of(answer), choice_of(truth)
     if chosen and choice and (chosen != choice or alone or bare):  # else what stands behind the letters counts too
@@ -71,7 +78,7 @@ def quick_verdict(answer: str, truth: str) -> bool | None:
     return same_kind(kind_of(answer), kind_of(truth))
 
 
-def _unmarked(answer: str) -> str:
+def _drop_mark(answer: str) -> str:
     """An answer as it is seen: without spaces and without the marks of texts."""
     return closed_up(re.sub("[⟪⟫]", " ", canonical(answer)).strip())
 
@@ -97,7 +104,7 @@ def same_kind(given: Kind, wanted: Kind) -> bool | None:
     if isinstance(given, Assignments) or isinstance(wanted, Assignments):
         return _same_assignments(given, wanted)
     if isinstance(given, Opaque) and isinstance(wanted, Opaque):
-        return None if "⟪" not in given.text + wanted.text else _said(given.text) == _said(wanted.text)
+        return None if "⟪" not in given.text + wanted.text else _spoken_text(given.text) == _spoken_text(wanted.text)
     return _same_set(given, wanted)
 
 
@@ -120,7 +127,7 @@ def _spelling(kind: Kind) -> str:
     return text if len(text) == 1 else text.lower()
 
 
-def _said(text: str) -> str:
+def _spoken_text(text: str) -> str:
     return re.sub(r"[⟪⟫]|(?<=[a-z])\.|(?<=[a-z.⟫]) | (?=[a-z⟪])", "", text.lower())
 
 
@@ -129,7 +136,7 @@ def _same_named(given: Value, wanted: Value) -> bool | None:
         return False
     if given.base or wanted.base:
         return _same_digits(given, wanted)
-    if _refused(given.text, wanted.text):
+    if _is_refused(given.text, wanted.text):
         return False
     factor = unit_factor(given.unit, wanted.unit)
     scaled = f"({given.text})*({factor})" if factor not in (None, 1) else given.text
@@ -150,19 +157,19 @@ def _same_digits(given: Value, wanted: Value) -> bool | None:
 
 
 def _same_worth(given: str, wanted: str) -> bool | None:
-    return False if _refused(given, wanted) else same_value(given, wanted)
+    return False if _is_refused(given, wanted) else same_value(given, wanted)
 
 
 def _letters(text: str) -> bool:
-    found = reading(text)
+    found = evaluate_at(text)
     return isinstance(found, PointValue) and found.letters
 
 
-def _refused(given: str, wanted: str) -> bool:
+def _is_refused(given: str, wanted: str) -> bool:
     """Whether an answer is no value of the reference's kind, however equal it may come out."""
     if _commands(given) - READABLE - _commands(wanted) or ("!" in given and "!" not in wanted and "!!" in given):
         return True  # something left to do: an integral, a maximum, a floor
-    first, second = reading(given), reading(wanted)
+    first, second = evaluate_at(given), evaluate_at(wanted)
     if first == MALFORMED:
         return True
     if not isinstance(first, PointValue):
@@ -183,7 +190,7 @@ def _same_equation(given: Kind, wanted: Kind) -> bool | None:
     first, second = _difference(given), _difference(wanted)
     if first is None or second is None:
         return False
-    values = [(reading(first, point), reading(second, point)) for point in ("first", "second", "negative")]
+    values = [(evaluate_at(first, point), evaluate_at(second, point)) for point in ("first", "second", "negative")]
     ratios = []
     for one, other in values:
         if not isinstance(one, PointValue) or not isinstance(other, PointValue):
@@ -209,10 +216,10 @@ def _same_assignments(given: Kind, wanted: Kind) -> bool | None:
     one, other = (given, wanted) if isinstance(given, Assignments) else (wanted, given)
     if not isinstance(one, Assignments) or not isinstance(other, Collection) or other.brackets != "()":
         return False
-    return _in_order([_unnamed(kind) for _, kind in one.items], other.items)
+    return _in_order([_drop_name(kind) for _, kind in one.items], other.items)
 
 
-def _unnamed(kind: Kind) -> Kind:
+def _drop_name(kind: Kind) -> Kind:
     return Value(kind.text, kind.unit) if isinstance(kind, Value) else kind
 
 
@@ -244,7 +251,7 @@ def _in_any_order(items: Sequence[Kind], others: Sequence[Kind]) -> bool | None:
     if len(items) != len(left):
         return False
     for item in items:
-        verdicts = [True if item == other else same_kind(_unnamed(item), _unnamed(other)) for other in left]
+        verdicts = [True if item == other else same_kind(_drop_name(item), _drop_name(other)) for other in left]
         if True not in verdicts:
             return None if None in verdicts else False
         left.pop(verdicts.index(True))

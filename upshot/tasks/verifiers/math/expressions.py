@@ -19,7 +19,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Final, Literal
 
-from upshot.tasks.verifiers.math.quantities import Number, UnsureQuantity, close, exact_root, joined, raised
+from upshot.tasks.verifiers.math.quantities import Number, UnsureQuantity, close, combine, exact_root, power
 
 MALFORMED: Final = "malformed"
 _TOKEN = re.compile(
@@ -97,7 +97,7 @@ class PointValue:
 def same_value(left: str, right: str) -> bool | None:
     """Whether two expressions have the same value; None when this reader cannot tell."""
     for point in _POINTS:
-        first, second = reading(left, point), reading(right, point)
+        first, second = evaluate_at(left, point), evaluate_at(right, point)
         if first is None or second is None:
             return None
         if isinstance(first, str) or isinstance(second, str):
@@ -118,7 +118,7 @@ def _variable(letter: str, point: str) -> Fraction:
 
 
 @lru_cache(maxsize=16_384)
-def reading(text: str, point: str = "first") -> PointValue | Literal["malformed"] | None:
+def evaluate_at(text: str, point: str = "first") -> PointValue | Literal["malformed"] | None:
     """What an expression comes to at a point; None when it may mean two things or is not known."""
     if len(text) > 400 or _WORD.search(text):
         return None
@@ -174,23 +174,23 @@ class _Reader:
             sign = self._next()
             other = self._product()
             self.undone |= term.literal and other.literal
-            value = joined(term.value, sign, other.value)
+            value = combine(term.value, sign, other.value)
             term = Term(value, term.literal and other.literal)
         return term
 
     def _product(self) -> Term:
-        term = self._signed()
+        term = self._read_signed()
         divided = False
         while True:
             token = self._peek()
             if token in _TIMES:
                 self._next()
-                term = self._times(term, self._signed())
+                term = self._times(term, self._read_signed())
             elif token in ("/", "\\div"):
                 self._next()
-                below = self._signed()
+                below = self._read_signed()
                 self.undone |= token == "\\div" and term.literal and below.literal
-                term = Term(joined(term.value, "/", below.value), term.literal and below.literal)
+                term = Term(combine(term.value, "/", below.value), term.literal and below.literal)
                 divided = True
             elif self._starts_factor(token):
                 if divided:
@@ -203,9 +203,9 @@ class _Reader:
 
     def _times(self, term: Term, other: Term) -> Term:
         self.undone |= term.literal and other.literal
-        return Term(joined(term.value, "*", other.value), term.literal and other.literal)
+        return Term(combine(term.value, "*", other.value), term.literal and other.literal)
 
-    def _signed(self) -> Term:
+    def _read_signed(self) -> Term:
         if self._peek() not in ("-", "+"):
             return self._power()
         sign = self._next()
@@ -227,7 +227,7 @@ class _Reader:
         if self._peek() == "\\circ" or self.tokens[self.at : self.at + 3] == ["{", "\\circ", "}"]:
             self.at += 1 if self._peek() == "\\circ" else 3
             return Term(complex(base.value) * cmath.pi / 180)
-        return Term(raised(base.value, self._argument().value))
+        return Term(power(base.value, self._argument().value))
 
     def _factorial(self, base: Term) -> Term:
         self._next()
@@ -273,7 +273,7 @@ class _Reader:
             start, undone = self.at, self.undone
             self._next()
             above, below = self._argument(), self._argument()
-            part = joined(above.value, "/", below.value)
+            part = combine(above.value, "/", below.value)
             if above.literal and below.literal and isinstance(part, Fraction) and 0 < part < 1:
                 return Term(value + part, literal=True)
             self.at, self.undone = start, undone
@@ -292,7 +292,7 @@ class _Reader:
     def _command(self, name: str) -> Term:
         if name == "frac":
             above, below = self._argument(), self._argument()
-            return Term(joined(above.value, "/", below.value), above.literal and below.literal)
+            return Term(combine(above.value, "/", below.value), above.literal and below.literal)
         if name == "sqrt":
             return self._root()
         if name == "pi":

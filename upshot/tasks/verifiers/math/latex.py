@@ -52,7 +52,7 @@ _OVER = re.compile(r"\{([^{}]*)\\over(?![a-z])\s*([^{}]*)\}")
 
 def canonical(text: str) -> str:
     """The one spelling of an answer, its spaces kept."""
-    out = _unwrapped(text.strip()).replace("\\\\", NEW_ROW).replace("{bmatrix}", "{pmatrix}")
+    out = _unwrap(text.strip()).replace("\\\\", NEW_ROW).replace("{bmatrix}", "{pmatrix}")
     out = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+", lambda m: "^{" + "".join(_RAISED[c] for c in m[0]) + "}", out)
     out = re.sub("[₀-₉]+", lambda m: "_{" + "".join(_LOWERED[c] for c in m[0]) + "}", out)
     out = _CHARACTERS.sub(lambda m: _UNICODE[m[0]], out)
@@ -67,10 +67,10 @@ def canonical(text: str) -> str:
     out = _REPEATING.sub(_as_fraction, out)
     if _THOUSANDS.fullmatch(out):  # commas of one number, not of a list or pair
         out = out.replace(",", "")
-    return re.sub(r"\s+", " ", _braced(out)).strip()
+    return re.sub(r"\s+", " ", _brace(out)).strip()
 
 
-def _unwrapped(text: str) -> str:
+def _unwrap(text: str) -> str:
     """Without the signs of mathematics mode around the whole, and a final full stop."""
     for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
         if text.startswith(opening) and text.endswith(closing) and len(text) >= len(opening) + len(closing):
@@ -107,7 +107,7 @@ def _as_fraction(match: re.Match[str]) -> str:
     return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
-def _braced(text: str) -> str:
+def _brace(text: str) -> str:
     """Fractions and roots with the braces that TeX lets one leave out; decimals with their zero."""
     out = re.sub(r"\\frac\s*(\d)\s*(?=[\d{])", r"\\frac{\1}", text)
     out = re.sub(r"(\\frac\s*\{[^{}]*\})\s*(\d)", r"\1{\2}", out)

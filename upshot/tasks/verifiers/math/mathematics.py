@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from upshot.core.score import Reason, Score
-from upshot.tasks.verifiers.base import Extra, Verifier, verifiers
+from upshot.tasks.verifiers.base import BadRow, Extra, Verifier, verifiers
 from upshot.tasks.verifiers.math.algebra import WARM_UP, equivalent, normal_form_for_parsing
 from upshot.tasks.verifiers.math.answer import boxed_answer, final_answer
 from upshot.tasks.verifiers.math.equal import quick_verdict
@@ -33,6 +33,14 @@ class MathVerifier(Verifier):
 
     def __init__(self, mode: Literal["boxed", "flexible"] = "flexible") -> None:
         self.mode = mode
+
+    @classmethod
+    def ground_truth(cls, reference: Any, extra: Extra) -> str:
+        """What a solution puts in its box; a bare answer stays as it is."""
+        answer = reference_answer(reference)
+        if not answer:
+            raise BadRow("no reference")
+        return answer
 
     def warm(self) -> None:
         """Import math-verify and fill its parser's tables; workers forked afterwards share them."""

@@ -31,7 +31,7 @@ def close(first: Number, second: Number) -> bool | None:
     return True if gap <= 1e-11 else False if gap > 1e-8 else None
 
 
-def joined(first: Number, operator: str, second: Number) -> Number:
+def combine(first: Number, operator: str, second: Number) -> Number:
     """A sum, difference, product or quotient; exact when both are."""
     if isinstance(first, Fraction) and isinstance(second, Fraction):
         value = _exactly(first, operator, second)
@@ -54,7 +54,7 @@ def _exactly(first: Fraction, operator: str, second: Fraction) -> Fraction:
     return first * second if operator == "*" else first / second
 
 
-def raised(base: Number, exponent: Number) -> Number:
+def power(base: Number, exponent: Number) -> Number:
     """A power; exact for whole exponents and for roots that come out even."""
     if isinstance(base, Fraction) and isinstance(exponent, Fraction):
         if exponent.denominator == 1:
@@ -63,7 +63,7 @@ def raised(base: Number, exponent: Number) -> Number:
             return base**exponent.numerator
         root = exact_root(base, Fraction(exponent.denominator))
         if root is not None:
-            return raised(root, Fraction(exponent.numerator))
+            return power(root, Fraction(exponent.numerator))
     if abs(complex(exponent)) > 200:
         raise UnsureQuantity
     return complex(base) ** complex(exponent)

@@ -25,8 +25,8 @@ from upshot.tasks.verifiers.math.kinds import (
 )
 from upshot.tasks.verifiers.math.latex import NEW_ROW, canonical, closed_up, top_level
 from upshot.tasks.verifiers.math.real_sets import ALL, EMPTY
-from upshot.tasks.verifiers.math.sets import LETTER, combined, conditions, inequality
-from upshot.tasks.verifiers.math.units import undressed
+from upshot.tasks.verifiers.math.sets import LETTER, combine_sets, conditions, inequality
+from upshot.tasks.verifiers.math.units import split_unit
 
 _JOIN = re.compile(r"[,;]?(?:⟪(?:and|or)⟫|\\lor(?![a-z])|\\land(?![a-z]))|[,;]")
 _RELATION = re.compile(
@@ -55,7 +55,7 @@ _SAID_SETS = {
 def kind_of(answer: str) -> Kind:
     """What an answer is."""
     text = _BARE_JOIN.sub(lambda m: f"⟪{m[1]}⟫" if m[1] else m[0], canonical(answer))
-    dressed = undressed(text)
+    dressed = split_unit(text)
     if dressed is None:
         return Opaque(closed_up(text))
     found = _read(closed_up(dressed.body))
@@ -72,7 +72,7 @@ def choice_of(answer: str) -> tuple[str, bool]:
     """The letter of a choice in an answer, if any, and whether it is all there is: `(C)`, but not `(C) 12`."""
     text = canonical(answer)
     alone = re.fullmatch(r"⟪?\(?([A-J])\)?⟫?", text)
-    dressed = None if alone else undressed(text)
+    dressed = None if alone else split_unit(text)
     return (alone[1], True) if alone else (dressed.label if dressed else "", False)
 
 
@@ -86,10 +86,10 @@ def _read(text: str, depth: int = 0) -> Kind:
         return _several(pieces[::2], pieces[1::2], depth)
     sides = top_level(text, _RELATION)
     if len(sides) > 1:
-        return _related(sides[::2], sides[1::2], depth)
+        return _read_relation(sides[::2], sides[1::2], depth)
     parts = top_level(text, _SET_OPERATOR)
     if len(parts) > 1:
-        return combined([_read(part, depth + 1) for part in parts[::2]], parts[1::2]) or Opaque(text)
+        return combine_sets([_read(part, depth + 1) for part in parts[::2]], parts[1::2]) or Opaque(text)
     return _single(text, depth)
 
 
@@ -119,7 +119,7 @@ def _single(text: str, depth: int) -> Kind:
         opening, closing = "(" if french[1] == "]" else french[1], ")" if french[3] == "[" else french[3]
         text = f"{opening}{french[2]}{closing}"
     if text[0] in "([⦃" and text[-1] in ")]⦄" and _encloses(text):
-        return _enclosed(text, depth) or Value(text)
+        return _read_enclosed(text, depth) or Value(text)
     if "\\pm" in text and text.count("\\pm") == 1 and "\\mp" not in text:
         both = (text.replace("\\pm", "+", 1).removeprefix("+"), text.replace("\\pm", "-", 1))
         return Collection("", tuple(_read(one.strip(), depth + 1) for one in both))
@@ -136,7 +136,7 @@ def _encloses(text: str) -> bool:
     return False
 
 
-def _enclosed(text: str, depth: int) -> Kind | None:
+def _read_enclosed(text: str, depth: int) -> Kind | None:
     """A collection or a set given by its condition; None for brackets around one value."""
     inside = text[1:-1]
     if text[0] == "⦃":
@@ -160,19 +160,19 @@ def _several(pieces: list[str], joins: list[str], depth: int) -> Kind:
     read = [_read(piece, depth + 1) for piece in pieces]
     if all(isinstance(kind, Reals) and kind.variable for kind in read):
         return conditions([kind for kind in read if isinstance(kind, Reals)], joins)
-    names = [_assigned(piece) for piece in pieces]
+    names = [_assigned_name(piece) for piece in pieces]
     subjects = {name and re.sub("_.*", "", name) for name in names}
     if all(names) and len(subjects) == len(names):
         return Assignments(tuple(sorted(zip(map(str, names), read, strict=True), key=lambda item: item[0])))
     return Collection("", _flat(read))
 
 
-def _assigned(piece: str) -> str | None:
+def _assigned_name(piece: str) -> str | None:
     name, equals, _ = piece.partition("=")
     return name if equals and _NAME.fullmatch(name) else None
 
 
-def _related(sides: list[str], relations: list[str], depth: int) -> Kind:
+def _read_relation(sides: list[str], relations: list[str], depth: int) -> Kind:
     whole = "".join(a + b for a, b in zip(sides, [*relations, ""], strict=True))
     if not all(sides[1:]) or (not sides[0] and relations[0] != "\\approx"):
         return Opaque(whole)

@@ -35,7 +35,7 @@ class RealSet:
 
     def union(self, other: RealSet) -> RealSet:
         """What lies in either."""
-        return joined((*self.pieces, *other.pieces))
+        return unite((*self.pieces, *other.pieces))
 
     def complement(self) -> RealSet:
         """What lies outside."""
@@ -46,7 +46,7 @@ class RealSet:
             out.append(Interval(low, piece.low, open_low, not piece.has_low))
             low, open_low = piece.high, not piece.has_high
         out.append(Interval(low, math.inf, open_low, has_high=False))
-        return joined(piece for piece in out if not math.isinf(piece.low) or piece.low != piece.high)
+        return unite(piece for piece in out if not math.isinf(piece.low) or piece.low != piece.high)
 
     def intersection(self, other: RealSet) -> RealSet:
         """What lies in both."""
@@ -69,7 +69,7 @@ def _same_end(one: Real, two: Real) -> bool | None:
     return close(*(end if isinstance(end, Fraction) else complex(end) for end in (one, two)))
 
 
-def joined(pieces: Iterable[Interval]) -> RealSet:
+def unite(pieces: Iterable[Interval]) -> RealSet:
     """The set of several pieces, with those that overlap or touch made one."""
     out: list[Interval] = []
     for piece in sorted((p for p in pieces if not p.empty), key=lambda p: (p.low, not p.has_low)):
@@ -83,12 +83,12 @@ def joined(pieces: Iterable[Interval]) -> RealSet:
 
 def interval(low: Real, high: Real, has_low: bool, has_high: bool) -> RealSet:
     """One interval; infinite ends are never part of it."""
-    return joined([Interval(low, high, has_low and not math.isinf(low), has_high and not math.isinf(high))])
+    return unite([Interval(low, high, has_low and not math.isinf(low), has_high and not math.isinf(high))])
 
 
 def points(values: Iterable[Real]) -> RealSet:
     """Single points."""
-    return joined(Interval(value, value, has_low=True, has_high=True) for value in values)
+    return unite(Interval(value, value, has_low=True, has_high=True) for value in values)
 
 
 EMPTY = RealSet(())

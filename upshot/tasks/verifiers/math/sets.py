@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import reduce
 
-from upshot.tasks.verifiers.math.expressions import PointValue, reading
+from upshot.tasks.verifiers.math.expressions import PointValue, evaluate_at
 from upshot.tasks.verifiers.math.kinds import Collection, Kind, Opaque, Reals, Value
 from upshot.tasks.verifiers.math.real_sets import Real, RealSet, interval, points
 
@@ -47,7 +47,7 @@ def real(text: str) -> Real | None:
     infinite = re.fullmatch(r"([-+]?)\\infty", text)
     if infinite:
         return -math.inf if infinite[1] == "-" else math.inf
-    found = reading(text)
+    found = evaluate_at(text)
     if not isinstance(found, PointValue) or found.letters:
         return None
     if isinstance(found.value, Fraction):
@@ -85,7 +85,7 @@ def conditions(parts: list[Reals], joins: list[str]) -> Kind:
     return Reals(either if unites or (not intersects and not both.pieces) else both, parts[0].variable)
 
 
-def combined(kinds: Sequence[Kind], operators: Sequence[str]) -> Reals | None:
+def combine_sets(kinds: Sequence[Kind], operators: Sequence[str]) -> Reals | None:
     """Sets joined by unions, intersections and differences; None where one of them is no set of reals."""
     sets = [as_reals(kind) for kind in kinds]
     known = [one for one in sets if one is not None]

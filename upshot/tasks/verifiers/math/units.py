@@ -75,7 +75,7 @@ class UnitValue:
     """The letter of a choice in front of it: `(C) 12`."""
 
 
-def undressed(text: str) -> UnitValue | None:
+def split_unit(text: str) -> UnitValue | None:
     """The value in a canonical answer and its unit; None when the words around it say something about it."""
     label = ""
     if opening := _OPENING.match(text):
@@ -133,12 +133,12 @@ def unit_of(phrase: str) -> str | None:
         words = [*words[1:-1], words[-1] + power[words[0].lower()]]
     if not all(re.fullmatch(r"[a-zA-Z'.-]+(?:\^-?\d)?|/|[°%¢]", word) for word in words):
         return None
-    named = [_named(word) for word in words]
+    named = [_unit_name(word) for word in words]
     counted = words[-1].endswith("s") and len(words[-1].strip("s")) > 1
     return " ".join(named) if counted or re.sub(r"\^-?\d$", "", named[-1]) in _KNOWN else None
 
 
-def _named(word: str) -> str:
+def _unit_name(word: str) -> str:
     name, raised, power = word.rstrip(".").partition("^")
     name = name if name in _ALIASES or len(name) == 1 else name.lower()
     singular = name[:-1] if name.endswith("s") and len(name) > 2 else name

@@ -1,4 +1,4 @@
-"""The processes of a run: alone, or several of one machine that `torchrun` started (`together.py`). No torch.
+"""The processes of a run: alone, or several of one machine that `torchrun` started (`process_group.py`). No torch.
 
 Every rank has the whole model, an engine on it, and its share of the work: it plays some of a step's groups and learns
 from some of its sequences. What was played and read is handed to all, so that everything in between (statistics,
@@ -13,8 +13,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from upshot.models.client.budget import Budget
 
 T = TypeVar("T")
@@ -29,6 +27,8 @@ class Ranks:
     """Whether all ranks have stopped after the same update …"""
     reason = ""
     """… and why."""
+    collectives: Any = None
+    """The module torch.distributed, where there are several: for tensors, while all ranks update or save together."""
 
     @property
     def first(self) -> bool:
@@ -39,17 +39,21 @@ class Ranks:
         """Which of so many things this rank does."""
         return range(self.rank, count, self.size)
 
-    async def exchange(self, topic: str, mine: T) -> list[T]:
-        """What every rank gives for a topic, in the order of the ranks; others go on meanwhile."""
-        return self.exchange_now(topic, mine)
+    async def all_gather_object_async(self, topic: str, mine: T) -> list[T]:
+        """What every rank gives for a topic, in the order of the ranks; the event loop goes on meanwhile."""
+        return self.all_gather_object(topic, mine)
 
-    def exchange_now(self, topic: str, mine: T) -> list[T]:
+    def all_gather_object(self, topic: str, mine: T) -> list[T]:
         """The same, for those that cannot await."""
         return [mine]
 
-    def told(self, topic: str, value: T) -> T:
+    def broadcast_object(self, topic: str, value: T) -> T:
         """The first rank's value."""
-        return self.exchange_now(topic, value)[0]
+        return self.all_gather_object(topic, value)[0]
+
+    def barrier(self, topic: str) -> None:
+        """Return when all ranks are here."""
+        self.all_gather_object(topic, None)
 
     @contextmanager
     def update(self) -> Iterator[None]:
@@ -65,15 +69,6 @@ class Ranks:
 
     def share(self, budget: Budget) -> None:
         """Count what the run spends over all ranks."""
-
-    def add_up(self, tensor: Tensor, to: int | None = None) -> None:
-        """Make a tensor the sum of all ranks' tensors: in all of them, or in one."""
-
-    def spread(self, tensor: Tensor, source: int) -> None:
-        """Make a tensor that of one rank in all of them."""
-
-    def bring(self, tensor: Tensor, source: int) -> None:
-        """Make the first rank's tensor that of another rank."""
 
 
 ALONE = Ranks()
@@ -111,20 +106,20 @@ Counts = Mapping[str, Any]
 """Numbers by name, and such mappings by name."""
 
 
-def counted(before: Counts, now: Sequence[Counts]) -> dict[str, Any]:
+def add_counts(before: Counts, now: Sequence[Counts]) -> dict[str, Any]:
     """Counters of the whole: what they were, and what each rank has counted since."""
     out: dict[str, Any] = {}
     for name in dict.fromkeys(name for counts in (before, *now) for name in counts):
         values = [counts[name] for counts in now if name in counts]
         if any(isinstance(value, Mapping) for value in [*values, before.get(name)]):
-            out[name] = counted(before.get(name) or {}, values)
+            out[name] = add_counts(before.get(name) or {}, values)
         else:
             base = before.get(name, 0)
             out[name] = base + sum(value - base for value in values)
     return out
 
 
-def summed(logs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def sum_by_name(logs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Values that add up, by name."""
     out: dict[str, float] = {}
     for own in logs:

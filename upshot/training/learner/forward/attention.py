@@ -8,7 +8,7 @@ flash refuses, soft caps) segments of like length are padded for the attention a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,11 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from upshot.engine.kernels import plain
 from upshot.training.learner.batch import on_device
 from upshot.training.learner.layout import Layout
 
+Attend = Callable[..., Tensor]
+"""(layer, q [N, heads, dim], k, v [N, kv_heads, dim], scale, window, softcap, dropout) → [N, heads, dim],
+differentiable; the lean block gives neither of the last two."""
 LIKE = 0.75
 """Segments are padded together when the shortest has this share of the longest one's keys."""
 
@@ -78,7 +81,7 @@ class PackedAttention:
         dropout: float = 0.0,
     ) -> Tensor:
         """Attention of q [N, heads, dim] to k, v [N, kv_heads, dim]; `window` 0: to all that came before."""
-        if flashes(q) and not softcap:
+        if flash_takes(q) and not softcap:
             return Flash.apply(q, k, v, self, scale, window if window < self.max_keys else 0, dropout)  # type: ignore[no-any-return]
         return self._padded_attention(q, k, v, scale, window, softcap, dropout)
 
@@ -106,7 +109,8 @@ class PackedAttention:
         for part, *own in zip(parts.each, queries, keys, values, strict=True):
             q, k, v = (x.view(len(part.queries), -1, *x.shape[1:]).transpose(1, 2) for x in own)
             bite = window if window < k.shape[2] else 0
-            found.append(softly(q, k, v, part.seen, scale, bite, softcap, dropout).transpose(1, 2).flatten(0, 1))
+            out = plain.attention(q, k, v, part.seen, scale, bite, softcap, dropout)
+            found.append(out.transpose(1, 2).flatten(0, 1))
         return torch.cat(found).index_select(0, parts.places)
 
     @cached_property
@@ -141,26 +145,7 @@ class PackedAttention:
         )
 
 
-def softly(
-    q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float, window: int, softcap: float, dropout: float
-) -> Tensor:
-    """Attention of [S, heads, Q, dim] to [S, heads, K, dim]; see `PaddedSegments.seen`."""
-    gqa = q.shape[1] != k.shape[1]
-    if seen is None and not window and not softcap:
-        return F.scaled_dot_product_attention(q, k, v, None, dropout, is_causal=True, scale=scale, enable_gqa=gqa)
-    if seen is None:
-        every = torch.arange(k.shape[2], device=k.device)
-        seen = (every[:, None] - every)[None]
-    mask = ((seen >= 0) & (seen < window) if window else seen >= 0)[:, None]
-    if not softcap:
-        return F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=scale, enable_gqa=gqa)
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    scores = torch.tanh((q @ k.transpose(-1, -2)).float() * (scale / softcap)) * softcap
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1).to(v.dtype)
-    return F.dropout(weights, dropout) @ v
-
-
-def flashes(q: Tensor) -> bool:
+def flash_takes(q: Tensor) -> bool:
     """Whether PyTorch's flash attention takes these queries."""
     return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
 
@@ -175,7 +160,8 @@ class Flash(torch.autograd.Function):
         """[N, heads, dim]. What is laid side by side is not kept: it is laid again for the backward pass."""
         ctx.spans, ctx.dropout = spans, dropout
         ctx.options = {"scale": scale, **({"window_size_left": window - 1, "window_size_right": 0} if window else {})}
-        keys, values = _laid(k, v, spans)
+        keys, values = _lay_side_by_side(k, v, spans)
+        # The operation itself, as scaled_dot_product_attention has no ragged lengths and would repeat grouped heads.
         out, lse, seed, unused, _ = torch.ops.aten._flash_attention_forward(
             q,
             keys,
@@ -197,7 +183,7 @@ class Flash(torch.autograd.Function):
         """Gradients of q, k and v."""
         q, k, v, out, lse, seed, unused = ctx.saved_tensors
         spans: PackedAttention = ctx.spans
-        keys, values = _laid(k, v, spans)
+        keys, values = _lay_side_by_side(k, v, spans)
         dq, dk, dv = torch.ops.aten._flash_attention_backward(
             grad.contiguous(),
             q,
@@ -216,13 +202,13 @@ class Flash(torch.autograd.Function):
             **ctx.options,
         )
         if spans.keys is not None:
-            from upshot.engine.kernels.sums import sums
+            from upshot.engine.kernels.segment_sum import segment_sums
 
-            dk, dv = sums(dk, dv, *spans.readers)
+            dk, dv = segment_sums(dk, dv, *spans.readers)
         return dq, dk, dv, None, None, None, None
 
 
-def _laid(k: Tensor, v: Tensor, spans: PackedAttention) -> tuple[Tensor, Tensor]:
+def _lay_side_by_side(k: Tensor, v: Tensor, spans: PackedAttention) -> tuple[Tensor, Tensor]:
     if spans.keys is None:
         return k, v
     return k.index_select(0, spans.keys), v.index_select(0, spans.keys)

@@ -1,12 +1,11 @@
 """One Llama block in one forward: its values, and its derivative written by hand.
 
 Between the products lie a norm, the rotation of queries and keys, and a gate. What is cheap is computed again in the
-backward, not kept; the kernels write it over the gradient they are given (kernels/block.py).
+backward, not kept; the kernels write it over the gradient they are given (engine/kernels).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from upshot.engine.llama.blocks import Layer
+from upshot.engine.kernels.plain import Rotation
+from upshot.engine.llama.block import Layer
+from upshot.training.learner.forward.attention import Attend
 from upshot.training.learner.forward.lora_linear import CalledProjections, Gradients, Product
-
-Attend = Callable[[int, Tensor, Tensor, Tensor, float, int], Tensor]
-"""(layer, q [N, H, D], k [N, KV, D], v [N, KV, D], scale, window) → [N, H, D], differentiable."""
 
 
 @dataclass(slots=True)
@@ -45,11 +43,9 @@ class SavedActivations:
 class BlockInputs:
     """What all blocks of one forward share."""
 
-    cos: Tensor
-    """[tokens, dim / 2]"""
-    sin: Tensor
-    still: tuple[Tensor, Tensor] | None
-    """cos and sin that turn nothing, if a layer needs them."""
+    rotation: Rotation
+    still: Rotation | None
+    """cos and sin that rotate nothing, if a layer needs them."""
     heads: int
     kv_heads: int
     attend: Attend
@@ -61,18 +57,14 @@ class Block:
     """A layer with its products as they are now."""
 
     def __init__(self, index: int, layer: Layer, products: tuple[Product | CalledProjections, ...]) -> None:
-        self.index, self.scale, self.window, self.turns = index, layer.scale, layer.window, layer.turns
+        self.index, self.scale, self.window, self.rotates = index, layer.scale, layer.window, layer.rotates
         self.products = products
         self.qkv, self.o, self.gate_up, self.down = products
         self.norm1, self.norm2 = (norm.weight for norm in (layer.norm1, layer.norm2))
         self.eps = layer.norm1.variance_epsilon
-        self.norms = None
-        self.weights = [self.norm1, self.norm2]
+        self.norms = layer.head_norms
+        self.weights = [self.norm1, self.norm2, *(self.norms or ())[:2]]
         """Those of all norms."""
-        if layer.head_norms:
-            q_norm, k_norm = layer.head_norms
-            self.norms = q_norm.weight, k_norm.weight, q_norm.variance_epsilon
-            self.weights += self.norms[:2]
         self.needs = [weight.requires_grad for weight in self.weights]
         self.trained = [w for w in self.weights if w.requires_grad] + [p for each in products for p in each.trained]
 
@@ -96,7 +88,8 @@ class Block:
         kernels = batch.kernels
         x, first = kernels.add_norm(h, delta, self.norm1, self.eps)
         qkv, of_qkv = self.qkv.outputs(x, keep)
-        q, k, v = kernels.turn(qkv, self._turn(batch), batch.heads, batch.kv_heads, self.norms)
+        # Without head norms this rotates in place: `qkv` is not what it was, and its derivative does not ask.
+        q, k, v = kernels.rotate_heads(qkv, self._rotation(batch), batch.heads, batch.kv_heads, self.norms)
         if keep:
             q, k, v = q.detach().requires_grad_(), k.detach().requires_grad_(), v.detach().requires_grad_()
         with torch.set_grad_enabled(keep):
@@ -105,7 +98,7 @@ class Block:
         x, second = kernels.add_norm(first, delta, self.norm2, self.eps)
         gate_up, of_gate_up = self.gate_up.outputs(x, keep)
         x = kernels.gate(gate_up)
-        delta, of_down = self.down.unneeded(x) if hollow else self.down.outputs(x, keep)
+        delta, of_down = self.down.without_result(x) if hollow else self.down.outputs(x, keep)
         if not keep:
             return second, delta, None
         raw = None if self.norms is None else qkv
@@ -123,6 +116,7 @@ class Block:
         kernels = batch.kernels
         of_qkv, of_o, of_gate_up, of_down = kept.products
         x, more = self.down.input_gradient(d, of_down)
+        # Where the weight's gradient will read it, the gated product is written over its gradient: hence this order.
         dx = kernels.gate_backward(kept.gate_up, x, self.down.reads)
         grads = self.down.gradients(d, x, of_down, more)
         d = self._norm_backward(batch, self.gate_up, self.norm2, dx, kept.second, d, of_gate_up, grads)
@@ -131,11 +125,12 @@ class Block:
         grads += self.o.gradients(d, x.reshape(d.shape[0], -1), of_o, more)
         dq, dk, dv = attention_gradients(kept, dx.view(x.shape))
         wants = any(self.needs[2:])
-        dx, of_q, of_k = kernels.turn_backward(dq, dk, dv, self._turn(batch), kept.raw, self.norms, wants)
+        dx, of_q, of_k = kernels.rotate_heads_backward(dq, dk, dv, self._rotation(batch), kept.raw, self.norms, wants)
         if wants and self.norms is not None:
             grads += [(self.norms[0], of_q), (self.norms[1], of_k)]
         if further or self.norm1.requires_grad or isinstance(self.qkv, CalledProjections):
             return self._norm_backward(batch, self.qkv, self.norm1, dx, kept.first, d, of_qkv, grads), grads
+        # Nothing before this block is trained: the large product for the gradient of its input is spared.
         x, _ = kernels.add_norm(kept.first, None, self.norm1, self.eps)
         grads += self.qkv.gradients(dx, x, of_qkv, self.qkv.thin_gradient(dx))
         return None, grads
@@ -161,8 +156,8 @@ class Block:
         grads += product.gradients(dy, x, kept, more)
         return d
 
-    def _turn(self, batch: BlockInputs) -> tuple[Tensor, Tensor]:
-        return (batch.cos, batch.sin) if self.turns or batch.still is None else batch.still
+    def _rotation(self, batch: BlockInputs) -> Rotation:
+        return batch.rotation if self.rotates or batch.still is None else batch.still
 
 
 def attention_gradients(kept: SavedActivations, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,7 +20,7 @@ def without_dropout(module: Any) -> Iterator[None]:
     try:
         for layer, function in zip(layers, functions, strict=True):
             layer.training = True
-            layer._gradient_checkpointing_func = _calmed(layer, function)
+            layer._gradient_checkpointing_func = _calm_layer(layer, function)
         yield
     finally:
         for layer, function in zip(layers, functions, strict=True):
@@ -28,7 +28,7 @@ def without_dropout(module: Any) -> Iterator[None]:
         module.train()
 
 
-def _calmed(layer: Any, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+def _calm_layer(layer: Any, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
     def call(forward: Callable[..., Any], *args: Any) -> Any:
         def calm(*inner: Any) -> Any:
             layer.training = False

@@ -1,9 +1,9 @@
 """A lean, differentiable forward of the Llama family over flat tokens: what the learner's time and memory are.
 
-The layers are those the engine knows (engine/blocks.py); other families go through transformers. All layers are one
-step of autograd's: a small model would else wait for Python between its kernels. Per token and layer are kept, in the
-model's dtype, with h = hidden, a = heads × dim, kv = key heads × dim, m = the MLP's width, r = the sum of the adapters'
-ranks:
+The layers are those the engine knows (engine/llama/block.py); other families go through transformers. All layers are
+one step of autograd's: a small model would else wait for Python between its kernels. Per token and layer are kept, in
+the model's dtype, with h = hidden, a = heads × dim, kv = key heads × dim, m = the MLP's width, r = the sum of the
+adapters' ranks:
 
     h (the residual before each half, twice) · 2 + a (queries) + 2 kv (keys, values) + a (attention's result) + 2 m
     + r; where heads have norms (Qwen3) a + 2 kv more; what `attend` keeps beside its arguments and its result
@@ -26,10 +26,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from upshot.engine.kernels import plain
-from upshot.engine.llama.blocks import Layer, embedded
+from upshot.engine.kernels import kernels_for
+from upshot.engine.llama.block import Layer, no_rotation, rotation_at
 from upshot.engine.llama.driver import causal_lm, shape_of
-from upshot.training.learner.forward.block import Attend, Block, BlockInputs, SavedActivations
+from upshot.engine.llama.linear import embed
+from upshot.training.learner.forward.attention import Attend
+from upshot.training.learner.forward.block import Block, BlockInputs, SavedActivations
 from upshot.training.learner.forward.lora_linear import join, products_of
 
 
@@ -50,7 +52,7 @@ class LeanForward:
 
     def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """[tokens, hidden], after the last norm, of flat tokens (positions begin again with each sequence)."""
-        h: Tensor = embedded(self.core.embed_tokens, ids)
+        h: Tensor = embed(self.core.embed_tokens, ids)
         with torch.no_grad():
             blocks = self._blocks()
             stack = BlockStack(blocks, self.core.norm, self._batch(h, positions, attend), self.every)
@@ -73,21 +75,9 @@ class LeanForward:
         return blocks
 
     def _batch(self, h: Tensor, positions: Tensor, attend: Attend) -> BlockInputs:
-        cos, sin = self.core.rotary_emb(h, positions[None])
-        half = self.shape.head_dim // 2
-        cos, sin = cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
-        turns = all(layer.turns for layer in self.layers)
-        still = None if turns else (torch.ones_like(cos), torch.zeros_like(sin))
-        return BlockInputs(cos, sin, still, self.shape.heads, self.shape.kv_heads, attend, kernels_for(h))
-
-
-def kernels_for(x: Tensor) -> Any:
-    """The functions between the products: Triton's on a GPU, PyTorch's elsewhere."""
-    if not x.is_cuda:
-        return plain
-    from upshot.engine.kernels import train_block as block
-
-    return block
+        rotation = rotation_at(self.core, h, positions)
+        still = None if all(layer.rotates for layer in self.layers) else no_rotation(rotation)
+        return BlockInputs(rotation, still, self.shape.heads, self.shape.kv_heads, attend, kernels_for(h))
 
 
 @dataclass(slots=True)
@@ -109,7 +99,7 @@ class BlockStack:
     def forward(self, h: Tensor, keep: bool) -> Tensor:
         """The normed result; `keep`: with what the backward needs."""
         delta: Tensor | None = None
-        before = not h.requires_grad
+        before = not h.requires_grad  # so long as nothing is trained, nothing is kept
         for block in self.blocks:
             before = before and not block.trained
             kept: SavedActivations | RecomputedBlock | None = None
@@ -143,7 +133,7 @@ class BlockStack:
             if kept is None:
                 break
             if isinstance(kept, RecomputedBlock):
-                kept = self._again(block, kept)
+                kept = self._recompute(block, kept)
             further = wants_input or (bool(self.kept) and self.kept[-1] is not None)
             d, grads = block.backward(self.batch, kept, d, further)
             for parameter, grad in grads:
@@ -151,8 +141,8 @@ class BlockStack:
                 found[id(parameter)] = grad if before is None else before + grad
         return d, found
 
-    def _again(self, block: Block, kept: RecomputedBlock) -> SavedActivations:
-        with drawn_again(kept):
+    def _recompute(self, block: Block, kept: RecomputedBlock) -> SavedActivations:
+        with same_draws(kept):
             _, _, found = block.forward(self.batch, kept.h, None, True, hollow=True)
         assert found is not None
         return found
@@ -181,7 +171,7 @@ def random_states(h: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 @contextmanager
-def drawn_again(kept: RecomputedBlock) -> Iterator[None]:
+def same_draws(kept: RecomputedBlock) -> Iterator[None]:
     """Inside, the numbers are drawn that were drawn when the block was first computed."""
     if kept.states is None:
         yield

@@ -14,6 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from upshot.engine.kernels import kernels_for
+from upshot.engine.kernels.plain import cap_logits
+
 CHUNK_BYTES = 1 << 29
 """The most memory that a chunk's logits take."""
 
@@ -54,12 +57,12 @@ class LinearLogprobs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, inverse: float, entropy: bool, cap: float
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies (zeros unless asked for)."""
-        parts = chunks(len(hidden), len(weight), hidden.element_size())
+        kernels, parts = kernels_for(hidden), chunks(len(hidden), len(weight), hidden.element_size())
         found = torch.zeros(3, len(hidden), dtype=torch.float32, device=hidden.device)
         logits = hidden.new_empty(0)
         for part in parts:
             logits = hidden[part] @ weight.t()
-            found[:, part] = torch.stack(_read(logits, targets[part], inverse, cap, entropy))
+            found[:, part] = torch.stack(kernels.token_logprobs(logits, targets[part], inverse, cap, entropy))
         kept = logits if any(ctx.needs_input_grad[:2]) else hidden.new_empty(0)
         ctx.save_for_backward(hidden, weight, targets, found[1], found[2])
         ctx.kept, ctx.parts, ctx.options = kept, parts, (inverse, cap, entropy)
@@ -78,7 +81,9 @@ class LinearLogprobs(torch.autograd.Function):
             logits = hidden[part] @ weight.t() if kept is None else kept
             kept = None
             spread = entropy_grads[part] if asked else None
-            _turn(logits, targets[part], sums[part], entropy[part], grads[part], spread, inverse, cap)
+            kernels_for(logits).token_logprobs_backward(
+                logits, targets[part], sums[part], entropy[part], grads[part], spread, inverse, cap
+            )
             if d_hidden is not None:
                 torch.mm(logits, weight, out=d_hidden[part])
             if ctx.needs_input_grad[1]:
@@ -92,64 +97,18 @@ class LinearLogprobs(torch.autograd.Function):
         return d_hidden, d_weight, None, None, None, None
 
 
-def _read(logits: Tensor, targets: Tensor, inverse: float, cap: float, entropy: bool) -> tuple[Tensor, ...]:
-    """Log-probabilities, log-sum-exps and entropies of rows of logits."""
-    if logits.is_cuda:
-        from upshot.engine.kernels import logprobs as kernels
-
-        return kernels.read(logits, targets, inverse, cap, entropy)
-    z = bent(logits.float(), cap) * inverse
-    sums = z.logsumexp(-1)
-    picked = z.gather(-1, targets[:, None])[:, 0] - sums
-    spread = sums - ((z - sums[:, None]).exp() * z).sum(-1) if entropy else torch.zeros_like(sums)
-    return picked, sums, spread
-
-
-def _turn(
-    logits: Tensor,
-    targets: Tensor,
-    sums: Tensor,
-    entropy: Tensor,
-    grads: Tensor,
-    entropy_grads: Tensor | None,
-    inverse: float,
-    cap: float,
-) -> None:
-    """Logits become, in place, their gradients."""
-    if logits.is_cuda:
-        from upshot.engine.kernels import logprobs as kernels
-
-        kernels.turn(logits, targets, sums, entropy, grads, entropy_grads, inverse, cap)
-        return
-    z = bent(logits.float(), cap)
-    logp = z * inverse - sums[:, None]
-    p = logp.exp()
-    out = p * -grads[:, None]
-    out.scatter_add_(-1, targets[:, None], grads[:, None])
-    if entropy_grads is not None:
-        out -= entropy_grads[:, None] * p * (logp + entropy[:, None])
-    if cap:
-        out *= 1 - (z / cap).square()
-    logits.copy_(out.mul_(inverse))
-
-
-def bent(z: Tensor, cap: float) -> Tensor:
-    """Logits under a soft cap; 0: none."""
-    return cap * torch.tanh(z / cap) if cap else z
-
-
 def _by_module(
     hidden: Tensor, head: Any, targets: Tensor, inverse: float, entropy: bool, cap: float
 ) -> tuple[Tensor, Tensor | None]:
     """The same through a head that is a module of its own kind (an adapter on it, a bias): chunk by chunk, twice."""
 
-    def some(rows: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        every = (bent(head(rows).float(), cap) * inverse).log_softmax(-1)
+    def chunk_logprobs(rows: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        every = (cap_logits(head(rows).float(), cap) * inverse).log_softmax(-1)
         spread = -(every.exp() * every).sum(-1) if entropy else every.new_zeros(len(rows))
         return every.gather(-1, wanted[:, None])[:, 0], spread
 
     parts = chunks(len(hidden), vocabulary(head), 4)
-    pieces = [checkpoint(some, hidden[part], targets[part], use_reentrant=False) for part in parts]
+    pieces = [checkpoint(chunk_logprobs, hidden[part], targets[part], use_reentrant=False) for part in parts]
     found, spreads = (torch.cat(column) for column in zip(*pieces, strict=True))
     return found, spreads if entropy else None
 

@@ -2,10 +2,10 @@
 
     y = x Wᵀ + b + (x Aᵀ) Bᵀ
 
-W is q, k and v (or gate and up) side by side where they are views of one tensor (engine/joined.py), else a product
-each. A has the adapters of all of them below each other, B is block-diagonal and has the scales in it: so adapters cost
-two thin products whatever their number. The thin product is computed first and W's added to it in one go: no other
-[tokens, outputs] tensor appears, and the sum is rounded once.
+W is q, k and v (or gate and up) side by side where they are views of one tensor (engine/llama/linear.py), else a
+product each. A has the adapters of all of them below each other, B is block-diagonal and has the scales in it: so
+adapters cost two thin products whatever their number. The thin product is computed first and W's added to it in one go:
+no other [tokens, outputs] tensor appears, and the sum is rounded once.
 
 Adapters are kept in float32 and computed with in the model's dtype; their gradients are float32 sums.
 """
@@ -13,57 +13,18 @@ Adapters are kept in float32 and computed with in the model's dtype; their gradi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from upshot.engine.llama.joined import JoinedProjections, side_by_side
-
-
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """One low-rank adapter: x ↦ scale · (x downᵀ) upᵀ."""
-
-    down: Tensor
-    up: Tensor
-    scale: float
-
-
-def base_of(module: Any) -> nn.Linear | None:
-    """The plain projection that a module is, or that a LoRA layer is around; None where it is something else."""
-    if type(module) is nn.Linear:
-        return module
-    if type(module).__module__ == "peft.tuners.lora.layer" and type(module).__name__ == "Linear":
-        base = module.base_layer
-        return base if type(base) is nn.Linear and not module.fan_in_fan_out else None
-    return None
-
-
-def adapters_of(module: Any) -> list[Adapter] | None:
-    """The adapters that work now; None where only the module itself can do what they do (DoRA, dropout …)."""
-    if type(module) is nn.Linear or (module.merged and not module.disable_adapters):
-        return []
-    if module.disable_adapters:
-        return None if module.merged else []  # the module takes a merged adapter out again
-    found = []
-    for name in module.active_adapters:
-        if name not in module.lora_A:
-            continue
-        down, up, dropout = module.lora_A[name], module.lora_B[name], module.lora_dropout[name]
-        odd = name in getattr(module, "lora_variant", {}) or getattr(module, "use_dora", {}).get(name, False)
-        if odd or type(down) is not nn.Linear or type(up) is not nn.Linear or up.bias is not None:
-            return None
-        if dropout.training and getattr(dropout, "p", 0.0) > 0:
-            return None
-        found.append(Adapter(down.weight, up.weight, float(module.scaling[name])))
-    return found
+from upshot.engine.llama.linear import JoinedProjections, side_by_side
+from upshot.engine.llama.lora import Adapter, linear_below, separate_adapters
 
 
 def join(modules: Sequence[Any]) -> None:
     """Make the weights of projections of one input views of one tensor, where that can be."""
-    bases = [base_of(module) for module in modules]
+    bases = [linear_below(module) for module in modules]
     plain = [base for base in bases if base is not None]
     kinds = {(b.weight.dtype, b.weight.device, b.weight.shape[1], b.bias is None) for b in plain}
     if len(plain) == len(bases) and len(kinds) == 1:
@@ -79,14 +40,14 @@ def products_of(
     """
     if isinstance(before, Product) and before.holds(modules):
         return before
-    bases = [base_of(module) for module in modules]
-    found = [adapters_of(module) if base is not None else None for module, base in zip(modules, bases, strict=True)]
-    plain = [base for base in bases if base is not None]
-    adapters = [each for each in found if each is not None]
-    if len(adapters) < len(modules) or len({base.bias is None for base in plain}) > 1:
+    bases = [base for base in map(linear_below, modules) if base is not None]
+    if len(bases) < len(modules) or len({base.bias is None for base in bases}) > 1:
+        return CalledProjections(modules)
+    adapters = [each for each in map(separate_adapters, modules) if each is not None]
+    if len(adapters) < len(modules):
         return CalledProjections(modules)
     with torch.no_grad():
-        return Product(plain, adapters)
+        return Product(bases, adapters)
 
 
 Gradients = list[tuple[Tensor, Tensor]]
@@ -175,7 +136,7 @@ class Product:
             part.addmm_(x, weight.t())
         return y, thin
 
-    def unneeded(self, x: Tensor) -> tuple[Tensor, Any]:
+    def without_result(self, x: Tensor) -> tuple[Tensor, Any]:
         """As `outputs`, where only its derivative will be asked for: y has no values."""
         return x.new_empty(x.shape[0], self.ends[-1]), None if self.down is None else x @ self.down.t()
 
@@ -239,7 +200,7 @@ class CalledProjections:
             y = found[0] if len(found) == 1 else torch.cat(found, -1)
         return y.detach(), (x, y)
 
-    def unneeded(self, x: Tensor) -> tuple[Tensor, Any]:
+    def without_result(self, x: Tensor) -> tuple[Tensor, Any]:
         """As `outputs`: the graph comes with the values."""
         return self.outputs(x, True)
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from upshot.engine.llama.attention import attend_by, over_tokens
 from upshot.engine.llama.driver import causal_lm, configs_of
 from upshot.training.learner.batch import ForwardOutput, TrainBatch
-from upshot.training.learner.forward.attention import PackedAttention
+from upshot.training.learner.forward.attention import Attend, PackedAttention
 from upshot.training.learner.forward.logprobs import linear_logprobs
 from upshot.training.learner.forward.padded import Forward, values_of
-
-NAME = "upshot_packed"
-Attend = Callable[..., Tensor]
-"""attend(layer, q [N, heads, dim], k, v [N, kv_heads, dim], scale, window) → [N, heads, dim]."""
 
 
 class HiddenStates(Protocol):
@@ -80,61 +77,26 @@ class ModuleHidden:
     """transformers' own forward without the head, with our attention in it."""
 
     def __init__(self, module: Any) -> None:
-        from transformers import AttentionInterface
-
-        AttentionInterface.register(NAME, packed_attention)
         lm = causal_lm(module)
         self.core = lm.base_model
         if self.core is lm:
             raise NotImplementedError(f"{type(lm).__name__} has no part before its head")
         self.configs = configs_of(lm)
+        self._attend: Attend | None = None
+        """Of the last batch read: a checkpointed layer asks for it again in the backward pass."""
 
     def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `HiddenStates`."""
-        _attends[-1] = attend
+        self._attend = attend
         out = self.core(input_ids=ids[None], position_ids=positions[None], attention_mask=None, use_cache=False)
         return out.last_hidden_state[0]  # type: ignore[no-any-return]
 
     @contextmanager
     def open(self) -> Iterator[None]:
         """Inside: the model attends over flat tokens."""
-        before = [config._attn_implementation for config in self.configs]
-        _attends.append(_closed)
+        before = self._attend
         try:
-            for config in self.configs:
-                config._attn_implementation = NAME
-            yield
+            with attend_by(over_tokens(lambda *call: self._attend(*call)), self.configs):  # type: ignore[misc]
+                yield
         finally:
-            _attends.pop()
-            for config, implementation in zip(self.configs, before, strict=True):
-                config._attn_implementation = implementation
-
-
-def _closed(*_: Any, **__: Any) -> Tensor:
-    raise RuntimeError("no batch is being read")
-
-
-_attends: list[Attend] = []
-"""The attention of the last batch read in each `ModuleHidden.open` under way; a checkpointed layer asks for it again in
-the backward pass."""
-
-
-def packed_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Attention of one layer, in the form transformers calls."""
-    if kwargs.get("s_aux") is not None:
-        raise NotImplementedError("attention sinks (s_aux) have no packed form")
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    layer: Any = module.layer_idx
-    return _attends[-1](layer, q, k, v, scale, sliding_window or 0, softcap or 0.0, dropout)[None], None
+            self._attend = before

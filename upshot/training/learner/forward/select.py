@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from upshot.engine.exact.forward import ExactForward
-from upshot.engine.llama.blocks import is_block_family
-from upshot.engine.llama.driver import causal_lm
-from upshot.engine.llama.probe import busy_adapters, plain_logits
+from upshot.engine.kernels.plain import cap_logits
+from upshot.engine.llama.agreement import FAILURES, busy_adapters, logits_gap, plain_logits
+from upshot.engine.llama.block import is_block_family
+from upshot.engine.llama.driver import causal_lm, out_of_training
 from upshot.training.learner.batch import Datum, pack
 from upshot.training.learner.forward.dropout import without_dropout
 from upshot.training.learner.forward.lean import LeanForward
-from upshot.training.learner.forward.logprobs import bent
 from upshot.training.learner.forward.packed import HiddenStates, ModuleHidden, PackedForward
 from upshot.training.learner.forward.padded import Forward, PaddedForward
 
@@ -32,15 +32,7 @@ def forward_of(module: Any, exact: bool = False) -> Forward:
             reason = disagreement(module, forward)
         except torch.OutOfMemoryError:
             raise  # a slower forward takes more
-        except (
-            NotImplementedError,
-            AttributeError,
-            TypeError,
-            ValueError,
-            KeyError,
-            RuntimeError,
-            IndexError,
-        ) as error:
+        except FAILURES as error:
             reason = f"{type(error).__name__}: {error}"
         if reason is None:
             rehearse(forward, module)
@@ -85,18 +77,9 @@ def disagreement(module: Any, forward: PackedForward) -> str | None:
     other = [*ids[:18], *ids[5:8]]  # the first 16 ids are shared
     data = [Datum(other, [0, *[1] * (len(other) - 1)]), Datum(ids, [0] * IDS)]
     data[1].mask[-2:] = [1, 1]
-    training = {m: m.training for m in module.modules()}
-    try:
-        module.eval()
-        with torch.no_grad(), busy_adapters(module):
-            expected = plain_logits(module, torch.tensor(ids))
-            with forward.open():
-                rows = forward.rows(pack(data, module.device, share=True))[-2:]
-            got = bent(head(rows).float(), forward.cap).cpu()
-    finally:
-        for own, mode in training.items():
-            own.training = mode
-    gap = float((got - expected[-3:-1].float()).norm() / (expected[-3:-1].float().norm() + 1e-6))
-    # Random weights in bfloat16 are already 5 % from float32; a wrong layer is off by more than half.
-    limit = 1e-3 if lm.get_input_embeddings().weight.dtype == torch.float32 else 0.2
-    return None if gap <= limit else f"logits differ from the model's own forward by {gap:.2g} of their size"
+    with out_of_training(module.modules()), torch.no_grad(), busy_adapters(module):
+        expected = plain_logits(module, torch.tensor(ids))
+        with forward.open():
+            rows = forward.rows(pack(data, module.device, share=True))[-2:]
+        got = cap_logits(head(rows).float(), forward.cap).cpu()
+    return logits_gap(got, expected[-3:-1], lm.get_input_embeddings().weight.dtype)

@@ -1,28 +1,40 @@
-"""Memory by plan: what a run needs at its two peaks (sampling, learning). No torch, no weights.
+"""The arithmetic of memory: what a run has on its device at its two peaks, sampling and learning. No torch, no weights.
 
-Arithmetic on a model's config.json. Which settings are chosen: `memory_choice.py`.
+Bytes, from the sizes of a model. `benchmarks/memory_plan.py` compares them with what a GPU measures. Which settings are
+taken: `choice.py`. From a recipe to its plan: `fit.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
-from upshot.serving.swap.overlay import MemoryLayout
-from upshot.training.learner.memory import activations
-from upshot.training.learner.memory.model_shape import ModelShape
+from upshot.config.recipe import Recipe, TrainConfig
+from upshot.serving.swap.layout import MemoryLayout
+from upshot.training.learner.memory.shape import SEVEN, ModelShape
 
 Checkpointing = Literal["none", "block"]
 Merging = Literal["copy", "in place", "never"]
 Helpers = Literal["stay", "swap", "leave"]
 """stay: helper models are always there. swap: they take turns in one arena. leave: that, and the arena is the learner's
 while it works."""
-CONTEXT = 1 << 30
-"""Of a GPU's memory: what the driver, the libraries and compiled kernels take."""
-SLACK = 0.06
-"""Share of a GPU that is left alone: what lies between tensors, and what a prediction is wrong by."""
+LEAN = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
+"""Families whose block the learner and the engine run themselves (engine/llama/blocks.py)."""
+CONTEXT, SLACK = 1 << 30, 0.06
+"""Left alone of a GPU: what driver, libraries and compiled kernels take; a share for what lies between tensors, and for
+what a prediction is wrong by."""
+CHUNK_BYTES = 1 << 29
+"""The most that a chunk of logits takes in the learner."""
+PROMPT_IDS, ROWS = 16384, 1024
+"""Prompt ids that the engine reads in one step on a GPU, and sequences that it extends at once."""
 WITHOUT_PLAN, PAGES = 16384, 512 << 20
 """On the CPU: tokens of a micro-batch, and bytes of an engine's keys and values."""
+FOUR_BIT = 0.52
+"""Bytes of a weight in 4 bits, with its share of the scales."""
+PROMPT = 1024
+"""Tokens that a prompt is taken to have where nothing says how long one may be."""
 GPU_PARTS = ("captured steps", "engine's step")
 """Parts of the arithmetic that there are on a GPU only."""
 
@@ -39,90 +51,71 @@ class HelperModel:
     kv: int
     """Bytes of one token's keys and values."""
     copy: bool = False
-    """Whether it is a copy of the policy, which shares what is not trained."""
+    """Whether it is a copy of the policy, which shares what is not trained: it never takes turns."""
     pages: int = 0
     """Bytes of keys and values that the recipe gives it, whatever is left."""
 
-    def place(self, tokens: int) -> int:
+    def region(self, tokens: int) -> int:
         """Bytes of its place in an arena, with keys and values of so many tokens; weights begin at round addresses."""
         return self.weights + self.weights // 256 + (1 << 16) + self.pages + tokens * self.kv
 
 
 @dataclass(frozen=True)
 class MemoryJob:
-    """What a run must have in memory, whatever is chosen."""
+    """A phase of a recipe on a model: what it must have in memory, whatever is chosen."""
 
+    recipe: Recipe
+    config: TrainConfig
+    """Of the phase."""
     shape: ModelShape
     size: int
     """Bytes of one of the model's numbers."""
-    weights: int
-    """Bytes."""
-    trained: int
-    """Parameters."""
-    trained_size: int
-    """Bytes of one of them."""
-    adapters: bool = False
-    copy: int = 0
-    """Bytes of a merged copy."""
-    ranks: int = 0
-    """Of the adapters of one layer together."""
-    block: activations.Block = "lean"
-    small_state: bool = False
-    """Whether the optimizer's moments have 8 bits."""
-    offload: bool = False
-    """Whether the optimizer is on the host."""
-    reference: bool = False
-    """Whether the trained weights are kept as they were."""
-    samples: bool = True
-    longest: int = 0
-    """Tokens of the longest sequence; 0: not known."""
-    wanted: int = 0
-    """Tokens whose keys and values are of use at once."""
-    lends: bool = True
-    """Whether nobody but engine and learner reads the weights, so that adapters can be merged in place."""
-    overlaps: bool = False
-    """Whether the engine samples while the learner works: then it is not parked, and is lent nothing."""
-    guests: tuple[HelperModel, ...] = ()
+    helpers: tuple[HelperModel, ...] = ()
     processes: int = 1
     """Ranks that train together, each on a device of its own."""
 
-    @property
-    def helpers(self) -> tuple[HelperModel, ...]:
+    @cached_property
+    def samples(self) -> bool:
+        """Whether there is an engine on the policy; vLLM has memory of its own."""
+        return self.config.samples and self.recipe.model.engine.name == "upshot"
+
+    @cached_property
+    def swappable(self) -> tuple[HelperModel, ...]:
         """Models that can be brought in and out: nobody trains them or their copies."""
-        return tuple(guest for guest in self.guests if not guest.copy)
+        return tuple(helper for helper in self.helpers if not helper.copy)
 
-    @property
-    def staying(self) -> MemoryJob:
-        """The job without them."""
-        return replace(self, guests=tuple(guest for guest in self.guests if guest.copy))
+    @cached_property
+    def kv(self) -> int:
+        """Bytes of one token's keys and values in the policy's engine."""
+        return self.shape.kv_numbers * self.size * self.samples
 
-    @property
-    def largest(self) -> int:
-        """Parameters of the largest matrix that is trained, with adapters about: each belongs to one process."""
-        return self.shape.hidden if self.adapters else max(self.shape.vocab, self.shape.mlp) * self.shape.hidden
+    @cached_property
+    def least(self) -> int:
+        """Tokens of the longest sequence, without whose keys and values an engine cannot serve it."""
+        return max(self.recipe.model.max_context, 2048)
 
-    @property
-    def share(self) -> int:
-        """Parameters that one process sums the gradients of and updates."""
-        return self.trained if self.processes == 1 else max(self.trained // self.processes, self.largest)
+    @cached_property
+    def wanted(self) -> int:
+        """Tokens whose keys and values are of use at once: all replies and futures of a step at their longest."""
+        config, episode, futures = self.recipe.train, self.recipe.episode, self.recipe.futures
+        replies = min(config.prompts_per_step * config.group_size * max(futures.samples, 1), ROWS)
+        turns = episode.max_turns + 2 * futures.rounds
+        length = self.recipe.model.max_context or PROMPT + turns * episode.max_tokens
+        return max(replies * min(length, self.shape.context or length), self.least)
 
-    @property
-    def gradients(self) -> int:
-        """Bytes of what micro-batches add up to, in float32, on the device."""
-        return 0 if self.offload else 4 * self.share
+    @cached_property
+    def lends(self) -> bool:
+        """Whether nobody but engine and learner reads the weights, so that adapters can be merged in place."""
+        model = self.recipe.model
+        return model.quantize == "none" and not model.exact and not any(helper.copy for helper in self.helpers)
 
-    @property
-    def passing(self) -> int:
-        """Bytes of one micro-batch's gradients, where they are not added up where they arise."""
-        if self.processes > 1:  # where they arise they are of all parameters, and go to others one by one
-            return self.trained_size * self.trained + 4 * self.largest
-        return self.trained_size * self.trained if self.offload or self.trained_size < 4 else 0
-
-    @property
-    def state(self) -> int:
-        """Bytes of the optimizer: float32 masters where the weights are none, and two moments."""
-        turn_snapshots = 2 * 1.02 if self.small_state else 8
-        return int(self.share * (turn_snapshots + (4 if self.offload or self.trained_size < 4 else 0)))
+    @cached_property
+    def trained(self) -> tuple[int, int]:
+        """Parameters that are trained, and bytes of one of them."""
+        lora = self.recipe.model.lora
+        if lora is None:
+            return self.shape.parameters, self.size
+        return self.shape.adapters(lora.r, lora.targets or SEVEN, lora.kind == "dora"), 4
 
 
 @dataclass(frozen=True)
@@ -139,14 +132,6 @@ class MemorySetting:
 
 
 @dataclass(frozen=True)
-class RequestedSetting:
-    """What the recipe says already; empty: it is to be chosen."""
-
-    tokens: int = 0
-    checkpointing: Checkpointing | None = None
-
-
-@dataclass(frozen=True)
 class MemoryPart:
     """One line of the arithmetic, in bytes."""
 
@@ -154,6 +139,8 @@ class MemoryPart:
     sampling: int
     learning: int
     why: str = ""
+    host: int = 0
+    """Of the host's memory."""
 
 
 @dataclass(frozen=True)
@@ -163,21 +150,34 @@ class MemoryPlan:
     setting: MemorySetting
     kv_bytes: int
     """For the policy's keys and values; 0: as the engine finds right."""
-    guest_kv: dict[str, int]
-    """For those of each guest."""
+    helper_kv: dict[str, int]
+    """For those of each helper that does not take turns."""
     parts: tuple[MemoryPart, ...]
     limit: int
     """Bytes to use; 0: not known."""
-    host: int = 0
-    """Bytes on the host beside the program."""
-    overlay: MemoryLayout | None = None
+    layout: MemoryLayout | None = None
     """The places of helper models that take turns."""
-    guests: tuple[HelperModel, ...] = ()
+    helpers: tuple[HelperModel, ...] = ()
+
+    @property
+    def sampling(self) -> int:
+        """Bytes while the engine samples."""
+        return sum(part.sampling for part in self.parts)
+
+    @property
+    def learning(self) -> int:
+        """Bytes while the learner works."""
+        return sum(part.learning for part in self.parts)
+
+    @property
+    def host(self) -> int:
+        """Bytes on the host beside the program."""
+        return sum(part.host for part in self.parts)
 
     @property
     def peak(self) -> int:
         """The most that is there at once."""
-        return max(sum(p.sampling for p in self.parts), sum(p.learning for p in self.parts))
+        return max(self.sampling, self.learning)
 
 
 def usable(total: int) -> int:
@@ -185,58 +185,131 @@ def usable(total: int) -> int:
     return int(max(total - CONTEXT, 0) * (1 - SLACK))
 
 
-def parts_of(job: MemoryJob, setting: MemorySetting, kv: int, guest_kv: int, arena: int = 0) -> tuple[MemoryPart, ...]:
-    """The arithmetic of one setting, with so many bytes for keys and values of the policy and of its guests.
+# What the learner's forward keeps for its backward, and what a step of the engine needs: numbers to calibrate.
 
-    Of guests that take turns keys and values are in the arena.
+
+def layer_bytes(job: MemoryJob) -> int:
+    """Bytes that a token keeps in one layer."""
+    shape, size, model, lora = job.shape, job.size, job.recipe.model, job.recipe.model.lora
+    ranks = lora.r * len(set(lora.targets or SEVEN) & set(SEVEN)) if lora else 0
+    h, a, kv, m = shape.hidden, shape.queries, shape.keys, shape.mlp
+    # The residual before each half, queries, keys and values, attention's result, gate and up; its log-sums in float32.
+    numbers = 2 * h + 2 * a + 2 * kv + 2 * m + ranks + (a + 2 * kv if shape.head_norms else 0)
+    total = numbers * size + 4 * shape.heads
+    if shape.family not in LEAN:  # norms and their float32 inputs, unrotated queries and keys, gated, ungated parts
+        return total + size * (2 * h + a + 2 * kv + 2 * m) + 8 * h
+    noise = lora is not None and lora.dropout > 0 and job.config.method == "sft"
+    if lora is not None and (model.quantize != "none" or lora.kind == "dora" or noise):
+        # Adapters are called as modules of peft: inputs of the projections once more, in float32.
+        return total + 4 * (5 * h + a + m) + size * (2 * h + m)
+    return total
+
+
+def activations(job: MemoryJob, setting: MemorySetting) -> tuple[int, int]:
+    """Bytes that a micro-batch's forward leaves for its backward, and those beside that at the backward's highest.
+
+    The highest is in the head (chunks of logits, the last and the next; the head's gradient, summed in float32 where
+    there are several) or in one layer, which is there whole where blocks are computed again.
     """
-    helpers: tuple[HelperModel, ...] = ()
-    if setting.helpers != "stay":
-        job, helpers = job.staying, job.helpers
-    beside = 0 if setting.helpers == "leave" else 1
-    steps = sum(helper.step for helper in helpers)
-    shape, size, tokens = job.shape, job.size, setting.tokens
-    awake = 0 if setting.park else 1
-    copy = job.copy if setting.merge == "copy" and job.samples else 0
-    step, graphs = (activations.sampling(shape, size), activations.graphs(shape, size)) if job.samples else (0, 0)
-    how = (shape, tokens, job.block, setting.checkpointing == "block", job.ranks, size)
-    forward, backward = activations.held(*how), activations.at_work(*how, all_trained=not job.adapters)
-    # A micro-batch's own gradients grow while its activations go.
-    behind = max(0, job.passing - forward - backward)
-    own = job.trained * job.trained_size if job.adapters else 0
-    state = 0 if job.offload else job.state
-    kept = job.trained * job.trained_size if job.reference else 0
-    others = sum(guest.weights + guest.step + guest.pages for guest in job.guests)
-    found = [
-        MemoryPart("weights", job.weights, job.weights, f"{counted(shape.parameters)} parameters"),
-        MemoryPart("adapters", own, own, f"{counted(job.trained)} parameters in float32"),
-        MemoryPart("merged adapters", copy, copy * awake, "a copy of the weights they sit on, for the sampler"),
-        MemoryPart("optimizer", state, state, _state(job)),
-        MemoryPart("reference", kept, kept, "the trained weights as they were"),
-        MemoryPart("gradients", 0, job.gradients + behind, "float32"),
-        MemoryPart("activations", 0, forward, f"{tokens} tokens, {_checkpointing(setting)}"),
-        MemoryPart("backward", 0, backward, "logits in chunks, or one layer"),
+    shape, size, tokens, again = job.shape, job.size, setting.tokens, setting.checkpointing == "block"
+    layer = layer_bytes(job)
+    ends = 4 * shape.hidden * size  # embedding, last norm and the gradients of both
+    forward = tokens * (shape.layers * (shape.hidden * size if again else layer) + ends)
+    logits = tokens * shape.vocab * size
+    head = 2 * min(CHUNK_BYTES, logits)
+    if job.recipe.model.lora is None:
+        head += shape.count("lm_head") * (size + 4 * (logits > CHUNK_BYTES))
+    inside = tokens * ((3 * shape.mlp + 3 * shape.hidden) * size + (layer if again else 0))
+    return forward, max(head, inside)
+
+
+def optimizer_bytes(job: MemoryJob) -> tuple[int, int, int]:
+    """Bytes of the optimizer's state, of summed gradients, and of one micro-batch's gradients, for one process.
+
+    The state is float32 masters where the weights are none, and two moments. Sums are float32. A micro-batch's own
+    gradients take memory only where they are not added up where they arise.
+    """
+    count, size = job.trained
+    offload, small = job.config.optimizer.offload, job.config.optimizer.name == "adamw-8bit"
+    share, passing = count, size * count if offload or size < 4 else 0
+    if job.processes > 1:  # whole matrices belong to one process (with adapters: small ones)
+        width = 1 if job.recipe.model.lora else max(job.shape.vocab, job.shape.mlp)
+        share = max(count // job.processes, width * job.shape.hidden)
+        # Where gradients arise they are of all parameters, and go to others one by one.
+        passing = size * count + 4 * width * job.shape.hidden
+    state = int(share * ((2 * 1.02 if small else 8) + (4 if offload or size < 4 else 0)))
+    return state, 4 * share, passing
+
+
+def step_bytes(shape: ModelShape, size: int) -> tuple[int, int]:
+    """Bytes that one step of an engine needs for the prompt ids it reads at once, and those that captured steps hold.
+
+    Captured steps hold what the largest of them needs, and the logits that all of them share.
+    """
+    step = PROMPT_IDS * (3 * shape.hidden + 3 * shape.queries + 2 * shape.keys + 2 * shape.mlp) * size
+    return step, step + ROWS * shape.vocab * size
+
+
+def parts_of(job: MemoryJob, setting: MemorySetting, kv: int, helper_kv: int, arena: int = 0) -> tuple[MemoryPart, ...]:
+    """The arithmetic of one setting, with so many bytes for keys and values of the policy and of helpers that stay.
+
+    Keys and values of helpers that take turns are in the arena.
+    """
+    awake = not setting.park
+    step, graphs = step_bytes(job.shape, job.size) if job.samples else (0, 0)
+    turns = job.swappable if setting.helpers != "stay" else ()
+    stay = [helper for helper in job.helpers if helper not in turns]
+    others = helper_kv + sum(helper.weights + helper.step + helper.pages for helper in stay)
+    steps, beside = sum(helper.step for helper in turns), setting.helpers != "leave"
+    taken = f"{', '.join(helper.name for helper in turns)} take turns"
+    lines = [
+        *_weights(job, setting),
+        *_learner(job, setting),
         MemoryPart("keys and values", kv, kv * awake, "the engine's pages"),
         MemoryPart("captured steps", graphs, graphs * awake, "CUDA graphs"),
-        MemoryPart("engine's step", step, 0, f"{activations.PROMPT_IDS} prompt ids"),
-        MemoryPart("other models", others + guest_kv, others + guest_kv, ", ".join(guest.name for guest in job.guests)),
-        MemoryPart(
-            "helpers' arena", arena, arena * beside, f"{', '.join(helper.name for helper in helpers)} take turns"
-        ),
+        MemoryPart("engine's step", step, 0, f"{PROMPT_IDS} prompt ids"),
+        MemoryPart("other models", others, others, ", ".join(helper.name for helper in stay)),
+        MemoryPart("helpers' arena", arena, arena * beside, taken, sum(helper.weights for helper in turns)),
         MemoryPart("helpers' steps", steps, steps * beside, "CUDA graphs and what a step needs"),
     ]
-    return tuple(part for part in found if part.sampling or part.learning)
+    return tuple(part for part in lines if part.sampling or part.learning or part.host)
 
 
-def counted(number: int) -> str:
+def _weights(job: MemoryJob, setting: MemorySetting) -> Iterator[MemoryPart]:
+    """The policy's weights and adapters, and what its sampler has of them a second time."""
+    shape, model = job.shape, job.recipe.model
+    weights = shape.parameters * job.size
+    weights -= int(shape.projections * (job.size - FOUR_BIT)) if model.quantize == "4bit" else 0
+    yield MemoryPart("weights", weights, weights, f"{in_words(shape.parameters)} parameters")
+    if model.lora is None:
+        return
+    count, size = job.trained
+    yield MemoryPart("adapters", count * size, count * size, f"{in_words(count)} parameters in float32")
+    merged = 0 if model.exact else shape.merged(model.lora.targets or SEVEN) * job.size
+    copy = merged if setting.merge == "copy" and job.samples else 0
+    saved = merged if setting.merge == "in place" else 0  # the weights without adapters, while those are merged
+    yield MemoryPart("merged adapters", copy, copy * (not setting.park), "a copy of what they sit on, to sample", saved)
+
+
+def _learner(job: MemoryJob, setting: MemorySetting) -> Iterator[MemoryPart]:
+    """What is there beside the weights to train them."""
+    config, (count, size) = job.config, job.trained
+    state, sums, passing = optimizer_bytes(job)
+    away = job.processes * (sums + state) if config.optimizer.offload else 0
+    state, sums = (0, 0) if away else (state, sums)
+    forward, backward = activations(job, setting)
+    sums += max(0, passing - forward - backward)  # a micro-batch's own gradients grow while its activations go
+    reference = count * size if config.kl.weight or config.method in ("dpo", "online-dpo") else 0
+    masters = "float32 masters and " if size < 4 else ""
+    moments = "8-bit" if config.optimizer.name == "adamw-8bit" else "float32"
+    again = "each block computed again" if setting.checkpointing == "block" else "nothing computed again"
+    yield MemoryPart("optimizer", state, state, f"{masters}two {moments} moments", away)
+    yield MemoryPart("reference", reference, reference, "the trained weights as they were")
+    yield MemoryPart("gradients", 0, sums, "float32")
+    yield MemoryPart("activations", 0, forward, f"{setting.tokens} tokens, {again}")
+    yield MemoryPart("backward", 0, backward, "logits in chunks, or one layer")
+
+
+def in_words(number: int) -> str:
     """A number of parameters in words."""
     return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"
-
-
-def _state(job: MemoryJob) -> str:
-    masters = "float32 masters and " if job.trained_size < 4 else ""
-    return f"{masters}two {'8-bit' if job.small_state else 'float32'} moments"
-
-
-def _checkpointing(setting: MemorySetting) -> str:
-    return "each block computed again" if setting.checkpointing == "block" else "nothing computed again"

@@ -65,7 +65,7 @@ class AdamW8bit:
         self.param_groups = [{**group, "lr": lr} for group in groups]
         self.betas, self.eps = betas, 1e-8
         self.steps = 0
-        self.turn_snapshots = [
+        self.moments = [
             (EightBitTensor(p.numel(), p.device, floor=False), EightBitTensor(p.numel(), p.device, floor=True))
             for p in self._parameters()
         ]
@@ -76,11 +76,11 @@ class AdamW8bit:
     def step(self) -> None:
         """One update of every parameter that has a gradient."""
         self.steps += 1
-        turn_snapshots = iter(self.turn_snapshots)
+        moments = iter(self.moments)
         with torch.no_grad():
             for group in self.param_groups:
                 for parameter in group["params"]:
-                    own = next(turn_snapshots)
+                    own = next(moments)
                     if parameter.grad is not None:
                         self._update(parameter, parameter.grad, own, group["lr"], group["weight_decay"])
 
@@ -102,11 +102,11 @@ class AdamW8bit:
 
     def state_dict(self) -> dict[str, Any]:
         """Steps and moments."""
-        return {"steps": self.steps, "moments": [(mean.state(), root.state()) for mean, root in self.turn_snapshots]}
+        return {"steps": self.steps, "moments": [(mean.state(), root.state()) for mean, root in self.moments]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self.steps = int(state["steps"])
-        for own, saved in zip(self.turn_snapshots, state["moments"], strict=True):
+        for own, saved in zip(self.moments, state["moments"], strict=True):
             for moment, values in zip(own, saved, strict=True):
                 moment.load(values)

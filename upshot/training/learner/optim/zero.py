@@ -3,26 +3,32 @@
 The weights are whole in every rank: its engine needs them so. What is too large to have several times, two to eight
 times the weights, is there once: every parameter belongs to one rank. After each micro-batch gradients are summed there
 in float32, that rank takes the step, and the others get the new weights from it.
+
+A checkpoint holds the state that one rank with all parameters would have, so that any number of ranks can go on from
+it: `merge_states` and `part_of_state` go from one to the other.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from upshot.training.learner.distributed.ranks import Ranks, assign
 from upshot.training.learner.optim.adamw import MasterAdamW
-from upshot.training.learner.optim.shards import Leaf, filled, leaves, outline, part, whole
 from upshot.training.learner.snapshot import on_host
 
 Parameters = Sequence[torch.nn.Parameter]
+State = Mapping[str, Any]
 
 
 class ShardedAdamW:
-    """`MasterAdamW`, of which each rank has a share. Its saved state is that of one rank that has all."""
+    """`MasterAdamW`, of which each rank has a share; all begin with the first rank's weights."""
 
     def __init__(self, parameters: Parameters, ranks: Ranks, make: Callable[[Parameters], MasterAdamW]) -> None:
         self.parameters = list(parameters)
@@ -30,8 +36,10 @@ class ShardedAdamW:
         self.owners = assign([p.numel() for p in self.parameters], ranks.size)
         self.places = [i for i, owner in enumerate(self.owners) if owner == ranks.rank]
         """Which parameters are this rank's."""
+        for parameter in self.parameters:
+            ranks.collectives.broadcast(parameter.data, src=0)
         self.inner = make([self.parameters[i] for i in self.places]) if self.places else None
-        self._sums: dict[int, torch.Tensor] = {}
+        self._sums: dict[int, Tensor] = {}
 
     @property
     def masters(self) -> list[torch.nn.Parameter]:
@@ -40,17 +48,17 @@ class ShardedAdamW:
 
     def gather(self) -> None:
         """Sum what the ranks have found in a micro-batch; ranks that had none call this, too."""
-        found = torch.tensor([p.grad is not None for p in self.parameters], dtype=torch.float32)
-        found = found.to(self.parameters[0].device)
-        self.ranks.add_up(found)
+        present = torch.tensor([p.grad is not None for p in self.parameters], dtype=torch.float32)
+        present = present.to(self.parameters[0].device)
+        self.ranks.collectives.all_reduce(present)
         masters = dict(zip(self.places, self.masters, strict=True))
-        for i, anywhere in enumerate(found.tolist()):
+        for i, anywhere in enumerate(present.tolist()):
             if not anywhere:
                 continue  # as in one process: without a gradient a weight does not even decay
             parameter, owner = self.parameters[i], self.owners[i]
             grad = parameter.grad.float() if parameter.grad is not None else torch.zeros_like(parameter).float()
             parameter.grad = None
-            self.ranks.add_up(grad, owner)
+            self.ranks.collectives.reduce(grad, dst=owner)
             if i in masters:
                 own = grad.to(masters[i].device)
                 self._sums[i] = self._sums[i].add_(own) if i in self._sums else own
@@ -63,7 +71,7 @@ class ShardedAdamW:
         squared = torch.zeros(1, dtype=torch.float64, device=self.parameters[0].device)
         if grads:
             squared += torch.nn.utils.get_total_norm(grads).to(squared).square()
-        self.ranks.add_up(squared)
+        self.ranks.collectives.all_reduce(squared)
         norm = math.sqrt(float(squared)) if torch.isfinite(squared).all() else float(squared)
         if grads and math.isfinite(norm):
             torch.nn.utils.clip_grads_with_norm_(self.masters, most, torch.tensor(norm))
@@ -74,7 +82,7 @@ class ShardedAdamW:
         if self.inner is not None:
             self.inner.step(lr)
         for parameter, owner in zip(self.parameters, self.owners, strict=True):
-            self.ranks.spread(parameter.data, owner)
+            self.ranks.collectives.broadcast(parameter.data, src=owner)
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -85,29 +93,88 @@ class ShardedAdamW:
             self.inner.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """On the first rank the state of all parameters, in the host's memory; on the others that of their share."""
+        """On the first rank the state of all parameters, in the host's memory; on the others that of their share.
+
+        Tensor by tensor, so that the first rank's device and host never hold a share twice.
+        """
         own = self.inner.state_dict() if self.inner is not None else {}
-        outlines = self.ranks.exchange_now("optimizer", outline(own))
-        parts = [self._part(own, outlines[rank], rank) for rank in range(self.ranks.size)]
-        return whole(parts, self.owners, self._matrices()) if self.ranks.first else own
+        outlines = self.ranks.all_gather_object("optimizer", pytree.tree_map_only(Tensor, _outline, own))
+        if not self.ranks.first:
+            pytree.tree_map_only(Tensor, lambda x: self.ranks.collectives.send(x.contiguous(), dst=0), own)
+            return own
+        parts = [on_host(own)]
+        for rank in range(1, self.ranks.size):
+            parts.append(pytree.tree_map_only(TensorOutline, lambda x, rank=rank: self._recv(x, rank), outlines[rank]))
+        return merge_states(parts, self.owners, self._matrices())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take this rank's share of a state that any number of ranks has saved."""
         if self.inner is not None:
-            self.inner.load_state_dict(part(state, self.places, self._matrices()))
+            self.inner.load_state_dict(part_of_state(state, self.places, self._matrices()))
 
-    def _part(self, own: dict[str, Any], theirs: Any, rank: int) -> dict[str, Any]:
-        """A rank's state on the first rank; the others only send theirs."""
-        if rank == self.ranks.rank:
-            for tensor in leaves(own):
-                self.ranks.bring(tensor.contiguous(), rank)
-            return dict(on_host(own)) if self.ranks.first else own
-        return dict(filled(theirs, lambda leaf: self._brought(leaf, rank))) if self.ranks.first else {}
-
-    def _brought(self, leaf: Leaf, rank: int) -> torch.Tensor:
-        tensor = torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)
-        self.ranks.bring(tensor, rank)
+    def _recv(self, outline: TensorOutline, rank: int) -> Tensor:
+        tensor = torch.empty(outline.shape, dtype=outline.dtype, device=outline.device)
+        self.ranks.collectives.recv(tensor, src=rank)
         return tensor.to("cpu")
 
     def _matrices(self) -> list[bool]:
         return [p.ndim >= 2 for p in self.parameters]
+
+
+@dataclass(frozen=True)
+class TensorOutline:
+    """What another rank must know of a tensor to receive it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+
+
+def _outline(tensor: Tensor) -> TensorOutline:
+    return TensorOutline(tuple(tensor.shape), tensor.dtype, tensor.device.type)
+
+
+def adam_order(places: Sequence[int], matrices: Sequence[bool]) -> list[int]:
+    """Places of parameters in the order of Adam's numbers: those that decay (matrices) first."""
+    return [i for i in places if matrices[i]] + [i for i in places if not matrices[i]]
+
+
+def part_of_state(state: State, places: Sequence[int], matrices: Sequence[bool]) -> dict[str, Any]:
+    """What of a whole state belongs to the parameters at these places, numbered as an Adam of these alone does."""
+    numbers = {place: n for n, place in enumerate(adam_order(range(len(matrices)), matrices))}
+    own = [numbers[place] for place in adam_order(places, matrices)]
+    adam = dict(state["adam"])
+    if "moments" in adam:
+        adam["moments"] = [adam["moments"][n] for n in own]
+    else:
+        adam["state"] = {new: adam["state"][n] for new, n in enumerate(own) if n in adam["state"]}
+        groups = [{**g, "params": [own.index(n) for n in g["params"] if n in own]} for g in adam["param_groups"]]
+        adam["param_groups"] = [group for group in groups if group["params"]]
+    masters = state["masters"]
+    return {"adam": adam, "masters": {i: masters[p] for i, p in enumerate(places) if p in masters}}
+
+
+def merge_states(parts: Sequence[State], owners: Sequence[int], matrices: Sequence[bool]) -> dict[str, Any]:
+    """The state of all parameters, from that of each rank; one without parameters has an empty one."""
+    numbers = {place: n for n, place in enumerate(adam_order(range(len(matrices)), matrices))}
+    moments: dict[int, Any] = {}
+    masters: dict[int, Tensor] = {}
+    groups: dict[bool, dict[str, Any]] = {}
+    for rank, state in enumerate(parts):
+        places = [i for i, owner in enumerate(owners) if owner == rank]
+        own = adam_order(places, matrices)
+        if not own:
+            continue
+        adam = state["adam"]
+        mine = dict(enumerate(adam["moments"])) if "moments" in adam else adam["state"]
+        moments |= {numbers[own[n]]: value for n, value in mine.items()}
+        masters |= {places[i]: value for i, value in state["masters"].items()}
+        for group in adam.get("param_groups", ()):
+            groups.setdefault(matrices[own[group["params"][0]]], group)
+    ordered, masters = dict(sorted(moments.items())), dict(sorted(masters.items()))
+    if not groups:
+        adam = next(state["adam"] for state in parts if state)
+        return {"adam": {**adam, "moments": [*ordered.values()]}, "masters": masters}
+    members = {kind: sorted(n for place, n in numbers.items() if matrices[place] == kind) for kind in groups}
+    merged = [{**groups[kind], "params": members[kind]} for kind in sorted(groups, reverse=True)]
+    return {"adam": {"state": ordered, "param_groups": merged}, "masters": masters}

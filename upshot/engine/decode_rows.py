@@ -1,0 +1,124 @@
+"""The rows of a decode step: when each of them needs a look, and which share their first pages. No tensors.
+
+Nearly every step extends the same rows by one id, and a row needs a look only where a page begins or its last id comes.
+So the rows are one list, the same object while nothing changes, and a calendar says who needs a look at which step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from upshot.engine.sequence import Sequence
+
+MIN_SHARERS = 4
+"""Fewer rows read a shared prefix each for themselves."""
+MIN_SHARED_PAGES = 4
+
+
+class DecodeRows:
+    """Who is extended step by step; `Sequence.due` is the step of its next look, -1 while it is not among the rows."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.step = 0
+        self._rows: list[Sequence] = []
+        self._joined: dict[Sequence, None] = {}
+        """Running, but not among the rows yet."""
+        self._left: set[Sequence] = set()
+        self._calendar: dict[int, list[Sequence]] = {}
+
+    def __len__(self) -> int:
+        """Entries of all kinds."""
+        return len(self._rows) + len(self._joined) + len(self._left) + sum(map(len, self._calendar.values()))
+
+    def join(self, seq: Sequence) -> None:
+        """A sequence is to be extended from the next step on."""
+        self._joined[seq] = None
+
+    def leave(self, seq: Sequence) -> None:
+        """A sequence is not to be extended any more."""
+        if seq.due >= 0:
+            seq.due = -1
+            self._left.add(seq)
+        self._joined.pop(seq, None)
+
+    def look_next(self, seq: Sequence) -> None:
+        """Something happened to a row's pages: look at it in the next step."""
+        if 0 <= seq.due != self.step + 1:
+            self._enter(seq, self.step + 1)
+
+    def turn(self) -> list[Sequence]:
+        """Begin a step: the sequences that need a look in it."""
+        self.step += 1
+        due = [seq for seq in self._calendar.pop(self.step, ()) if seq.due == self.step]
+        due.extend(self._joined)
+        return due
+
+    def schedule_look(self, seq: Sequence) -> None:
+        """The sequence takes part in this step; enter when to look again: where a page begins, or after its last id."""
+        size = self.page_size
+        length = seq.length
+        self._enter(seq, self.step + min(size - (length - 1) % size, seq.max_length - length))
+
+    def _enter(self, seq: Sequence, step: int) -> None:
+        seq.due = step
+        self._calendar.setdefault(step, []).append(seq)
+
+    def current(self) -> list[Sequence]:
+        """The rows of this step: the last step's list itself if nobody came or went."""
+        if self._left or self._joined:
+            left = self._left
+            self._rows = [seq for seq in self._rows if seq not in left] if left else self._rows[:]
+            self._rows.extend(seq for seq in self._joined if seq.due >= 0)
+            self._joined.clear()
+            self._left = set()
+        return self._rows
+
+    def reset(self, rows: list[Sequence], running: Iterable[Sequence]) -> None:
+        """Start again: these rows take part in this step, no others of the running ones."""
+        for seq in running:
+            seq.due = -1
+        self._rows = rows
+        self._joined.clear()
+        self._left.clear()
+        self._calendar.clear()
+        for seq in rows:
+            self.schedule_look(seq)
+
+
+def find_shared(
+    rows: list[Sequence], page_size: int, most: int, skip: int = 0, least: int = MIN_SHARERS
+) -> tuple[list[tuple[int, int, list[int]]], np.ndarray]:
+    """Groups (leader, prefix length, rows) of at most `most` rows with the same first pages; each row's own start.
+
+    `skip`: so many first pages are known to be the same and do not count. `least`: rows that make a group.
+    """
+    starts = np.zeros(len(rows), dtype=np.int32)
+    families: dict[int, list[int]] = {}
+    for index, seq in enumerate(rows):
+        if skip < len(seq.pages):
+            families.setdefault(seq.pages[skip], []).append(index)
+    groups: list[tuple[int, int, list[int]]] = []
+    for members in families.values():
+        if len(members) < least:
+            continue
+        common = min(len(rows[i].pages) for i in members) - 1
+        first = rows[members[0]].pages
+        for i in members[1:]:
+            pages = rows[i].pages
+            while common and pages[:common] != first[:common]:
+                # Halve until equal, then grow: a handful of slice comparisons instead of one a page.
+                low, high = 0, common
+                while low < high:
+                    middle = (low + high + 1) // 2
+                    low, high = (middle, high) if pages[:middle] == first[:middle] else (low, middle - 1)
+                common = low
+        if common - skip < MIN_SHARED_PAGES:
+            continue
+        for at in range(0, len(members), most):
+            part = members[at : at + most]
+            groups.append((part[0], common * page_size, part))
+            starts[part] = common * page_size
+    return groups, starts

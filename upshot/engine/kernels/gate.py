@@ -1,0 +1,169 @@
+"""The gate of a Llama MLP, silu(gate) × up: after its product, inside its product, and its derivative.
+
+`gate` follows a product that lies there already; engine and learner share it. `gated_product` (the engine's alone: the
+learner needs the product for its derivative) computes both at once: the product's result is twice as wide as what is
+kept of it, and not writing and reading it is worth more than the library's better product, as long as rows are not too
+long and tiles fill the GPU. Its tiles come by the copy engine (Hopper and later).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from upshot.engine.kernels.launch import Launcher, processors
+
+
+@triton.jit
+def _gate(x_ptr, out_ptr, N: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = cols < N
+    dtype = out_ptr.dtype.element_ty
+    gate = tl.load(x_ptr + row * 2 * N + cols, mask=live, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + row * 2 * N + N + cols, mask=live, other=0.0).to(tl.float32)
+    act = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    tl.store(out_ptr + row * N + cols, (act * up).to(dtype), mask=live)
+
+
+_launch_gate = Launcher(_gate)
+
+
+def gate(x: Tensor) -> Tensor:
+    """silu(first half) × second half."""
+    rows, n = x.shape[0], x.shape[1] // 2
+    out = x.new_empty(rows, n)
+    block = min(2048, triton.next_power_of_2(n))
+    _launch_gate((rows, triton.cdiv(n, block), 1), (x, out), (), (n, block), 4)
+    return out
+
+
+@triton.jit
+def _gate_backward(x_ptr, d_ptr, out_ptr, N: tl.constexpr, BLOCK: tl.constexpr, AGAIN: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = cols < N
+    dtype = out_ptr.dtype.element_ty
+    at = row * 2 * N + cols
+    gate = tl.load(x_ptr + at, mask=live, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + at + N, mask=live, other=0.0).to(tl.float32)
+    d = tl.load(d_ptr + row * N + cols, mask=live, other=0.0).to(tl.float32)
+    below = 1.0 + tl.exp(-gate)
+    share = 1.0 / below
+    act = (gate / below).to(dtype).to(tl.float32)  # rounded as in the forward, where it was multiplied
+    tl.store(out_ptr + at, (d * up * share * (1.0 + gate * (1.0 - share))).to(dtype), mask=live)
+    tl.store(out_ptr + at + N, (d * act).to(dtype), mask=live)
+    if AGAIN:
+        tl.store(d_ptr + row * N + cols, (act * up).to(dtype), mask=live)
+
+
+_launch_gate_backward = Launcher(_gate_backward)
+
+
+def gate_backward(x: Tensor, d: Tensor, again: bool) -> Tensor:
+    """The gradient of gate and up side by side, from that of `gate`; `again`: the product is written over `d`."""
+    rows, n = d.shape
+    out = torch.empty_like(x)
+    block = min(1024, triton.next_power_of_2(n))
+    _launch_gate_backward((rows, triton.cdiv(n, block), 1), (x, d, out), (), (n, block, again), 4)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What one program computes (`cols` of the gate and as many of the way up), and how."""
+
+    rows: int
+    cols: int
+    depth: int
+    stages: int
+    warps: int
+
+
+SMALL, MIDDLE, LARGE = Tile(64, 64, 128, 4, 4), Tile(128, 64, 64, 4, 4), Tile(128, 128, 64, 4, 8)
+
+
+@triton.jit(do_not_specialize=["M"])
+def _gated_product(
+    x_desc,
+    weight_desc,
+    out_desc,
+    M,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Each program computes every n-th tile, n being the number of programs."""
+    GROUP: tl.constexpr = 8
+    across: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    down = tl.cdiv(M, BLOCK_M)
+    for tile in tl.range(tl.program_id(0), down * across, tl.num_programs(0)):
+        # Programs that run together cover a block of the result: what they read is in the second-level cache.
+        first = tile // (GROUP * across) * GROUP
+        size = tl.minimum(down - first, GROUP)
+        row = (first + tile % (GROUP * across) % size) * BLOCK_M
+        col = tile % (GROUP * across) // size * BLOCK_N
+        gate = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+        up = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+        for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+            x = x_desc.load([row, k])
+            gate = tl.dot(x, weight_desc.load([col, k]).T, gate)
+            up = tl.dot(x, weight_desc.load([N + col, k]).T, up)
+        dtype = out_desc.dtype
+        gate = gate.to(dtype).to(tl.float32)
+        act = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+        out_desc.store([row, col], (act * up.to(dtype).to(tl.float32)).to(dtype))
+
+
+def tile_for(rows: int, width: int, n: int, units: int) -> Tile | None:
+    """The tile with which this is faster than the library's product and `gate` on `units` multiprocessors, if any.
+
+    By measurement (docs/performance.md): small tiles where all of them run at once, else larger ones that leave no part
+    of the GPU idle. The longer the rows, the less the gate matters.
+    """
+
+    def waves(tile: Tile) -> int:
+        return -(-(-(-rows // tile.rows) * (n // tile.cols)) // units)
+
+    def used(tile: Tile) -> float:
+        return rows * n / (waves(tile) * units * tile.rows * tile.cols)
+
+    if width % 8 or width > 3072 or n % LARGE.cols or rows < 16:
+        return None
+    if waves(SMALL) == 1:
+        return SMALL
+    if used(LARGE) >= 0.9:
+        return LARGE
+    if width <= 768 or (rows <= 128 and width <= 2048 and used(MIDDLE) >= 0.9):
+        return MIDDLE
+    return None
+
+
+def gated_tile(x: Tensor, weight: Tensor) -> Tile | None:
+    """The tile for silu(x · first halfᵀ) × (x · second halfᵀ) of weight [2n, k], None where the library does better."""
+    if not x.is_cuda or x.element_size() != 2 or torch.cuda.get_device_capability(x.device) < (9, 0):
+        return None
+    return tile_for(x.shape[0], x.shape[1], weight.shape[0] // 2, processors(x.device))
+
+
+def gated_product(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
+    """silu(x · first halfᵀ) × (x · second halfᵀ) of weight [2n, k]."""
+    (rows, width), n = x.shape, weight.shape[0] // 2
+    out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
+    tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(n, tile.cols)
+    _gated_product[(min(tiles, processors(x.device)),)](
+        TensorDescriptor.from_tensor(x, [tile.rows, tile.depth]),
+        TensorDescriptor.from_tensor(weight, [tile.cols, tile.depth]),
+        TensorDescriptor.from_tensor(out, [tile.rows, tile.cols]),
+        rows, N=n, K=width, BLOCK_M=tile.rows, BLOCK_N=tile.cols, BLOCK_K=tile.depth, STAGES=tile.stages,
+        num_warps=tile.warps,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,144 @@
+"""RMS norm of a sum, and its derivative: one kernel each, a row a program, for engine and learner.
+
+They round where transformers rounds (each operation's result in the model's dtype), so that sampler and learner agree;
+sums are float32. The derivative computes the normed rows again and writes them over the gradient it was given: nothing
+of them is kept from the forward.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from upshot.engine.kernels.launch import Launcher, processors
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _add_norm(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    sum_ptr,
+    rows,
+    eps,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADD: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    live = cols < N
+    dtype = out_ptr.dtype.element_ty
+    x = tl.load(x_ptr + row * N + cols, mask=live, other=0.0).to(tl.float32)
+    if PARTS > 1:
+        # A product that was computed in parts (llama/fused.down_product): added in float32 and rounded once, as one
+        # product would be.
+        for part in tl.static_range(1, PARTS):
+            x += tl.load(x_ptr + (part * rows + row) * N + cols, mask=live, other=0.0)
+        x = x.to(dtype).to(tl.float32)
+    if ADD:
+        residual = tl.load(residual_ptr + row * N + cols, mask=live, other=0.0).to(tl.float32)
+        summed = (x + residual).to(dtype)
+        tl.store(sum_ptr + row * N + cols, summed, mask=live)
+        x = summed.to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / N + eps)
+    weight = tl.load(weight_ptr + cols, mask=live, other=0.0).to(tl.float32)
+    normed = (x * scale).to(dtype).to(tl.float32)
+    tl.store(out_ptr + row * N + cols, (normed * weight).to(dtype), mask=live)
+
+
+_launch_add_norm = Launcher(_add_norm)
+
+
+def add_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """RMS norm of x + residual, and x + residual itself; x may be [parts, rows, n], the float32 parts of a sum."""
+    rows, n = x.shape[-2:]
+    parts = x.shape[0] if x.dim() == 3 else 1
+    like = x if residual is None else residual  # the parts of a sum are wider than the model
+    out = torch.empty(rows, n, dtype=like.dtype, device=x.device)
+    summed = x if residual is None else torch.empty_like(out)
+    block = triton.next_power_of_2(n)
+    _launch_add_norm(
+        (rows, 1, 1),
+        (x, like, weight, out, summed),
+        (rows, eps),
+        (n, block, residual is not None, parts),
+        4 if block < 2048 else 8 if parts == 1 else 16,
+    )
+    return out, summed
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _norm_backward(
+    dx_ptr,
+    sum_ptr,
+    weight_ptr,
+    residual_ptr,
+    out_ptr,
+    parts_ptr,
+    rows,
+    eps,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    AGAIN: tl.constexpr,
+    WEIGHT: tl.constexpr,
+):
+    cols = tl.arange(0, BLOCK)
+    live = cols < N
+    dtype = out_ptr.dtype.element_ty
+    weight = tl.load(weight_ptr + cols, mask=live, other=0.0).to(tl.float32)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    at = tl.program_id(0).to(tl.int64) * N + cols
+    for _ in range(tl.program_id(0), rows, tl.num_programs(0)):
+        x = tl.load(sum_ptr + at, mask=live, other=0.0).to(tl.float32)
+        dx = tl.load(dx_ptr + at, mask=live, other=0.0).to(tl.float32)
+        scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / N + eps)
+        normed = x * scale
+        rounded = normed.to(dtype).to(tl.float32)
+        if WEIGHT:
+            total += dx * rounded
+        if AGAIN:
+            tl.store(dx_ptr + at, (rounded * weight).to(dtype), mask=live)
+        dx = dx * weight
+        mean = tl.sum(dx * normed, 0) / N
+        dx = (dx - normed * mean) * scale
+        if RESIDUAL:
+            dx += tl.load(residual_ptr + at, mask=live, other=0.0).to(tl.float32)
+        tl.store(out_ptr + at, dx.to(dtype), mask=live)
+        at += tl.num_programs(0) * N
+    if WEIGHT:
+        tl.store(parts_ptr + tl.program_id(0) * N + cols, total, mask=live)
+
+
+_launch_norm_backward = Launcher(_norm_backward)
+
+
+def norm_backward(
+    dx: Tensor, summed: Tensor, weight: Tensor, eps: float, residual: Tensor | None, wants_weight: bool, again: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of the sum (with what comes to it past the norm) and of the weight, from that of the normed rows.
+
+    `again`: the normed rows are written over their gradient.
+    """
+    rows, n = summed.shape
+    out = torch.empty_like(summed)
+    block = triton.next_power_of_2(n)
+    programs, parts = rows, out
+    if wants_weight:
+        # Few programs with many rows each: every program leaves its own sum of the weight's gradient, which are added
+        # in one fixed order. Atomics would give other bits each time.
+        programs = min(rows, processors(dx.device) * (8 if block < 2048 else 4))
+        parts = torch.empty(programs, n, dtype=torch.float32, device=dx.device)
+    _launch_norm_backward(
+        (programs, 1, 1),
+        (dx, summed, weight, out if residual is None else residual, out, parts),
+        (rows, eps),
+        (n, block, residual is not None, again, wants_weight),
+        4 if block < 2048 else 8,
+    )
+    return out, parts.sum(0).to(weight.dtype) if wants_weight else None

@@ -1,0 +1,113 @@
+"""Drives the Llama block (block.py) layer by layer: here by PyTorch's own operations, in fused.py by the GPU's kernels.
+
+Projections, embedding and head may have adapters, which are merged (merged.py) or called as modules.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from upshot.engine.kernels import plain
+from upshot.engine.llama.attention import AttentionStep
+from upshot.engine.llama.block import Layer
+from upshot.engine.llama.driver import Driver, Shape, causal_lm, out_of_training, quiet_modules
+from upshot.engine.llama.linear import embed, linear
+from upshot.engine.llama.merged import Merging, Weights
+
+
+class BlockDriver(Driver):
+    """Calls the model's layers one by one."""
+
+    add_norm = staticmethod(plain.add_norm)
+
+    def __init__(self, model: torch.nn.Module, shape: Shape, merge: Merging = "copy") -> None:
+        self.shape = shape
+        self.model, self.merge = model, merge
+        self.lm, self.quiet = causal_lm(model), quiet_modules(model)
+        self.core = self.lm.model
+        self._originals: dict[int, Tensor] = {}
+        self._look_up()
+
+    def _look_up(self) -> None:
+        """Every module's weight, merged as `merge` says."""
+        with torch.inference_mode(False), torch.no_grad():  # parameters may become views of what is made here
+            self.weights = Weights(self.model, self.shape.dtype, self.merge, self._originals)
+            self.embed, self.head = self.weights.alone(self.core.embed_tokens), self.weights.alone(self.lm.lm_head)
+            self.layers = [Layer(layer, self.weights) for layer in self.core.layers]
+
+    def take(self) -> None:
+        """Look up every module's weight again, unless they are known."""
+        if not self.layers:
+            self._look_up()
+
+    def refresh(self) -> None:
+        """The weights changed: merge again, and make sure joined tensors are still the parameters' own."""
+        if self.weights.outdated:
+            self._look_up()
+        else:
+            self.weights.refresh()
+
+    def release(self) -> None:
+        """Merged weights go, until `take`: the model is as if there were no engine."""
+        self.layers, self.embed, self.head = [], None, None
+        self.weights.release()
+
+    def pointers(self) -> list[int]:
+        """Where merged weights lie."""
+        return self.weights.pointers()
+
+    def logits(
+        self, ids: Tensor, positions: Tensor, step: AttentionStep, last: Tensor | None, out: Tensor | None = None
+    ) -> Tensor:
+        """Logits of the tokens at the indices `last` (None: all); see `Driver`."""
+        with out_of_training(self.quiet):
+            return linear(self.head, self._hidden(ids, positions, step, last), out)
+
+    def _hidden(self, ids: Tensor, positions: Tensor, step: AttentionStep, last: Tensor | None) -> Tensor:
+        """What the head is applied to.
+
+        A norm begins each half of a block and the residual ends it, so the sum of one half and the norm of the next are
+        one operation: `h` is the residual, `x` its norm.
+        """
+        h = embed(self.embed, ids)
+        rotation = self._rotation(h, positions)
+        first = self.layers[0].norm1
+        x, h = self.add_norm(h, None, first.weight, first.variance_epsilon)
+        for index, layer in enumerate(self.layers):
+            out = self._attend(index, layer, layer.qkv(x), rotation, step).flatten(1)
+            final = index + 1 == len(self.layers)
+            if final and last is not None:  # of the others nobody needs more than their keys and values
+                out, h = out[last], h[last]
+            x, h = self.add_norm(linear(layer.o, out), h, layer.norm2.weight, layer.norm2.variance_epsilon)
+            y = self._gate(layer, x)
+            after = self.core.norm if final else self.layers[index + 1].norm1
+            x, h = self.add_norm(self._down(layer, y), h, after.weight, after.variance_epsilon)
+        return x
+
+    def _rotation(self, h: Tensor, positions: Tensor) -> Any:
+        """cos and sin [tokens, 1, dim]."""
+        return [x[0][:, None] for x in self.core.rotary_emb(h, positions[None])]
+
+    def _attend(self, index: int, layer: Layer, qkv: Tensor, rotation: Any, step: AttentionStep) -> Tensor:
+        """Attention [tokens, heads, dim] out of the joined product."""
+        shape = self.shape
+        heads, both = shape.heads, shape.heads + shape.kv_heads
+        qkv = qkv.view(len(qkv), both + shape.kv_heads, shape.head_dim)
+        qk = qkv[:, :both]
+        if layer.head_norms is not None:
+            q_weight, k_weight, eps = layer.head_norms
+            qk = torch.cat([plain.norm(qk[:, :heads], q_weight, eps), plain.norm(qk[:, heads:], k_weight, eps)], 1)
+        if layer.rotates:
+            qk = plain.rotate(qk, *rotation)
+        return step.attend(index, qk[:, :heads], qk[:, heads:], qkv[:, both:], layer.scale, layer.window)
+
+    def _gate(self, layer: Layer, x: Tensor) -> Tensor:
+        """The MLP's way up, gated."""
+        return plain.gate(layer.gate_up(x))
+
+    def _down(self, layer: Layer, x: Tensor) -> Tensor:
+        """The MLP's way down."""
+        return linear(layer.down, x)

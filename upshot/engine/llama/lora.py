@@ -1,0 +1,111 @@
+"""What is known of PEFT's adapters: which there are on a module, what they add, what lies below them.
+
+The engine puts them into weights (merged.py); the learner computes them beside their weights
+(training/learner/forward/lora_linear.py). What is no low-rank adapter is called as a module by both.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+KINDS = ("Linear", "Embedding", "Linear4bit")
+
+
+class Adapter(NamedTuple):
+    """What a low-rank adapter adds to a weight: scale × up × down; `magnitude`: DoRA's norms of the result's rows."""
+
+    up: Tensor
+    down: Tensor
+    scale: float
+    magnitude: Tensor | None = None
+
+
+def own_module(module: Any) -> Any:
+    """What a module computes with: of a whole module kept by an adapter (modules_to_save), the trained one."""
+    saved = getattr(module, "modules_to_save", None)
+    active = getattr(module, "active_adapters", None)
+    if saved is None or not active or module.disable_adapters:
+        return module
+    return saved[active[0]] if len(active) == 1 and active[0] in saved else module
+
+
+def is_plain(module: Any) -> bool:
+    """Whether the module is a projection or an embedding without an adapter."""
+    return type(module) in (torch.nn.Linear, torch.nn.Embedding)
+
+
+def can_merge(module: Any) -> bool:
+    """Whether the module is plain, or an adapter that can be put into its weight."""
+    if is_plain(module):
+        return True
+    kind = type(module)
+    if not kind.__module__.startswith("peft.tuners.lora") or kind.__name__ not in KINDS:
+        return False
+    if getattr(module, "fan_in_fan_out", False) or module.merged or any(module.lora_bias.values()):
+        return False
+    active = _active(module)
+    odd = [module.lora_variant[name] for name in active if name in module.lora_variant]
+    if not odd:
+        return True
+    return len(active) == 1 and type(odd[0]).__name__ == "DoraLinearVariant"
+
+
+def _active(module: Any) -> list[str]:
+    return [name for name in module.active_adapters if name in module.scaling and name in _factors(module)]
+
+
+def _factors(module: Any) -> Any:
+    return module.lora_embedding_A if "Embedding" in type(module).__name__ else module.lora_A
+
+
+def adapters_of(module: Any) -> list[Adapter]:
+    """What the adapters of a module add now; nothing where they are switched off."""
+    if is_plain(module) or module.disable_adapters:
+        return []
+    found = []
+    for name in _active(module):
+        if "Embedding" in type(module).__name__:
+            up, down = module.lora_embedding_A[name].T, module.lora_embedding_B[name].T
+        else:
+            up, down = module.lora_B[name].weight, module.lora_A[name].weight
+        magnitude = module.lora_magnitude_vector[name].weight if name in getattr(module, "lora_variant", {}) else None
+        found.append(Adapter(up, down, float(module.scaling[name]), magnitude))
+    return found
+
+
+def linear_below(module: Any) -> torch.nn.Linear | None:
+    """The plain projection that a module is, or that a LoRA layer is around; None where it is something else."""
+    if type(module) is torch.nn.Linear:
+        return module
+    if type(module).__module__ == "peft.tuners.lora.layer" and type(module).__name__ == "Linear":
+        base = module.base_layer
+        return base if type(base) is torch.nn.Linear and not module.fan_in_fan_out else None
+    return None
+
+
+def separate_adapters(module: Any) -> list[Adapter] | None:
+    """The adapters of a `linear_below` as products of their own; None where only the module itself can do what they do
+    (DoRA, dropout …)."""
+    if is_plain(module) or (module.merged and not module.disable_adapters):
+        return []
+    if module.disable_adapters:
+        return None if module.merged else []  # the module takes a merged adapter out again
+    for name in _active(module):
+        odd = name in getattr(module, "lora_variant", {}) or getattr(module, "use_dora", {}).get(name, False)
+        dropout = module.lora_dropout[name]
+        if odd or module.lora_B[name].bias is not None or (dropout.training and getattr(dropout, "p", 0.0) > 0):
+            return None
+    return adapters_of(module)
+
+
+def base_weight(module: Any) -> Tensor:
+    """The weight below the adapter; of a quantized one what its numbers stand for."""
+    base = module if is_plain(module) else module.get_base_layer()
+    if is_plain(base):
+        return base.weight.detach()
+    from peft.utils.integrations import dequantize_module_weight
+
+    return dequantize_module_weight(base).detach()

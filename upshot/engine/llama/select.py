@@ -1,0 +1,156 @@
+"""Which driver computes a model's logits: the leanest one that computes what the model computes.
+
+A driver is tried on a short prompt, read in two chunks and then id by id, and its logits are compared with the model's
+own forward; in exact mode bit for bit with the learner's.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from upshot.core.errors import UserError
+from upshot.engine.cpu.runner import DecodeStep, PrefillStep
+from upshot.engine.cpu.store import Store
+from upshot.engine.exact.forward import ExactForward
+from upshot.engine.exact.step import ExactDriver, ExactStep
+from upshot.engine.llama.agreement import FAILURES, busy_adapters, logits_gap, plain_logits
+from upshot.engine.llama.attention import AttentionStep
+from upshot.engine.llama.block import is_block_family
+from upshot.engine.llama.block_driver import BlockDriver
+from upshot.engine.llama.driver import Driver, ModuleDriver, Shape, causal_lm
+from upshot.engine.scheduler import Chunk
+from upshot.engine.sequence import Rules, Sequence
+
+IDS = 12
+
+
+def drivers_of(model: torch.nn.Module, shape: Shape, settings: Any, kernels: bool) -> list[Callable[[], Driver]]:
+    """Drivers that may suit the model, the leanest first; `kernels`: those that bring the GPU's kernels, too.
+
+    The fused block rotates halves of a head, whose width must be a power of two.
+    """
+    if settings.exact:
+        return [lambda: ExactDriver(model, shape, kernels)]
+    makers: list[Callable[[], Driver]] = [lambda: ModuleDriver(model, shape)]
+    if not settings.lean or not is_block_family(model):
+        return makers
+    makers.insert(0, lambda: BlockDriver(model, shape, settings.merge))
+    if kernels and shape.head_dim.bit_count() == 1:
+        from upshot.engine.llama.fused import FusedDriver
+
+        makers.insert(0, lambda: FusedDriver(model, shape, settings.merge))
+    return makers
+
+
+def select_driver(
+    model: torch.nn.Module,
+    shape: Shape,
+    settings: Any,
+    kernels: bool,
+    check: Callable[[Driver], str | None] | None = None,
+) -> Driver:
+    """The first driver in which `check` (default: `disagreement`) finds nothing wrong; `UserError` if there is none."""
+    check = check or partial(disagreement, model)
+    makers = drivers_of(model, shape, settings, kernels)
+    reasons: list[str] = []
+    for make in makers:
+        driver = make()
+        reason = check(driver) if settings.check else None
+        if reason is None:
+            return driver
+        driver.release()
+        reasons.append(f"{type(driver).__name__}: {reason}")
+        if len(reasons) < len(makers):
+            warnings.warn(f"the engine falls back to a slower driver: {reasons[-1]}", stacklevel=2)
+    raise UserError(f"the engine cannot drive {type(causal_lm(model)).__name__} ({'; '.join(reasons)})")
+
+
+def disagreement(
+    model: torch.nn.Module, driver: Driver, drive: Callable[[Driver, list[int]], Tensor] | None = None
+) -> str | None:
+    """None if the driver's logits agree with the model's; else what differs.
+
+    `drive` computes the logits of the last three of some ids, read in chunks and one by one; default: on the CPU.
+    """
+    ids = [(7 * i + 3) % driver.shape.vocab for i in range(IDS)]
+    with torch.inference_mode():
+        try:
+            expected, got = _both(model, driver, lambda: (drive or drive_on_cpu)(driver, ids), ids)
+        except FAILURES as error:
+            return f"{type(error).__name__}: {error}"
+    if isinstance(driver, ExactDriver):
+        wrong = int((got != expected).sum())
+        return f"{wrong} of {got.numel()} logits are not bitwise the learner's" if wrong else None
+    return _gap(got, expected, driver)
+
+
+def _gap(got: Tensor, expected: Tensor, driver: Driver) -> str | None:
+    reason = logits_gap(got, expected, driver.shape.dtype)
+    config = driver.lm.config.get_text_config()
+    capped = getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa"
+    hint = "; sdpa leaves out this model's soft cap: load it with attn_implementation='eager'" if capped else ""
+    return reason and reason + hint
+
+
+def _both(model: torch.nn.Module, driver: Driver, drive: Callable[[], Tensor], ids: list[int]) -> tuple[Tensor, Tensor]:
+    """The logits expected of a driver and those it gives; where it merges adapters, it has no hand in the former."""
+    if not isinstance(driver, BlockDriver) or not driver.weights.layers:
+        with busy_adapters(model):
+            return expected_logits(model, driver, ids), drive()
+    # One that shares another model's weights would need a copy of its own as soon as its adapters had values.
+    busy = nullcontext() if driver.weights.shares else busy_adapters(model)
+    driver.release()
+    try:
+        with busy:
+            expected = expected_logits(model, driver, ids)
+            driver.take()
+            try:
+                return expected, drive()
+            finally:
+                driver.release()
+    finally:
+        driver.take()
+
+
+def expected_logits(model: torch.nn.Module, driver: Driver, ids: list[int]) -> Tensor:
+    """The logits that a driver must give for the last ids: the model's own, or in exact mode the exact ones."""
+    plain = plain_logits(model, torch.tensor(ids))
+    if not isinstance(driver, ExactDriver):
+        return plain
+    forward = ExactForward(driver.mode.kernels)
+    # The third of three rows: not where the driver computes them.
+    rows = torch.tensor([ids[5:] + ids[:5], ids[::-1], ids])
+    with forward.attention(model), forward.operations():
+        exact = plain_logits(model, rows)
+    reason = _gap(exact, plain, driver)
+    if reason is not None:
+        raise UserError(f"exact mode cannot drive {type(causal_lm(model)).__name__}: in exact operations its {reason}")
+    return exact
+
+
+def drive_on_cpu(driver: Driver, ids: list[int]) -> Tensor:
+    """Logits of the last three ids: two chunks of the prompt, then one id at a time."""
+    shape = driver.shape
+    seq = Sequence(list(ids), Rules(), pages=list(range(1, 5)))
+    store = Store(shape.layers, 5, 4, shape.kv_heads, shape.head_dim, shape.dtype)
+    rows = []
+    for start, stop in pairwise([0, 5, IDS - 2, IDS - 1, IDS]):
+        step: AttentionStep
+        if isinstance(driver, ExactDriver):
+            step = ExactStep(store, [(seq, start, stop)])
+        elif stop - start > 1:
+            step = PrefillStep(store, [Chunk(seq, start, stop, [])])
+        else:
+            step = DecodeStep(store, None, [seq], np.array([start]))
+        last = torch.tensor([stop - start - 1])
+        rows.append(driver.logits(torch.tensor(ids[start:stop]), torch.arange(start, stop), step, last))
+    return torch.cat(rows[1:])

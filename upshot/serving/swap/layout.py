@@ -1,0 +1,79 @@
+"""Fixed places in one piece of memory for models that do not all fit into it. Pure arithmetic, no torch.
+
+A model always comes back to the same addresses. That is what captured CUDA graphs need, which hold addresses and
+would have to be captured again (seconds) elsewhere; and nothing is ever fragmented, however often models swap. Models
+whose regions overlap are never there together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+
+ALIGNED = 512
+"""Every region begins and ends at a multiple of so many bytes."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """Bytes `start` to `stop`: one model's weights, and behind them its keys and values."""
+
+    name: str
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.stop - self.start
+
+    def overlaps(self, other: Region) -> bool:
+        """Whether the two can never be there together."""
+        return self.start < other.stop and other.start < self.stop
+
+
+@dataclass(frozen=True)
+class MemoryLayout:
+    """The regions of several models in `size` bytes."""
+
+    size: int
+    regions: tuple[Region, ...]
+
+    @cached_property
+    def conflicts(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of models that are never there together."""
+        return tuple((a.name, b.name) for a, b in combinations(self.regions, 2) if a.overlaps(b))
+
+    def rivals(self, name: str) -> tuple[str, ...]:
+        """Models that are never there together with this one."""
+        return tuple(b if a == name else a for a, b in self.conflicts if name in (a, b))
+
+    @property
+    def contended(self) -> float:
+        """How much of the models' bytes lies in regions that have rivals, 0 to 1."""
+        total = sum(region.size for region in self.regions)
+        return sum(region.size for region in self.regions if self.rivals(region.name)) / total if total else 0.0
+
+
+def round_up(size: int) -> int:
+    """The size as a region has it."""
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def lay_out(sizes: Mapping[str, int], room: int) -> MemoryLayout | None:
+    """Regions for models of these sizes in at most `room` bytes; None: the largest alone is too large.
+
+    First fit, the largest first. Whoever finds nothing free is laid over the fewest bytes of others: then what is
+    large takes turns with what is small only where it must.
+    """
+    placed: dict[str, Region] = {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        size = round_up(sizes[name])
+        starts = [start for start in (0, *(other.stop for other in placed.values())) if start + size <= room]
+        if not starts:
+            return None
+        regions = [Region(name, start, start + size) for start in sorted(starts)]
+        placed[name] = min(regions, key=lambda own: sum(other.size for other in placed.values() if own.overlaps(other)))
+    return MemoryLayout(max((r.stop for r in placed.values()), default=0), tuple(placed[name] for name in sizes))

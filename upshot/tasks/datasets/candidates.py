@@ -1,0 +1,169 @@
+"""One candidate reply: a row of the published multi-turn sets, or of any prompt/completion (or messages) file.
+
+`candidate_of` is strict about what it takes and says why it refuses: the reasons are counted in the summary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from upshot.core.conversation import Message
+from upshot.tasks.datasets.records import GOAL, REFERENCE, facts, first, messages_of
+from upshot.tasks.datasets.splits import plain
+from upshot.tasks.verifiers.base import BadRow
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A reply that was tried at one turn of a conversation, and what came of it."""
+
+    history: tuple[Message, ...]
+    """What was said before; ends with the user, has no system message."""
+    completion: str
+    conv_id: str
+    """'' when the record names no conversation."""
+    score: float | None
+    """Mean multiturn-aware reward; None when it is missing."""
+    goal: str
+    """The hidden goal; '' when the record has none."""
+    reference: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """The single-turn set's other columns: unit tests, level, tags."""
+    system: str = ""
+    """The record's own system message."""
+    sessions: Sequence[Any] = ()
+    """The futures behind the score, as transcripts; none where the record holds none."""
+    rewards: Mapping[str, Any] = field(default_factory=dict)
+    """What each metric gave each of them."""
+
+    @property
+    def turn(self) -> int:
+        """Length of the history: 1, 3, 5 …"""
+        return len(self.history)
+
+    def mean_of(self, name: str) -> float | None:
+        """`score`, or the mean of a metric over the futures that have a value; None when it is missing."""
+        if name == "score":
+            return self.score
+        given = self.rewards.get(name.removeprefix("rewards."))
+        numbers = map(_number, given if isinstance(given, list) else [given])
+        values = [number for number in numbers if number is not None]
+        return sum(values) / len(values) if values else None
+
+    @cached_property
+    def goal_key(self) -> str:
+        """By what rows are held together in a split: the goal, else the conversation, else its opening."""
+        if self.goal:
+            return "goal:" + plain(self.goal)
+        if self.conv_id:
+            return "conv:" + self.conv_id
+        return "open:" + plain(self.history[0].content)
+
+    @cached_property
+    def place(self) -> bytes:
+        """A digest of where the reply was tried: the goal and every word before it."""
+        said = [plain(self.goal), *(part for m in self.history for part in (m.role, m.content.strip()))]
+        return hashlib.blake2b("\0".join(said).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+@dataclass(frozen=True)
+class CandidatePair:
+    """Two replies to the same history, of which the first led further."""
+
+    chosen: Candidate
+    rejected: Candidate
+
+
+def goal_groups(candidates: Sequence[Candidate]) -> list[str]:
+    """Beside each candidate the name of its group: candidates that share a goal or a conversation share a group."""
+    parent: dict[str, str] = {}
+
+    def root(key: str) -> str:
+        while parent.setdefault(key, key) != key:
+            parent[key] = parent[parent[key]]
+            key = parent[key]
+        return key
+
+    for candidate in candidates:
+        goal = root(candidate.goal_key)
+        if candidate.conv_id:  # a conversation whose rows disagree about the goal still stays together
+            conv = root("conv:" + candidate.conv_id)
+            parent[max(goal, conv)] = min(goal, conv)
+    return [root(candidate.goal_key) for candidate in candidates]
+
+
+def candidate_of(record: Mapping[str, Any]) -> Candidate:
+    """A candidate from a record; `BadRow` with the reason when it cannot be one."""
+    said, completion = _history_and_reply(record)
+    if any(m.tool_calls or m.role == "tool" for m in said):
+        raise BadRow("tool calls, which these formats do not hold")
+    history = tuple(m for m in said if m.role != "system")
+    if not history or history[-1].role != "user":
+        raise BadRow("prompt does not end with the user")
+    if not completion.strip():
+        raise BadRow("empty completion")
+    conv_id = record.get("conv_id")
+    return Candidate(
+        history=history,
+        completion=completion,
+        conv_id="" if conv_id is None else str(conv_id),
+        score=_number(record.get("score")),
+        goal=_text(first(record, GOAL)),
+        reference=_text(first(record, REFERENCE)),
+        metadata=facts(record.get("single_turn_metadata")),
+        system="\n".join(m.content for m in said if m.role == "system"),
+        sessions=record.get("sessions") or (),
+        rewards=facts(record.get("rewards")),
+    )
+
+
+def _history_and_reply(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], str]:
+    """History and completion from `prompt`/`completion`, or from whole `messages`."""
+    if record.get("prompt") is not None and record.get("completion") is not None:
+        said = _messages(record["completion"], "assistant")
+        if len(said) != 1 or said[0].role != "assistant":
+            raise BadRow("completion is not one assistant message")
+        return _messages(record["prompt"], "user"), said[0].content
+    whole = record.get("messages") or record.get("prompt")  # the verl recipe's sft files call it prompt
+    if whole and not isinstance(whole, str):
+        said = _messages(whole, "user")
+        if said[-1].role != "assistant":
+            raise BadRow("messages do not end with the assistant")
+        return said[:-1], said[-1].content
+    raise BadRow("no prompt and completion")
+
+
+def _messages(value: Any, role: str) -> tuple[Message, ...]:
+    """Messages that others read without a word of doubt: known roles, and a text in each."""
+    known = isinstance(value, str) or (
+        isinstance(value, list)
+        and all(isinstance(m, Mapping) and m.get("role") in ROLES and isinstance(m.get("content"), str) for m in value)
+    )
+    if not known:
+        raise BadRow("messages are not a list of role and content")
+    return messages_of(value, role)
+
+
+def _number(value: Any) -> float | None:
+    """A finite score, else None: a missing score is not zero."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

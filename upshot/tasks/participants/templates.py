@@ -1,0 +1,63 @@
+"""What a model is shown: prompt templates (files beside this one, or your own by path), and conversations as lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from upshot.core.conversation import Conversation, Message
+from upshot.core.errors import UserError, did_you_mean
+from upshot.core.whole_files import read_text
+
+FOLDER = Path(__file__).parent / "prompts"
+NAMES = {"user": "User", "assistant": "Assistant", "tool": "Tool"}
+
+
+def render(name: str, **values: Any) -> str:
+    """The text of a template: a name such as `user` or the path of a file that ends in .j2."""
+    return _compile(name).render(**values).strip()
+
+
+def template_source(name: str) -> str:
+    """The unrendered text of a template."""
+    path = Path(name) if name.endswith(".j2") else FOLDER / f"{name}.j2"
+    if not path.is_file():
+        known = [file.stem for file in FOLDER.glob("*.j2")]
+        raise UserError(f"no prompt template '{name}'; {did_you_mean(name, known)} (your own: a path ending in .j2)")
+    return read_text(path, "prompt template")
+
+
+@lru_cache(maxsize=64)
+def _compile(name: str) -> Any:
+    from jinja2 import Environment, StrictUndefined
+
+    # Values are data, never templates: nothing a model says is rendered a second time.
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)
+    return environment.from_string(template_source(name))
+
+
+def as_lines(messages: Sequence[Message], names: Mapping[str, str] = NAMES) -> str:
+    """Who said what, a paragraph each; system messages are nobody's words and are left out."""
+    said = [f"{names.get(m.role, m.role)}: {m.content.strip()}" for m in messages if m.role != "system"]
+    return "\n\n".join(said)
+
+
+def as_text(value: Any) -> str:
+    """A goal or a reference as text: messages as lines, other structures as JSON."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple) and value and all(isinstance(v, Message) for v in value):
+        return as_lines(value)
+    if isinstance(value, list | tuple) and value and all(isinstance(v, Mapping) and "role" in v for v in value):
+        return as_lines([Message.from_dict(v) for v in value])
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def task_of(conversation: Conversation, fallback: str) -> str:
+    """What the conversation is about, in the row's own words (`task_desc`) where it has any."""
+    return str(conversation.row.meta.get("task_desc") or fallback)

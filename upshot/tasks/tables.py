@@ -1,0 +1,81 @@
+"""Tasks whose rows come from files or the Hub: where from, how they are split, how many are taken."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from upshot.core.conversation import Row
+from upshot.core.errors import UserError
+from upshot.tasks.base import Task
+from upshot.tasks.datasets.files import Record, read_tables
+from upshot.tasks.datasets.splits import split_in_three
+
+
+class TableTask(Task):
+    """Rows by split, made of the records of tables."""
+
+    hub: str = ""
+    """Hugging Face name, with @config where it has several; '' when the task has no set of its own."""
+    hub_splits: tuple[str, ...] = ()
+    """Splits of that set to take, by their own names, the first one that is there; none: all, by theirs."""
+
+    def __init__(
+        self,
+        file: str | None = None,
+        train_file: str | None = None,
+        validation_file: str | None = None,
+        test_file: str | None = None,
+        held_out: float = 0.1,
+        limit: int | None = None,
+        split_seed: int = 0,
+    ) -> None:
+        """Make the task.
+
+        file: a .jsonl, .parquet, .json or .csv file, a folder, or a Hub name with all splits; the task's own Hub set
+        where no file is named. train_file, validation_file, test_file: one source for each instead.
+        held_out: share of the goals (questions) that validation and test each get of a source without splits.
+        limit: at most so many rows a split. split_seed: which goals are held out.
+        """
+        named = {"train": train_file, "validation": validation_file, "test": test_file}
+        self._named = {split: source for split, source in named.items() if source}
+        self._file = file or (None if self._named else self.hub)
+        self.held_out = held_out
+        self.limit = limit
+        self.split_seed = split_seed
+
+    @abstractmethod
+    def parse_table(self, split: str, records: Sequence[Record]) -> list[Row]:
+        """The rows that a split's records are."""
+
+    def rows(self, split: str) -> Sequence[Row]:
+        """The rows of a split; splits share no goal."""
+        found = self._splits.get(split, [])
+        if not found:
+            sizes = ", ".join(f"{name} {len(rows)}" for name, rows in self._splits.items()) or "none"
+            raise UserError(f"task '{self.name}' has no rows in split '{split}' (rows: {sizes})")
+        return found[: self.limit]
+
+    def all_rows(self) -> Mapping[str, Sequence[Row]]:
+        """The rows of every split that has any, however many there are."""
+        return self._splits
+
+    @cached_property
+    def _splits(self) -> dict[str, list[Row]]:
+        rows = {split: self.parse_table(split, records) for split, records in self._tables.items()}
+        return split_in_three(rows, self.held_out, self.split_seed)
+
+    @cached_property
+    def _tables(self) -> dict[str, list[Record]]:
+        """The raw records by split."""
+        self.check_source()
+        tables = read_tables(self._file, self.hub_splits) if self._file else {}
+        for split, source in self._named.items():
+            tables[split] = [record for table in read_tables(source).values() for record in table]
+        return tables
+
+    def check_source(self) -> None:
+        """Refuse a task that has nothing to read rows from."""
+        if not self._file and not self._named:
+            raise UserError(f"task '{self.name}' needs the option 'file' (.jsonl, .parquet, a folder or a Hub name)")
