@@ -13,8 +13,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import upshot
-from upshot.api.reward import RewardOptions
-from upshot.api.scorer import ScoreSettings
+from upshot.api.settings import RewardOptions, Setting
 from upshot.core.errors import UserError
 from upshot.training.trainer import Trainer
 
@@ -53,8 +52,17 @@ def test_the_room_train_can_be_called_before_and_after_its_modules_are_imported(
     assert callable(upshot.train) and upshot.run.folder.RunFolder
 
 
-def test_the_options_of_reward_are_the_settings_and_the_facts_of_the_row() -> None:
-    assert set(get_type_hints(RewardOptions)) == {*get_type_hints(ScoreSettings), "goal", "reference", "meta", "seed"}
+def test_every_option_of_reward_has_a_default_and_says_what_it_is() -> None:
+    for name, hint in get_type_hints(RewardOptions, include_extras=True).items():
+        (setting,) = hint.__metadata__
+        assert isinstance(setting, Setting) and setting.help, name
+
+
+def test_the_defaults_of_reward_pass_their_own_checks() -> None:
+    from upshot.api.reward import check_options
+
+    defaults = check_options({})
+    assert check_options(defaults) == defaults
 
 
 def test_an_editable_install_is_a_path_that_type_checkers_follow() -> None:

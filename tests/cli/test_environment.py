@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.tasks.participants.speakers import in_turn
-from upshot.cli import main
-from upshot.cli.environment import variables
+from upshot.cli import main, variables
 from upshot.tasks.users.llm import END_SIGNAL, LLMUser
 
 FILE = """# keys

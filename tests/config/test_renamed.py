@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from upshot.api.scorer import ScoreSettings
+from upshot.api.reward import check_options
 from upshot.cli import make_parser
 from upshot.config.layers import flatten
 from upshot.config.load import find_recipe, load_recipe
@@ -51,7 +51,7 @@ def test_no_shipped_recipe_has_an_old_key() -> None:
 
 def test_the_old_words_of_calls_and_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match=r"'window' of upshot\.reward is 'rounds' now"):
-        ScoreSettings.of({"window": 2})
+        check_options({"window": 2})
     for words in (["score", "file.jsonl", "--window", "2"], ["data", "build", "--window", "2"]):
         with pytest.raises(SystemExit):
             make_parser(words).parse_args(words)

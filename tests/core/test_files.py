@@ -17,7 +17,7 @@ from tests.support import humaneval
 from upshot.core.errors import UserError
 from upshot.core.files import append_jsonl, dump_json_line, filter_jsonl, read_jsonl, read_user_jsonl, write_jsonl
 from upshot.core.score import Score
-from upshot.offline.data.journal import Journal
+from upshot.offline.job import Journal
 from upshot.run.report.lines import SkippedLines, read_objects
 from upshot.tasks.datasets.files import read_table
 from upshot.tasks.participants.search import load_corpus

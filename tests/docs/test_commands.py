@@ -247,7 +247,7 @@ def test_the_readmes_metric_works_as_pasted_in_a_call() -> None:
 
 
 def test_the_readmes_call_of_reward_names_arguments_that_exist() -> None:
-    from upshot.api.reward import RewardOptions
+    from upshot.api.settings import RewardOptions
 
     tree = ast.parse(next(block for block in BLOCKS if "upshot.reward(" in block))
     calls = [

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from tests.models.misbehaving_server import MODEL, MisbehavingServer
+from upshot.cli.eval import add_table
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.models.base import Request
-from upshot.offline.evaluate.table import add_arguments, run
+from upshot.offline.evaluate import run
 
 DATA = Path(__file__).parent / "data"
 FAULTS = {"drop": 0.05, "limit_rate": 0.05, "malformed": 0.03, "stall": 0.01, "latency": 0.002, "keep_bodies": False}
@@ -60,7 +61,7 @@ def test_200_conversations_complete_with_every_failure_retried_or_missing_with_i
         return '{"response": "half of' if rng.random() < 0.03 else await actor(request)
 
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_table(parser)
     with served(reply) as server:
         spec = f"{{url: {server.url}, model: {MODEL}, timeout_s: 1.5, backoff_s: 0.05, concurrency: 128}}"
         words = ["--task", str(collab_actors.goals(tmp_path, 100)), "--split", "all", "--max-messages", "6", "--json"]

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from upshot.cli.eval import add_judge
 from upshot.cli.score import add_parser
 from upshot.core.errors import BudgetExceeded, UserError
 from upshot.core.score import Score
 from upshot.models.base import ModelCallError, Request
-from upshot.offline.judge import add_arguments, agreement, kappa, wilson
+from upshot.offline.judge import agreement, kappa
 from upshot.offline.judge import run as run_judge
 from upshot.tasks.datasets.records import read_replies
 
@@ -126,7 +127,7 @@ def test_records_of_the_published_layouts() -> None:
 def judge(*arguments: str) -> int:
     """Run `upshot eval judge`."""
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_judge(parser)
     return run_judge(parser.parse_args(list(arguments)))
 
 
@@ -149,8 +150,8 @@ def test_agreement_leaves_missing_rows_out_and_counts_them() -> None:
 def test_kappa_and_interval() -> None:
     assert kappa([(True, True), (False, False)]) == 1.0
     assert kappa([(True, True), (True, False), (False, True), (False, False)]) == 0.0
-    low, high = wilson(0.9, 100)
-    assert (low, high) == pytest.approx((0.8256, 0.9448), abs=1e-3)
+    report = agreement([Score(1.0)] * 100, [1] * 90 + [0] * 10)
+    assert (report["accuracy_low"], report["accuracy_high"]) == pytest.approx((0.8256, 0.9448), abs=1e-3)
 
 
 asked: list[str] = []

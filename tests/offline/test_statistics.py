@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upshot.offline.evaluate.statistics import bootstrap, compare, estimate, sign_flip_p, wilson
+from upshot.offline.statistics import bootstrap, compare, estimate, sign_flip_p, wilson
 
 values = st.lists(st.floats(-10, 10), min_size=1, max_size=30)
 
@@ -51,7 +51,7 @@ def test_random_flips_agree_with_the_exact_test() -> None:
     rng = random.Random(0)
     differences = [rng.gauss(0.4, 1.0) for _ in range(12)]
     exact = sign_flip_p(differences)
-    from upshot.offline.evaluate import statistics
+    from upshot.offline import statistics
 
     before, statistics.EXACT_UP_TO = statistics.EXACT_UP_TO, 0
     try:

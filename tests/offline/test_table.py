@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from upshot.cli.eval import add_table
 from upshot.core.errors import BudgetExceeded, UserError
-from upshot.offline.evaluate.cells import Column, cells, columns_of
-from upshot.offline.evaluate.print_table import cell_text
-from upshot.offline.evaluate.table import add_arguments, run
+from upshot.offline.evaluate import run
+from upshot.offline.table import Column, make_cells, make_columns
 
 DATA = Path(__file__).parent / "data"
 ACTORS = "scripted:collab_actors"
@@ -30,7 +30,7 @@ def actors(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def evaluate(out: Path, *words: str, models: str = "base={0}:policy,proactive={0}:policy") -> int:
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_table(parser)
     who = ["--user", f"{ACTORS}:user", "--judge", f"{ACTORS}:judge", "--models", models.format(ACTORS)]
     return run(parser.parse_args(["--out", str(out), "--json", *who, *words]))
 
@@ -148,7 +148,8 @@ def test_a_stopped_evaluation_resumes_without_playing_anything_twice(tmp_path: P
     assert before and after.startswith(before)
     keys = [line["key"] for line in lines_of(tmp_path / "out")]
     assert len(keys) == len(set(keys)) == 12
-    opened = [json.loads(text)["row"] for text in (tmp_path / "out" / "openings.log").read_text().splitlines()[1:]]
+    logged = [json.loads(text) for text in (tmp_path / "out" / "openings.log").read_text().splitlines()[1:]]
+    opened = [line["row"] for line in logged if "row" in line]
     assert len(opened) == len(set(opened)) == 6, "an opening was asked for twice"
     assert table_of(tmp_path / "out")["cells"] == table_of(tmp_path / "whole")["cells"]
 
@@ -237,18 +238,18 @@ def line(row: str, model: str, value: float | None, group: str = "a") -> dict[st
 
 def test_a_missing_score_is_not_a_zero_in_the_mean() -> None:
     lines = [line("1", "base", 1.0), line("2", "base", None), line("3", "base", 1.0)]
-    (cell,) = cells(lines, ["base"], [Column("accuracy")])["base"]
+    (cell,) = make_cells(lines, ["base"], [Column("accuracy")])["base"]
     assert cell.estimate is not None and cell.estimate.mean == 100.0 and cell.missing == {"judge: timeout": 1}
-    assert cell_text(cell).endswith("(1 missing)")
+    assert cell.text.endswith("(1 missing)")
 
 
 def test_a_column_without_any_score_is_a_dash() -> None:
-    (cell,) = cells([line("1", "base", None)], ["base"], [Column("accuracy")])["base"]
-    assert cell_text(cell) == "– (1 missing)"
+    (cell,) = make_cells([line("1", "base", None)], ["base"], [Column("accuracy")])["base"]
+    assert cell.text == "– (1 missing)"
 
 
 def test_columns_follow_the_paper_whatever_the_order_of_metrics() -> None:
-    found = columns_of(["document->bleu", "mine", "interactivity", "token_amount"], [], None)
+    found = make_columns(["document->bleu", "mine", "interactivity", "token_amount"], [], None)
     assert [column.title for column in found] == ["BLEU", "k-tokens", "interactivity", "mine"]
 
 

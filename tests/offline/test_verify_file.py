@@ -179,8 +179,8 @@ def test_files_without_rows_or_responses_are_refused(tmp_path: Path) -> None:
 
 def test_the_scorer_serves_the_remote_manager(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = (
-        "import sys; from upshot.offline.verify import Settings, serve; "
-        "serve(Settings(), '127.0.0.1', int(sys.argv[1]))"
+        "import sys; from upshot.offline.verify import VerifySettings, serve; "
+        "serve(VerifySettings(), '127.0.0.1', int(sys.argv[1]))"
     )
     port = _free_port()
     process = subprocess.Popen([sys.executable, "-c", code, str(port)], stdout=subprocess.DEVNULL)

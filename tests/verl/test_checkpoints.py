@@ -21,7 +21,7 @@ from upshot.config.recipe import TinyConfig
 from upshot.core.errors import UserError
 from upshot.models.local import load_whole
 from upshot.models.tiny import tiny_model, tiny_tokenizer
-from upshot.offline.data.gather import read_spec
+from upshot.offline.arguments import read_model
 from upshot.run.folder import RunFolder
 from upshot.tasks.slots import SlotsTask
 from upshot.verl import merge
@@ -176,7 +176,7 @@ def test_a_checkpoint_made_whole_is_one_for_every_other_command(run: RunFolder) 
     path = make_whole(run)
     latest = run.latest()
     assert latest is not None and latest == (path, "rl", 4)
-    assert read_spec(str(run.path)) == f"local:{path}"
+    assert read_model(str(run.path)) == f"local:{path}"
     assert make_whole(run, "rl-000004") == path and make_whole(run, "8") is None
 
 

@@ -9,54 +9,48 @@
     )
     print(replies[0].reward.total.value, replies[0].reward.terms)
 
-What the settings are: `upshot/api/scorer.py`.
+What the settings are: `upshot/api/settings.py`. A thin layer over `upshot.rollout`: what is played and scored here is
+what training plays and scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, TypedDict, Unpack, overload
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Annotated, Any, Unpack, get_args, get_type_hints, overload
 
-from upshot.api.scorer import ModelLike, open_rater
+from pydantic import Field
+
+from upshot.api.settings import FACTS, OVERLONG_RULES, RewardOptions, Setting
+from upshot.config.model_spec import ModelSpec
+from upshot.config.recipe import Named
 from upshot.config.registry import check_value
-from upshot.core.conversation import Message, Row, messages_from
-from upshot.core.errors import UserError, user_error_in
+from upshot.config.renamed import RENAMED_ARGUMENTS
+from upshot.config.sampling import Sampling
+from upshot.core.conversation import Conversation, Message, Row, derive_seed, messages_from
+from upshot.core.errors import UserError, did_you_mean, user_error_in
 from upshot.core.event_loop import run_anywhere
+from upshot.models.base import Model
 from upshot.models.client.budget import Budget
-from upshot.rewards.build import Metrics
-from upshot.rollout.context import ReplyRule
+from upshot.models.scripted import AbsentPolicy
+from upshot.rewards.build import ARROW, metric_configs, named_metrics
+from upshot.rollout.context import ReplyRule, RolloutContext
+from upshot.rollout.futures.talk import Talk
+from upshot.rollout.play import score_reply
+from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Rollout
-from upshot.tasks.base import Task
+from upshot.rollout.services import assemble
+from upshot.tasks.base import Task, tasks
 from upshot.tasks.participants.base import Participant
 
 Messages = Sequence[Message] | Sequence[Mapping[str, Any]]
 Replies = list[str] | tuple[str, ...]
-
-
-class RewardOptions(TypedDict, total=False):
-    """What `reward` takes by name; `Settings` says what each is and its default."""
-
-    goal: Any
-    reference: Any
-    meta: Mapping[str, Any] | None
-    seed: int
-    policy: ModelLike | None
-    user: ModelLike | Participant | None
-    judge: ModelLike | None
-    metrics: Metrics
-    samples: int
-    rounds: int
-    max_tokens: int
-    temperature: float
-    system: str
-    overlong: str | ReplyRule
-    max_reply_tokens: int
-    user_options: Mapping[str, Any]
-    tokenizer: Any
-    task: str | Task | None
-    sandbox: Any
-    budget: Budget | None
+MODEL = (str, Mapping, ModelSpec, Model)
+CLASSES: Mapping[str, Any] = {"overlong": str | ReplyRule, "task": str | Task | None, "budget": Budget | None}
+"""Kinds of settings that `settings.py` cannot import."""
 
 
 @overload
@@ -67,12 +61,11 @@ def reward(messages: Messages, replies: str | Replies, **options: Unpack[RewardO
     """The multiturn-aware reward of one reply (a `Rollout`), or of several (a list of them).
 
     A reply's `.reward` has total, terms and means, its `.futures` the conversations it led to.
-    messages: the conversation before the reply. goal: what the user wants. reference: the right answer or document.
-    meta: further fields of the row (`tests` for pass_rate, `task_desc` and `persona` for the user). seed: of the
-    futures. All else is as in `Settings`. Works in a notebook, too, where an event loop is already running.
+    messages: the conversation before the reply. options: as in `RewardOptions`.
+    Works in a notebook, too, where an event loop is already running.
     """
     with one_line():
-        return run_anywhere(_reward(messages, replies, **options))
+        return run_anywhere(_reward(messages, replies, options))
 
 
 @overload
@@ -84,26 +77,16 @@ async def reward_async(
 ) -> Rollout | list[Rollout]:
     """The same where you are async yourself."""
     with one_line():
-        return await _reward(messages, replies, **options)
+        return await _reward(messages, replies, options)
 
 
-async def _reward(
-    messages: Messages,
-    replies: str | Replies,
-    *,
-    goal: Any = None,
-    reference: Any = None,
-    meta: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    **settings: Any,
-) -> Rollout | list[Rollout]:
+async def _reward(messages: Messages, replies: str | Replies, options: RewardOptions) -> Rollout | list[Rollout]:
     many = [replies] if isinstance(replies, str) else list(check_value("replies", replies, list[str]))
-    row = Row(
-        "row", as_messages(messages), goal, reference, "api", check_value("meta", meta, dict[str, Any] | None) or {}
-    )
-    async with open_rater(**settings) as scorer:
-        rated = await scorer.rate(row, many, check_value("seed", seed, int))
-    return rated[0] if isinstance(replies, str) else rated
+    chosen = check_options(options)
+    row = Row("row", read_messages(messages), chosen["goal"], chosen["reference"], "api", chosen["meta"] or {})
+    async with open_scorer(**{name: value for name, value in options.items() if name not in FACTS}) as scorer:
+        scored = await scorer.score(row, many, chosen["seed"])
+    return scored[0] if isinstance(replies, str) else scored
 
 
 @contextmanager
@@ -119,7 +102,7 @@ def one_line() -> Iterator[None]:
         raise known.with_traceback(None) from None
 
 
-def as_messages(messages: Messages) -> tuple[Message, ...]:
+def read_messages(messages: Messages) -> tuple[Message, ...]:
     """Messages from messages or their dictionaries."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise UserError(f"messages is {messages!r:.80}: give a list, such as [{{'role': 'user', 'content': '…'}}]")
@@ -130,3 +113,136 @@ def as_messages(messages: Messages) -> tuple[Message, ...]:
         if not isinstance(message, Message) and not whole:
             raise UserError(f"messages[{place}] is {message!r:.80}: a message is {{'role': …, 'content': 'text'}}")
     return tuple(m if isinstance(m, Message) else messages_from([m])[0] for m in messages)
+
+
+def check_options(given: Mapping[str, Any]) -> RewardOptions:
+    """All options, those that were given and the defaults of the others; a wrong name or value is a `UserError`."""
+    kinds = get_type_hints(RewardOptions, include_extras=True)
+    for name in given:
+        if name in RENAMED_ARGUMENTS:
+            raise UserError(f"the setting '{name}' of upshot.reward is '{RENAMED_ARGUMENTS[name]}' now")
+        if name not in kinds:
+            raise UserError(f"unknown setting '{name}' of upshot.reward; {did_you_mean(name, kinds)}")
+    chosen: Any = {}
+    for name, hint in kinds.items():
+        kind, setting = get_args(hint)
+        chosen[name] = _check(name, given[name], kind, setting) if name in given else setting.default
+    chosen["metrics"] = named_metrics(chosen["metrics"])
+    rule = chosen["overlong"] if isinstance(chosen["overlong"], str) else chosen["overlong"].rule
+    if rule not in OVERLONG_RULES:
+        raise UserError(f"unknown rule '{rule}' for over-long replies; {did_you_mean(rule, OVERLONG_RULES)}")
+    return chosen  # type: ignore[no-any-return]
+
+
+def _check(name: str, value: Any, kind: Any, setting: Setting) -> Any:
+    if name in ("policy", "user", "judge"):
+        if value is not None and not isinstance(value, (*MODEL, *((Participant,) if name == "user" else ()))):
+            raise UserError(
+                f"{name} is {value!r:.80} ({type(value).__name__}): a model is an address ('http://…/v1#name'), "
+                "'provider/model', a folder, a mapping with options, or a Model"
+            )
+        return value
+    if setting.least is not None:
+        kind = Annotated[kind, Field(ge=setting.least, allow_inf_nan=None if kind is int else False)]
+    return check_value(name, value, CLASSES.get(name, kind))
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores replies that were given, whoever gave them, by what comes of them."""
+
+    context: RolloutContext
+    tokenizer: Any = None
+    max_tokens: int = 0
+    """A reply of more tokens counts as over-long; 0: none does."""
+
+    async def score(self, row: Row, replies: Sequence[str], seed: int = 0) -> list[Rollout]:
+        """Play and score the futures of all replies to one row, at once."""
+        conversations = []
+        for index, text in enumerate(replies):
+            conversation = Conversation(row, derive_seed(seed, row.id, index), key=f"{row.id}#{index}")
+            conversation.say(Message("assistant", text))
+            conversations.append(conversation)
+        return await self.score_all(conversations)
+
+    async def score_all(self, conversations: Sequence[Conversation]) -> list[Rollout]:
+        """The same for conversations whose last turn is the reply."""
+        for conversation in conversations:
+            self._mark_overlong(conversation)
+        replies = [Rollout(conversation) for conversation in conversations]
+        async with asyncio.TaskGroup() as group:
+            for reply in replies:
+                group.create_task(score_reply(self.context, reply))
+        return replies
+
+    def _mark_overlong(self, conversation: Conversation) -> None:
+        """Note a reply beyond the limit as cut, which is how the rule for over-long replies knows it."""
+        turn = conversation.turns[-1]
+        if not self.max_tokens or turn.message.role != "assistant":
+            return
+        if len(self.tokenizer.encode(turn.message.content, add_special_tokens=False)) > self.max_tokens:
+            conversation.turns = (*conversation.turns[:-1], replace(turn, note={**turn.note, "finish": "length"}))
+
+
+@asynccontextmanager
+async def open_scorer(**options: Any) -> AsyncIterator[Scorer]:
+    """Connect the models, build the metrics, and close again what was opened here; options: see `RewardOptions`."""
+    chosen = check_options(options)
+    rounds, metrics, task, given = chosen["rounds"], chosen["metrics"], chosen["task"], chosen["user"]
+    if rounds and (chosen["policy"] is None or given is None):
+        raise UserError(
+            f"rounds={rounds} continues the conversation: give policy= and user= (rounds=0 scores the reply itself)"
+        )
+    if task is None and _wants(metrics, "verifier"):
+        raise UserError("the metric 'verifier' asks a task: give task=, the name of one")
+    roles = {"policy": chosen["policy"], "user": given, "judge": chosen["judge"]}
+    user = given if isinstance(given, Participant) else None
+    counter = TokenCounter(chosen["tokenizer"])
+    services = assemble(
+        tasks.create(task) if isinstance(task, str) else task,
+        {role: model for role, model in roles.items() if model is not None and not isinstance(model, Participant)},
+        metric_configs(named_metrics(metrics)),
+        user=user or (Named.model_validate({"name": "llm", **chosen["user_options"]}) if given is not None else None),
+        sandbox=chosen["sandbox"],
+        budget=chosen["budget"],
+        tokenizer=counter,
+    )
+    counter.policy = services.models.get("policy")
+    async with services:
+        if not counter and (chosen["max_reply_tokens"] or _wants(metrics, "token_amount")):
+            raise UserError("token_amount and max_reply_tokens count the policy's tokens: give tokenizer=")
+        sampling = Sampling(chosen["max_tokens"], chosen["temperature"])
+        policy = Policy(services.models.get("policy") or AbsentPolicy(), sampling=sampling, system=chosen["system"])
+        futures = Talk(services.metrics, services.weights, services.user, chosen["samples"], rounds)
+        rule = chosen["overlong"]
+        overlong = ReplyRule(rule) if isinstance(rule, str) else rule
+        yield Scorer(RolloutContext(policy, futures, overlong=overlong), counter, chosen["max_reply_tokens"])
+
+
+def _wants(metrics: Any, name: str) -> bool:
+    return any(key.split(ARROW)[-1].strip() == name for key in metrics)
+
+
+class TokenCounter:
+    """Counts tokens with the tokenizer that was given, else with that of a started policy in this process."""
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+        self.policy: Model | None = None
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer; None where there is none."""
+        if isinstance(self.given, str):
+            from upshot.models.local import load_tokenizer
+
+            return load_tokenizer(self.given)
+        return self.given if self.given is not None or self.policy is None else self.policy.tokenizer
+
+    def __bool__(self) -> bool:
+        return self.tokenizer is not None
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """The ids of a text."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return ids

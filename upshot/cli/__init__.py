@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from upshot.cli.environment import load_environment
 from upshot.core.errors import user_error_in
 from upshot.core.threads import settle_threads
 from upshot.core.version import __version__
@@ -17,6 +19,12 @@ VERBS = (
     "pool", "cache",
 )  # fmt: skip
 INTERRUPTED = 130
+_LINE = re.compile(
+    r"""\s*(?:export\s+)?(?P<name>[A-Za-z_]\w*)\s*=\s*
+    (?:"(?P<double>(?:\\.|[^"\\])*)"|'(?P<single>[^']*)'|(?P<bare>.*?))\s*(?:\#.*)?""",
+    re.VERBOSE,
+)
+"""A line of a `.env` file: `export`, quotes and comments as a shell has them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,3 +82,23 @@ def make_parser(asked: Sequence[str] = ()) -> argparse.ArgumentParser:
     for verb in wanted or VERBS:
         importlib.import_module(f"upshot.cli.{verb}").add_parser(verbs)
     return parser
+
+
+def load_environment(folder: Path | None = None) -> None:
+    """Set what the folder's `.env` says, unless it is set already: the shell has the last word."""
+    file = (folder or Path.cwd()) / ".env"
+    if file.is_file():
+        for name, value in variables(file.read_text(encoding="utf-8", errors="replace")):
+            os.environ.setdefault(name, value)
+
+
+def variables(text: str) -> Iterator[tuple[str, str]]:
+    """Names and values of the `NAME=value` lines of a `.env` file."""
+    for line in text.splitlines():
+        found = _LINE.fullmatch(line)
+        if found is None:
+            continue
+        if found["double"] is not None:
+            yield found["name"], re.sub(r"\\(.)", lambda m: {"n": "\n", "t": "\t"}.get(m[1], m[1]), found["double"])
+        else:
+            yield found["name"], found["single"] if found["single"] is not None else found["bare"]

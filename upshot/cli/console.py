@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from upshot.cli.step_line import step_line
 from upshot.run.reporter import Reporter
 
 SHOWN = (
@@ -28,6 +27,8 @@ SHOWN = (
 )
 """What the live table shows, in this order; metrics.jsonl has everything. Times are in the line below it."""
 
+STEP_PARTS = ("sample", "futures", "judges", "eval", "learn", "save")
+
 
 def make_reporter(quiet: bool = False, as_json: bool = False) -> Reporter:
     """The reporter for how the command was called."""
@@ -45,7 +46,7 @@ def whole_console() -> Any:
     return Console(markup=False, width=None if sys.stdout.isatty() else 10_000)
 
 
-def shown(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
+def shown_metrics(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
     """The metrics worth a look, in the order of `SHOWN`."""
     return [(key, metrics[key]) for prefix in SHOWN for key in metrics if key.startswith(prefix)]
 
@@ -77,7 +78,8 @@ class PlainReporter(Reporter):
             return
         self._last = time.monotonic()
         kept = [
-            f"{key.partition('/')[2] if key.startswith('by/') else key}={value:.3g}" for key, value in shown(metrics)
+            f"{key.partition('/')[2] if key.startswith('by/') else key}={value:.3g}"
+            for key, value in shown_metrics(metrics)
         ]
         times = step_line(metrics)
         print(f"{phase} {step}/{self._total}  " + "  ".join(kept[:8]) + (f"\n    {times}" if times else ""), flush=True)
@@ -122,7 +124,7 @@ class RichReporter(Reporter):
         from rich.text import Text
 
         self._progress.update(self._task, completed=step, note="")
-        self._live.update(Group(self._progress, metrics_table(shown(metrics)), Text(step_line(metrics), "dim")))
+        self._live.update(Group(self._progress, metrics_table(shown_metrics(metrics)), Text(step_line(metrics), "dim")))
 
     def show_progress(self, done: int, total: int) -> None:
         """Replies of the running step."""
@@ -155,3 +157,39 @@ def metrics_table(rows: list[tuple[str, float]]) -> Any:
         value = f"{right[1]:.4g}" if right[0] else ""
         table.add_row(Text(left[0], "dim"), f"{left[1]:.4g}", Text(right[0], "dim"), value)
     return table
+
+
+def step_line(metrics: Mapping[str, float]) -> str:
+    """Where a step's time, tokens, memory and money went, in one line; what a step does not tell is left out."""
+    parts = [f"{name} {seconds:.3g}" for name in STEP_PARTS if (seconds := metrics.get(f"time/{name}", 0.0)) >= 0.0005]
+    step = metrics.get("time/step")
+    time = f"{step:.3g} s" + (f" ({', '.join(parts)})" if parts else "") if step is not None else ""
+    missing = sum(value for name, value in metrics.items() if name.startswith("missing/"))
+    dollars = metrics.get("time/dollars", 0.0)
+    said = (
+        time,
+        _speed(metrics),
+        _memory(metrics),
+        f"{missing:.0f} missing" if missing else "",
+        f"${dollars:.2f}" if dollars else "",
+    )
+    return " · ".join(part for part in said if part)
+
+
+def _speed(metrics: Mapping[str, float]) -> str:
+    rates = [
+        f"{_short(metrics[f'time/{n}_per_s'])} {n}" for n in ("sampled", "learned") if f"time/{n}_per_s" in metrics
+    ]
+    mfu = f", MFU {metrics['time/mfu']:.0%}" if "time/mfu" in metrics else ""
+    return f"tokens/s {', '.join(rates)}{mfu}" if rates else ""
+
+
+def _memory(metrics: Mapping[str, float]) -> str:
+    peak, planned = metrics.get("time/memory_gib"), metrics.get("time/memory_planned_gib")
+    if peak is None:
+        return ""
+    return f"{peak:.1f} GiB" + (f" of {planned:.1f} planned" if planned else "")
+
+
+def _short(number: float) -> str:
+    return f"{number / 1000:.3g}k" if number >= 1000 else f"{number:.3g}"

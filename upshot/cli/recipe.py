@@ -97,8 +97,7 @@ def run_import(args: argparse.Namespace) -> int:
     import yaml
 
     from upshot.config.load import validate_recipe
-    from upshot.offline.migrate.carry import carry
-    from upshot.offline.migrate.command import build_line, builds
+    from upshot.offline.migrate.recipe import build_line, builds, carry
     from upshot.offline.migrate.theirs import read_all
     from upshot.rollout.check_names import check_names
 

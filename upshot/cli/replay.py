@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from upshot.offline.replay import ScoreChange
+from upshot.cli.options import run_of
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -26,56 +22,4 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--changed", action="store_true", help="show only what is not as it was")
     parser.add_argument("--json", action="store_true", help="a line of JSON per number")
-    parser.set_defaults(run=run)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Replay and print; 0 when everything is as it was, 1 when something is not."""
-    import asyncio
-    from pathlib import Path
-
-    from upshot.config.load import load_recipe
-    from upshot.offline.replay import replay
-    from upshot.run.folder import RunFolder
-
-    folder = RunFolder.open(Path(args.folder))
-    recipe = load_recipe(str(folder.path / "recipe.yaml"), args.overrides).recipe
-    found = asyncio.run(replay(folder, recipe, args.step))
-    listed = [one for one in found if not (args.changed and one.same)]
-    if args.json:
-        _print_json(listed)
-    else:
-        _print_table(listed, found)
-    return 0 if all(one.same for one in found) else 1
-
-
-def _print_json(listed: Sequence[ScoreChange]) -> None:
-    import json
-
-    for one in listed:
-        row = {"key": one.key, "what": one.what, "old": one.old.to_dict(), "new": one.new.to_dict(), "same": one.same}
-        print(json.dumps(row, default=str))
-
-
-def _print_table(listed: Sequence[ScoreChange], found: Sequence[ScoreChange]) -> None:
-    wide = max((len(one.key) for one in listed), default=0)
-    name = max((len(one.what) for one in listed), default=0)
-    if listed:
-        print(f"{'reply':<{wide}}  {'':<{name}}  {'old':>12}  {'new':>12}")
-    for one in listed:
-        print(f"{one.key:<{wide}}  {one.what:<{name}}  {_told(one.old):>12}  {_told(one.new):>12}{_mark(one)}")
-    changed = sum(not one.same for one in found)
-    replies = len({one.key for one in found})
-    print(
-        f"{replies} replies, {len(found)} numbers: "
-        + (f"{changed} are not as they were" if changed else "all as they were")
-    )
-
-
-def _told(score: object) -> str:
-    value = getattr(score, "value", None)
-    return f"{value:.4g}" if value is not None else f"– {getattr(score, 'reason', '')}"
-
-
-def _mark(one: ScoreChange) -> str:
-    return "" if one.same else "  changed"
+    parser.set_defaults(run=run_of("offline.replay"))

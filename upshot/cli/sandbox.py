@@ -2,7 +2,7 @@
 
 import argparse
 
-from upshot.cli.address import check_address, port
+from upshot.cli.options import check_address, port
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

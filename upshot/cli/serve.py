@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from upshot.cli.address import check_address, port
+from upshot.cli.options import check_address, port
 
 OF_ONE_MODEL = (
     *("host", "port", "name", "any_name", "api_key", "device", "dtype", "kv_gib", "memory"),

@@ -63,12 +63,12 @@ def run(args: argparse.Namespace) -> int:
         return _on_verl(args)
     if args.local:
         raise UserError("--local is for --engine verl; without it everything is on this machine as it is")
-    recipe, folder = _recipe(args)
+    recipe, folder = _load_recipe(args)
     if args.offline and args.dry_run:
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's package is imported
     if args.dry_run:
         size, first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
-        return 0 if not first or _checked(recipe, args, folder is not None, size) else 2
+        return 0 if not first or _check(recipe, args, folder is not None, size) else 2
     from upshot.training.learner.distributed.process_group import open_ranks
 
     ranks = open_ranks(recipe.model.device)
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         return _train(args, recipe, folder, ranks)
     except BaseException as error:
         ranks.stop(reason_of(error), whole=False)
-        code = _told_by_the_first(error) if ranks.agreed and not ranks.first else None
+        code = _code_of_later_rank(error) if ranks.agreed and not ranks.first else None
         if code is None:
             raise
         return code
@@ -92,7 +92,7 @@ def _train(args: argparse.Namespace, recipe: Recipe, folder: RunFolder | None, r
     from upshot.run.run import train_checked
 
     new = folder is None
-    if not ranks.broadcast_object("checked", ranks.first and _checked(recipe, args, resumed=not new, ranks=ranks.size)):
+    if not ranks.broadcast_object("checked", ranks.first and _check(recipe, args, resumed=not new, ranks=ranks.size)):
         return 2
     if not ranks.first:
         train_checked(
@@ -118,7 +118,7 @@ def _train(args: argparse.Namespace, recipe: Recipe, folder: RunFolder | None, r
     return 0
 
 
-def _checked(recipe: Recipe, args: argparse.Namespace, resumed: bool, ranks: int) -> bool:
+def _check(recipe: Recipe, args: argparse.Namespace, resumed: bool, ranks: int) -> bool:
     """Whether nothing is wrong with the recipe; a line for each thing that is, and with --dry-run the plan."""
     from upshot.run.checks import find
     from upshot.run.plan import plan
@@ -126,10 +126,10 @@ def _checked(recipe: Recipe, args: argparse.Namespace, resumed: bool, ranks: int
     findings = find(recipe, args.offline, resumed, ranks)
     if args.dry_run and not any(finding.fatal for finding in findings):
         print(plan(recipe, ranks))
-    return _told(findings, args.quiet)
+    return _print_findings(findings, args.quiet)
 
 
-def _told(findings: Sequence[Finding], quiet: bool) -> bool:
+def _print_findings(findings: Sequence[Finding], quiet: bool) -> bool:
     """Say what checks have found, a line each; whether nothing must be mended."""
     wrong = [finding.says for finding in findings if finding.fatal]
     notes = [finding.says for finding in findings if not finding.fatal]
@@ -139,7 +139,7 @@ def _told(findings: Sequence[Finding], quiet: bool) -> bool:
     return not wrong
 
 
-def _told_by_the_first(error: BaseException) -> int | None:
+def _code_of_later_rank(error: BaseException) -> int | None:
     """The exit code of a rank that need not say why it stopped, since the first rank does; None: it must."""
     if isinstance(error, KeyboardInterrupt):
         return 130
@@ -153,7 +153,7 @@ def _on_verl(args: argparse.Namespace) -> int:
     from upshot.verl.config import compose
     from upshot.verl.plan import ClusterPlace
 
-    recipe, theirs, folder = _verl_recipe(args)
+    recipe, theirs, folder = _load_verl_recipe(args)
     check_names(recipe)
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     rows = None if recipe.train.method == "sft" else len(task.rows("train"))
@@ -166,7 +166,7 @@ def _on_verl(args: argparse.Namespace) -> int:
         plan.check()
         env = on_cpu.ENVIRONMENT if args.local else None
         found = find(recipe, plan, args.offline, folder is not None, env)
-        return 0 if _told(found, args.quiet) else 2
+        return 0 if _print_findings(found, args.quiet) else 2
     from upshot.cli.console import make_reporter
     from upshot.verl.launch import launch
 
@@ -176,14 +176,14 @@ def _on_verl(args: argparse.Namespace) -> int:
     return 0
 
 
-def _verl_recipe(args: argparse.Namespace) -> tuple[Recipe, list[str], RunFolder | None]:
+def _load_verl_recipe(args: argparse.Namespace) -> tuple[Recipe, list[str], RunFolder | None]:
     """The recipe to run on verl, verl's own words, and when resuming the folder."""
     from upshot.config.load import load_recipe
     from upshot.verl.plan import is_theirs
     from upshot.verl.resume import LOCAL, reopen_run
 
     if args.resume:
-        recipe, theirs, folder = reopen_run(Path(args.resume), _resuming(args))
+        recipe, theirs, folder = reopen_run(Path(args.resume), _resume_overrides(args))
         args.local = args.local or LOCAL in theirs
         return recipe, [word for word in theirs if word != LOCAL], folder
     if not args.recipe:
@@ -192,14 +192,14 @@ def _verl_recipe(args: argparse.Namespace) -> tuple[Recipe, list[str], RunFolder
     return load_recipe(args.recipe, [word for word in args.overrides if not is_theirs(word)]).recipe, theirs, None
 
 
-def _resuming(args: argparse.Namespace) -> list[str]:
+def _resume_overrides(args: argparse.Namespace) -> list[str]:
     """The overrides of a resumed run, which has its own recipe."""
     if args.recipe and "=" not in args.recipe:
         raise UserError(f"--resume goes on with the folder's own recipe; leave out '{args.recipe}'")
     return [*([args.recipe] if args.recipe else []), *args.overrides]
 
 
-def _recipe(args: argparse.Namespace) -> tuple[Recipe, RunFolder | None]:
+def _load_recipe(args: argparse.Namespace) -> tuple[Recipe, RunFolder | None]:
     """The recipe to run and, when resuming, the folder it is run in."""
     from upshot.config.load import load_recipe
     from upshot.run.folder import RunFolder
@@ -208,7 +208,7 @@ def _recipe(args: argparse.Namespace) -> tuple[Recipe, RunFolder | None]:
         from upshot.run.resume import resumed_recipe
         from upshot.verl.resume import refuse_verl
 
-        words = _resuming(args)
+        words = _resume_overrides(args)
         folder = RunFolder.open(Path(args.resume))
         refuse_verl(folder)
         return resumed_recipe(folder, words), folder

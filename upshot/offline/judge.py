@@ -8,39 +8,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from upshot.core.conversation import Conversation
 from upshot.core.errors import UserError
 from upshot.core.files import check_writable, write_jsonl
-from upshot.core.score import tell_missing
+from upshot.core.score import Score, tell_missing
+from upshot.offline.arguments import read_model, read_rows
+from upshot.offline.job import run_all
+from upshot.offline.statistics import wilson
+from upshot.rewards.build import build_metric
+from upshot.rewards.metric import score_by
+from upshot.rollout.services import assemble
+from upshot.tasks.datasets.records import read_replies
+from upshot.tasks.verifiers.base import binary_metrics, graded_metrics, valid_pairs
 
-DESCRIPTION = "How well a judge agrees with labelled conversations."
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `upshot eval judge`."""
-    parser.add_argument("file", help="labelled conversations: 'messages', 'goal', 'reference' and a label in each row")
-    parser.add_argument("--judge", required=True, metavar="MODEL", help="the judge: URL#name, provider/model, folder")
-    parser.add_argument(
-        "--metric", default="accuracy", help="the judged metric: accuracy, interactivity, judged (accuracy)"
-    )
-    parser.add_argument("--rubric", help="a rubric template (.j2) instead of the metric's own")
-    parser.add_argument("--label", default="label", help="the column with the right rating (label)")
-    parser.add_argument("--threshold", type=float, default=0.5, help="from where a rating counts as yes (0.5)")
-    parser.add_argument("--limit", type=int, help="judge only the first rows")
-    parser.add_argument("--at-once", type=int, default=64, help="rows under way at once (64)")
-    parser.add_argument("--out", help="write every verdict to this .jsonl file")
+RATES = ("kappa", "precision", "recall", "tnr", "f1", "correlation", "rmse", "mean_prediction", "mean_truth")
 
 
 def run(args: argparse.Namespace) -> int:
     """Judge the labelled rows and print the agreement; 1 when nothing could be judged."""
-    from upshot.tasks.datasets.files import read_table
-    from upshot.tasks.datasets.records import read_replies
-
-    path = Path(args.file)
-    if not path.is_file():
-        raise UserError(f"no file '{args.file}' with labelled conversations")
     if args.out:
         check_writable(Path(args.out))
-    rows = read_table(path)[: args.limit]
+    rows = read_rows(args.file, args.limit)
     labels = [read_label(row, args.label, number) for number, row in enumerate(rows, 1)]
     records = read_replies(rows)
     scores = asyncio.run(_judge(args, [record.conversations()[0] for record in records]))
@@ -49,7 +37,9 @@ def run(args: argparse.Namespace) -> int:
     for line in tell_missing(scores):
         print(f"  missing {line}")
     if args.out:
-        write_verdicts(Path(args.out), records, scores, labels)
+        judged = zip(records, scores, labels, strict=True)
+        lines = [{"row": record.row.id, "label": label, **score.to_dict()} for record, score, label in judged]
+        write_jsonl(Path(args.out), lines)
         print(f"written to {args.out}")
     return 0 if report.get("valid") else 1
 
@@ -67,38 +57,22 @@ def read_label(row: Mapping[str, Any], key: str, number: int) -> float:
         ) from None
 
 
-async def _judge(args: argparse.Namespace, conversations: Sequence[Any]) -> list[Any]:
-    from upshot.offline.score import parse_model
-    from upshot.rewards.build import build_metric
-    from upshot.rollout.play import score_conversation
-    from upshot.rollout.services import assemble
-
-    gate = asyncio.Semaphore(args.at_once)
+async def _judge(args: argparse.Namespace, conversations: Sequence[Conversation]) -> list[Score]:
     options = {"rubric": args.rubric} if args.rubric else {}
-
-    async with assemble(None, {"judge": parse_model(args.judge)}) as services:
+    async with assemble(None, {"judge": read_model(args.judge)}) as services:
         metric = build_metric(args.metric, options, "--metric", judge=services.models["judge"])
-
-        async def one(conversation: Any) -> Any:
-            async with gate:
-                return (await score_conversation({args.metric: metric}, conversation))[args.metric]
-
-        return list(await asyncio.gather(*(one(conversation) for conversation in conversations)))
+        return await run_all(conversations, lambda talk: score_by(metric, talk, args.metric), args.at_once)
 
 
-def agreement(scores: Sequence[Any], labels: Sequence[float], threshold: float = 0.5) -> dict[str, float]:
+def agreement(scores: Sequence[Score], labels: Sequence[float], threshold: float = 0.5) -> dict[str, float]:
     """How the judge's ratings agree with the labels, over the rows it could rate."""
-    from upshot.core.score import Score
-    from upshot.tasks.verifiers.base import binary_metrics, graded_metrics, valid_pairs
-
     truths = [Score(label) for label in labels]
     report = binary_metrics(scores, truths, threshold)
     report |= {k: v for k, v in graded_metrics(scores, truths).items() if k not in report}
-    pairs = valid_pairs(scores, truths)
+    pairs = [(rating >= threshold, label >= threshold) for rating, label in valid_pairs(scores, truths)]
     if pairs:
-        report["kappa"] = kappa([(p >= threshold, t >= threshold) for p, t in pairs])
-        low, high = wilson(report["accuracy"], len(pairs))
-        report |= {"accuracy_low": low, "accuracy_high": high}
+        share = wilson(sum(said == label for said, label in pairs), len(pairs))
+        report |= {"kappa": kappa(pairs), "accuracy_low": share.low, "accuracy_high": share.high}
     return report
 
 
@@ -111,13 +85,6 @@ def kappa(pairs: Sequence[tuple[bool, bool]]) -> float:
     return 1.0 if chance == 1 else (agree - chance) / (1 - chance)
 
 
-def wilson(share: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    """The 95 % interval of a share of n."""
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * (share * (1 - share) / n + z * z / (4 * n * n)) ** 0.5
-    return max(0.0, centre - half), min(1.0, centre + half)
-
-
 def table(metric: str, report: Mapping[str, float]) -> str:
     """The report as lines."""
     lines = [f"judge of '{metric}': {report['valid']:g} rows rated, {report['missing']:g} missing"]
@@ -126,14 +93,6 @@ def table(metric: str, report: Mapping[str, float]) -> str:
     lines.append(
         f"  agreement   {report['accuracy']:.3f}  (95 %: {report['accuracy_low']:.3f} to {report['accuracy_high']:.3f})"
     )
-    for key in ("kappa", "precision", "recall", "tnr", "f1", "correlation", "rmse", "mean_prediction", "mean_truth"):
-        if key in report:
-            lines.append(f"  {key:<16}{report[key]:.3f}")
+    lines += [f"  {key:<16}{report[key]:.3f}" for key in RATES if key in report]
     lines.append("  said yes/label yes {tp:g}, no/no {tn:g}, yes/no {fp:g}, no/yes {fn:g}".format(**report))
     return "\n".join(lines)
-
-
-def write_verdicts(out: Path, records: Sequence[Any], scores: Sequence[Any], labels: Sequence[float]) -> None:
-    """One line a row: its id, the label, and what the judge said."""
-    judged = zip(records, scores, labels, strict=True)
-    write_jsonl(out, ({"row": record.row.id, "label": label, **score.to_dict()} for record, score, label in judged))

@@ -7,11 +7,16 @@ and `samples/`. Judges are asked again. What an environment decided by itself is
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.conversation import Conversation, Message, Row, Sample, Turn, messages_from
 from upshot.core.errors import UserError
@@ -19,6 +24,8 @@ from upshot.core.score import Score
 from upshot.core.time_limit import call_seconds
 from upshot.models.rendering import Renderer
 from upshot.models.scripted import AbsentPolicy
+from upshot.offline.job import run_all
+from upshot.rewards.reward import Reward
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.base import Futures
 from upshot.rollout.futures.classmates.map_file import classmate_names
@@ -28,6 +35,9 @@ from upshot.rollout.services import build_context, build_services
 from upshot.run.folder import ROLLOUTS, RunFolder
 from upshot.tasks.base import tasks
 from upshot.training.setup import find_tokenizer
+
+AT_ONCE = 64
+"""Replies that are scored at once."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,33 @@ class ScoreChange:
         return abs(self.old.value - self.new.value) <= 1e-9 * max(1.0, abs(self.old.value))
 
 
+def run(args: argparse.Namespace) -> int:
+    """Replay and print; 0 when everything is as it was, 1 when something is not."""
+    folder = RunFolder.open(Path(args.folder))
+    recipe = load_recipe(str(folder.path / "recipe.yaml"), args.overrides).recipe
+    changes = asyncio.run(replay(folder, recipe, args.step))
+    listed = [one for one in changes if not (args.changed and one.same)]
+    for one in listed if args.json else ():
+        row = {"key": one.key, "what": one.what, "old": one.old.to_dict(), "new": one.new.to_dict(), "same": one.same}
+        print(json.dumps(row, default=str))
+    if not args.json:
+        _print_table(listed, changes)
+    return 0 if all(one.same for one in changes) else 1
+
+
+def _print_table(listed: Sequence[ScoreChange], changes: Sequence[ScoreChange]) -> None:
+    wide = max((len(one.key) for one in listed), default=0)
+    name = max((len(one.what) for one in listed), default=0)
+    if listed:
+        print(f"{'reply':<{wide}}  {'':<{name}}  {'old':>12}  {'new':>12}")
+    for one in listed:
+        old, new = (f"– {s.reason}" if s.value is None else f"{s.value:.4g}" for s in (one.old, one.new))
+        print(f"{one.key:<{wide}}  {one.what:<{name}}  {old:>12}  {new:>12}{'' if one.same else '  changed'}")
+    other = sum(not one.same for one in changes)
+    result = f"{other} are not as they were" if other else "all as they were"
+    print(f"{len({one.key for one in changes})} replies, {len(changes)} numbers: {result}")
+
+
 async def replay(folder: RunFolder, recipe: Recipe, step: int) -> list[ScoreChange]:
     """Every mean and total of a step's replies, old and new."""
     lines = lines_of(folder, step)
@@ -60,18 +97,21 @@ async def replay(folder: RunFolder, recipe: Recipe, step: int) -> list[ScoreChan
     renderer = Renderer(tokenizer, recipe.model.template_options)
     services = build_services(recipe, task, AbsentPolicy(), tokenizer, renderer)
     async with aclosing(services):
-        for model in dict.fromkeys(model for name, model in services.models.items() if name not in silent(recipe)):
+        for model in dict.fromkeys(
+            model for name, model in services.models.items() if name not in silent_models(recipe)
+        ):
             await model.start()
         context = build_context(recipe, services, Policy(AbsentPolicy()))
-        out: list[ScoreChange] = []
-        for line in lines:
+
+        async def one(line: Mapping[str, Any]) -> list[ScoreChange]:
             reply = read_reply(line, rows, known.get(line["key"], []))
             await score_again(context, reply)
-            out += compare(line, reply)
-        return out
+            return compare(line, reply)
+
+        return [change for changes in await run_all(lines, one, AT_ONCE) for change in changes]
 
 
-def silent(recipe: Recipe) -> set[str]:
+def silent_models(recipe: Recipe) -> set[str]:
     """Helper models that only ever continue conversations, so that a replay need not load or reach them."""
     user = recipe.futures.user
     speakers = {"user" if user is None else str(user.options.get("model", "user")), *classmate_names(recipe.futures)}
@@ -111,7 +151,8 @@ def compare(line: Mapping[str, Any], reply: Rollout) -> list[ScoreChange]:
 
 def read_reply(line: Mapping[str, Any], rows: Mapping[str, Row], sampled: Sequence[Sample]) -> Rollout:
     """The reply of a line of `rollouts.jsonl`, with its samples where they were kept."""
-    opening = messages_from(line["messages"][: line.get("opening", 0)])
+    spoken = [at for at, message in enumerate(line["messages"]) if message["role"] == "assistant"]
+    opening = messages_from(line["messages"][: line.get("opening", spoken[0] if spoken else None)])
     stored = Row(line["row"], opening, line.get("goal"), line.get("reference"), line.get("source", ""))
     row = rows.get(line["row"], stored)
     conversation = Conversation(row, line.get("seed", 0), line["key"], _turns(line["messages"], sampled))
@@ -122,7 +163,7 @@ def read_reply(line: Mapping[str, Any], rows: Mapping[str, Row], sampled: Sequen
     if "turns" in decided:
         conversation.session["turn_scores"] = {int(at): _score(given) for at, given in decided["turns"].items()}
     reply = Rollout(conversation, line.get("group", 0), reward=_reward(line["reward"]))
-    reply.turn_snapshots = _moments(conversation)
+    reply.turn_snapshots = _snapshots(conversation)
     reply.futures = [_future(future, conversation, rows) for future in line["futures"]]
     return reply
 
@@ -163,7 +204,7 @@ def _turns(messages: Sequence[Mapping[str, Any]], sampled: Sequence[Sample]) -> 
     return tuple(out)
 
 
-def _moments(conversation: Conversation) -> list[Conversation]:
+def _snapshots(conversation: Conversation) -> list[Conversation]:
     """The episode as it stood after each of the policy's turns."""
     ends = [at for at, turn in enumerate(conversation.turns, 1) if turn.sample is not None]
     return [Conversation(conversation.row, conversation.seed, "", conversation.turns[:end]) for end in ends]
@@ -173,7 +214,5 @@ def _score(data: Mapping[str, Any] | None) -> Score:
     return Score.from_dict(data) if data else Score.missing("not_scored")
 
 
-def _reward(data: Mapping[str, Any]) -> Any:
-    from upshot.rewards.reward import Reward
-
-    return Reward(_score(data["total"]))
+def _reward(data: Mapping[str, Any]) -> Reward:
+    return Reward(_score(data["total"]), means={name: _score(mean) for name, mean in data["means"].items()})

@@ -1,7 +1,6 @@
-"""Score a file of conversations: concurrent, resumable, with a summary that counts what is missing and why.
+"""`upshot score FILE`: rewards of conversations on disk, with a summary that counts what is missing and why.
 
-Results go to OUT, one line a reply. Beside it OUT.log says with which settings they were made, which rows are finished
-and what was spent: the same command goes on behind it and tries again what failed; other settings are refused.
+Results go to OUT, one line a reply; beside it OUT.log says with which settings they were made and what was spent.
 """
 
 from __future__ import annotations
@@ -10,45 +9,38 @@ import argparse
 import asyncio
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from upshot.api.scorer import METRICS, Scorer, first_of, open_rater
+from upshot.api.reward import open_scorer
+from upshot.api.settings import METRICS
 from upshot.config.registry import import_thing
-from upshot.core.errors import UserError
 from upshot.core.files import dump_json_line, read_jsonl
 from upshot.core.score import LASTING, Score, tell_missing
-from upshot.models.client.budget import Budget
-from upshot.offline.data.journal import Journal
+from upshot.offline.arguments import read_metrics, read_model, read_rows
+from upshot.offline.job import Job, Journal, open_log
 from upshot.rewards.build import ARROW
-from upshot.rollout.rollout import Rollout
-from upshot.tasks.datasets.files import read_table
 from upshot.tasks.datasets.records import RecordedReplies, read_replies
 
+FUTURES = ("rounds", "samples", "max_tokens", "temperature", "system")
+SETTINGS = (*FUTURES, "tokenizer", "max_reply_tokens", "overlong", "task")
 
-def score_file(args: argparse.Namespace) -> int:
-    """Do what `upshot score` was asked for."""
-    path = Path(args.file)
-    if not path.is_file():
-        raise UserError(f"no file '{args.file}' to score")
-    given = read_table(path)[: args.limit]
-    if not given:
-        raise UserError(f"'{args.file}' holds no rows to score")
+
+def run(args: argparse.Namespace) -> int:
+    """Score what is not scored yet; 0 when every reply has a reward, 1 when some are missing."""
+    given = read_rows(args.file, args.limit)
     records = read_replies(given, futures=args.rounds > 0)
     work = {name_of(record, row): record for record, row in zip(records, given, strict=True)}
-    out = Path(args.out or f"{path}.scores.jsonl")
-    log = out.with_name(f"{out.name}.log")
-    if out.is_file() and out.stat().st_size and not log.is_file():
-        raise UserError(f"'{out}' is there, but not '{log}' with the settings it was made with; choose another --out")
+    out = Path(args.out or f"{args.file}.scores.jsonl")
     settings = _settings(args)
-    with Journal(log, {**settings, "seed": args.seed, **_own_code(settings["metrics"])}) as journal:
-        done = {line["record"] for line in journal.lines if not line["failed"]} & work.keys()
-        with Journal(out, None, keep=lambda line: line["record"] in done) as results:
+    with open_log(out, {**settings, "seed": args.seed, **_own_code(settings["metrics"])}) as log:
+        done = find_finished(read_jsonl(out), work)
+        with Journal(out, keep=lambda line: line["record"] in done) as results:
             if done:
                 print(f"{len(done)} of {len(work)} rows are in {out} already")
-            todo = {name: record for name, record in work.items() if name not in done}
-            asyncio.run(_score(args, settings, todo, journal, results))
+            asyncio.run(_score(Job("rows", args, log, results), settings, work, done))
     lines = read_jsonl(out)
     print(summary(lines))
     print(f"written to {out}")
@@ -60,105 +52,51 @@ def name_of(record: RecordedReplies, row: Mapping[str, Any]) -> str:
     return f"{record.row.id} {hashlib.blake2b(dump_json_line(row), digest_size=12).hexdigest()}"
 
 
+def find_finished(lines: Sequence[Mapping[str, Any]], work: Mapping[str, RecordedReplies]) -> set[str]:
+    """The rows whose replies all have a line, none of which another attempt could better."""
+    settled = Counter(line["record"] for line in lines if not _may_pass(Score.from_dict(line["reward"]["total"])))
+    return {name for name, record in work.items() if settled[name] == len(record.conversations())}
+
+
+def _may_pass(total: Score) -> bool:
+    """Whether a reward is missing for a reason that another attempt may not meet."""
+    return total.is_missing and total.reason not in LASTING
+
+
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What the results depend on, as `open_rater` takes it."""
+    """What the results depend on, as `open_scorer` takes it."""
     return {
-        "metrics": parse_metrics(args.metric) or METRICS,
-        "rounds": args.rounds,
-        "samples": args.samples,
-        "tokenizer": args.tokenizer,
-        "max_reply_tokens": args.max_reply_tokens,
-        "overlong": args.overlong,
-        "task": args.task,
+        "metrics": read_metrics(args.metrics) or METRICS,
+        **{name: getattr(args, name) for name in SETTINGS},
         "user_options": {"persona": args.persona, "vagueness": args.vagueness},
-        **{role: parse_model(getattr(args, role)) for role in ("policy", "user", "judge")},
+        **{role: getattr(args, role) and read_model(getattr(args, role)) for role in ("policy", "user", "judge")},
     }
 
 
 def _own_code(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """The files of the user's own metrics, by their content: results of what they were before are not those of now."""
-    found = {}
+    digests = {}
     for name in metrics:
         path = name.split(ARROW)[-1].strip()
         if ":" in path:
             file = inspect.getsourcefile(import_thing(path, "metric", "--metric"))
             content = Path(file).read_bytes() if file else b""
-            found[name] = hashlib.blake2b(content, digest_size=8).hexdigest()
-    return {"code": found} if found else {}
+            digests[name] = hashlib.blake2b(content, digest_size=8).hexdigest()
+    return {"code": digests} if digests else {}
 
 
-async def _score(
-    args: argparse.Namespace,
-    settings: Mapping[str, Any],
-    work: Mapping[str, RecordedReplies],
-    log: Journal,
-    results: Journal,
-) -> None:
-    if not work:
+async def _score(job: Job, settings: Mapping[str, Any], work: Mapping[str, RecordedReplies], done: set[str]) -> None:
+    todo = [name for name in work if name not in done]
+    if not todo:
         return
-    budget = Budget(max_calls=args.max_calls, max_dollars=args.max_dollars)
-    if log.lines:
-        budget.restore(max((line["spent"] for line in log.lines), key=lambda spent: spent["calls"]))
+    async with open_scorer(**settings, sandbox=job.args.sandbox, budget=job.budget) as scorer:
 
-    def finished(name: str, replies: Sequence[Rollout]) -> None:
-        results.extend({**reply.to_dict(0), "record": name} for reply in replies)
-        log.append({"record": name, "failed": any(map(may_pass, replies)), "spent": budget.state()})
+        async def one(name: str) -> None:
+            replies = await scorer.score_all(work[name].conversations(job.args.seed))
+            failure = next((str(r.reward.total.reason) for r in replies if _may_pass(r.reward.total)), None)
+            job.write(*({**reply.to_dict(0), "record": name} for reply in replies), failure=failure)
 
-    try:
-        async with open_rater(**settings, sandbox=args.sandbox, budget=budget) as scorer:
-            await score_records(scorer, work, finished, args.at_once, args.seed)
-    finally:
-        if budget.calls:  # rows that were under way have cost something, too
-            log.append({"record": "", "failed": True, "spent": budget.state()})
-
-
-def may_pass(reply: Rollout) -> bool:
-    """Whether a reply has no reward for a reason that another attempt may not meet."""
-    total = reply.reward.total
-    return total.is_missing and total.reason not in LASTING
-
-
-async def score_records(
-    scorer: Scorer,
-    records: Mapping[str, RecordedReplies],
-    finished: Callable[[str, Sequence[Rollout]], None],
-    at_once: int = 64,
-    seed: int = 0,
-) -> None:
-    """Score all records, at most `at_once` under way; `finished` is told of each when all its replies are scored."""
-    gate = asyncio.Semaphore(at_once)
-
-    async def one(name: str, record: RecordedReplies) -> None:
-        async with gate:
-            finished(name, await scorer.rate_all(record.conversations(seed)))
-
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for name, record in records.items():
-                tasks.create_task(one(name, record))
-    except ExceptionGroup as group:
-        raise first_of(group) from group
-
-
-def parse_metrics(given: Sequence[str]) -> dict[str, Any]:
-    """Metrics and weights from NAME, NAME=WEIGHT or NAME={…}."""
-    import yaml
-
-    out: dict[str, Any] = {}
-    for text in given:
-        name, _, value = text.partition("=")
-        setting = yaml.safe_load(value) if value else 1.0
-        if not isinstance(setting, int | float | Mapping) or isinstance(setting, bool):
-            raise UserError(f"--metric '{text}' should read NAME=WEIGHT, such as token_amount=-0.0001")
-        out[name.strip()] = setting
-    return out
-
-
-def parse_model(text: str | None) -> Any:
-    """A model from the command line: a plain name, or {model: …, option: …}."""
-    import yaml
-
-    return yaml.safe_load(text) if text and text.lstrip().startswith("{") else text
+        await job.run(todo, one, len(done))
 
 
 def summary(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -171,6 +109,5 @@ def summary(lines: Sequence[Mapping[str, Any]]) -> str:
         values = [score["value"] for score in scores if "value" in score]
         mean = f"{sum(values) / len(values):10.4f}" if values else f"{'-':>10}"
         out.append(f"{name:<24}{mean}{len(values):>8}{len(scores) - len(values):>9}")
-    totals = [line["reward"]["total"] for line in lines]
-    out += [f"  missing {told}" for told in tell_missing(map(Score.from_dict, totals))]
+    out += [f"  missing {told}" for told in tell_missing(Score.from_dict(score) for score in rows[0][1])]
     return "\n".join(out)

@@ -1,32 +1,31 @@
-"""Score a file of responses: what `upshot verify` does. All rows at once, bounded, one row's failure its own."""
+"""`upshot verify FILE`: responses against their references; or verdicts over HTTP. One row's failure is its own."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import contextlib
 import json
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from upshot.config.model_spec import ModelSpec
+from upshot.config.recipe import Named
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.files import check_writable, write_jsonl
 from upshot.core.score import Reason, Score, tell_missing
-from upshot.rewards.workers.base import Manager, managers
-from upshot.sandbox.connection import connect as connect_sandbox
-from upshot.tasks.datasets.files import read_table
+from upshot.offline.arguments import read_model, read_rows
+from upshot.offline.job import run_all
+from upshot.rollout.services import Services, assemble
 from upshot.tasks.datasets.records import reference_of
 from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
 from upshot.tasks.verifiers.judged import with_rubric_read
 from upshot.tasks.verifiers.routes import route
 
-IN_FLIGHT = 256
-"""Rows under way at once; with a judge no more than it takes at once, so that waiting for it is no row's time."""
 SECONDS = 10.0
 """What one item may take where nothing else is said."""
 
@@ -47,33 +46,37 @@ class VerifySettings:
     judge: str | None = None
     sandbox: str = "local"
 
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> VerifySettings:
+        """As the options of a verb say, which need not have all of them."""
+        return cls(**{own.name: getattr(args, own.name) for own in fields(cls) if hasattr(args, own.name)})
 
-def verify_file(file: str | None, settings: VerifySettings, out: str | None = None, as_json: bool = False) -> int:
-    """Score every row of a file and print the summary; the exit code is 1 when no row got a score."""
-    if not file:
+
+def run(args: argparse.Namespace) -> int:
+    """Score every row of a file and print the summary; 1 when no row got a score. Or serve verdicts."""
+    settings = VerifySettings.of(args)
+    if args.serve:
+        return serve(settings, args.host, args.port, args.api_key_file)
+    if not args.file:
         raise UserError("upshot verify needs a FILE (or --serve)")
-    if not Path(file).is_file():
-        raise UserError(f"no file '{file}'")
-    rows = read_table(Path(file))
-    if not rows:
-        raise UserError(f"'{file}' holds no rows")
-    if out:
-        check_writable(Path(out))
-    claims = [claim_of(row, settings, number, file) for number, row in enumerate(rows, 1)]
-    unknown = _unknown(claims) if not settings.task else {}
+    rows = read_rows(args.file, args.limit)
+    if args.out:
+        check_writable(Path(args.out))
+    claims = [claim_of(row, settings, number, args.file) for number, row in enumerate(rows, 1)]
+    unknown = find_unknown(claims) if not settings.task else {}
     for source in dict.fromkeys(claim.source for claim in claims if claim.source not in unknown):
         check_verifier(source, options_of(settings), settings)
     start = time.perf_counter()
-    scores = asyncio.run(_verify_all(claims, settings, unknown))
+    scores = asyncio.run(_verify_all(claims, settings, unknown, args.at_once))
     summary = summarise(claims, scores) | {"seconds": round(time.perf_counter() - start, 3)}
-    if out:
-        _write(Path(out), rows, scores)
+    if args.out:
+        write_jsonl(Path(args.out), (_line_of(row, score) for row, score in zip(rows, scores, strict=True)))
     missing = "".join(f"\n  missing {line}" for line in tell_missing(scores))
-    print(json.dumps(summary) if as_json else printable(show(summary) + missing))
+    print(json.dumps(summary) if args.json else printable(show(summary) + missing))
     return 0 if summary["scored"] else 1
 
 
-def _unknown(claims: Sequence[Claim]) -> dict[str, Score]:
+def find_unknown(claims: Sequence[Claim]) -> dict[str, Score]:
     """What the rows of a source that no verifier is known for get; `UserError` where there are no others."""
     out: dict[str, Score] = {}
     for source in dict.fromkeys(claim.source for claim in claims):
@@ -86,24 +89,24 @@ def _unknown(claims: Sequence[Claim]) -> dict[str, Score]:
     return out
 
 
-def serve(settings: VerifySettings, host: str, port: int, api_key: str | None = None) -> int:
+def serve(settings: VerifySettings, host: str, port: int, key_file: str | None = None) -> int:
     """Answer `POST /verify` until stopped."""
     from aiohttp import web
 
-    from upshot.core.http_server import demand_key
+    from upshot.core.http_server import demand_key, find_key
     from upshot.rewards.workers.scorer import KEY_VARIABLE, scorer_app
 
-    demand_key(host, api_key, f"set {KEY_VARIABLE} or --api-key-file")
+    key = find_key(key_file, KEY_VARIABLE)
+    demand_key(host, key, f"set {KEY_VARIABLE} or --api-key-file")
+    if settings.manager == "inline":
+        settings = replace(settings, manager="pool")
 
     async def app() -> Any:
-        stack = contextlib.AsyncExitStack()
-        manager = await stack.enter_async_context(_open(settings))
-        application = scorer_app(manager, api_key)
-        application.on_cleanup.append(lambda _: stack.aclose())
+        services = await build_manager(settings).__aenter__()
+        application = scorer_app(services.manager, key)
+        application.on_cleanup.append(lambda _: services.aclose())
         return application
 
-    chosen = "pool" if settings.manager == "inline" else settings.manager
-    settings = VerifySettings(**{**vars(settings), "manager": chosen})
     web.run_app(app(), host=host, port=port, print=lambda text: print(text.splitlines()[0], flush=True))
     return 0
 
@@ -179,52 +182,37 @@ def options_of(settings: VerifySettings) -> dict[str, Any]:
     return with_rubric_read(out)
 
 
-@contextlib.asynccontextmanager
-async def _open(settings: VerifySettings) -> AsyncIterator[Manager]:
-    """The manager, with judge and sandbox; all closed at the end."""
-    async with contextlib.AsyncExitStack() as stack:
-        context: dict[str, Any] = {"sandbox": None, "judge": None}
-        if settings.judge:
-            from upshot.models.connect import connect
-
-            context["judge"] = await stack.enter_async_context(connect(_judge_spec(settings.judge, settings.seconds)))
-        context["sandbox"] = connect_sandbox(settings.sandbox)
-        stack.push_async_callback(context["sandbox"].aclose)
-        options: dict[str, Any] = {"seconds": settings.seconds or SECONDS}
-        if settings.manager == "remote":
-            if not settings.url:
-                raise UserError("--manager remote needs --url")
-            options["url"] = settings.url
-        else:
-            options["workers"] = settings.workers or len(os.sched_getaffinity(0))
-        manager = managers.create(settings.manager, options, **context)
-        stack.push_async_callback(manager.aclose)
-        yield manager
+def build_manager(settings: VerifySettings) -> Services:
+    """The manager, with judge and sandbox; not yet started."""
+    judge = {"judge": _judge_spec(settings.judge, settings.seconds)} if settings.judge else {}
+    options: dict[str, Any] = {"seconds": settings.seconds or SECONDS}
+    if settings.manager == "remote":
+        if not settings.url:
+            raise UserError("--manager remote needs --url")
+        options["url"] = settings.url
+    else:
+        options["workers"] = settings.workers or len(os.sched_getaffinity(0))
+    manager = Named.model_validate({"name": settings.manager, **options})
+    return assemble(None, judge, manager=manager, sandbox=settings.sandbox)
 
 
 def _judge_spec(judge: str, seconds: float | None) -> ModelSpec:
     """The judge's endpoint; to find it there takes no longer than an item may."""
-    spec = ModelSpec.parse(judge)
+    spec = ModelSpec.parse(read_model(judge))
     return spec if seconds is None else spec.model_copy(update={"timeout_s": min(spec.timeout_s, seconds)})
 
 
-async def _verify_all(claims: Sequence[Claim], settings: VerifySettings, unknown: Mapping[str, Score]) -> list[Score]:
-    scores: list[Score | None] = [unknown.get(claim.source) for claim in claims]
-    todo = iter([index for index, score in enumerate(scores) if score is None])
-    at_once = min(IN_FLIGHT, _judge_spec(settings.judge, None).concurrency) if settings.judge else IN_FLIGHT
-    async with _open(settings) as manager:
+async def _verify_all(
+    claims: Sequence[Claim], settings: VerifySettings, unknown: Mapping[str, Score], at_once: int
+) -> list[Score]:
+    if settings.judge:  # waiting for it is no row's time
+        at_once = min(at_once, _judge_spec(settings.judge, None).concurrency)
+    async with build_manager(settings) as services:
 
-        async def work() -> None:
-            for index in todo:
-                scores[index] = await manager.verify(claims[index])
+        async def one(claim: Claim) -> Score:
+            return unknown.get(claim.source) or await services.manager.verify(claim)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(at_once, len(claims))):
-                    group.create_task(work())
-        except* UserError as errors:
-            raise errors.exceptions[0] from None
-    return [score for score in scores if score is not None]
+        return await run_all(claims, one, at_once)
 
 
 def summarise(claims: Sequence[Claim], scores: Sequence[Score]) -> dict[str, Any]:
@@ -264,11 +252,6 @@ def printable(text: str) -> str:
 def _line(name: str, part: Mapping[str, Any]) -> str:
     accuracy = "no scores" if part["accuracy"] is None else f"accuracy {part['accuracy']:.4f}"
     return f"{name}: {accuracy} over {part['scored']} of {part['rows']} rows"
-
-
-def _write(path: Path, rows: Sequence[Mapping[str, Any]], scores: Sequence[Score]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_jsonl(path, (_line_of(row, score) for row, score in zip(rows, scores, strict=True)))
 
 
 def _line_of(row: Mapping[str, Any], score: Score) -> dict[str, Any]:

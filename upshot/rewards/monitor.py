@@ -4,7 +4,7 @@ How well it predicts says how readable the thoughts are. It asks as judges do: t
 that cannot be used is asked for again, then missing with its reason. A reply without a thought, or without a verdict to
 compare with, is not shown to it. All of these are counted and leave the numbers: none is a zero.
 
-Covers the asking and the counting. Where replies come from: `train/held_out.py`, `evaluate/monitor.py`.
+Covers the asking and the counting. Where replies come from: `training/loops/evaluate.py`, `offline/monitor.py`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Turn
@@ -29,8 +28,6 @@ from upshot.tasks.base import Task
 from upshot.tasks.participants.ask import object_schema
 from upshot.tasks.participants.templates import as_lines
 from upshot.tasks.verifiers.base import Claim, Verifier, binary_metrics, graded_metrics, verifiers
-
-K = TypeVar("K")
 
 METRIC = "verifier"
 """The metric of a recipe whose score a monitor predicts."""
@@ -125,19 +122,18 @@ def thoughts(turns: Iterable[Turn]) -> str:
     return "\n\n".join(text for text in noted if isinstance(text, str) and text.strip())
 
 
-def case_of(conversation: Conversation, reward: Reward, task: Task, manager: Manager, label: str = "") -> MonitorCase:
+def case_of(
+    conversation: Conversation, reward: Reward, task: Task | None, manager: Manager, label: str = ""
+) -> MonitorCase:
     """A scored conversation as a case: the row's opening, the thoughts of its episode, the verifier's score."""
-    start = len(conversation.row.messages)
-    verdict = verdict_of(reward.means, reward.total)
-    verifier = verifier_behind(claim_of(task, conversation), manager)
-    return MonitorCase(conversation.row.messages, thoughts(conversation.turns[start:]), verdict, verifier, label)
-
-
-def verdict_of(means: Mapping[str, Score], total: Score) -> Score:
-    """The verifier's score in a reward; missing where a rule decided the reward, or the episode failed."""
-    if METRIC in means:
-        return means[METRIC]
-    return total if total.is_missing else Score.missing(Reason.NOT_SCORED, "the verifier was not asked")
+    row = conversation.row
+    claim = claim_of(task, conversation) if task is not None else Claim(row.source or label, "", None)
+    verdict = reward.means.get(METRIC)
+    if verdict is None:  # a rule decided the reward, or the episode failed
+        total = reward.total
+        verdict = total if total.is_missing else Score.missing(Reason.NOT_SCORED, "the verifier was not asked")
+    thought = thoughts(conversation.turns[len(row.messages) :])
+    return MonitorCase(row.messages, thought, verdict, find_verifier(claim, manager), label)
 
 
 def claim_of(task: Task, conversation: Conversation) -> Claim | None:
@@ -150,7 +146,7 @@ def claim_of(task: Task, conversation: Conversation) -> Claim | None:
         return None
 
 
-def verifier_behind(claim: Claim | None, manager: Manager) -> Verifier:
+def find_verifier(claim: Claim | None, manager: Manager) -> Verifier:
     """The verifier of a claim; `AnyVerdict` where there is none that is known here."""
     known = claim is not None and (claim.source in verifiers or ":" in claim.source)
     return manager.verifier(claim) if claim is not None and known else AnyVerdict()
@@ -159,9 +155,17 @@ def verifier_behind(claim: Claim | None, manager: Manager) -> Verifier:
 def measure(looks: Sequence[MonitorPrediction]) -> dict[str, float]:
     """How well verdicts were predicted, over all looks and under 'TASK/' for each task."""
     out = agreement(looks)
-    for task, own in group_by(looks, lambda look: look.case.task).items():
+    for task, own in by_task(looks).items():
         if task:
             out |= {f"{task}/{name}": value for name, value in agreement(own).items()}
+    return out
+
+
+def by_task(looks: Iterable[MonitorPrediction]) -> dict[str, list[MonitorPrediction]]:
+    """Looks by their task, in the order in which the tasks first occur."""
+    out: dict[str, list[MonitorPrediction]] = {}
+    for look in looks:
+        out.setdefault(look.case.task, []).append(look)
     return out
 
 
@@ -180,7 +184,8 @@ def _metrics(looks: Sequence[MonitorPrediction]) -> dict[str, float]:
         return looks[0].case.verifier.metrics(*_pairs(looks))
     counts: Counter[str] = Counter(valid=0, missing=0)
     out: dict[str, float] = {}
-    for graded, own in group_by(looks, lambda look: look.case.verifier.graded).items():
+    for graded in dict.fromkeys(look.case.verifier.graded for look in looks):
+        own = [look for look in looks if look.case.verifier.graded == graded]
         found = (graded_metrics if graded else binary_metrics)(*_pairs(own))
         counts.update({name: int(found.pop(name)) for name in ("valid", "missing")})
         out |= found
@@ -189,13 +194,3 @@ def _metrics(looks: Sequence[MonitorPrediction]) -> dict[str, float]:
 
 def _pairs(looks: Sequence[MonitorPrediction]) -> tuple[list[Score], list[Score]]:
     return [look.prediction for look in looks], [look.case.verdict for look in looks]
-
-
-def group_by(
-    looks: Iterable[MonitorPrediction], key: Callable[[MonitorPrediction], K]
-) -> Mapping[K, list[MonitorPrediction]]:
-    """Looks by a key, in the order in which the keys first occur."""
-    out: dict[K, list[MonitorPrediction]] = {}
-    for look in looks:
-        out.setdefault(key(look), []).append(look)
-    return out

@@ -81,6 +81,19 @@ async def first_reply(conversation: Conversation, policy: Policy, role: str = "p
     return turn
 
 
+async def play_whole(conversation: Conversation, policy: Policy, user: Participant | None, max_messages: int) -> None:
+    """Let policy and user talk until the user leaves or `max_messages` are said; the last word is the policy's."""
+
+    def has_room(_: int) -> bool:
+        return sum(message.role != "system" for message in conversation.messages) + 2 <= max_messages
+
+    await first_reply(conversation, policy)
+    if user is None:
+        conversation.ended = "messages"
+    else:
+        await take_turns(conversation, user, policy, has_room, "messages")
+
+
 async def play_future(conversation: Conversation, user: Participant, policy: Policy, rounds: int) -> None:
     """Continue a fork for up to `rounds` rounds, each a turn of the user and one of the policy."""
     await take_turns(conversation, user, policy, lambda played: played < rounds, "window", role="future")

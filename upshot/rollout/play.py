@@ -24,6 +24,7 @@ from upshot.rewards.reward import Reward
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.episode import play_episode
 from upshot.rollout.rollout import Rollout
+from upshot.tasks.participants.base import Participant
 
 
 async def play_step(
@@ -86,12 +87,19 @@ class Opening:
 
 async def open_row(context: RolloutContext, row: Row, seed: int, group: int) -> Opening:
     """What is said before the policy speaks: the row's own messages, or the user's where it has only a goal."""
-    conversation = Conversation(row, derive_seed(seed, row.id, group, "opening"))
     if row.goal is None or has_opening(row):
-        return Opening(conversation.turns)
-    if context.user is None:
-        raise UserError(f"row '{row.id}' has a goal, no message, and there is no user to open; set futures.user")
-    failure = await catch_failure(limit_call(context.user, context.user.start, conversation), "user")
+        return Opening(Conversation(row).turns)
+    return await open_by(context.user, Conversation(row, derive_seed(seed, row.id, group, "opening")))
+
+
+async def open_by(user: Participant | None, conversation: Conversation) -> Opening:
+    """How the simulated user opens a conversation."""
+    row = conversation.row
+    if user is None:
+        raise UserError(
+            f"row '{row.id}' has a goal, no message, and there is no user to open; set futures.user (--user)"
+        )
+    failure = await catch_failure(limit_call(user, user.start, conversation), "user")
     if failure is None and (conversation.ended is not None or len(conversation.turns) == len(row.messages)):
         failure = Score.missing(Reason.NOTHING_SAID, "the user opened with nothing, or left at once")
     return Opening(conversation.turns, conversation.session, failure)

@@ -18,8 +18,8 @@ import pytest
 
 from upshot.cli.data import add_parser
 from upshot.core.errors import BudgetExceeded, UserError
-from upshot.offline.data.journal import Journal
 from upshot.offline.data.prepare import PrepareSettings, prepare
+from upshot.offline.job import Journal
 
 HERE = Path(__file__).parent
 
@@ -236,10 +236,10 @@ def test_abg_coqa_is_built_without_a_user(tmp_path: Path, actors: Any) -> None:
 
 
 def test_nothing_is_pushed_unless_asked(tmp_path: Path, actors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from upshot.offline.data import build_command
+    from upshot.offline.data import build as builder
 
     pushed: list[tuple[Path, str]] = []
-    monkeypatch.setattr(build_command, "push", lambda path, name: pushed.append((path, name)))
+    monkeypatch.setattr(builder, "push", lambda path, name: pushed.append((path, name)))
     words = command(tmp_path / "out", actors.goals(tmp_path, 1), "--max-messages", "2")
     build(words)
     assert not pushed

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upshot.cli import main
-from upshot.cli.data import run
+from upshot.cli.data import run_prepare
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
 from upshot.offline.data.prepare import PrepareSettings, PrepareSummary, prepare
@@ -324,9 +324,9 @@ def test_the_command_prints_its_summary_as_json_and_as_a_table(
     parser = argparse.ArgumentParser()
     add_parser(parser.add_subparsers())
     command = ["data", "prepare", "--dataset", MULTITURN, "--for", "rl", "--out", str(tmp_path)]
-    assert run(parser.parse_args([*command, "--json"])) == 0
+    assert run_prepare(parser.parse_args([*command, "--json"])) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["rows"] == {"train": 6, "validation": 2} and printed["dropped"] == {"same prompt and goal": 16}
     assert rows_of(tmp_path / "rl_train.parquet")[0]["data_source"] == "math-hard"
-    assert run(parser.parse_args(command)) == 0
+    assert run_prepare(parser.parse_args(command)) == 0
     assert "dropped: same prompt and goal" in capsys.readouterr().out

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from upshot.cli import make_parser
-from upshot.offline.data.build_command import _identity, _settings
-from upshot.offline.data.gather import gather, open_task, parse_metrics
+from upshot.offline.arguments import build_simulation, open_task, task_metrics
+from upshot.offline.data.build import settings_of
 from upshot.rewards.metrics.judged import JudgedMetric
 from upshot.tasks.users.llm import LLMUser
 
@@ -15,9 +15,9 @@ GOALS = "tests/offline/data/samples/prompts.jsonl"
 
 def test_short_templates_are_those_of_user_and_judge() -> None:
     task = open_task(GOALS, None)
-    metrics = parse_metrics("accuracy=1,interactivity=0.5", task)
+    metrics = task_metrics("accuracy=1,interactivity=0.5", task)
     for short, ending in ((False, ""), (True, "_short")):
-        services = gather(task, {"p": "scripted:echo"}, "scripted:ok", "scripted:ok", metrics, short=short)
+        services = build_simulation(task, {"p": "scripted:echo"}, "scripted:ok", "scripted:ok", metrics, short=short)
         assert isinstance(services.user, LLMUser) and services.user.template == f"user{ending}"
         rubrics = {name: m.judge.rubric for name, m in services.metrics.items() if isinstance(m, JudgedMetric)}
         assert rubrics == {name: f"{name}{ending}" for name in ("accuracy", "interactivity")}
@@ -28,7 +28,7 @@ def test_a_build_with_other_templates_is_another_build(tmp_path: Path) -> None:
     def identity(*words: str) -> dict[str, object]:
         given = ["data", "build", "--task", GOALS, "--out", str(tmp_path), "--policy", "scripted:echo", *words]
         args = make_parser(given[:1]).parse_args(given)
-        return _identity(args, _settings(args, open_task(GOALS, None)), {})
+        return settings_of(args, open_task(GOALS, None), {})
 
     assert "templates" not in identity(), "builds from before can be resumed"
     assert identity("--templates", "short")["templates"] == "short"

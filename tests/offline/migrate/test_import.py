@@ -11,7 +11,7 @@ import yaml
 from upshot.cli import main, make_parser
 from upshot.config.load import load_recipe
 from upshot.core.errors import UserError
-from upshot.offline.migrate.carry import carry
+from upshot.offline.migrate.recipe import carry
 from upshot.offline.migrate.theirs import read, read_config, read_script
 
 VERL = r"""

@@ -14,8 +14,7 @@ from upshot.config.layers import model_at
 from upshot.config.load import find_recipe
 from upshot.config.recipe import FuturesConfig, Named, Recipe
 from upshot.config.registry import _parameters
-from upshot.offline.migrate.carry import CONVERSIONS
-from upshot.offline.migrate.table import MappingLine, originals, page
+from upshot.offline.migrate.recipe import CONVERSIONS, MappingLine, originals, page
 from upshot.rewards.build import check_metric
 from upshot.rollout.dependencies import NAMES
 from upshot.rollout.futures.base import kinds

@@ -8,65 +8,111 @@ build goes on behind it, and tries again what failed.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import copy
+import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from upshot.api.scorer import first_of
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Row, Turn, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.time_limit import limit_call
-from upshot.offline.data.gather import POLICY
-from upshot.offline.data.journal import Journal
-from upshot.offline.data.outage import Outage
+from upshot.offline.arguments import POLICY, build_simulation, open_task, rows_of, task_metrics
 from upshot.offline.data.proactive import JsonProactive
+from upshot.offline.data.published import published_rows, push, summarise, write_published
+from upshot.offline.job import Job, Journal, run_all
+from upshot.rewards.build import metric_configs
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
-from upshot.rollout.play import describe_failure, score_reply
+from upshot.rollout.play import describe_failure, open_by, score_reply
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Future, Rollout
 from upshot.rollout.services import Services
-from upshot.tasks.collabllm import PLAIN, PROACTIVE
+from upshot.tasks.collabllm import PLAIN, PROACTIVE, CollabTask
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.tasks.users.llm import END_SIGNAL
 
+JOURNAL = "journal.log"
 FIRST = "first answer"
+WHO = ("task", "file", "split", "policy", "user", "judge", "tokenizer", "max_tokens", "temperature", "seed")
+HOW = ("candidates", "proactive_share", "proactive", "system_share", "samples", "rounds")
+Line = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class BuildSettings:
-    """How conversations are simulated."""
+def run(args: argparse.Namespace) -> int:
+    """Build, write what is finished even when a budget ran out, and print the summary; 1 when every goal failed."""
+    check_arguments(args)
+    task = open_task(args.task, args.file)
+    rows = rows_of(task, args.split)[: args.conversations]
+    metrics = task_metrics(args.metrics, task)
+    out = Path(args.out)
+    with Journal(out / JOURNAL, settings_of(args, task, metrics)) as journal:
+        lines = [line for line in journal.lines if "conv" in line]
+        job = Job("turns", args, journal)
+        try:
+            stats = asyncio.run(_build(job, task, rows, metrics, lines))
+        finally:
+            weights = {metric.name: metric.weight for metric in metric_configs(metrics)}
+            path = write_published(out, published_rows(rows, lines, weights), list(metrics))
+    if args.push:
+        push(path, args.push)
+    summary = summarise(rows, lines)
+    _print({**summary, "spent": job.budget.state(), "file": str(path)}, stats, args.json)
+    return 1 if summary["failed"] and not summary["finished"] else 0
 
-    candidates: int = 4
-    """Replies tried at every turn."""
-    proactive_share: float = 0.5
-    """Share of them that the policy gives with the proactive prompt."""
-    proactive: str = "system"
-    """Form of that prompt: a `system` message, or CollabLLM's request for `json`."""
-    system_share: float = 1.0
-    """Share of the other candidates that have the plain system prompt; the rest have none."""
-    samples: int = 3
-    """Futures of a candidate."""
-    rounds: int = 2
-    """Rounds a future lasts; 0 scores the reply itself."""
-    max_messages: int = 14
-    sampling: Sampling = field(default_factory=lambda: Sampling(max_tokens=1024))
-    concurrency: int = 32
-    """Conversations under way at once."""
-    seed: int = 0
 
-    def __post_init__(self) -> None:
-        if self.candidates < 1:
-            raise UserError(f"candidates is {self.candidates}; at least one reply must be tried")
-        for name, share in (("proactive-share", self.proactive_share), ("system-share", self.system_share)):
-            if not 0 <= share <= 1:
-                raise UserError(f"{name} is {share}; it is a share, from 0 to 1")
-        if self.max_messages < 2:
-            raise UserError(f"max-messages is {self.max_messages}; a question and a reply are two")
+def check_arguments(args: argparse.Namespace) -> None:
+    """Refuse numbers that are none, before any work."""
+    if args.candidates < 1:
+        raise UserError(f"candidates is {args.candidates}; at least one reply must be tried")
+    for name, share in (("proactive-share", args.proactive_share), ("system-share", args.system_share)):
+        if not 0 <= share <= 1:
+            raise UserError(f"{name} is {share}; it is a share, from 0 to 1")
+    if args.max_messages is not None and args.max_messages < 2:
+        raise UserError(f"max-messages is {args.max_messages}; a question and a reply are two")
+
+
+def settings_of(args: argparse.Namespace, task: CollabTask, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """What must stay the same when a build is resumed; limits, concurrency and the number of conversations need not."""
+    longest = args.max_messages or task.max_messages
+    templates = {"templates": args.templates} if args.templates != "full" else {}
+    given = {name: getattr(args, name) for name in (*WHO, *HOW)}
+    return {**given, "max_messages": longest, "metrics": dict(metrics), **templates}
+
+
+async def _build(
+    job: Job, task: CollabTask, rows: Sequence[Row], metrics: Mapping[str, Any], lines: list[Line]
+) -> dict[str, float]:
+    """Bring every row's conversation to its end, into the journal and `lines`; the counters of models and user."""
+    args = job.args
+    short = args.templates == "short"
+    policies = {"policy": args.policy}
+    async with build_simulation(
+        task, policies, args.user, args.judge, metrics, job.budget, args.tokenizer, short
+    ) as services:
+        builder = Builder(services, args, args.max_messages or task.max_messages)
+        started = {row.id: ConversationProgress(row, tuple(Turn(m) for m in row.messages)) for row in rows}
+        for line in lines:
+            if line["conv"] in started:
+                started[line["conv"]].add(line)
+
+        async def one(progress: ConversationProgress) -> None:
+            while progress.ended is None:
+                line = await builder.next_line(progress)
+                lines.append(line)
+                job.write(line, failure=line.get("failed"), whole=bool(line["ended"]))
+                if line.get("failed"):  # not finished: another run tries it again
+                    return
+                progress.add(line)
+
+        todo = [progress for progress in started.values() if progress.ended is None]
+        await job.run(todo, one, len(rows) - len(todo), "conversations")
+        return services.stats()
 
 
 @dataclass
@@ -78,9 +124,9 @@ class ConversationProgress:
     session: dict[str, Any] = field(default_factory=dict)
     ended: str | None = None
 
-    def add(self, line: dict[str, Any]) -> None:
+    def add(self, line: Line) -> None:
         """Go on as a line of the journal says."""
-        if line.get("failed"):  # not finished: another run tries it again
+        if line.get("failed"):
             return
         if line.get("best") is not None:
             self.turns = (*self.turns, Turn(Message("assistant", line["candidates"][line["best"]]["completion"])))
@@ -89,6 +135,13 @@ class ConversationProgress:
             self.turns = (*self.turns, Turn(Message("user", said["content"]), note=said.get("note") or {}))
         self.session = line.get("session") or {}
         self.ended = line["ended"]
+
+    def conversation(self, seed: int) -> Conversation:
+        """The conversation so far as the opening of the replies to come: its own turns cost them nothing."""
+        row = replace(self.row, messages=tuple(turn.message for turn in self.turns))
+        conversation = Conversation(row, derive_seed(seed, row.id, len(self.turns)), turns=self.turns)
+        conversation.session = copy.deepcopy(self.session)
+        return conversation
 
 
 class FirstAnswer(Participant):
@@ -101,116 +154,64 @@ class FirstAnswer(Participant):
         """The user's own answer."""
         observation = await limit_call(self.user, self.user.observe, conversation)
         if FIRST not in conversation.session:
-            session = copy.deepcopy({k: v for k, v in conversation.session.items() if k != "metrics"})
-            conversation.session[FIRST] = (observation, session)
+            conversation.session[FIRST] = (observation, copy.deepcopy(_without_metrics(conversation.session)))
         return observation
 
 
 class Builder:
-    """Builds all conversations, concurrently and bounded."""
+    """Gives a conversation its next line: the opening, or a turn with all its candidates."""
 
-    def __init__(self, services: Services, settings: BuildSettings, journal: Journal) -> None:
+    def __init__(self, services: Services, args: argparse.Namespace, max_messages: int) -> None:
         self.services = services
-        self.settings = settings
-        self.journal = journal
+        self.args = args
+        self.max_messages = max_messages
         (model,) = (model for name, model in services.models.items() if name.startswith(POLICY))
-        self.plain = Policy(model, sampling=settings.sampling, system=PLAIN)
-        self.bare = Policy(model, sampling=settings.sampling)
-        self.proactive = Policy(model, sampling=settings.sampling, system=PROACTIVE)
-        if settings.proactive == "json":
-            self.proactive = JsonProactive(model, sampling=settings.sampling)
+        sampling = Sampling(args.max_tokens, args.temperature)
+        plain = Policy(model, sampling=sampling, system=PLAIN)
+        proactive = Policy(model, sampling=sampling, system=PROACTIVE)
+        if args.proactive == "json":
+            proactive = JsonProactive(model, sampling=sampling)
+        self.policies = {"proactive": proactive, "plain": plain, "bare": Policy(model, sampling=sampling)}
         user = FirstAnswer(services.user) if services.user is not None else None
         self.signal = str(getattr(services.user, "end_signal", END_SIGNAL))
-        futures = Talk(services.metrics, services.weights, user, settings.samples, settings.rounds)
-        self.context = RolloutContext(self.plain, futures)
+        futures = Talk(services.metrics, services.weights, user, args.samples, args.rounds)
+        self.context = RolloutContext(plain, futures)
 
-    async def run(self, rows: Sequence[Row], told: Callable[[dict[str, Any]], None] | None = None) -> None:
-        """Bring every row's conversation to its end; `told` hears of each turn."""
-        progress = {row.id: ConversationProgress(row, tuple(Turn(m) for m in row.messages)) for row in rows}
-        for line in self.journal.lines:
-            if line["conv"] in progress:
-                progress[line["conv"]].add(line)
-        gate = asyncio.Semaphore(self.settings.concurrency)
-        outage = Outage("turns")
-
-        async def one(conversation: ConversationProgress) -> None:
-            async with gate:
-                while conversation.ended is None:
-                    line = await self._next(conversation)
-                    line["spent"] = self.services.budget.state()
-                    self.journal.append(line)
-                    if told is not None:
-                        told(line)
-                    outage.heard(line.get("failed"))
-                    if line.get("failed"):
-                        return
-                    conversation.add(line)
-
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for conversation in progress.values():
-                    tasks.create_task(one(conversation))
-        except ExceptionGroup as group:
-            raise first_of(group) from group
-
-    async def _next(self, progress: ConversationProgress) -> dict[str, Any]:
-        """The next line of a conversation: its opening, or a turn."""
-        if not any(turn.message.role == "user" for turn in progress.turns):
-            return await self._open(progress)
-        return await self._turn(progress)
-
-    async def _open(self, progress: ConversationProgress) -> dict[str, Any]:
-        row = progress.row
-        line: dict[str, Any] = {"conv": row.id, "turn": 0, "ended": None}
-        if self.services.user is None:
-            raise UserError(f"row '{row.id}' has no opening message and there is no --user to say one")
-        conversation = self._conversation(progress)
-        try:
-            await limit_call(self.services.user, self.services.user.start, conversation)
-        except UserError:
-            raise
-        except Exception as error:  # this conversation is over; the others go on
-            return {**line, **_failure(f"opening: {describe_failure(error)}")}
-        said = conversation.last("user")
-        if said is None:
-            return {**line, **_failure("opening: the user said nothing")}
-        line["next"] = {"content": said.content, "note": dict(conversation.turns[-1].note)}
-        line["session"] = {k: v for k, v in conversation.session.items() if k != "metrics"}
+    async def next_line(self, progress: ConversationProgress) -> Line:
+        """What happens next in a conversation, as a line of the journal."""
+        if any(turn.message.role == "user" for turn in progress.turns):
+            return await self._turn(progress)
+        opening = await open_by(self.services.user, progress.conversation(self.args.seed))
+        line: Line = {"conv": progress.row.id, "turn": 0, "ended": None}
+        if opening.failure is not None:  # this conversation is over; the others go on
+            return {**line, **_failure(f"opening: {opening.failure.reason}")}
+        said = opening.turns[-1]
+        line["next"] = {"content": said.message.content, "note": dict(said.note)}
+        line["session"] = _without_metrics(opening.session)
         return line
 
-    async def _turn(self, progress: ConversationProgress) -> dict[str, Any]:
+    async def _turn(self, progress: ConversationProgress) -> Line:
         """Try all candidates, keep the best, hear what the user says to it."""
-        replies = await self._candidates(progress)
-        candidates = [_tried(reply, kind, spoken, self.signal) for reply, kind, spoken in replies]
+        conversation = progress.conversation(self.args.seed)
+        kinds = list(enumerate(kinds_of(self.args)))
+        replies = await run_all(kinds, lambda kind: self._candidate(conversation, *kind), len(kinds))
+        candidates = [_candidate_line(*tried, self.signal) for tried in replies]
         scored = [i for i, c in enumerate(candidates) if c["score"] is not None]
         length = sum(turn.message.role != "system" for turn in progress.turns)
-        line: dict[str, Any] = {"conv": progress.row.id, "turn": length, "candidates": candidates, "ended": None}
+        line: Line = {"conv": progress.row.id, "turn": length, "candidates": candidates, "ended": None}
         if not scored:
             reasons = Counter(candidate["missing"] for candidate in candidates)
             return {**line, "best": None, **_failure(f"no candidate has a score ({reasons.most_common(1)[0][0]})")}
         line["best"] = max(scored, key=lambda i: candidates[i]["score"])
-        if length + 3 > self.settings.max_messages:
+        if length + 3 > self.max_messages:
             return {**line, "ended": "messages"}
         return {**line, **await self._answer(replies[line["best"]][0])}
 
-    async def _candidates(self, progress: ConversationProgress) -> list[tuple[Rollout, str, str | None]]:
-        """(reply, prompt it was given with, why it was not given) for every candidate."""
-        conversation = self._conversation(progress)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tried = [
-                    tasks.create_task(self._candidate(conversation, index, kind))
-                    for index, kind in enumerate(kinds_of(self.settings))
-                ]
-        except ExceptionGroup as group:
-            raise first_of(group) from group
-        return [task.result() for task in tried]
-
     async def _candidate(self, conversation: Conversation, index: int, kind: str) -> tuple[Rollout, str, str | None]:
-        policy = {"proactive": self.proactive, "plain": self.plain, "bare": self.bare}[kind]
+        """(reply, prompt it was given with, why it was not given)."""
         reply = Rollout(conversation.fork("candidate", index))
         try:
-            await policy.reply(reply.conversation)
+            await self.policies[kind].reply(reply.conversation)
         except UserError:
             raise
         except Exception as error:  # this candidate is missing, with the reason; its siblings are not
@@ -220,7 +221,7 @@ class Builder:
         await score_reply(self.context, reply)
         return reply, kind, None
 
-    async def _answer(self, best: Rollout) -> dict[str, Any]:
+    async def _answer(self, best: Rollout) -> Line:
         """What the user says to the best reply: the first turn of its longest future, or, without one, asked now."""
         played = [f for f in best.futures if f.missing is None and FIRST in f.conversation.session]
         if played:
@@ -236,45 +237,31 @@ class Builder:
                 raise
             except Exception as error:  # the conversation ends here, with the reason
                 return _failure(f"user: {describe_failure(error)}")
-            session = {k: v for k, v in fork.session.items() if k != "metrics"}
+            session = _without_metrics(fork.session)
         said = "\n\n".join(message.content for message in observation.messages)
         if observation.done or not said:
             return {"ended": observation.reason if observation.done else "user: said nothing"}
         return {"next": {"content": said, "note": dict(observation.note)}, "session": session}
 
-    def _conversation(self, progress: ConversationProgress) -> Conversation:
-        """The conversation so far as the opening of the replies to come: its own turns cost them nothing."""
-        messages = tuple(turn.message for turn in progress.turns)
-        row = replace(progress.row, messages=messages)
-        seed = derive_seed(self.settings.seed, row.id, len(progress.turns))
-        conversation = Conversation(row, seed, turns=progress.turns)
-        conversation.session = copy.deepcopy(progress.session)
-        return conversation
 
-
-def kinds_of(settings: BuildSettings) -> list[str]:
+def kinds_of(args: argparse.Namespace) -> list[str]:
     """With which prompt each candidate of a turn is given."""
-    proactive = round(settings.candidates * settings.proactive_share)
-    plain = round((settings.candidates - proactive) * settings.system_share)
-    return ["proactive"] * proactive + ["plain"] * plain + ["bare"] * (settings.candidates - proactive - plain)
+    proactive = round(args.candidates * args.proactive_share)
+    plain = round((args.candidates - proactive) * args.system_share)
+    return ["proactive"] * proactive + ["plain"] * plain + ["bare"] * (args.candidates - proactive - plain)
 
 
-def _failure(reason: str) -> dict[str, Any]:
+def _without_metrics(session: Mapping[str, Any]) -> dict[str, Any]:
+    """A session to go on with: what was counted in it stays with the turn in which it was counted."""
+    return {key: value for key, value in session.items() if key != "metrics"}
+
+
+def _failure(reason: str) -> Line:
     """The end of a conversation for now: another run tries its turn again."""
     return {"ended": reason, "failed": reason}
 
 
-def _session(future: Future, start: int, signal: str) -> list[dict[str, str]]:
-    """What was said after the reply; the user's leaving is written as the signal, as the published sets have it."""
-    said = [{"role": t.message.role, "content": t.message.content} for t in future.conversation.turns[start:]]
-    if future.conversation.ended != "user":
-        return said
-    if not said or said[-1]["role"] != "user":
-        return [*said, {"role": "user", "content": signal}]
-    return [*said[:-1], {"role": "user", "content": f"{said[-1]['content']} {signal}"}]
-
-
-def _tried(reply: Rollout, kind: str, failed: str | None, signal: str) -> dict[str, Any]:
+def _candidate_line(reply: Rollout, kind: str, failed: str | None, signal: str) -> Line:
     """A candidate for the journal."""
     total = reply.reward.total
     if failed is not None:
@@ -291,3 +278,28 @@ def _tried(reply: Rollout, kind: str, failed: str | None, signal: str) -> dict[s
             for name in reply.reward.terms
         },
     }
+
+
+def _session(future: Future, start: int, signal: str) -> list[dict[str, str]]:
+    """What was said after the reply; the user's leaving is written as the signal, as the published sets have it."""
+    said = [{"role": t.message.role, "content": t.message.content} for t in future.conversation.turns[start:]]
+    if future.conversation.ended != "user":
+        return said
+    if not said or said[-1]["role"] != "user":
+        return [*said, {"role": "user", "content": signal}]
+    return [*said[:-1], {"role": "user", "content": f"{said[-1]['content']} {signal}"}]
+
+
+def _print(summary: dict[str, Any], stats: dict[str, float], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({**summary, "stats": stats}, ensure_ascii=False))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "", title="data built", title_justify="left", show_header=False)
+    for key, value in summary.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{k} {v:g}" for k, v in value.items()) or "none"
+        table.add_row(key.replace("_", " "), f"{value:.3f}" if isinstance(value, float) else str(value))
+    Console(markup=False).print(table)

@@ -67,6 +67,24 @@ class PrepareSummary:
         """For `--json`."""
         return {**vars(self), "dropped": dict(self.dropped)}
 
+    def print(self) -> None:
+        """What was read, written and dropped, and why, as a table for people."""
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table("", title=f"data for {self.purpose}", title_justify="left")
+        table.add_column("rows", justify="right")
+        table.add_column("goals", justify="right")
+        table.add_row("records read", f"{self.read:,}", "")
+        for split, rows in self.rows.items():
+            table.add_row(f"written to {split}", f"{rows:,}", f"{self.goals[split]:,}")
+        for reason, count in self.dropped.most_common():
+            table.add_row(f"dropped: {reason}", f"{count:,}", "", style="yellow")
+        console = Console(markup=False)
+        console.print(table)
+        for file in self.files:
+            console.print(file, soft_wrap=True, highlight=False)
+
 
 def prepare(dataset: str, out: Path, settings: PrepareSettings) -> PrepareSummary:
     """Write `{purpose}_train.parquet` and `{purpose}_validation.parquet` under `out`, and say what was dropped."""

@@ -30,7 +30,7 @@ def published_rows(
     The original's converters compare scores; candidates without one stay in the journal, with the reason.
     """
     by_conversation: dict[str, list[Mapping[str, Any]]] = {}
-    for line in latest(lines):
+    for line in latest_lines(lines):
         by_conversation.setdefault(line["conv"], []).append(line)
     out = []
     for row in rows:
@@ -46,7 +46,7 @@ def published_rows(
     return out
 
 
-def latest(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def latest_lines(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The last word on every turn: one that failed and was tried again later counts once."""
     return list({(line["conv"], line["turn"]): line for line in lines}.values())
 
@@ -130,7 +130,7 @@ def _one_type(values: list[Any]) -> list[Any]:
 
 def summarise(rows: Sequence[Row], lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What a build has done so far, in numbers."""
-    lines = latest(lines)
+    lines = latest_lines(lines)
     ended = Counter(line["ended"] for line in lines if line["ended"])
     turns = [line for line in lines if "candidates" in line]
     candidates = [candidate for line in turns for candidate in line["candidates"]]

@@ -55,14 +55,14 @@ def best_conversations(
             continue
         _count(dropped, "not the best of its conversation", len(own) - 1)
         chosen.append(best)
-    return _unique(chosen, dropped, "duplicate conversation", with_reply=True)
+    return _drop_repeats(chosen, dropped, "duplicate conversation", with_reply=True)
 
 
 def distinct_prompts(candidates: Sequence[Candidate], dropped: Counter[str]) -> list[Candidate]:
     """RL: one row per history of a goal; which of its candidates stands for it does not matter."""
     with_goal = [c for c in candidates if c.goal]
     _count(dropped, "no hidden goal", len(candidates) - len(with_goal))
-    return _unique(with_goal, dropped, "same prompt and goal", with_reply=False)
+    return _drop_repeats(with_goal, dropped, "same prompt and goal", with_reply=False)
 
 
 def best_and_worst(
@@ -101,7 +101,9 @@ def too_low(candidate: Candidate, least: Mapping[str, float]) -> str | None:
     return None
 
 
-def _unique(candidates: Sequence[Candidate], dropped: Counter[str], why: str, with_reply: bool) -> list[Candidate]:
+def _drop_repeats(
+    candidates: Sequence[Candidate], dropped: Counter[str], why: str, with_reply: bool
+) -> list[Candidate]:
     seen: dict[tuple[bytes, str], Candidate] = {}
     for candidate in candidates:
         key = (candidate.place, candidate.completion.strip() if with_reply else "")

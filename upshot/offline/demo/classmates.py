@@ -8,20 +8,15 @@ answer right from the thought, and can a monitor tell from the thought whether t
 from __future__ import annotations
 
 import asyncio
-import json
-import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from upshot.config.layers import COMMAND_LINE
-from upshot.config.load import dump_recipe, load_recipe, validate_recipe
+from upshot.config.load import load_recipe, validate_recipe
 from upshot.config.recipe import Recipe
 from upshot.core.score import mean_score
-from upshot.offline.demo.quickstart import print_table
 from upshot.offline.demo.readable import Readability, classmate_alone, read_replies
-from upshot.offline.demo.stages import train_stage
+from upshot.offline.demo.stages import Demonstration, mean_cell
 from upshot.offline.demo.step_reader import plain_steps
 from upshot.rewards.monitor import measure
 from upshot.run.reporter import Reporter
@@ -34,57 +29,41 @@ PEER = "peer"
 """The name of the classmate among the recipe's models."""
 WARM, TWIN, TAUGHT = "warm start", "twin without classmates", "with a classmate"
 COLUMNS = ("model", "main accuracy", "classmate, from the thought", "monitor F1", "plain thoughts")
-MakeReporter = Callable[[], Reporter]
-Tell = Callable[[str], None]
 
 
-def demo(overrides: Sequence[str], make_reporter: MakeReporter, quiet: bool = False, as_json: bool = False) -> int:
+def demo(
+    overrides: Sequence[str], make_reporter: Callable[[], Reporter], quiet: bool = False, as_json: bool = False
+) -> int:
     """Train the classmate and, for every seed, the three models; print the table and the path of the report."""
-    started = time.monotonic()
     loaded = load_recipe("classmate-mini", overrides)
     recipe = loaded.recipe
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    root = Path(recipe.run_dir) if recipe.run_dir else Path("runs") / f"demo-classmates-{stamp}"
-    tell: Tell = (lambda text: None) if quiet or as_json else (lambda text: print(text, flush=True))
+    shown = Demonstration.begin("demo-classmates", recipe, make_reporter, quiet, as_json)
     if loaded.origin(f"models.{PEER}") != COMMAND_LINE:
-        recipe = with_peer(recipe, root, make_reporter, tell)
+        recipe = with_peer(recipe, shown)
     alone = asyncio.run(classmate_alone(recipe, PEER, ROWS))
-    found = {}
-    for seed in range(recipe.seed, recipe.seed + SEEDS):
-        own = recipe.model_copy(update={"seed": seed})
-        found[seed] = one_seed(own, root / f"seed-{seed}", make_reporter, tell)
-    table = make_table(found, alone)
-    table["note"] += f" {time.monotonic() - started:.0f} s in all."
-    (root / "table.json").write_text(json.dumps(table, indent=2))
-    (root / "recipe.yaml").write_text(dump_recipe(recipe))
-    from upshot.run.report.report import write_report
-
-    page = write_report(root)
-    if as_json:
-        print(json.dumps(table))
-        return 0
-    print_table(table, strong=TAUGHT)
-    print(f"\nreport  {page}")
-    return 0
+    seeds = range(recipe.seed, recipe.seed + SEEDS)
+    found = {seed: one_seed(recipe.model_copy(update={"seed": seed}), shown) for seed in seeds}
+    return shown.finish(recipe, make_table(found, alone), TAUGHT)
 
 
-def with_peer(recipe: Recipe, root: Path, make_reporter: MakeReporter, tell: Tell) -> Recipe:
+def with_peer(recipe: Recipe, shown: Demonstration) -> Recipe:
     """The recipe with a new classmate, taught on plain thoughts only."""
-    tell("\nthe classmate: a small model of its own, taught on plain thoughts only")
+    shown.tell("\nthe classmate: a small model of its own, taught on plain thoughts only")
     peer = load_recipe("classmate-mini-peer").recipe
-    path = train_stage(peer, peer.name, root / "peer", make_reporter(), {})
+    path = shown.train(peer, peer.name, "peer", {})
     data = recipe.model_dump()
     return validate_recipe({**data, "models": {**data["models"], PEER: str(path.resolve())}})
 
 
-def one_seed(recipe: Recipe, root: Path, make_reporter: MakeReporter, tell: Tell) -> dict[str, Readability]:
+def one_seed(recipe: Recipe, shown: Demonstration) -> dict[str, Readability]:
     """Warm start and twins of one seed, and how they do on held-out questions."""
-    tell(f"\nseed {recipe.seed}, {WARM}: demonstrations that mostly think in a code")
-    start = train_stage(recipe, WARM, root / "warm-start", make_reporter(), {"train.steps": 0})
-    tell(f"\nseed {recipe.seed}, {TWIN}: reinforcement by the answer alone")
-    twin = train_stage(recipe, TWIN, root / "twin", make_reporter(), {"futures": {"name": "none"}}, start)
-    tell(f"\nseed {recipe.seed}, {TAUGHT}: a thought also earns what the classmate answers from it")
-    taught = train_stage(recipe, TAUGHT, root / "classmates", make_reporter(), {}, start)
+    folder = f"seed-{recipe.seed}"
+    shown.tell(f"\nseed {recipe.seed}, {WARM}: demonstrations that mostly think in a code")
+    start = shown.train(recipe, WARM, f"{folder}/warm-start", {"train.steps": 0})
+    shown.tell(f"\nseed {recipe.seed}, {TWIN}: reinforcement by the answer alone")
+    twin = shown.train(recipe, TWIN, f"{folder}/twin", {"futures": {"name": "none"}}, start)
+    shown.tell(f"\nseed {recipe.seed}, {TAUGHT}: a thought also earns what the classmate answers from it")
+    taught = shown.train(recipe, TAUGHT, f"{folder}/classmates", {}, start)
     trained = {WARM: start, TWIN: twin, TAUGHT: taught}
     return {name: asyncio.run(read_replies(recipe, path, ROWS)) for name, path in trained.items()}
 
@@ -94,9 +73,9 @@ def make_table(found: Mapping[int, Mapping[str, Readability]], alone: Mapping[st
     numbers = {seed: {name: numbers_of(reading) for name, reading in own.items()} for seed, own in found.items()}
     rows: list[list[Any]] = []
     for name in (WARM, TWIN, TAUGHT):
-        rows.append([name, *(_cell([own[name][i] for own in numbers.values()]) for i in range(len(COLUMNS) - 1))])
+        rows.append([name, *(mean_cell([own[name][i] for own in numbers.values()]) for i in range(len(COLUMNS) - 1))])
     gains = [[_minus(own[TAUGHT][i], own[TWIN][i]) for own in numbers.values()] for i in range(len(COLUMNS) - 1)]
-    rows.append(["with minus without", *(_cell(gain) for gain in gains)])
+    rows.append(["with minus without", *(mean_cell(gain) for gain in gains)])
     silent = {
         name: sum(score.is_missing for own in found.values() for score in own[name].classmate)
         for name in (WARM, TWIN, TAUGHT)
@@ -118,10 +97,3 @@ def numbers_of(reading: Readability) -> list[float | None]:
 
 def _minus(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one - other
-
-
-def _cell(values: Sequence[float | None]) -> Any:
-    present = [value for value in values if value is not None]
-    if not present:
-        return "–"
-    return {"value": sum(present) / len(present), "low": min(present), "high": max(present)}

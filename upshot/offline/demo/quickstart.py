@@ -1,21 +1,29 @@
-"""The quickstart: one warm start, two kinds of reward, and the table that tells them apart."""
+"""`upshot demo`: one warm start, two kinds of reward, and the table that tells them apart."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import time
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from upshot.config.load import dump_recipe, load_recipe
+from upshot.config.load import load_recipe
 from upshot.config.recipe import Recipe
-from upshot.offline.demo.stages import train_stage
-from upshot.offline.evaluate.openings import OpeningOutcome, play_openings
-from upshot.offline.evaluate.statistics import Estimate, estimate
+from upshot.config.sampling import Sampling
+from upshot.core.conversation import Conversation, Row, derive_seed
+from upshot.core.score import Score
+from upshot.offline.demo.stages import Demonstration
+from upshot.offline.statistics import Estimate, estimate
+from upshot.rollout.episode import first_reply, play_future
+from upshot.rollout.play import catch_failure, score_conversation
+from upshot.rollout.policy import Policy
 from upshot.run.reporter import Reporter
+from upshot.tasks.base import tasks
+
+if TYPE_CHECKING:
+    from upshot.rewards.metric import Metric
+    from upshot.tasks.participants.base import Participant
 
 ROWS = 600
 """Held-out conversations per model."""
@@ -25,60 +33,52 @@ STAGES = ("warm start", "single-reply reward", "multiturn-aware reward")
 COLUMNS = ("model", "score, ambiguous", "score, unambiguous", "tokens", "asks, ambiguous", "asks, unambiguous")
 
 
+@dataclass(frozen=True)
+class OpeningOutcome:
+    """How one held-out conversation went."""
+
+    conversation: Conversation
+    score: Score
+    tokens: int = 0
+    asked: bool = False
+    """Whether the first reply was a question."""
+
+
 def quickstart(
     overrides: Sequence[str], make_reporter: Callable[[], Reporter], quiet: bool = False, as_json: bool = False
 ) -> int:
     """Train the three models, evaluate them on held-out goals, print the table and the path of the report."""
-    started = time.monotonic()
     recipe = load_recipe("quickstart", overrides).recipe
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    root = Path(recipe.run_dir) if recipe.run_dir else Path("runs") / f"demo-{stamp}"
-    tell: Callable[[str], None] = (lambda text: None) if quiet or as_json else (lambda text: print(text, flush=True))
-    checkpoints = _train_stages(recipe, root, make_reporter, tell)
-    tell(f"\nevaluation on {ROWS} held-out openings each")
-    outcomes = {name: _evaluate(recipe, path) for name, path in checkpoints.items()}
-    table = make_table(outcomes)
-    table["note"] += f" Seed {recipe.seed}; {time.monotonic() - started:.0f} s in all."
-    (root / "table.json").write_text(json.dumps(table, indent=2))
-    (root / "recipe.yaml").write_text(dump_recipe(recipe))
-    from upshot.run.report.report import write_report
-
-    page = write_report(root)
-    if as_json:
-        print(json.dumps(table))
-        return 0
-    print_table(table)
-    print(f"\nreport  {page}\nnext    upshot train quickstart futures.rounds=1    (then: upshot recipe list)")
-    return 0
+    demo = Demonstration.begin("demo", recipe, make_reporter, quiet, as_json)
+    checkpoints = _train_stages(recipe, demo)
+    demo.tell(f"\nevaluation on {ROWS} held-out openings each")
+    table = make_table({name: _evaluate(recipe, path) for name, path in checkpoints.items()})
+    table["note"] += f" Seed {recipe.seed};"
+    hint = "\nnext    upshot train quickstart futures.rounds=1    (then: upshot recipe list)"
+    return demo.finish(recipe, table, STAGES[2], hint)
 
 
-def _train_stages(
-    recipe: Recipe, root: Path, make_reporter: Callable[[], Reporter], tell: Callable[[str], None]
-) -> dict[str, Path]:
+def _train_stages(recipe: Recipe, demo: Demonstration) -> dict[str, Path]:
     warm: dict[str, Any] = {"warm_start": recipe.warm_start or {}, "train.steps": 0}
     stages: list[tuple[str, str, dict[str, Any]]] = [
         (STAGES[0], "demonstrations that mostly guess what was left unsaid", warm),
         (STAGES[1], "reinforcement, each reply scored as it stands (0 rounds)", {"futures.rounds": 0}),
         (STAGES[2], f"reinforcement, each reply scored by its futures ({recipe.futures.rounds} rounds)", {}),
     ]
-    found: dict[str, Path] = {}
+    checkpoints: dict[str, Path] = {}
     for number, (name, what, changes) in enumerate(stages, 1):
-        tell(f"\n{number}. {name}: {what}")
-        folder = root / name.replace(" ", "-")
-        found[name] = train_stage(recipe, name, folder, make_reporter(), changes, found.get(STAGES[0]))
-    return found
+        demo.tell(f"\n{number}. {name}: {what}")
+        start = checkpoints.get(STAGES[0])
+        checkpoints[name] = demo.train(recipe, name, name.replace(" ", "-"), changes, start)
+    return checkpoints
 
 
 def _evaluate(recipe: Recipe, checkpoint: Path) -> list[OpeningOutcome]:
-    """Whole conversations of one model on the test split."""
-    from upshot.config.sampling import Sampling
+    """Whole conversations of one model on the test split, all at once."""
     from upshot.engine.engine import Engine
     from upshot.models.engine_model import EngineModel
     from upshot.models.rendering import Renderer
     from upshot.rewards.metrics.verifier import VerifierMetric
-    from upshot.rollout.policy import Policy
-    from upshot.tasks.base import tasks
-    from upshot.tasks.slots import asked_slots
     from upshot.training.setup import load_policy
 
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
@@ -86,18 +86,33 @@ def _evaluate(recipe: Recipe, checkpoint: Path) -> list[OpeningOutcome]:
     renderer = Renderer(tokenizer)
     model = EngineModel(Engine(module, renderer.end_ids), tokenizer, "policy", renderer)
     policy = Policy(model, renderer, Sampling(recipe.episode.max_tokens, temperature=1.0))
-    user = task.user()
+    metric, user = VerifierMetric(task), task.user()
     assert user is not None
-    play = play_openings(
-        task.rows("test")[:ROWS],
-        policy,
-        user,
-        VerifierMetric(task),
-        ROUNDS,
-        recipe.seed,
-        lambda text: bool(asked_slots(text)),
-    )
-    return asyncio.run(play)
+
+    async def play_all() -> list[OpeningOutcome]:
+        rows = task.rows("test")[:ROWS]
+        return list(await asyncio.gather(*(_play(row, policy, user, metric, recipe.seed) for row in rows)))
+
+    return asyncio.run(play_all())
+
+
+async def _play(row: Row, policy: Policy, user: Participant, metric: Metric, seed: int) -> OpeningOutcome:
+    """Did it end well, what did it cost, did the first reply ask?"""
+    from upshot.tasks.slots import asked_slots
+
+    conversation = Conversation(row, derive_seed(seed, "eval", row.id))
+
+    async def play() -> None:
+        await first_reply(conversation, policy, role="eval")
+        await play_future(conversation, user, policy, ROUNDS)
+
+    failure = await catch_failure(play(), "conversation")
+    if failure is not None:
+        return OpeningOutcome(conversation, failure)
+    score = (await score_conversation({"score": metric}, conversation))["score"]
+    tokens = sum(len(sample.ids) for sample in conversation.samples())
+    first = conversation.turns[len(row.messages)].message.content
+    return OpeningOutcome(conversation, score, tokens, bool(asked_slots(first)))
 
 
 def make_table(outcomes: dict[str, list[OpeningOutcome]]) -> dict[str, Any]:
@@ -126,16 +141,3 @@ def _columns(outcomes: Sequence[OpeningOutcome]) -> list[Estimate | None]:
 
 def _cell(found: Estimate | None) -> Any:
     return "–" if found is None else {"value": found.mean, "low": found.low, "high": found.high}
-
-
-def print_table(table: dict[str, Any], strong: str = STAGES[2]) -> None:
-    """The table on the console, with one row in bold."""
-    from rich.console import Console
-    from rich.table import Table
-
-    headings = [column.replace(", ", "\n") for column in table["columns"]]
-    shown = Table(*headings, title=table["title"], caption=table["note"], padding=(0, 1), collapse_padding=True)
-    for name, *cells in table["rows"]:
-        texts = [c if isinstance(c, str) else f"{c['value']:.2f}\n[dim]{c['low']:.2f}–{c['high']:.2f}" for c in cells]
-        shown.add_row(f"[bold]{name}" if name == strong else name, *texts)
-    Console().print(shown)

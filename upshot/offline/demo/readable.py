@@ -59,10 +59,10 @@ async def read_replies(recipe: Recipe, checkpoint: Path, count: int) -> Readabil
         replies = [reply for group in groups for reply in group]
         cases = [case_of(reply.conversation, reply.reward, task, services.manager) for reply in replies]
         looks = await Monitor(services.models[recipe.eval.monitor]).look_at_all(cases)
-    return Readability([case.verdict for case in cases], [_taken(reply) for reply in replies], looks)
+    return Readability([case.verdict for case in cases], [_classmate_score(reply) for reply in replies], looks)
 
 
-def _taken(reply: Rollout) -> Score:
+def _classmate_score(reply: Rollout) -> Score:
     return mean_score([future.scores[CLASSMATE] for future in reply.futures if future.cut], str(Reason.NO_THOUGHT))
 
 

@@ -1,34 +1,96 @@
-"""One stage of a demonstration: a recipe with a few changes, trained in a folder of its own."""
+"""What the demonstrations share: a stage of training in a folder of its own, and the table at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from upshot.config.load import validate_recipe
+from upshot.config.load import dump_recipe, validate_recipe
 from upshot.config.recipe import Recipe
 from upshot.run.reporter import Reporter
 
 
-def train_stage(
-    recipe: Recipe, name: str, folder: Path, reporter: Reporter, changes: Mapping[str, Any], start: Path | None = None
-) -> Path:
-    """Train the recipe with `changes` (by section or section.field) and return its last checkpoint.
+@dataclass(frozen=True)
+class Demonstration:
+    """Where a demonstration writes, and how it speaks."""
 
-    With `start` it goes on from that checkpoint, without a warm start of its own.
-    """
-    from upshot.run.run import train
+    root: Path
+    make_reporter: Callable[[], Reporter]
+    quiet: bool
+    as_json: bool
+    started: float = field(default_factory=time.monotonic)
 
-    data = recipe.model_dump() | {"run_dir": str(folder), "name": name}
-    if start is not None:
-        data["warm_start"], data["model"]["path"] = None, str(start)
-    for key, value in changes.items():
-        section, _, field = key.partition(".")
-        if field:
-            data[section][field] = value
-        else:
-            data[section] = value
-    latest = train(validate_recipe(data), None, reporter).latest()
-    assert latest is not None
-    return latest.path
+    @classmethod
+    def begin(
+        cls, name: str, recipe: Recipe, make_reporter: Callable[[], Reporter], quiet: bool, as_json: bool
+    ) -> Demonstration:
+        """In the recipe's run folder, else in one of its own."""
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        return cls(Path(recipe.run_dir or f"runs/{name}-{stamp}"), make_reporter, quiet, as_json)
+
+    def tell(self, text: str) -> None:
+        """A line for whoever watches."""
+        if not self.quiet and not self.as_json:
+            print(text, flush=True)
+
+    def train(
+        self, recipe: Recipe, name: str, folder: str, changes: Mapping[str, Any], start: Path | None = None
+    ) -> Path:
+        """Train the recipe with `changes` (by section or section.field) and return its last checkpoint.
+
+        With `start` it goes on from that checkpoint, without a warm start of its own.
+        """
+        from upshot.run.run import train
+
+        data = recipe.model_dump() | {"run_dir": str(self.root / folder), "name": name}
+        if start is not None:
+            data["warm_start"], data["model"]["path"] = None, str(start)
+        for key, value in changes.items():
+            section, _, own = key.partition(".")
+            if own:
+                data[section][own] = value
+            else:
+                data[section] = value
+        latest = train(validate_recipe(data), None, self.make_reporter()).latest()
+        assert latest is not None
+        return latest.path
+
+    def finish(self, recipe: Recipe, table: dict[str, Any], strong: str, last: str = "") -> int:
+        """Write the table and the report, and show them, with one row in bold."""
+        from upshot.run.report.report import write_report
+
+        table["note"] += f" {time.monotonic() - self.started:.0f} s in all."
+        (self.root / "table.json").write_text(json.dumps(table, indent=2))
+        (self.root / "recipe.yaml").write_text(dump_recipe(recipe))
+        page = write_report(self.root)
+        if self.as_json:
+            print(json.dumps(table))
+            return 0
+        _print_table(table, strong)
+        print(f"\nreport  {page}{last}")
+        return 0
+
+
+def _print_table(table: dict[str, Any], strong: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    headings = [column.replace(", ", "\n") for column in table["columns"]]
+    shown = Table(*headings, title=table["title"], caption=table["note"], padding=(0, 1), collapse_padding=True)
+    for name, *cells in table["rows"]:
+        texts = [c if isinstance(c, str) else f"{c['value']:.2f}\n[dim]{c['low']:.2f}–{c['high']:.2f}" for c in cells]
+        shown.add_row(f"[bold]{name}" if name == strong else name, *texts)
+    Console().print(shown)
+
+
+def mean_cell(values: Sequence[float | None]) -> Any:
+    """A cell of the mean and the range over runs; a dash where there is nothing."""
+    present = [value for value in values if value is not None]
+    if not present:
+        return "–"
+    return {"value": sum(present) / len(present), "low": min(present), "high": max(present)}

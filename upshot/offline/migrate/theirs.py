@@ -19,12 +19,13 @@ import yaml
 
 from upshot.config.layers import flatten
 from upshot.core.errors import UserError
+from upshot.core.files import read_text
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
+_SUM = re.compile(r"\$\(\((.*?)\)\)(?=[\s\"'/]|$)")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _LAUNCH = re.compile(r"(?:verl\.trainer|verl/trainer|scripts[./](?:train|engine))[\w./]*|[\w./-]*\.py")
-PROCESSES = "--nproc_per_node"
-"""Of the launcher's own flags the one that a batch is counted by."""
+_OVERRIDE = re.compile(r"[\w.+]+=")
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 _OPERATORS |= {ast.Div: operator.floordiv, ast.FloorDiv: operator.floordiv}
 
@@ -55,17 +56,13 @@ def read_all(paths: Sequence[str]) -> OriginalSettings:
 
 def read(path: str) -> OriginalSettings:
     """The settings of a file of theirs."""
-    file = Path(path)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read '{path}': {error.strerror}") from error
-    if file.suffix == ".sh":
-        found = read_script(text)
-        if not found.settings:
+    text, kind = read_text(Path(path)), Path(path).suffix
+    if kind == ".sh":
+        script = read_script(text)
+        if not script.settings:
             raise UserError(f"'{path}' launches nothing that is known: no verl.trainer, no scripts.train")
-        return found
-    if file.suffix in (".yaml", ".yml", ".json"):
+        return script
+    if kind in (".yaml", ".yml", ".json"):
         return read_config(text, path)
     raise UserError(f"'{path}' is no .sh, .yaml or .json file")
 
@@ -79,16 +76,20 @@ def read_config(text: str, path: str = "config") -> OriginalSettings:
     if not isinstance(loaded, dict):
         raise UserError(f"'{path}' is no mapping of settings")
     flat = dict(flatten({k: v for k, v in loaded.items() if k not in ("hydra", "defaults")}))
-    if any("." in key for key in flat):
-        return OriginalSettings(settings=flat)
-    return OriginalSettings(settings={f"--{key}": value for key, value in flat.items()})
+    nested = any("." in key for key in flat)
+    return OriginalSettings(settings={key if nested else f"--{key}": value for key, value in flat.items()})
 
 
 def read_script(text: str) -> OriginalSettings:
     """The first launch of a training in a shell script."""
     variables: dict[str, str] = {}
-    for line in _lines(text):
-        words = [_fill(word, variables) for word in _words(_summed(line, variables))]
+    told = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    for line in told.replace("\\\n", " ").splitlines():
+        line = _SUM.sub(lambda match: _sum(match[0], match[1], variables), line)
+        try:
+            words = [_fill(word, variables) for word in shlex.split(line, comments=True)]
+        except ValueError:  # a quote that goes on over several lines: nothing that is launched
+            continue
         named = _ASSIGNMENT.fullmatch(words[-1]) if words and words[:-1] in ([], ["export"]) else None
         if named is not None:
             variables[named[1]] = named[2]
@@ -96,23 +97,10 @@ def read_script(text: str) -> OriginalSettings:
         start = next((i for i, word in enumerate(words) if _LAUNCH.fullmatch(word)), None)
         if start is not None and any("python" in word or "torchrun" in word for word in words[:start]):
             settings = dict(_settings(words[start + 1 :]))
-            if settings:
-                settings |= {key: v for key, v in _settings(words[:start]) if key == PROCESSES}
+            if settings:  # of the launcher's own flags the one that a batch is counted by
+                settings |= {key: value for key, value in _settings(words[:start]) if key == "--nproc_per_node"}
                 return OriginalSettings(words[start], settings)
     return OriginalSettings()
-
-
-def _lines(text: str) -> Iterator[str]:
-    """Logical lines: those that a backslash continues are one; lines of comment are none."""
-    kept = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    yield from re.sub(r"\\\n", " ", "\n".join(kept)).splitlines()
-
-
-def _words(line: str) -> list[str]:
-    try:
-        return shlex.split(line, comments=True)
-    except ValueError:  # a quote that goes on over several lines: nothing that is launched
-        return []
 
 
 def _fill(text: str, variables: Mapping[str, str]) -> str:
@@ -120,27 +108,12 @@ def _fill(text: str, variables: Mapping[str, str]) -> str:
     return _VARIABLE.sub(lambda match: variables.get(match[1] or match[2], match[0]), text)
 
 
-def _summed(line: str, variables: Mapping[str, str]) -> str:
-    """A line with its `$(( … ))` worked out, where they are sums of whole numbers."""
-    start = line.find("$((")
-    while start >= 0:
-        end = _closing(line, start + 1)
-        names = _fill(line[start + 3 : end - 2], variables)
-        inner = re.sub(r"[A-Za-z_]\w*", lambda match: variables.get(match[0], match[0]), names)
-        with contextlib.suppress(SyntaxError, ValueError, ZeroDivisionError):
-            line = line[:start] + str(_value(ast.parse(inner.strip(), mode="eval").body)) + line[end:]
-        start = line.find("$((", start + 1)
-    return line
-
-
-def _closing(text: str, start: int) -> int:
-    """Where the bracket that opens at `start` is closed, its end included; the text's end if it never is."""
-    depth = 0
-    for position in range(start, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[position], 0)
-        if depth == 0:
-            return position + 1
-    return len(text)
+def _sum(whole: str, inner: str, variables: Mapping[str, str]) -> str:
+    """What is between `$((` and `))` worked out, where it is a sum of whole numbers."""
+    numbers = re.sub(r"[A-Za-z_]\w*", lambda match: variables.get(match[0], match[0]), _fill(inner, variables))
+    with contextlib.suppress(SyntaxError, ValueError, ZeroDivisionError):
+        return str(_value(ast.parse(numbers.strip(), mode="eval").body))
+    return whole
 
 
 def _value(node: ast.expr) -> int:
@@ -153,27 +126,18 @@ def _value(node: ast.expr) -> int:
 
 def _settings(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Flags with their values, and Hydra's overrides."""
-    position = 0
-    while position < len(words):
-        word = words[position]
-        position += 1
-        if word.startswith("--"):
-            name, equals, value = word.partition("=")
-            given = [value] if equals else []
-            while not equals and position < len(words) and not words[position].startswith("--"):
-                if re.match(r"[\w.+]+=", words[position]):  # an override, not a value
-                    break
-                given.append(words[position])
-                position += 1
-            yield name, _read_flag(given)
-        elif "=" in word:
-            key, _, value = word.partition("=")
-            yield key.lstrip("+~"), _read(value)
-
-
-def _read_flag(given: Sequence[str]) -> Any:
-    values = [_read(value) for value in given]
-    return True if not values else values[0] if len(values) == 1 else values
+    left = list(words)
+    while left:
+        name, equals, value = left.pop(0).partition("=")
+        if not name.startswith("--"):
+            if equals:
+                yield name.lstrip("+~"), _read(value)
+            continue
+        given = [value] if equals else []
+        while not equals and left and not left[0].startswith("--") and not _OVERRIDE.match(left[0]):
+            given.append(left.pop(0))
+        values = [_read(text) for text in given]
+        yield name, True if not values else values[0] if len(values) == 1 else values
 
 
 def _read(text: str) -> Any:

@@ -1,0 +1,71 @@
+"""The settings of `upshot.reward(...)`, each said once: its type, its default, its least value, what it is.
+
+The keyword arguments of `reward`, their checks (`api/reward.py`) and the options of `upshot score`, `eval` and `data
+build` (`cli/options.py`) are made of these lines. `upshot score --help` reads them, so nothing heavy is imported here:
+the classes are names for the type checker alone, and `reward` checks them when it is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypedDict
+
+if TYPE_CHECKING:
+    from upshot.config.model_spec import ModelSpec
+    from upshot.models.base import Model
+    from upshot.models.client.budget import Budget
+    from upshot.rewards.build import Metrics
+    from upshot.rollout.context import ReplyRule
+    from upshot.tasks.base import Task
+    from upshot.tasks.participants.base import Participant
+
+    ModelLike = str | Mapping[str, Any] | ModelSpec | Model
+    """An address (`http://…/v1#name`), `provider/model`, a folder, `scripted:…`, a mapping with options, a `Model`."""
+else:
+    Budget = Metrics = ModelLike = Participant = ReplyRule = Task = Any
+
+METRICS: Mapping[str, float] = {"accuracy": 1.0, "interactivity": 1.0}
+OVERLONG_RULES = ("score", "missing", "penalty")
+
+
+class Setting(NamedTuple):
+    """What is known of a setting beside its name and type."""
+
+    default: Any
+    help: str
+    least: float | None = None
+    """The smallest number that is taken; None: it is no number."""
+    choices: tuple[str, ...] = ()
+
+
+class RewardOptions(TypedDict, total=False):
+    """What `reward` takes by name: facts of the row, who continues the conversation, and what that is worth."""
+
+    goal: Annotated[Any, Setting(None, "what the user wants")]
+    reference: Annotated[Any, Setting(None, "the right answer or document")]
+    meta: Annotated[dict[str, Any] | None, Setting(None, "further fields of the row (tests, task_desc, persona …)")]
+    seed: Annotated[int, Setting(0, "of the futures")]
+    policy: Annotated[ModelLike | None, Setting(None, "the model that replied; it speaks in the futures")]
+    user: Annotated[ModelLike | Participant | None, Setting(None, "the model that plays the user in the futures")]
+    judge: Annotated[ModelLike | None, Setting(None, "the model that judges and extracts")]
+    metrics: Annotated[Metrics, Setting(METRICS, "metrics of the reward, with their weights or settings")]
+    samples: Annotated[int, Setting(3, "futures of a reply", least=1)]
+    rounds: Annotated[int, Setting(2, "rounds that a future may last; 0 scores the reply as it stands", least=0)]
+    max_tokens: Annotated[int, Setting(1024, "most tokens of a turn of the policy", least=1)]
+    temperature: Annotated[float, Setting(1.0, "of the policy", least=0)]
+    system: Annotated[str, Setting("", "a system prompt of the policy in the futures")]
+    overlong: Annotated[
+        str | ReplyRule, Setting("score", "over-long replies are scored, missing, or get -1", choices=OVERLONG_RULES)
+    ]
+    max_reply_tokens: Annotated[int, Setting(0, "longer replies are over-long; 0: none is", least=0)]
+    user_options: Annotated[
+        Mapping[str, Any], Setting({}, "persona, vagueness, task_description … of the simulated user")
+    ]
+    tokenizer: Annotated[Any, Setting(None, "whose tokens are counted: a folder, a Hub name, or the object")]
+    task: Annotated[str | Task | None, Setting(None, "the task whose verifier scores (metric 'verifier')")]
+    sandbox: Annotated[Any, Setting("local", "where programs run: local, the URL of a server, or a `CodeRunner`")]
+    budget: Annotated[Budget | None, Setting(None, "what the models may cost")]
+
+
+FACTS = ("goal", "reference", "meta", "seed")
+"""What is said of the row; the rest are settings of the scorer."""

@@ -1,0 +1,239 @@
+"""`upshot eval --task … --models base=…,proactive=…,trained=…`: the paper's table from whole conversations.
+
+Every model meets the same users on held-out goals, who open with the same words. A finished conversation is a line of
+`rollouts.jsonl`, an opening a line of `openings.log`. What fails is a conversation without scores, with the reason; it
+is never a zero, and the same command plays it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from upshot.config.sampling import Sampling
+from upshot.core.conversation import Conversation, Message, Row, Turn, derive_seed
+from upshot.core.errors import UserError, did_you_mean
+from upshot.offline.arguments import (
+    POLICY,
+    build_simulation,
+    open_task,
+    read_mapping,
+    read_model,
+    rows_of,
+    task_metrics,
+)
+from upshot.offline.job import Job, Journal
+from upshot.offline.table import Line, make_cells, make_columns, markdown, print_table, table_to_dict
+from upshot.rewards.reward import combine
+from upshot.rollout.episode import play_whole
+from upshot.rollout.play import Opening, catch_failure, open_by, score_conversation
+from upshot.rollout.policy import Policy
+from upshot.rollout.rollout import reward_to_dict, turn_to_dict
+from upshot.rollout.services import Services, Spec
+from upshot.tasks.base import groups_of
+from upshot.tasks.collabllm import CollabTask, system_prompt
+from upshot.tasks.datasets.splits import fingerprint, goal_key
+
+WHO = ("task", "file", "split", "user", "judge", "tokenizer")
+HOW = ("max_messages", "max_tokens", "temperature", "seed")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Play what is not played yet, print the table and save it; 1 when a row has no score of the task metric at all."""
+    evaluation = Evaluation(args)
+    task, models, metrics = evaluation.task, list(evaluation.models), list(evaluation.metrics)
+    out = Path(args.out or f"eval-{task.name}")
+    with (
+        Journal(out / "openings.log", evaluation.settings()) as openings,
+        Journal(out / "rollouts.jsonl", keep=lambda line: line["missing"] is None) as rollouts,
+    ):
+        evaluation.take_up(openings.lines, rollouts.lines)
+        stats = asyncio.run(evaluation.play(Job("conversations", args, openings, rollouts)))
+    columns = make_columns(metrics, evaluation.lines, task.table_group)
+    cells = make_cells(evaluation.lines, models, columns)
+    title = f"{task.name}: {len(evaluation.rows)} held-out goals"
+    content = {**table_to_dict(title, columns, cells), "settings": evaluation.settings()}
+    content |= {"models": evaluation.models, "stats": stats}
+    (out / "table.json").write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
+    (out / "table.md").write_text(markdown(columns, cells), encoding="utf-8")
+    if args.json:
+        print(json.dumps(content, ensure_ascii=False))
+    else:
+        print_table(title, columns, cells, f"saved in {out}; read the transcripts with: upshot view {out}")
+    return 0 if all(own[0].estimate is not None for own in cells.values()) else 1
+
+
+class Evaluation:
+    """Plays and scores every goal with every model."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Check the arguments, before any model is started."""
+        if not args.task or not args.models:
+            raise UserError("eval needs --task and --models, such as --models base=SPEC,proactive=SPEC,trained=SPEC")
+        self.args = args
+        self.models = {name: read_model(spec) for name, spec in parse_models(args.models).items()}
+        """Spec by row of the table."""
+        self.systems = parse_systems(args.system, list(self.models))
+        """System prompt by row of the table: plain, proactive, none or a file."""
+        self.task = open_task(args.task, args.file)
+        self.rows = whole_goals(self.task, _held_out_rows(self.task, args.split))[: args.goals]
+        self.metrics = task_metrics(args.metrics, self.task)
+        self.lines: list[Line] = []
+        """The conversations of the table so far."""
+        self._openings: dict[str, asyncio.Task[Opening]] = {}
+        self._opened: dict[str, Line] = {}
+
+    def settings(self) -> dict[str, Any]:
+        """What must stay the same when an evaluation is resumed; models and goals may be added."""
+        return {**{name: getattr(self.args, name) for name in (*WHO, *HOW)}, "metrics": dict(self.metrics)}
+
+    def speaker(self, name: str) -> str:
+        """Who a row of the table is: model and system prompt."""
+        return f"{self.models[name]} · {self.systems[name]} {fingerprint(system_prompt(self.systems[name]))}"
+
+    def take_up(self, openings: Sequence[Line], rollouts: Sequence[Line]) -> None:
+        """Go on behind what an earlier run has played; its rows must be the same models."""
+        self._opened = {line["row"]: line for line in openings if "row" in line}
+        goals = {row.id for row in self.rows}
+        self.lines = [line for line in rollouts if line["row"] in goals and line["model"] in self.models]
+        for line in self.lines:
+            if line["speaker"] != self.speaker(line["model"]):
+                raise UserError(
+                    f"'{line['model']}' was another model or prompt in the earlier run ({line['speaker']}); "
+                    f"give the row another name, or use another --out"
+                )
+
+    async def play(self, job: Job) -> dict[str, float]:
+        """Bring all conversations that are not played yet to their end; the counters of models and user."""
+        args, done = self.args, {line["key"] for line in self.lines}
+        sampling = Sampling(args.max_tokens, args.temperature)
+        services = build_simulation(
+            self.task, self.models, args.user, args.judge, self.metrics, job.budget, args.tokenizer
+        )
+        async with services:
+            policies = {
+                name: Policy(services.models[f"{POLICY}{name}"], sampling=sampling, system=system_prompt(system))
+                for name, system in self.systems.items()
+            }
+
+            async def one(piece: tuple[Row, str]) -> None:
+                row, name = piece
+                line = await self._conversation(row, name, policies[name], services, job)
+                self.lines.append(line)
+                job.write(line, failure=line["missing"])
+
+            todo = [(row, name) for row in self.rows for name in self.models if key_of(row, name) not in done]
+            await job.run(todo, one, len(done))
+            return services.stats()
+
+    async def _opening(self, row: Row, services: Services, job: Job) -> Opening:
+        """What the user opens with: the same for every model, and asked for once."""
+        if row.id not in self._openings:
+            self._openings[row.id] = asyncio.create_task(self._open(row, services, job))
+        return await self._openings[row.id]
+
+    async def _open(self, row: Row, services: Services, job: Job) -> Opening:
+        line = self._opened.get(row.id)
+        if line is not None:
+            turns = tuple(Turn(Message(t["role"], t["content"]), note=t["note"]) for t in line["turns"])
+            return Opening(turns, line["session"])
+        conversation = Conversation(row, derive_seed(self.args.seed, row.id))
+        opening = Opening(conversation.turns)
+        if not any(message.role == "user" for message in row.messages):
+            opening = await open_by(services.user, conversation)
+        if opening.failure is None:  # one that failed is asked for again by another run
+            said = [{**turn.message.to_dict(), "note": dict(turn.note)} for turn in opening.turns]
+            job.log.append({"row": row.id, "missing": None, "turns": said, "session": opening.session})
+        return opening
+
+    async def _conversation(self, row: Row, name: str, policy: Policy, services: Services, job: Job) -> dict[str, Any]:
+        """One whole conversation and its scores, as a line of `rollouts.jsonl`."""
+        opening = await self._opening(row, services, job)
+        conversation = Conversation(row, derive_seed(self.args.seed, row.id), key_of(row, name), opening.turns)
+        conversation.session = copy.deepcopy(dict(opening.session))
+        failure = opening.failure
+        if failure is None:
+            longest = self.args.max_messages or self.task.max_messages
+            failure = await catch_failure(play_whole(conversation, policy, services.user, longest), "conversation")
+        if failure is None:
+            scores = await score_conversation(services.metrics, conversation)
+        else:
+            scores = dict.fromkeys(services.metrics, failure)
+        return {
+            "step": 0,
+            "row": row.id,
+            "key": conversation.key,
+            "model": name,
+            "speaker": self.speaker(name),
+            "messages": [{"note": {}, **turn_to_dict(turn, trained=False)} for turn in conversation.turns],
+            "ended": conversation.ended,
+            "missing": None if failure is None else str(failure.reason),
+            "futures": [],
+            "reward": reward_to_dict(combine([scores], services.weights)),
+            "scores": {metric: score.to_dict() for metric, score in scores.items()},
+            "metrics": dict(conversation.session.get("metrics", {})),
+            "groups": {"model": name, **groups_of(self.task, row)},
+        }
+
+
+def key_of(row: Row, model: str) -> str:
+    """The name of a model's conversation about a goal."""
+    return f"{row.id}@{model}"
+
+
+def whole_goals(task: CollabTask, rows: Sequence[Row]) -> list[Row]:
+    """Each goal once, before anything is said by anybody but the user; system prompts are the models' own."""
+    goals: dict[str, Row] = {}
+    for row in rows:
+        goals.setdefault(goal_key(row), row)
+    return [
+        replace(
+            row,
+            id=f"{task.name}/{fingerprint(key)}",
+            messages=() if task.user_opens else tuple(m for m in row.messages if m.role != "system"),
+        )
+        for key, row in goals.items()
+    ]
+
+
+def _held_out_rows(task: CollabTask, split: str | None) -> list[Row]:
+    if split is None:
+        split = next((name for name in ("test", "validation") if task.all_rows().get(name)), "test")
+    return rows_of(task, split)
+
+
+def parse_models(text: str) -> dict[str, Spec]:
+    """name → spec from `base=SPEC,proactive=SPEC`, or from a YAML mapping of names to specs."""
+    if text.lstrip().startswith("{"):
+        return {str(name): spec for name, spec in read_mapping(text, "models").items()}
+    models: dict[str, Spec] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, spec = item.partition("=")
+        if not equals or not name.strip() or not spec.strip():
+            raise UserError(f"--models: '{item}' should read name=spec, such as base=http://127.0.0.1:8000/v1#my-model")
+        if name.strip() in models:
+            raise UserError(f"--models names '{name.strip()}' twice; every row of the table needs its own name")
+        models[name.strip()] = spec.strip()
+    if not models:
+        raise UserError("--models names no model; give base=SPEC,proactive=SPEC,trained=SPEC")
+    return models
+
+
+def parse_systems(given: Sequence[str], models: Sequence[str]) -> Mapping[str, str]:
+    """Which system prompt each row has: as told, else proactive for 'proactive' and plain for the others."""
+    systems = {name: "proactive" if name == "proactive" else "plain" for name in models}
+    for item in given:
+        name, equals, prompt = item.partition("=")
+        if not equals or name not in systems:
+            raise UserError(
+                f"--system '{item}' should read NAME=PROMPT, NAME a row of --models; {did_you_mean(name, models)}"
+            )
+        system_prompt(prompt)
+        systems[name] = prompt
+    return systems

@@ -1,1 +1,0 @@
-"""The table of models: base, proactive, trained."""

@@ -1,0 +1,218 @@
+"""One job for the batch verbs: bounded work, written down piece by piece, within a budget, and gone on with later.
+
+`run_all` bounds what is under way. A `Journal` is a file of finished work that survives kill -9. A `Job` puts them
+together: the same command goes on behind what is on the disk and tries again what failed; what earlier runs have spent
+counts; a run in which too much fails stops. What a piece of work is, and how its result is told, is each verb's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import json
+import os
+import sys
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from upshot.core.errors import UserError, user_error_in
+from upshot.core.files import dump_json_line, filter_jsonl, fsync_all, read_jsonl, repair_jsonl
+from upshot.core.time_limit import call_seconds
+from upshot.models.client.budget import Budget
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+RECENT = 20
+"""How many of the latest pieces of work are looked at for an outage."""
+TOO_MANY = 0.5
+"""The share of failures among them from which a run stops."""
+
+
+async def run_all(pieces: Sequence[T], work: Callable[[T], Awaitable[R]], at_once: int) -> list[R]:
+    """What comes of each piece, in their order, at most `at_once` under way; a failure ends the whole.
+
+    Workers take the next piece when they are free: a file of a million rows is no million tasks.
+    """
+    todo = iter(enumerate(pieces))
+    results: dict[int, R] = {}
+
+    async def take() -> None:
+        for index, piece in todo:
+            results[index] = await work(piece)
+
+    try:
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(min(at_once, len(pieces))):
+                workers.create_task(take())
+    except BaseExceptionGroup as group:
+        known = user_error_in(group)  # the one line that the user must read, out of a group of failures
+        raise (known or group) from group
+    return [results[index] for index in range(len(pieces))]
+
+
+class Journal:
+    """An append-only file of JSON lines: what it holds is finished, and stays so.
+
+    A line is on the disk (fsync) before `append` returns. A half-written last line, left by a crash, is cut off when
+    the journal is opened again.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        settings: Mapping[str, Any] | None = None,
+        keep: Callable[[Mapping[str, Any]], bool] | None = None,
+    ) -> None:
+        """Open or begin a journal, without the lines that `keep` refuses.
+
+        With settings its first line says with which ones the work was done: a journal begun with others is a
+        `UserError`, and so is one that another process holds. Without, whoever holds the job's log may write.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if keep is not None:
+            filter_jsonl(path, keep)
+        self.path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            if settings is not None:
+                self._lock()
+            repair_jsonl(path)
+            self.lines = read_jsonl(path) if settings is None else self._begin(settings)
+            """What was in the journal when it was opened, without the settings."""
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, *lines: Mapping[str, Any]) -> None:
+        """Add lines; when this returns they are on the disk."""
+        data = b"".join(map(dump_json_line, lines))
+        while data:
+            data = data[os.write(self._file, data) :]
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _lock(self) -> None:
+        """One process at a time, so that two resumed runs cannot interleave."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"another process is writing {self.path}; wait for it, or use another --out") from error
+
+    def _begin(self, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The lines behind the settings, which must be these."""
+        lines = read_jsonl(self.path)
+        wanted = json.loads(dump_json_line({"settings": dict(settings)}))
+        if not lines or (len(lines) == 1 and lines[0] != wanted):  # nothing was done with the other settings
+            os.ftruncate(self._file, 0)
+            self.append(wanted)
+            fsync_all(self.path.parent)
+            return []
+        if lines[0] != wanted:
+            old, new = lines[0].get("settings", {}), wanted["settings"]
+            keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+            changed = ", ".join(f"{key}: {old.get(key)!r}, now {new.get(key)!r}" for key in keys[:3])
+            raise UserError(
+                f"{self.path} was begun with other settings ({changed}); give the same ones to resume, or another --out"
+            )
+        return lines[1:]
+
+
+class Job:
+    """Pieces of work that are written to a journal as soon as they are done, within a budget that counts on."""
+
+    def __init__(self, what: str, args: argparse.Namespace, log: Journal, results: Journal | None = None) -> None:
+        """A job as the options say: at_once, max_calls, max_dollars, call_seconds, quiet.
+
+        what: the pieces' name, in the plural. log: has the settings. results: where finished pieces go, the log itself
+        when it is None.
+        """
+        self.what, self.args, self.log, self.results = what, args, log, results or log
+        self.budget = Budget(max_calls=args.max_calls, max_dollars=args.max_dollars)
+        spent = [line["spent"] for line in (*log.lines, *self.results.lines) if "spent" in line]
+        if spent:
+            self.budget.restore(max(spent, key=lambda state: state["calls"]))
+        self._written = self.budget.state()
+        self._empty = not log.lines and self.results is not log
+        self._latest: deque[str | None] = deque(maxlen=RECENT)
+        self._advance: Callable[[], None] = lambda: None
+
+    async def run(
+        self, pieces: Sequence[T], work: Callable[[T], Awaitable[None]], done: int = 0, shown: str = ""
+    ) -> None:
+        """Do the work of all pieces, each of which calls `write`; `done` of them were finished by earlier runs.
+
+        shown: what the bar counts, where a piece writes several times.
+        """
+        call_seconds.set(self.args.call_seconds)
+        quiet = self.args.quiet or getattr(self.args, "json", False)
+        try:
+            with progress(shown or self.what, done + len(pieces), done, quiet) as self._advance:
+                await run_all(pieces, work, self.args.at_once)
+        finally:
+            if self.budget.state() != self._written:  # what was under way has cost something, too
+                self.log.append({"spent": self.budget.state()})
+
+    def write(self, *lines: dict[str, Any], failure: str | None = None, whole: bool = True) -> None:
+        """Put what was found on the disk, with what is spent by now; `UserError` when too many pieces failed lately.
+
+        failure: why it is no result; None: it is one. whole: whether the piece is over.
+        """
+        if self._empty:  # from the first result on the log holds more than its settings, which stand from then on
+            self.log.append({"spent": self._written})
+            self._empty = False
+        self._written = self.budget.state()
+        lines[-1]["spent"] = self._written
+        self.results.append(*lines)
+        if whole:
+            self._advance()
+        self._latest.append(failure)
+        self._stop_in_an_outage()
+
+    def _stop_in_an_outage(self) -> None:
+        """An endpoint that is down should not use up all goals."""
+        reasons = Counter(reason for reason in self._latest if reason is not None)
+        failed = reasons.total()
+        if len(self._latest) == RECENT and failed > RECENT * TOO_MANY:
+            raise UserError(
+                f"{failed} of the last {RECENT} {self.what} failed, mostly: {reasons.most_common(1)[0][0]}; what is "
+                f"finished is saved: mend it and give the same command again, the failed ones are tried again"
+            )
+
+
+def open_log(out: Path, settings: Mapping[str, Any]) -> Journal:
+    """The log beside a file of results; a file that no log vouches for is somebody's own and is not touched."""
+    log = out.with_name(f"{out.name}.log")
+    if out.is_file() and out.stat().st_size and not log.is_file():
+        raise UserError(f"'{out}' is there, but not '{log}' with the settings it was made with; choose another --out")
+    return Journal(log, settings)
+
+
+@contextmanager
+def progress(what: str, total: int, done: int, quiet: bool) -> Iterator[Callable[[], None]]:
+    """A bar on stderr, silent when nobody watches; call what it yields for every further finished piece."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = [TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        job = bar.add_task("", total=total, completed=done)
+        yield lambda: bar.advance(job)

@@ -1,1 +1,0 @@
-"""How well a reader of thoughts predicts verdicts."""
