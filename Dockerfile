@@ -8,7 +8,7 @@ WORKDIR /opt/upshot
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY upshot upshot
 COPY recipes recipes
-RUN pip install --no-cache-dir -c constraints.txt '.[lora,openai,kernels,schema]'
+RUN pip install --no-cache-dir -c constraints.txt '.[lora,kernels,schema]'
 
 # An environment of its own: vLLM pins other versions. In a serve file: program: /opt/vllm/bin/vllm
 ARG VLLM=

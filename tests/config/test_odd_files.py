@@ -65,7 +65,7 @@ def test_score_refuses_a_file_without_rows(tmp_path: Path, capsys: pytest.Captur
     file = tmp_path / "talks.jsonl"
     file.write_text("\n")
     assert main(["score", str(file), "--metric", "token_amount"]) == 2
-    assert "holds no rows to score" in capsys.readouterr().err
+    assert "holds no rows" in capsys.readouterr().err
 
 
 PREPARED = [

@@ -313,7 +313,7 @@ def test_after_an_alarm_in_a_thread_a_debugger_still_steps() -> None:
     """In a process of its own: where it fails, the traced call never returns."""
     program = """
 import sys, threading, time
-from upshot.core.alarm import TimeUp, alarm
+from upshot.core.time_limit import TimeUp, alarm
 
 def late():
     try:

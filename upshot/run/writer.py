@@ -57,13 +57,17 @@ class Writer:
 
     def begin(self, phase: str, steps: int, done: int) -> None:
         """A phase of so many steps begins, or goes on after `done`."""
-        self._seconds.clear()
-        self._now = {"phase": phase, "step": done, "steps": steps}
+        self.set_phase(phase, steps, done)
         self.alarms = Alarms()
         for line in self.folder.lines(phase):
             self.alarms.watch(line)
         self.write_status("running")
         self.reporter.phase(phase, steps, done)
+
+    def set_phase(self, phase: str, steps: int, done: int) -> None:
+        """Lines from here on are of this phase; `begin` says so, and whoever makes up for lines before it begins."""
+        self._seconds.clear()
+        self._now = {"phase": phase, "step": done, "steps": steps}
 
     def write_replies(self, step: int, groups: Sequence[Sequence[Rollout]]) -> Logs:
         """Write the replies of a step; what its line says of them by task and group."""

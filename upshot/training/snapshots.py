@@ -133,7 +133,7 @@ class PolicyModel(EngineModel):
         self.ahead = [self._copy(name, 0) for name in names]
         self.copies |= dict(zip(names, self.ahead, strict=True))
 
-    def frozen(self, when: str) -> Model:
+    def copy_at(self, when: str) -> Model:
         """A copy that is trained no further: 'start', or renewed every so many steps."""
         if when not in self.copies:
             if when != "start" and not (when.isdigit() and int(when)):

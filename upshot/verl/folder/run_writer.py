@@ -46,6 +46,7 @@ class VerlRunWriter:
     def begin(self, steps: int, done: int) -> None:
         """The run begins, or goes on after `done` steps: what was written after them is dropped, as they come again."""
         if self.folder.path.joinpath(rollout_exchange.FOLDER).is_dir() or self.follower.path.is_file():
+            self.writer.set_phase(self.phase, steps, done)
             self._catch_up(done)
         self.folder.rewind(phases_of(self.recipe), self.phase, done or -1)
         self._last = time.perf_counter()
