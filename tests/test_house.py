@@ -85,6 +85,17 @@ def test_a_circle_would_be_found() -> None:
     assert circles({"top": {"a"}, "a": {"b"}, "b": {"a", "end"}, "end": set()}) == [["a", "b"]]
 
 
+def test_every_import_of_the_package_names_a_module_that_is_there() -> None:
+    """The type checker is told to pass over modules that it does not find, and would pass over these, too."""
+    named = {
+        (module, node.module)
+        for module, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "upshot"
+    }
+    assert sorted((module, other) for module, other in named if other not in MODULES) == []
+
+
 def test_every_room_has_a_floor() -> None:
     rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     assert rooms == {room for rooms in FLOORS for room in rooms}
