@@ -140,7 +140,7 @@ def test_rows_are_told_what_local_mode_learns(queue: Queue, more: list[str]) -> 
     metrics: dict[str, float] = {}
     trainer._compute_advantage(batch, metrics)
     lesson = lesson_of(recipe, loads(dumps(groups)))
-    assert metrics["upshot/training/sequences"] == len(lesson) == len(batch.keys) - 1
+    assert metrics["upshot/train/sequences"] == len(lesson) == len(batch.keys) - 1
     found = {(r.conversation.key, len(datum.ids)): datum for r, datum in lesson}
     for key, tag in zip(batch.keys[:-1], batch.tags[:-1], strict=True):
         datum, row = found[trainer.replies.of_key[key].conversation.key, tag["seq_len"]], queue.rows[key]
