@@ -150,7 +150,9 @@ def validate_recipe(
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
-        key = (_renamed(error) or [".".join(map(str, error.errors()[0]["loc"]))])[0]
+        # A section that takes any key (futures) refuses an old one as a whole; its origin says where it came from.
+        old = _renamed(error) or [key for key in origins or () if key in RENAMED_KEYS]
+        key = (old or [".".join(map(str, error.errors()[0]["loc"]))])[0]
         if origins is not None and find_origin(key, origins) == COMMAND_LINE:
             source = COMMAND_LINE
         raise UserError(f"{source}: {explain_error(error)}") from None
