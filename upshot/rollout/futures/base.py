@@ -26,7 +26,7 @@ class CreditRule:
     """How a recipe gives the main reward to tokens."""
 
     by: str = "reply"
-    """reply: one reward for the whole episode. turns: every turn earns its own."""
+    """reply: one reward for the whole episode. turns: every turn earns its own. tree: the futures' turns as well."""
     tokens: str = "all"
     """all, thought or answer: which of the sampled tokens are trained."""
     gamma: float = 1.0
