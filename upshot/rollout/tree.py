@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from upshot.core.conversation import Conversation
+from upshot.core.conversation import Conversation, derive_seed
 from upshot.core.score import Score, mean_score
 from upshot.rewards.credit import MAIN, Credit, Span, only
 from upshot.rewards.reward import MetricWeight, combine
@@ -61,6 +61,20 @@ def grow(futures: Sequence[Future], weights: Mapping[str, MetricWeight], tokens:
             out.append(branches)
         level, depth = after, depth + 1
     return out
+
+
+def draw(forks: list[list[Branch]], part: float) -> list[list[Branch]]:
+    """A random part of the forks, each standing for those that were left out: in the mean nothing changes.
+
+    Which ones hangs on the conversations' own seeds, so that a resumed run draws the same.
+    """
+    if part == 1:
+        return forks
+    drawn = [fork for fork in forks if derive_seed(fork[0].conversation.seed, "draw", fork[0].path) < part * 2**63]
+    for fork in drawn:
+        for branch in fork:
+            branch.share /= part
+    return drawn
 
 
 def _branch(futures: Sequence[Future], depth: int, weights: Mapping[str, MetricWeight], tokens: str) -> Branch:

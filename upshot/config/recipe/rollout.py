@@ -16,6 +16,8 @@ class EpisodeConfig(Section):
 
     max_turns: int = Field(1, ge=1)
     """Policy turns, with the task's environment between them."""
+    with_user: bool = False
+    """Whether the simulated user (`futures.user`, else the task's own) answers between them instead."""
     max_tokens: int = Field(512, ge=1)
     """Most tokens of one policy turn, in the futures too."""
     temperature: float = Field(1.0, ge=0)
@@ -89,3 +91,6 @@ class CreditConfig(Section):
     """by turns: what a turn's reward counts for the turn before it."""
     split: bool = False
     """by turns: every turn is a training sample of its own."""
+    forks: float = Field(1.0, gt=0, le=1)
+    """by tree: the share of the forks that is learned from, drawn at random and weighed accordingly. Futures are most
+    of what a step samples; where learning from all of them takes too long, a part of them has the same mean."""

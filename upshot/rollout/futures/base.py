@@ -33,6 +33,8 @@ class CreditRule:
     """by turns: what a reward counts for the turn before it."""
     split: bool = False
     """by turns: every turn is a training sample of its own."""
+    forks: float = 1.0
+    """by tree: the share of the forks that is learned from."""
 
 
 class Futures(ABC):

@@ -20,7 +20,7 @@ from upshot.rollout.futures.base import CreditRule, Futures, kinds
 from upshot.rollout.play import catch_failure, score_conversation
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Future, Rollout
-from upshot.rollout.tree import grow, mean_by_way
+from upshot.rollout.tree import draw, grow, mean_by_way
 from upshot.tasks.participants.base import Participant
 
 
@@ -112,7 +112,7 @@ class Talk(Futures):
         reward = combine(mean_by_way(own), self.weights)
         # Without forks (nobody went on) the reply itself is all that the policy said.
         if self.credit.by == "tree" and all(future.path and future.by for future in own):
-            reply.siblings = grow(own, self.weights, self.credit.tokens)
+            reply.siblings = draw(grow(own, self.weights, self.credit.tokens), self.credit.forks)
         return reward, self.credit_for(reply, reward)
 
     def _score_turns(self, reply: Rollout, futures: Sequence[Future]) -> tuple[Reward, Credit]:
