@@ -60,7 +60,7 @@ class Writer:
         self.set_phase(phase, steps, done)
         self.alarms = Alarms()
         for line in self.folder.lines(phase):
-            self.alarms.watch(line)
+            self.alarms.watch(line, line["step"])
         self.write_status("running")
         self.reporter.phase(phase, steps, done)
 
@@ -85,7 +85,7 @@ class Writer:
 
     def announce(self, step: int, logs: Mapping[str, Any]) -> None:
         """Tell the console, the trackers and status.json what metrics.jsonl was told; alarms that begin are said."""
-        for text in self.alarms.watch(logs):
+        for text in self.alarms.watch(logs, step):
             self.reporter.say(f"step {step}: {text}")
         phase, alarms = self._now["phase"], list(self.alarms.ringing.values())
         numbers = {name: value for name, value in to_json_value(logs).items() if isinstance(value, (int, float))}

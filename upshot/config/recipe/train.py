@@ -136,9 +136,10 @@ class SaveConfig(Section):
     """Minutes after which a finished step is saved whatever `every` says; 0: never."""
     keep: int = Field(2, ge=1)
     """Checkpoints to keep; the newest always stays."""
-    best: str | None = None
+    best: str | None = "auto"
     """A metric of the evaluations (`eval.every`), such as 'eval/reward/mean': the checkpoint with its largest value
-    stays as well. Of losses the smallest, and after 'min ' or 'max ' what that says. None: none is the best."""
+    stays as well. Of losses the smallest, and after 'min ' or 'max ' what that says. auto: the held-out reward, or the
+    loss of sft and dpo, where there are evaluations. None: none is the best."""
 
 
 class TrainConfig(Section):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from upshot.core.score import Score
 from upshot.rewards.credit import MAIN
 from upshot.rollout.policy import is_cut
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.rollout import Future, Rollout
 from upshot.rollout.tree import measure_tree
 from upshot.training.loops.dynamic_sampling import is_flat
 
@@ -104,4 +104,14 @@ def _shape(replies: Sequence[Rollout]) -> dict[str, float]:
         [float(len(future.conversation.turns) - future.shared) for future in futures],
     )
     out["rollout/futures"] = float(len(futures))
+    talked = [future for future in futures if future.by == "user" and future.missing is None]
+    put_mean(out, "rollout/futures_left", [float(f.conversation.ended not in ("window", "length")) for f in talked])
+    put_mean(out, "rollout/future_repeats", [float(again) for f in talked for again in _repeats(f)])
     return out
+
+
+def _repeats(future: Future) -> list[bool]:
+    """Of each turn that the policy took in a future: whether it had said the same in that conversation before."""
+    turns = [turn.message for turn in future.conversation.turns]
+    own = [at for at in range(future.shared, len(turns)) if turns[at].role == "assistant"]
+    return [any(turns[at] == before for before in turns[:at]) for at in own]
