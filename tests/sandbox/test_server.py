@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import json
 import os
 import signal
@@ -319,57 +318,6 @@ def test_one_items_trouble_leaves_the_rest_of_a_batch_whole() -> None:
     found = asyncio.run(scenario())
     assert "internal error: ZeroDivisionError" in found[0]["error"] and "sandbox_fault" in found[1]["error"]
     assert found[2]["status"] == "Success"
-
-
-def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    from upshot.sandbox.http import server as module
-
-    async def dawdle() -> Any:
-        await asyncio.sleep(30)
-
-    async def scenario() -> None:
-        bounded = module.RequestGate(None, None, 1000, 0.05, module._refuse).bounded(dawdle)
-        with pytest.raises(module.TooSlow):
-            await asyncio.wait_for(bounded(), 5)
-
-    asyncio.run(scenario())
-
-
-def test_too_many_slow_and_long_winded_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    import uvicorn
-
-    from upshot.sandbox.http import server as module
-
-    monkeypatch.setattr(module, "READ_SECONDS", 0.3)
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
-        await send({"type": "http.response.body", "body": b""})
-
-    async def scenario() -> None:
-        config = uvicorn.Config(app, http=module.http_protocol(2), ws="none", lifespan="off", log_level="error")
-        serving = uvicorn.Server(config)
-        listener = socket.create_server(("127.0.0.1", 0))
-        task = asyncio.create_task(serving.serve(sockets=[listener]))
-        address = listener.getsockname()
-        slow, drips = [await asyncio.open_connection(*address) for _ in range(2)]
-        full = await asyncio.open_connection(*address)
-        assert (await asyncio.wait_for(full[0].read(), 5)).startswith(b"HTTP/1.1 503")
-        drips[1].write(b"GET / HTTP/1.1\r\n\r\n")
-        assert (await asyncio.wait_for(drips[0].readuntil(b"\r\n\r\n"), 5)).startswith(b"HTTP/1.1 200")
-        drips[1].write(b"GET / HTTP/1.1\r\nX: ")
-        assert await asyncio.wait_for(slow[0].read(), 5) == b""
-        assert await asyncio.wait_for(drips[0].read(), 5) == b""
-        wordy = await asyncio.open_connection(*address)
-        wordy[1].write(b"GET / HTTP/1.1\r\nX: " + b"x" * (1 << 20))
-        with contextlib.suppress(ConnectionError):
-            assert b"200" not in await asyncio.wait_for(wordy[0].read(), 5)
-        serving.should_exit = True
-        await asyncio.wait_for(task, 10)
-        for _, writer in (slow, drips, full, wordy):
-            writer.close()
-
-    asyncio.run(scenario())
 
 
 def test_health_answers_while_programs_loop_and_a_full_queue_is_429(server: str) -> None:

@@ -245,14 +245,11 @@ def test_a_body_is_not_read_of_whom_it_may_not_come_from_and_not_beyond_its_limi
 
     def sent(key: str) -> int:
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-        try:
-            with httpx.Client(base_url=url, headers=headers) as http:
-                return http.post("/v1/completions", content=endless()).status_code
-        except httpx.TransportError:  # closed while it was still sending
-            return 0
+        with httpx.Client(base_url=url, headers=headers) as http:
+            return http.post("/v1/completions", content=endless()).status_code
 
     with serving(OpenAIServer(server.model, KEY)) as url:
-        assert sent("no") in (401, 0) and sent(KEY) in (413, 0)
+        assert (sent("no"), sent(KEY)) == (401, 413)
         assert httpx.get(url + "/metrics").status_code == 401
 
 
