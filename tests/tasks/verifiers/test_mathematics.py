@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from math_pairs import PAIRS
+from math_spellings import SPELLINGS
 from nasty import NASTY
 
 from upshot.tasks.verifiers.gsm8k import Gsm8kVerifier
@@ -26,7 +27,7 @@ def test_there_are_enough_pairs() -> None:
     assert len(PAIRS) >= 60
 
 
-@pytest.mark.parametrize(("answer", "truth", "equal"), PAIRS)
+@pytest.mark.parametrize(("answer", "truth", "equal"), [*PAIRS, *SPELLINGS])
 def test_tricky_pairs(answer: str, truth: str, equal: bool) -> None:
     response = f"We find that the result is $\\boxed{{{answer}}}$."
     assert MathVerifier().score(response, truth, {}).value == float(equal)
