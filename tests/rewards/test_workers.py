@@ -23,6 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from tests.patience import patience
 from upshot.core.errors import UserError
 from upshot.core.http_listener import http_protocol, listen
 from upshot.core.http_server import CalmEnd
@@ -105,8 +106,10 @@ def test_what_eats_memory_is_stopped_at_the_limit_and_only_that() -> None:
 
 
 def test_what_loops_or_crashes_costs_its_own_item_within_its_limit() -> None:
+    seconds = patience(2.0)
+
     async def run() -> tuple[dict[str, Score], dict[str, float]]:
-        manager = PoolManager(workers=2, seconds=2.0)
+        manager = PoolManager(workers=2, seconds=seconds)
         took: dict[str, float] = {}
         scores: dict[str, Score] = {}
         await manager.verify(Claim("hostile:Hostile", "a", "a"))  # warm
@@ -131,14 +134,14 @@ def test_what_loops_or_crashes_costs_its_own_item_within_its_limit() -> None:
         if score.is_missing
     }
     assert reasons == {
-        "loop": ("timeout", " took more than 2 s"),
+        "loop": ("timeout", f" took more than {seconds:g} s"),
         "segfault": ("crashed", " crashed (SIGSEGV)"),
         "raise": ("error", " RuntimeError"),
         "recurse": ("error", " RecursionError"),
         "exit": ("crashed", " crashed (exit 3)"),
     }
     assert all(score.value == 1 for key, score in scores.items() if "beside" in key)
-    assert max(took.values()) < 3.0 + 2.0  # limit + 1 s, and slack for a busy machine
+    assert max(took.values()) < seconds + patience(3.0)
 
 
 def test_a_cancelled_item_leaves_no_stale_answer_behind() -> None:
@@ -186,7 +189,7 @@ def test_a_script_without_a_main_guard_is_not_run_again_by_the_workers(tmp_path:
         "    await manager.aclose()\n"
         "asyncio.run(main())\n"
     )
-    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True)
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["begun", "1.0"]
 
 
@@ -231,7 +234,7 @@ def test_remote_retries_what_may_pass_and_gives_up_on_one_item_only() -> None:
 
     async def run() -> list[Score]:
         async with scorer(CalmEnd(Starlette(routes=[Route("/verify", verify, methods=["POST"])]))) as url:
-            manager = RemoteManager(url, seconds=0.5, retries=2, backoff=0.01)
+            manager = RemoteManager(url, seconds=patience(0.5), retries=2, backoff=0.01)
             texts = ("fine", "flaky", "down", "slow", "garbage")
             return await verify_all(manager, [Claim("gsm8k", text, "1") for text in texts])
 

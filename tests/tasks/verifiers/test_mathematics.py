@@ -10,6 +10,7 @@ from math_pairs import PAIRS
 from math_spellings import SPELLINGS
 from nasty import NASTY
 
+from tests.patience import patience
 from upshot.tasks.verifiers.gsm8k import Gsm8kVerifier
 from upshot.tasks.verifiers.math.algebra import equivalent
 from upshot.tasks.verifiers.math.answer import boxed_answer, final_answer
@@ -85,7 +86,7 @@ def test_hostile_answers_are_settled_or_passed_on_at_once(number: int) -> None:
         MathVerifier().quick(response, "x+1", {})
         for mode in ("strict", "flexible"):
             assert Gsm8kVerifier(mode).score(response, "271828", {}).value == 0
-    assert time.process_time() - started < 3
+    assert time.process_time() - started < patience(3)
 
 
 @settings(max_examples=300, deadline=None)
