@@ -47,6 +47,8 @@ class Reason(StrEnum):
     CRASHED = "crashed"
     """A worker process died or ran out of memory."""
     SANDBOX_FAULT = "sandbox_fault"
+    UNDECIDED = "undecided"
+    """What can be seen of a response does not settle the verdict."""
     BAD_ROW = "bad_row"
     """The row lacks what scoring needs: a reference, tests, a label."""
     NOTHING_SAID = "nothing_said"

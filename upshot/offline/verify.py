@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,8 @@ from upshot.tasks.verifiers.routes import route
 
 SECONDS = 10.0
 """What one item may take where nothing else is said."""
+DRAIN_S = 10
+"""What verdicts that are under way may take when the server stops."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +94,7 @@ def find_unknown(claims: Sequence[Claim]) -> dict[str, Score]:
 
 def serve(settings: VerifySettings, host: str, port: int, key_file: str | None = None) -> int:
     """Answer `POST /verify` until stopped."""
-    from aiohttp import web
-
+    from upshot.core.http_listener import listen, serve_app
     from upshot.core.http_server import demand_key, find_key
     from upshot.rewards.workers.scorer import KEY_VARIABLE, scorer_app
 
@@ -101,13 +103,13 @@ def serve(settings: VerifySettings, host: str, port: int, key_file: str | None =
     if settings.manager == "inline":
         settings = replace(settings, manager="pool")
 
-    async def app() -> Any:
-        services = await build_manager(settings).__aenter__()
-        application = scorer_app(services.manager, key)
-        application.on_cleanup.append(lambda _: services.aclose())
-        return application
+    async def answer(listener: socket.socket) -> None:
+        async with build_manager(settings) as services:
+            print(f"verdicts at http://{host}:{listener.getsockname()[1]} (POST /verify, GET /health)", flush=True)
+            await serve_app(scorer_app(services.manager, key), listener, DRAIN_S)
 
-    web.run_app(app(), host=host, port=port, print=lambda text: print(text.splitlines()[0], flush=True))
+    with listen(host, port) as listener:
+        asyncio.run(answer(listener))
     return 0
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import patience
 from tests.training.workshop import metrics, recipe
 from upshot.config.recipe import Recipe
 from upshot.run.folder import RunFolder
@@ -132,7 +133,7 @@ def test_the_next_step_is_played_while_this_one_is_learned(tmp_path: Path, monke
         return groups
 
     def learning(self: Learner, *args: Any) -> dict[str, float]:
-        assert played.wait(60), "step 1 was not played while step 0 was learned"
+        assert played.wait(patience(60)), "step 1 was not played while step 0 was learned"
         return forward(self, *args)
 
     monkeypatch.setattr(rl, "play", playing)
@@ -146,7 +147,7 @@ def test_a_cancellation_waits_for_the_thread_and_arrives_afterwards() -> None:
 
     def work() -> str:
         begun.set()
-        assert go_on.wait(60)
+        assert go_on.wait(patience(60))
         return "learned"
 
     async def step() -> None:
