@@ -10,6 +10,7 @@ from upshot.core.score import Score
 from upshot.rewards.credit import MAIN
 from upshot.rollout.policy import is_cut
 from upshot.rollout.rollout import Rollout
+from upshot.rollout.tree import measure_tree
 from upshot.training.loops.dynamic_sampling import is_flat
 
 
@@ -36,6 +37,7 @@ def summarise(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     for reason, count in missing_reasons(replies).items():
         out[f"missing/{reason}"] = float(count)
     out |= _shape(replies)
+    out |= measure_tree(replies)
     return out
 
 
