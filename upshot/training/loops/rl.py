@@ -72,11 +72,11 @@ async def play_and_learn(
         def evaluate() -> Awaitable[Logs]:
             return play_held_out(run, services, context)
 
-        async with RolloutSchedule(play_rows, policy.sampler, context.futures, ahead, left) as schedule:
+        async with RolloutSchedule(play_rows, policy.sampler, ahead, left) as schedule:
             async for step in phase.steps(evaluate, play_next):
                 stop_if_missing(step.groups, recipe.reward.max_missing)
                 run.count_services()
-                await schedule.start_next(step.number)
+                schedule.start_next(step.number)
                 await policy.rest()
                 seed = derive_seed(recipe.seed, "minibatches", step.number)
                 with step.learning():
