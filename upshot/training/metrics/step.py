@@ -42,16 +42,23 @@ def summarise(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
 
 
 def by_group(
-    replies: Iterable[Rollout], groups_of: Callable[[Rollout], Mapping[str, str]], value: Callable[[Rollout], Score]
+    replies: Iterable[Rollout],
+    groups_of: Callable[[Rollout], Mapping[str, str]],
+    scores: Callable[[Rollout], Mapping[str, Score]] = lambda reply: {"reward": reply.reward.total},
 ) -> dict[str, float]:
     """Means by the task's groups: {'by/opening=ambiguous/reward': …}."""
     values: dict[str, list[float]] = {}
     for reply in replies:
-        score = value(reply).value
-        if score is not None:
-            for name, group in groups_of(reply).items():
-                values.setdefault(f"by/{name}={group}/reward", []).append(score)
+        present = {called: score.value for called, score in scores(reply).items() if score.value is not None}
+        for name, group in groups_of(reply).items() if present else ():
+            for called, value in present.items():
+                values.setdefault(f"by/{name}={group}/{called}", []).append(value)
     return {key: statistics.fmean(values[key]) for key in sorted(values)}
+
+
+def every_score(reply: Rollout) -> dict[str, Score]:
+    """A reply's reward and the means of its metrics."""
+    return {"reward": reply.reward.total, **{f"metric/{name}": mean for name, mean in reply.reward.means.items()}}
 
 
 def missing_reasons(replies: Iterable[Rollout]) -> dict[str, int]:
