@@ -92,6 +92,10 @@ def put(data: dict[str, Any], origins: dict[str, str], key: str, value: Any, ori
             continue
         node[part] = expand(node.get(part), model_at(Recipe, path))
         if not isinstance(node[part], (dict, list)):
+            if node[part] is not None:
+                raise UserError(
+                    f"{origin}: '{key}' is inside '{'.'.join(path)}', which is {node[part]!r} and no section"
+                )
             node[part] = _default_list(path) if parts[position + 1] == ADD else {}
         node = node[part]
     merged = _put_last(node, parts, value, origin)

@@ -204,9 +204,10 @@ class BorrowedModel(GuardedModel):
         """The tokenizer of the model behind this one."""
         return None if self.inner is None else self.inner.tokenizer
 
-    async def follow(self, step: int) -> bool:
-        """Whether the model behind this one is another one now."""
-        return self.inner is not None and await self.inner.follow(step)
+    @property
+    def state_now(self) -> int:
+        """That of the model behind this one."""
+        return 0 if self.inner is None else self.inner.state_now
 
     async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:
         if self.inner is None:

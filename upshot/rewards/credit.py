@@ -34,6 +34,8 @@ class Credit:
     spans: tuple[Span, ...]
     split: bool = False
     """Whether every turn is a training sample of its own."""
+    gamma: float = 1.0
+    """By turns: what the part of a turn counts the turn after it for."""
 
     def total(self, parts: tuple[str, ...]) -> Score:
         """The sum of some parts; missing when any of them is."""
@@ -121,7 +123,7 @@ def credit_turns(
             running = Score(own.value + gamma * running.value)
         parts[turn_part(turn)] = plus(running, ends[turn]) if ends else running
     spans = tuple(Span(at, at + len(s.ids), (turn_part(turn),)) for turn, (at, s) in enumerate(places) if s.ids)
-    return Credit(dict(reversed(parts.items())), spans, split)
+    return Credit(dict(reversed(parts.items())), spans, split, gamma)
 
 
 def plus(one: Score, other: Score) -> Score:
@@ -134,6 +136,11 @@ def plus(one: Score, other: Score) -> Score:
 def turn_part(turn: int) -> str:
     """The name of the part that a turn (counted from 0) earns."""
     return f"turn {turn + 1}"
+
+
+def is_turn(part: str) -> bool:
+    """Whether a part is what a turn earns."""
+    return part.startswith("turn ")
 
 
 def check(credit: Credit, mask: Sequence[int]) -> None:

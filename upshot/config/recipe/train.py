@@ -159,7 +159,8 @@ class TrainConfig(Section):
     group_size: int = Field(8, ge=1)
     """Replies to each row."""
     minibatches: int = Field(1, ge=1)
-    """Optimizer updates per round of rollouts; more than one makes the later ones off-policy (clipped)."""
+    """Optimizer updates a step: its replies or examples in so many parts, logged as one. After the first they are
+    off-policy (clipped)."""
     token_budget: int = Field(0, ge=0)
     """Most flat tokens of one micro-batch (what replies share counts once); gradients are accumulated over them.
     0 (or auto): as the memory plan finds."""

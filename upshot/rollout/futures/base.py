@@ -70,9 +70,6 @@ class Futures(ABC):
     async def aclose(self) -> None:
         """Release what was loaded."""
 
-    async def follow(self, step: int) -> None:
-        """The policy has taken so many steps."""
-
     def stats(self) -> dict[str, float]:
         """Counters since the start."""
         return {}

@@ -17,8 +17,9 @@ from upshot.tasks.datasets.records import ROUNDING
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
-from upshot.training.loops.dpo import prefer
-from upshot.training.loops.rl import minibatches, play_and_learn
+from upshot.training.loops.dpo import prepare as prepare_pairs
+from upshot.training.loops.minibatches import Round, update
+from upshot.training.loops.rl import play_and_learn
 
 Candidate = Rollout | Branch
 Pair = tuple[Candidate, Candidate]
@@ -49,18 +50,18 @@ def best_and_worst(groups: Sequence[Sequence[Candidate]], min_gap: float) -> tup
     return pairs, left_out
 
 
+def prepare(learner: Learner, groups: Sequence[Sequence[Rollout]]) -> Round:
+    """What is learned from the pairs of a step."""
+    forks = [fork for group in groups for reply in group for fork in reply.siblings]
+    pairs, left_out = best_and_worst([*groups, *forks], learner.config.dpo.min_gap)
+    given = prepare_pairs(learner, [(_datum(best), _datum(worst)) for best, worst in pairs])
+    given.logs = {f"dpo/left_out/{why}": float(count) for why, count in sorted(left_out.items())}
+    return given
+
+
 def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int) -> Logs:
     """One round of updates on the pairs of a step."""
-    config = learner.config
-    forks = [fork for group in groups for reply in group for fork in reply.siblings]
-    pairs, left_out = best_and_worst([*groups, *forks], config.dpo.min_gap)
-    logs = {f"dpo/left_out/{why}": float(count) for why, count in sorted(left_out.items())}
-    data = [(_datum(best), _datum(worst)) for best, worst in pairs]
-    for part in minibatches(data, config.minibatches, seed) if data else ():
-        logs |= prefer(learner, part)
-    logs["train/pairs"] = float(len(data))
-    logs["train/tokens"] = float(sum(sum(datum.mask) for pair in data for datum in pair))
-    return logs
+    return update(learner, prepare(learner, groups), seed)
 
 
 def _datum(reply: Candidate) -> Datum:

@@ -41,6 +41,12 @@ class Objective(ABC):
     def loss(self, batch: TrainBatch, found: ForwardOutput) -> tuple[Tensor, Logs]:
         """This micro-batch's share of the loss and of the logged values."""
 
+    def weight(self, name: str) -> float:
+        """How many of the data a value that is logged under this name is a mean over: sequences or trained tokens."""
+        if not name.startswith("loss/"):
+            return max(self.tokens, 1)
+        return max(self.by.tokens if self.by.mode == "token" else self.by.sequences, 1)
+
     def share(self, per_token: Tensor) -> Tensor:
         """This micro-batch's share of a mean over the step's trained tokens."""
         return per_token.detach().sum() / max(self.tokens, 1)
@@ -110,6 +116,10 @@ class Dpo(Objective):
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
+
+    def weight(self, name: str) -> float:
+        """All that is logged are means over pairs."""
+        return max(self.by.sequences // 2, 1)
 
     def loss(self, batch: TrainBatch, found: ForwardOutput) -> tuple[Tensor, Logs]:
         """Mean over pairs of the preference loss."""

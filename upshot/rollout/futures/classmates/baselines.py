@@ -10,22 +10,30 @@ from upshot.rollout.futures.classmates.classmate import Classmate, ClassmateProm
 from upshot.rollout.futures.classmates.options import CLASSMATE
 from upshot.rollout.futures.classmates.panel import Panel
 
+KEPT_STATES = 8
+
 
 class Baselines:
-    """Scores without a thought, by classmate and row. The replies of a group wait for the same question."""
+    """Scores without a thought, by classmate and row. The replies of a group wait for the same question.
+
+    A classmate that is a renewed copy of the policy has others in each of its states. Steps under way may ask for those
+    of earlier ones, but not of long ago.
+    """
 
     def __init__(self, panel: Panel, seed: int) -> None:
         self.panel = panel
         self.seed = seed
         """The run's: a baseline is the same for all replies to a row, so no reply's own seed will do."""
-        self._tasks: dict[tuple[str, str], asyncio.Task[list[Score]]] = {}
+        self._tasks: dict[tuple[str, int, str], asyncio.Task[list[Score]]] = {}
 
     async def ask(self, row: Row) -> None:
         """See that every classmate's baseline of a row is known, where it can be had."""
         await asyncio.gather(*(self._ask_once(row, classmate) for classmate in self.panel.classmates))
 
     async def _ask_once(self, row: Row, classmate: Classmate) -> list[Score]:
-        key = (classmate.name, row.id)
+        state = classmate.model.state_now
+        key = (classmate.name, state, row.id)
+        self._forget(classmate.name, state - KEPT_STATES)
         if key not in self._tasks:
             self._tasks[key] = asyncio.ensure_future(self._ask(row, classmate))
         task = self._tasks[key]
@@ -45,12 +53,11 @@ class Baselines:
 
     def known(self, row: Row) -> dict[str, list[Score]]:
         """The baselines of a row, as far as they are known."""
-        tasks = {c.name: self._tasks.get((c.name, row.id)) for c in self.panel.classmates}
+        tasks = {c.name: self._tasks.get((c.name, c.model.state_now, row.id)) for c in self.panel.classmates}
         return {name: task.result() for name, task in tasks.items() if task is not None and task.done()}
 
-    def forget(self, name: str) -> None:
-        """A classmate has changed: its baselines are asked again."""
-        for key in [key for key in self._tasks if key[0] == name]:
+    def _forget(self, name: str, before: int) -> None:
+        for key in [key for key in self._tasks if key[0] == name and key[1] < before]:
             del self._tasks[key]
 
     def close(self) -> None:

@@ -144,12 +144,6 @@ class Classmates(Futures):
         """Classmates' scores, lengths of thoughts and answers, cut answers, agreement."""
         return classmate_metrics(replies, [classmate.name for classmate in self.panel.classmates])
 
-    async def follow(self, step: int) -> None:
-        """Baselines of a classmate that follows the policy are asked again."""
-        for classmate in self.panel.classmates:
-            if await classmate.model.follow(step):
-                self.baselines.forget(classmate.name)
-
 
 def _verdict(reward: Reward) -> Score:
     """Whether the main answer is right: the verifier's word, else the main reward."""
