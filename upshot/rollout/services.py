@@ -204,6 +204,11 @@ def build_services(
     rounds = recipe.futures.rounds
     if user is None and rounds:
         raise UserError(f"futures.rounds is {rounds}, but task '{task.name}' has no user; set futures.user")
+    if recipe.episode.max_turns > 1 and task.environment() is None:
+        raise UserError(
+            f"episode.max_turns is {recipe.episode.max_turns}, but task '{task.name}' has no environment that answers "
+            "between the turns; set episode.max_turns=1 (a simulated user answers in futures.rounds)"
+        )
     futures, models = recipe.futures, dict(recipe.models)
     if futures.map_file is not None:
         served, classmates = read_map(futures.map_file)

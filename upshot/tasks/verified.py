@@ -47,7 +47,8 @@ class VerifiedTask(TableTask):
                 rows.append(self.parse(record))
             except UserError as error:
                 raise UserError(f"{where}, row {number}: {error}") from error
-        again = len(rows) - len({(opening_id(row.messages), repr(row.reference)) for row in rows})
+        said = {(opening_id(row.messages) if row.messages else row.id, repr(row.reference)) for row in rows}
+        again = len(rows) - len(said)
         if again:
             log.warning("%s: %d of %d rows say the same as another one; they are kept", where, again, len(rows))
         if wanting := sum(map(has_nan_answer, records)):
