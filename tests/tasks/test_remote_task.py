@@ -63,9 +63,7 @@ def saved_model(folder: Path) -> str:
     return str(folder)
 
 
-def test_a_chat_that_the_server_opens_is_trained(
-    tmp_path: Path, chat: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_chat_that_the_server_opens_is_trained(tmp_path: Path, chat: str, capsys: pytest.CaptureFixture[str]) -> None:
     own = {
         "model": {"path": saved_model(tmp_path / "model")},
         "task": {"name": "remote", "protocol": "chat", "url": chat, "samples": 20, "sample_name": "gen"},

@@ -73,8 +73,9 @@ class VerifiedTask(TableTask):
             return None
         row = conversation.row
         source = row.source or self.verifier
-        options = self.verifier_options if source == self.verifier else {}
-        return Claim(source, response, row.reference, row.meta, options)
+        options = self.verifier_options if is_same_verifier(source, self.verifier) else {}
+        said = "\n\n".join(message.content for message in row.messages)
+        return Claim(source, response, row.reference, {**row.meta, "prompt": said}, options)
 
     async def verify(self, conversation: Conversation) -> Score:
         """The verdict, found in this process; a recipe's reward manager is asked instead where there is one."""
@@ -88,3 +89,10 @@ class VerifiedTask(TableTask):
         """Task, and difficulty where the row says it."""
         level = next((row.meta[key] for key in ("difficulty", "level") if row.meta.get(key)), None)
         return {"task": row.source or self.name} | ({"difficulty": str(level)} if level else {})
+
+
+def is_same_verifier(source: str, name: str) -> bool:
+    """Whether two names are of one verifier: options belong to it, however a row's data source spells it."""
+    return source == name or (
+        source in verifiers and name in verifiers and verifiers.get(source) is verifiers.get(name)
+    )
