@@ -46,7 +46,8 @@ PAIR = ("prompt", "chosen", "rejected")
 PAIR_SCORES = ("score_chosen", "score_rejected")
 TRUTH = ("actual_ground_truth", "ground_truth")
 """What is right, in `reward_model`; where both are there, the second is what was rewarded: a wrong letter hinted at."""
-HINT = ("hint", "non_answer_hint_str")
+ALIASES = {"hint": ("hint", "non_answer_hint_str"), "stub": ("stub", "import_prompt")}
+"""Names that a thing a verifier asks for may have in `extra_info` or `reward_model`."""
 METADATA = "metadata"
 """Where in `extra_info` prepared rows keep what else they know, as JSON text."""
 ROUNDING = 1e-9
@@ -113,8 +114,8 @@ def extra_of(record: Mapping[str, Any]) -> dict[str, Any]:
     used = {*PROMPT, "messages", "extra_info", "reward_model"}
     own = {key: value for key, value in record.items() if key not in used and value is not None}
     extra = {key: value for key, value in verdict.items() if value is not None} | extra | own
-    hint = first(extra, HINT)
-    return extra if hint is None else {**extra, "hint": hint}
+    known = {name: first(extra, names) for name, names in ALIASES.items()}
+    return extra | {name: value for name, value in known.items() if value is not None}
 
 
 def _opening(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], bool]:
