@@ -127,12 +127,15 @@ def load_tokenizer(name: str) -> Any:
         raise UserError(f"cannot load the tokenizer of '{name}': {error}") from None
 
 
+NO_BITSANDBYTES = "model.quantize=4bit needs bitsandbytes: pip install bitsandbytes, or set model.quantize=none"
+
+
 def load_4bit(name: str, dtype: str = "auto", device: str = "auto") -> tuple[Any, Any]:
     """As `load_local`, the projections in 4 bits (NF4, scales quantized too); embedding, head and norms as they are."""
     import importlib.util
 
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise UserError("model.quantize=4bit needs bitsandbytes: pip install bitsandbytes, or set model.quantize=none")
+        raise UserError(NO_BITSANDBYTES)
     path = local_path(name)
     import_frameworks()
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
