@@ -11,11 +11,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from tests.rewards.test_pass_rate_metric import InProcess
 from upshot.cli import main
 from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import UserError
 from upshot.tasks.base import tasks
 from upshot.tasks.verified import VerifiedTask
+from upshot.tasks.verifiers.base import verifiers
+from upshot.tasks.verifiers.routes import route
 
 BOXED = "How many apples are left? Put your final answer within \\boxed{}."
 SHOTS = "Question: 1 + 1?\nAnswer: One and one. So the answer is 2.\n\nQuestion: 1 + 2?"
@@ -165,3 +168,43 @@ def test_verify_reads_what_verl_dumped_at_a_validation(tmp_path: Path, capsys: p
     assert main(["verify", str(tmp_path / "7.jsonl"), "--task", "gsm8k", "--json", "--out", str(out)]) == 0
     assert json.loads(capsys.readouterr().out)["accuracy"] == 0.5
     assert [json.loads(line)["score"] for line in out.read_text().splitlines()] == [1, 0]  # ours, not theirs
+
+
+TEST = "def check(candidate):\n    assert candidate(nums = [1, 2]) == 3\n    assert candidate(nums = [4]) == 4\n"
+RAW = {
+    "task_id": "sum-it",
+    "prompt": "from typing import *\n",
+    "query": "### Question: add the numbers\n### Format: class Solution",
+    "entry_point": "Solution().total",
+    "test": TEST,
+    "completion": "class Solution: ...",
+}
+PACKED = {"test": TEST, "entry_point": "Solution().total", "import_prompt": RAW["prompt"]}
+FORKED = fork_row("newfacade/LeetCodeDataset", "### Question: add", ground_truth="class Solution: ...", **PACKED)
+
+
+@pytest.mark.parametrize("row", [RAW, FORKED], ids=["as published", "as the fork prepares it"])
+def test_leetcode_rows_are_programs_with_tests(row: dict[str, Any], tmp_path: Path) -> None:
+    task = task_of("leetcode", tmp_path, row)
+    conversation = Conversation(only_row(task))
+    conversation.say(Message("assistant", f"```python\n{SOLUTION}\n```"))
+    claim = task.claim(conversation)
+    assert claim is not None and claim.source == "humaneval"
+    verifier = verifiers.create(claim.source, claim.options, sandbox=InProcess())
+    verdict = asyncio.run(verifier.verify(claim.response, claim.reference, claim.extra))
+    assert verdict.value == 1, verdict
+    wrong = asyncio.run(verifier.verify(claim.response.replace("sum", "len"), claim.reference, claim.extra))
+    assert wrong.value == 0
+
+
+SOLUTION = "class Solution:\n    def total(self, nums: List[int]) -> int:\n        return sum(nums)"
+
+
+def test_an_ability_does_not_say_who_verifies_a_source_that_is_named(tmp_path: Path) -> None:
+    assert route(FORKED, "") == "humaneval"
+    assert route(fork_row("my_riddles", "?"), "exact-match") == "exact-match"
+    assert route({"ability": "math"}, "") == "math"
+
+
+def test_rows_of_the_general_reward_are_judged_for_their_quality() -> None:
+    assert route(fork_row("general_reward", "Write a poem.", ground_truth=None), "") == "general-quality"

@@ -13,9 +13,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Write a checkpoint of a run as a Hugging Face folder with a model card: recipe, results and data. "
         "Adapters stay adapters unless --merge puts them into their base model, in its type.",
     )
-    parser.add_argument(
-        "folder", metavar="RUN", help="a run folder, or FSDP shards that verl saved elsewhere"
-    )
+    parser.add_argument("folder", metavar="RUN", help="a run folder, or FSDP shards that verl saved elsewhere")
     parser.add_argument(
         "--checkpoint",
         metavar="N",
