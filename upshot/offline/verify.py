@@ -22,7 +22,7 @@ from upshot.core.score import Reason, Score, tell_missing
 from upshot.offline.arguments import read_model, read_rows
 from upshot.offline.job import run_all
 from upshot.rollout.services import Services, assemble
-from upshot.tasks.datasets.records import reference_of
+from upshot.tasks.datasets.records import extra_of, reference_of
 from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
 from upshot.tasks.verifiers.judged import with_rubric_read
 from upshot.tasks.verifiers.routes import route
@@ -133,9 +133,9 @@ def claim_of(row: Mapping[str, Any], settings: VerifySettings, number: int, file
     source = source_of(row, settings)
     if not source:
         raise UserError(f"{file}, row {number} names no data_source; say --task NAME")
-    used = ("response", "completion", "reward_model", "extra_info", "ground_truth")
-    extra = {key: value for key, value in row.items() if key not in used}
-    extra |= row["extra_info"] if isinstance(row.get("extra_info"), Mapping) else {}
+    used = ("response", "completion", "ground_truth")
+    extra = {key: value for key, value in extra_of(row).items() if key not in used}
+    extra |= {key: row[key] for key in ("prompt", "messages") if row.get(key) is not None}
     options = options_of(settings)
     if settings.seconds is not None and _is_judged(source):
         options.setdefault("seconds", settings.seconds)

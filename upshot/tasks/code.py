@@ -96,6 +96,22 @@ class HumanEval(CodeTask):
         return super().parse(record)
 
 
+@tasks.register("leetcode")
+class LeetCode(CodeTask):
+    """Methods of a class `Solution`, checked by `check(Solution().method)`."""
+
+    name = "leetcode"
+    verifier = "humaneval"
+    hub = "newfacade/LeetCodeDataset"
+
+    def parse(self, record: Mapping[str, Any]) -> Row:
+        """A record as a row; the set's own `prompt` is what a program begins with, its `query` the question."""
+        if isinstance(record.get("query"), str) and isinstance(record.get("prompt"), str):
+            begins = {"stub": f"{record['prompt'].rstrip()}\n\n", "prompt": record["query"]}
+            record = {**record, **begins, "ground_truth": record.get("test")}
+        return super().parse(record)
+
+
 @tasks.register("bigcodebench-instruct")
 class SingleTurnBigCodeBench(CodeTask):
     """BigCodeBench in one turn; in conversation it is the CollabLLM task `bigcodebench`."""

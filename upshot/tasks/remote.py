@@ -59,7 +59,7 @@ class RemoteTask(VerifiedTask):
         if any(record.get(key) for key in ("prompt", "messages", "question", "problem")):
             return row_of(record, "remote", "", self.system)
         identity = f"{record.get('name', '')}#{record[self._key]}"
-        return Row(identity, (), identity, None, "remote", dict(record))  # the goal keeps splits apart
+        return Row(identity, (), None, None, "remote", dict(record))
 
     async def aclose(self) -> None:
         """Close the connections."""

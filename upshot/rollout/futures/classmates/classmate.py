@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -95,13 +94,9 @@ class Classmate:
         """Find the tokenizer: the model's own, or the one that the recipe names."""
         tokenizer = self.model.tokenizer
         if tokenizer is None and self.config.tokenizer is not None:
-            from transformers import AutoTokenizer
+            from upshot.models.local import load_tokenizer
 
-            from upshot.models.local import local_path
-
-            named = self.config.tokenizer
-            path = named if (Path(named) / "tokenizer_config.json").is_file() else local_path(named)
-            tokenizer = AutoTokenizer.from_pretrained(path)
+            tokenizer = load_tokenizer(self.config.tokenizer)
         self._renderer = Renderer(tokenizer) if tokenizer is not None else None
 
     async def answer(self, handed: ClassmatePrompt, n: int, seed: int) -> list[ClassmateAnswer]:

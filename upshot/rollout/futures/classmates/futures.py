@@ -53,7 +53,9 @@ class Classmates(Futures):
         self.renderer = own.renderer
         sampling = Sampling(options.max_tokens, options.temperature)
         classmates = find_classmates(options.classmates, own.models, sampling)
-        metric = build_metric(options.metric, {}, "futures.metric", **own.by_name())
+        metric = own.metrics.get(options.metric)
+        if metric is None:
+            metric = build_metric(options.metric, {}, "futures.metric", **own.by_name())
         self.panel = Panel(classmates, task, metric, options.samples, options.likelihood_share)
         self.baselines = Baselines(self.panel, own.seed)
         self.others = OtherQuestions(task, options.similar_by if options.reward == "similar-question" else "")

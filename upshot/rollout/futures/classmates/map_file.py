@@ -32,6 +32,8 @@ class MapEntry(BaseModel):
     model_index: int = 0
     status: str = ""
     weight: float = 1.0
+    tokenizer: str = ""
+    """Folder or Hub name of its tokenizer; '': the name of the entry."""
     api_key_env: str | None = None
     """Environment variable with the key that the server asks for."""
 
@@ -51,7 +53,7 @@ def read_map(path: str) -> tuple[dict[str, ModelSpec], list[ClassmateConfig]]:
             raise UserError(f"classmate map '{path}': '{name}' is {entry.status!r}; start it, or take it out")
         key = {"api_key_env": entry.api_key_env} if entry.api_key_env else {}
         specs[name] = ModelSpec.parse({"url": entry.url(), "model": entry.served_model_name or name, **key})
-        classmates.append(ClassmateConfig(name=name, weight=entry.weight, tokenizer=name))
+        classmates.append(ClassmateConfig(name=name, weight=entry.weight, tokenizer=entry.tokenizer or name))
     if not classmates:
         raise UserError(f"classmate map '{path}' names no model")
     return specs, classmates

@@ -47,7 +47,7 @@ class ClassmatesOptions:
     similar_by: Literal["words", "key"] = "words"
     """reward similar-question: found by its words (tf-idf), or by the task's own key."""
     metric: str = "verifier"
-    """What scores a classmate's answer."""
+    """What scores a classmate's answer: one of `reward.metrics`, as it stands there, or another metric by name."""
     max_tokens: int = 512
     """Most tokens of a classmate's answer."""
     temperature: float = 1.0
