@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from upshot.config.bounds import Count, Positive
 from upshot.core.conversation import Row
 from upshot.tasks.base import tasks
 from upshot.tasks.datasets.records import row_of
@@ -20,8 +21,8 @@ class CodeTask(VerifiedTask):
     def __init__(
         self,
         partial: bool = False,
-        cpu_seconds: float = 6.0,
-        max_tests: int = 50,
+        cpu_seconds: Positive = 6.0,
+        max_tests: Count = 50,
         **rows: Any,
     ) -> None:
         """partial: reward the share of passed tests instead of all or nothing."""

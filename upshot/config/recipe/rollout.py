@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from upshot.config.bounds import Words
 from upshot.config.recipe.base import Named, Section
 from upshot.config.renamed import RENAMED_KEYS
 
@@ -28,7 +29,7 @@ class EpisodeConfig(Section):
     long_prompts: Literal["error", "filter", "truncate"] = "error"
     """Rows whose prompt leaves no room for a reply in the model's context. error: refused before the run begins.
     filter: left out. truncate: the beginning of their longest message is left out."""
-    think: tuple[str, str] | None = ("<think>", "</think>")
+    think: tuple[Words, Words] | None = ("<think>", "</think>")
     """Markers around the policy's thoughts, which nobody else hears; None: everything it writes is said."""
 
 
@@ -81,3 +82,11 @@ class CreditConfig(Section):
     """by turns: what a turn's reward counts for the turn before it."""
     split: bool = False
     """by turns: every turn is a training sample of its own."""
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> CreditConfig:
+        """Refuse what would do nothing."""
+        idle = [name for name in ("gamma", "split") if getattr(self, name) != type(self).model_fields[name].default]
+        if self.by == "reply" and idle:
+            raise ValueError(f"credit.{idle[0]} is of credit by turns; set credit.by=turns, or leave it out")
+        return self

@@ -59,9 +59,14 @@ class CheckContext:
         if not path or Path(local_path(path)).is_dir():
             return True
         from huggingface_hub import constants, try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
 
-        if any(isinstance(try_to_load_from_cache(path, name), str) for name in ("config.json", "adapter_config.json")):
-            return True
+        names = ("config.json", "adapter_config.json")
+        try:
+            if any(isinstance(try_to_load_from_cache(path, name), str) for name in names):
+                return True
+        except HFValidationError:
+            raise UserError(f"model.path '{path}' is no folder here, and no name that the Hub could have") from None
         if self.offline:
             return False
         host = urlsplit(constants.ENDPOINT)

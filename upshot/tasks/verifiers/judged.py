@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from upshot.config.bounds import Count, Positive, Whole, Words
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
@@ -61,7 +62,7 @@ class JudgedVerifier(Verifier):
     high = 10
     shows_reference = False
 
-    def __init__(self, judge: Model | None = None, max_tokens: int = 1024, seconds: float | None = None) -> None:
+    def __init__(self, judge: Model | None = None, max_tokens: Count = 1024, seconds: Positive | None = None) -> None:
         """seconds: how long one verdict may take, repairs included; None: as long as the judge's own limits allow."""
         self.judge = judge
         self.max_tokens = max_tokens
@@ -145,12 +146,12 @@ class RubricVerifier(JudgedVerifier):
 
     def __init__(
         self,
-        rubric: str,
-        low: int = 1,
-        high: int = 10,
+        rubric: Words,
+        low: Whole = 1,
+        high: Count = 10,
         judge: Model | None = None,
-        max_tokens: int = 1024,
-        seconds: float | None = None,
+        max_tokens: Count = 1024,
+        seconds: Positive | None = None,
     ) -> None:
         super().__init__(judge, max_tokens, seconds)
         if low >= high:
