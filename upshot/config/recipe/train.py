@@ -177,7 +177,8 @@ class TrainConfig(Section):
     advantage: Named = Named(name="grpo")
     """grpo: centred by the group and divided by its standard deviation. dr-grpo: centred. rloo: leave one out.
     separated: every part centred on its own, then added ({non_negative: true}: only the main part can subtract).
-    gdpo: every part normalised, added, normalised over the step. reinforce++: normalised over the step, without groups
+    gdpo: every part normalised, added, normalised over the step ({step_norm: sums | none}: only sums of several parts,
+    as published with classmates, or nothing over the step). reinforce++: normalised over the step, without groups
     ({baseline: group}: centred by the group before). grpo takes {scale: group | step | none}.
     Or 'my_pkg.module:estimator'."""
     loss: Named = Named(name="clipped")
