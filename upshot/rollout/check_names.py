@@ -96,11 +96,22 @@ def _check_monitor(recipe: Recipe) -> None:
 
 
 def _check_credit(recipe: Recipe) -> None:
-    """Methods that learn from one number a reply refuse recipes that credit spans of it."""
-    method = recipe.train.method
+    """Credit that nothing could come of; methods that learn from one number a reply refuse credit for spans of it."""
+    method, futures = recipe.train.method, recipe.futures
+    levels = [futures.samples] if isinstance(futures.samples, int) else futures.samples
+    if len(levels) > max(futures.rounds, 1):
+        raise UserError(
+            f"futures.samples {levels} forks at {len(levels)} rounds, and futures.rounds is {futures.rounds}; "
+            f"take as many rounds, or fewer forks"
+        )
+    if recipe.credit.by == "tree" and futures.rounds and futures.leaves == 1 and method != "ppo":
+        raise UserError(
+            "credit.by 'tree' compares the futures of a reply with each other, and futures.samples is 1; "
+            "take 2 or more, or credit.by=reply"
+        )
     if method not in ("ppo", "online-dpo"):
         return
     if recipe.futures.name not in ("talk", "none"):
         raise UserError(f"train.method '{method}' takes one reward a reply; futures '{recipe.futures.name}' need rl")
-    if recipe.credit.by != "reply" or recipe.credit.tokens != "all":
+    if recipe.credit.by == "turns" or recipe.credit.tokens != "all":
         raise UserError(f"train.method '{method}' takes one reward a reply; `credit` by turns or tokens needs rl")

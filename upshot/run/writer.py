@@ -77,9 +77,7 @@ class Writer:
         kept = replies[: self.keep_rollouts or None]
         self.folder.write_samples(step, kept)
         self.folder.append_rollouts(self._transcripts(step, kept))
-        return by_group(replies, self._groups_of, lambda reply: reply.reward.total) | task_metrics(
-            groups, self.task.groups
-        )
+        return by_group(replies, self._groups_of) | task_metrics(groups, self.task.groups)
 
     def write_line(self, step: int, logs: Mapping[str, Any]) -> None:
         """Write the line of a step, or of an evaluation after it."""

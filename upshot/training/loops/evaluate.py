@@ -27,12 +27,12 @@ from upshot.training.learner.distributed.ranks import interleave
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.metrics.best import BestTracker, is_evaluation
-from upshot.training.metrics.step import by_group, summarise
+from upshot.training.metrics.step import by_group, every_score, summarise
 from upshot.training.metrics.task import task_metrics
 from upshot.training.objectives import losses
 
 LOGGED: tuple[str, ...] = ("reward/", "metric/", "missing/", "part/", "classmate/")
-LOGGED += ("rollout/reply_tokens", "rollout/turns", "task/pass@")
+LOGGED += ("rollout/reply_tokens", "rollout/turns", "rollout/future_turns", "task/pass@")
 """What is logged of held-out replies, by how the names begin."""
 Evaluate = Callable[[], Awaitable[Logs]]
 """What evaluates the model as it is now."""
@@ -104,9 +104,7 @@ def summarise_held_out(groups: Sequence[Sequence[Rollout]], context: RolloutCont
     if any(len(group) > 1 for group in groups):
         found |= task_metrics(groups, task.groups)
     logs = {key: value for key, value in found.items() if key.startswith(LOGGED)}
-    return logs | by_group(
-        replies, lambda reply: groups_of(task, reply.conversation.row), lambda reply: reply.reward.total
-    )
+    return logs | by_group(replies, lambda reply: groups_of(task, reply.conversation.row), every_score)
 
 
 async def _ask_monitor(run: LoopRun, services: Services, replies: Sequence[Rollout]) -> Logs:

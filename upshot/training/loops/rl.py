@@ -14,7 +14,8 @@ from upshot.rewards.advantages.base import estimator
 from upshot.rewards.credit import MAIN, Credit
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.play import play_step
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.rollout import Branch, Rollout
+from upshot.rollout.tree import compared
 from upshot.training.learner.batch import Datum, data_of
 from upshot.training.learner.distributed.ranks import ALONE, Ranks, interleave
 from upshot.training.learner.learner import Learner
@@ -134,9 +135,11 @@ def measure(groups: Sequence[Sequence[Rollout]], context: RolloutContext) -> Log
 
 
 def set_advantages(
-    groups: Sequence[Sequence[Rollout]], named: Named, credits: Sequence[Sequence[Credit | None]] | None = None
+    groups: Sequence[Sequence[Rollout | Branch]],
+    named: Named,
+    credits: Sequence[Sequence[Credit | None]] | None = None,
 ) -> None:
-    """Give every reply the advantages of its credit spans, or of those in `credits`."""
+    """Give every reply, or every branch of a fork, the advantages of its credit spans, or of those in `credits`."""
     estimate = estimator(named.name, named.options)
     advantages = estimate(credits or [[reply.credit for reply in group] for group in groups])
     for group, own in zip(groups, advantages, strict=True):
@@ -165,10 +168,23 @@ def stop_if_missing(groups: Sequence[Sequence[Rollout]], limit: float) -> None:
 def lesson_of(learner: LogprobSource, groups: Sequence[Sequence[Rollout]]) -> tuple[Lesson, Logs]:
     """What a step's replies teach, with advantages and importance set, and what to log."""
     config = learner.config
-    credits, logs = charge_replies(learner, groups) if config.kl.weight and config.kl.where == "reward" else (None, {})
+    charged = bool(config.kl.weight) and config.kl.where == "reward"
+    credits, logs = charge_replies(learner, groups) if charged else (None, {})
     set_advantages(groups, config.advantage, credits)
-    lesson = [(reply, datum) for group in groups for reply in group for datum in data_of(reply)]
+    replies = [reply for group in groups for reply in group]
+    for forks in compared(replies):
+        set_advantages(forks, config.advantage, charge_replies(learner, forks)[0] if charged else None)
+    lesson = [(reply, datum) for reply in replies for datum in teach(reply)]
     return lesson, logs | (weigh(learner, [datum for _, datum in lesson]) if lesson else {})
+
+
+def teach(reply: Rollout) -> list[Datum]:
+    """What a reply and the branches of its futures teach, their advantages being set."""
+    own = data_of(reply)
+    below = [datum for fork in reply.siblings for branch in fork if branch.advantages for datum in data_of(branch)]
+    for datum in below if not own else ():
+        datum.counted = True  # there is no reply to add their loss to: a step of such alone would divide by nothing
+    return own + below
 
 
 def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int) -> Logs:
@@ -179,15 +195,16 @@ def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int) -> L
     if data and config.kl.weight and config.kl.where == "loss":
         for datum, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
             datum.reference = reference
-    return logs | update(learner, data, lambda: PolicyGradient(config), seed, logged_drift(logs))
+    return logs | update(learner, lesson, lambda: PolicyGradient(config), seed, logged_drift(logs))
 
 
-def update(learner: Learner, data: Sequence[Datum], objective: Callable[[], Objective], seed: int, drift: Logs) -> Logs:
+def update(learner: Learner, lesson: Lesson, objective: Callable[[], Objective], seed: int, drift: Logs) -> Logs:
     """An optimizer step on each minibatch of a round's data; `drift`: where it is known already."""
     logs: Logs = {}
-    for part in minibatches(data, learner.config.minibatches, seed) if data else ():
+    data = [datum for _, datum in lesson]
+    for part in minibatches(units_of(lesson), learner.config.minibatches, seed) if data else ():
         watched = MismatchObjective(objective())
-        logs |= learner.forward_backward([[datum] for datum in part], watched)
+        logs |= learner.forward_backward(part, watched)
         # Of the first: later ones have other weights than the sampler had.
         drift = drift or watched.drift(learner.ranks)
         logs |= learner.step() | drift
@@ -195,6 +212,17 @@ def update(learner: Learner, data: Sequence[Datum], objective: Callable[[], Obje
     if data:
         logs["train/tokens"] = float(sum(sum(datum.mask) for datum in data))
     return logs
+
+
+def units_of(lesson: Lesson) -> list[list[Datum]]:
+    """What stays in one minibatch: every sequence for itself, what the futures add to a reply's loss with the reply."""
+    units: list[tuple[Rollout, list[Datum]]] = []
+    for reply, datum in lesson:
+        if not datum.counted and units and units[-1][0] is reply:
+            units[-1][1].append(datum)
+        else:
+            units.append((reply, [datum]))
+    return [unit for _, unit in units]
 
 
 def minibatches(data: Sequence[T], parts: int, seed: int) -> list[list[T]]:

@@ -10,6 +10,7 @@ from upshot.core.score import Score
 from upshot.rewards.credit import MAIN
 from upshot.rollout.policy import is_cut
 from upshot.rollout.rollout import Rollout
+from upshot.rollout.tree import measure_tree
 from upshot.training.loops.dynamic_sampling import is_flat
 
 
@@ -36,20 +37,28 @@ def summarise(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     for reason, count in missing_reasons(replies).items():
         out[f"missing/{reason}"] = float(count)
     out |= _shape(replies)
+    out |= measure_tree(replies)
     return out
 
 
 def by_group(
-    replies: Iterable[Rollout], groups_of: Callable[[Rollout], Mapping[str, str]], value: Callable[[Rollout], Score]
+    replies: Iterable[Rollout],
+    groups_of: Callable[[Rollout], Mapping[str, str]],
+    scores: Callable[[Rollout], Mapping[str, Score]] = lambda reply: {"reward": reply.reward.total},
 ) -> dict[str, float]:
     """Means by the task's groups: {'by/opening=ambiguous/reward': …}."""
     values: dict[str, list[float]] = {}
     for reply in replies:
-        score = value(reply).value
-        if score is not None:
-            for name, group in groups_of(reply).items():
-                values.setdefault(f"by/{name}={group}/reward", []).append(score)
+        present = {called: score.value for called, score in scores(reply).items() if score.value is not None}
+        for name, group in groups_of(reply).items() if present else ():
+            for called, value in present.items():
+                values.setdefault(f"by/{name}={group}/{called}", []).append(value)
     return {key: statistics.fmean(values[key]) for key in sorted(values)}
+
+
+def every_score(reply: Rollout) -> dict[str, Score]:
+    """A reply's reward and the means of its metrics."""
+    return {"reward": reply.reward.total, **{f"metric/{name}": mean for name, mean in reply.reward.means.items()}}
 
 
 def missing_reasons(replies: Iterable[Rollout]) -> dict[str, int]:

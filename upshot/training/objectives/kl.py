@@ -13,13 +13,13 @@ from dataclasses import replace
 
 from upshot.core.score import Score
 from upshot.rewards.credit import MAIN, Credit
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.rollout import Branch, Rollout
 from upshot.training.learner.batch import Datum
 from upshot.training.objectives.mismatch import LogprobSource
 
 
 def charge_replies(
-    learner: LogprobSource, groups: Sequence[Sequence[Rollout]]
+    learner: LogprobSource, groups: Sequence[Sequence[Rollout | Branch]]
 ) -> tuple[list[list[Credit | None]], dict[str, float]]:
     """The credits of a step's replies with the divergence taken off, and what to log."""
     replies = [reply for group in groups for reply in group if reply.credit is not None]

@@ -33,8 +33,9 @@ class Objective(ABC):
 
     def begin(self, data: Sequence[Datum], max_tokens: int, mode: str) -> None:
         """Count the step's sequences and tokens."""
-        tokens = sum(len(datum.places) for datum in data)
-        self.by = losses.Denominator(mode, len(data), tokens, max_tokens)
+        counted = [len(datum.places) for datum in data if datum.counted]
+        self.by = losses.Denominator(mode, len(counted), sum(counted), max_tokens)
+        self.tokens = sum(len(datum.places) for datum in data)
 
     @abstractmethod
     def loss(self, batch: TrainBatch, found: ForwardOutput) -> tuple[Tensor, Logs]:
@@ -42,7 +43,7 @@ class Objective(ABC):
 
     def share(self, per_token: Tensor) -> Tensor:
         """This micro-batch's share of a mean over the step's trained tokens."""
-        return per_token.detach().sum() / max(self.by.tokens, 1)
+        return per_token.detach().sum() / max(self.tokens, 1)
 
 
 class Sft(Objective):
