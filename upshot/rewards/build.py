@@ -11,7 +11,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from upshot.config.recipe import MetricConfig
-from upshot.config.registry import check_value, path_of
+from upshot.config.registry import path_of
+from upshot.config.validation import check_value
 from upshot.core.errors import UserError, did_you_mean
 from upshot.rewards.metric import Metric, metrics
 from upshot.rewards.reward import CLAMP
@@ -100,5 +101,5 @@ def metric_configs(metrics: Mapping[str, Any]) -> list[MetricConfig]:
     out = []
     for name, setting in metrics.items():
         options = dict(setting) if isinstance(setting, Mapping) else {"weight": setting}
-        out.append(MetricConfig.model_validate({"clamp": CLAMP, **options, "name": name}))
+        out.append(check_value(f"metric '{name}'", {"clamp": CLAMP, **options, "name": name}, MetricConfig))
     return out

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
+from upshot.config.bounds import NonNegative, Share
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.tasks import arithmetic
 from upshot.tasks.base import tasks
@@ -56,9 +57,9 @@ class Gsm8k(VerifiedTask):
         feedback: Sequence[Literal["format", "arithmetic"]] = ("format", "arithmetic"),
         tell: bool = False,
         hint: bool = False,
-        flawed: float = 0.7,
-        heedless: float = 0.6,
-        fault_cost: float = 0.0,
+        flawed: Share = 0.7,
+        heedless: Share = 0.6,
+        fault_cost: NonNegative = 0.0,
         **rows: Any,
     ) -> None:
         """Make the task.

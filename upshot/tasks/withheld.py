@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
+from upshot.config.bounds import Made, Share, Whole
 from upshot.core.conversation import Conversation, Message, Row, derive_seed, messages_from
 from upshot.core.errors import UserError
 from upshot.core.files import read_jsonl
@@ -173,13 +172,13 @@ class WithheldTask(Task):
 
     def __init__(
         self,
-        rows_per_split: Annotated[int, Field(ge=1)] = 2000,
-        ambiguous: Annotated[float, Field(ge=0, le=1)] = 0.6,
+        rows_per_split: Made = 2000,
+        ambiguous: Share = 0.6,
         most_withheld: Literal[1, 2] = 1,
-        asking: Annotated[float, Field(ge=0, le=1)] = 0.15,
+        asking: Share = 0.15,
         side: Literal["assistant", "user"] = "assistant",
         prompts: str | None = None,
-        seed: int = 0,
+        seed: Whole = 0,
     ) -> None:
         """Make the task.
 

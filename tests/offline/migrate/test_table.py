@@ -11,11 +11,11 @@ import pytest
 from pydantic import BaseModel
 
 from upshot.cli import VERBS, make_parser
-from upshot.config.layers import model_at
 from upshot.config.load import find_recipe
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import FuturesConfig, Named, Recipe
-from upshot.config.registry import _parameters
+from upshot.config.registry import option_types
+from upshot.config.validation import model_at
 from upshot.offline.migrate.recipe import CONVERSIONS, read_table
 from upshot.rewards.build import check_metric
 from upshot.rollout.dependencies import NAMES
@@ -70,7 +70,7 @@ def test_every_key_is_one_of_the_recipe(key: str) -> None:
     if last not in section.model_fields and issubclass(section, Named):  # an option of whatever is named
         named = {"task": tasks.get("math-hard"), "futures.user": users.get("llm")}
         thing = kinds.get("classmates") if issubclass(section, FuturesConfig) else named[".".join(parents)]
-        assert last in _parameters(thing)[0], key
+        assert last in option_types(thing), key
     else:
         assert last in section.model_fields, key
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from upshot.config.bounds import Words
 from upshot.config.recipe.base import Named, Section
 from upshot.config.renamed import RENAMED_KEYS
 
@@ -31,7 +32,7 @@ class EpisodeConfig(Section):
     long_prompts: Literal["error", "filter", "truncate"] = "error"
     """Rows whose prompt leaves no room for a reply in the model's context. error: refused before the run begins.
     filter: left out. truncate: the beginning of their longest message is left out."""
-    think: tuple[str, str] | None = ("<think>", "</think>")
+    think: tuple[Words, Words] | None = ("<think>", "</think>")
     """Markers around the policy's thoughts, which nobody else hears; None: everything it writes is said."""
 
 
@@ -94,3 +95,11 @@ class CreditConfig(Section):
     forks: float = Field(1.0, gt=0, le=1)
     """by tree: the share of the forks that is learned from, drawn at random and weighed accordingly. Futures are most
     of what a step samples; where learning from all of them takes too long, a part of them has the same mean."""
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> CreditConfig:
+        """Refuse what would do nothing."""
+        for name, by in {"gamma": "turns", "split": "turns", "forks": "tree"}.items():
+            if self.by != by and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"credit.{name} is of credit by {by}; set credit.by={by}, or leave it out")
+        return self

@@ -16,9 +16,10 @@ from functools import cache
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from upshot.config.layers import CALL, model_at, put
+from upshot.config.layers import CALL, put
 from upshot.config.load import read_yaml
 from upshot.config.recipe import Recipe
+from upshot.config.validation import model_at
 from upshot.core.errors import UserError
 from upshot.offline.migrate.theirs import OriginalSettings
 

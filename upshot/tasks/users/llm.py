@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from upshot.config.bounds import Count, NonNegative, Share, Whole
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, derive_seed
 from upshot.core.errors import UserError, did_you_mean
@@ -41,11 +42,11 @@ class LLMUser(User):
         vagueness: Literal["low", "medium", "high"] = "medium",
         end_signal: str = "",
         template: str = "user",
-        temperature: float = 1.0,
-        max_tokens: int = 512,
-        repairs: int = 2,
-        paste_share: float = 0.5,
-        seed: int = 0,
+        temperature: NonNegative = 1.0,
+        max_tokens: Count = 512,
+        repairs: Whole = 2,
+        paste_share: Share = 0.5,
+        seed: Whole = 0,
         task: Any = None,
     ) -> None:
         """Make the user.
@@ -196,8 +197,8 @@ def attempt_metrics(flaws: Sequence[str]) -> dict[str, float]:
 def _find_model(model: Any, models: Mapping[str, Model]) -> Model:
     if isinstance(model, Model):
         return model
-    if model not in models:
+    if not isinstance(model, str) or model not in models:
         raise UserError(
-            f"the user 'llm' is to be played by '{model}', which is no model; {did_you_mean(model, models)}"
+            f"the user 'llm' is to be played by '{model}', which is no model; {did_you_mean(str(model), models)}"
         )
     return models[model]

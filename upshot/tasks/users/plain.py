@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from upshot.config.bounds import Count, NonNegative, Words
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, derive_seed
 from upshot.core.errors import UserError, did_you_mean
@@ -23,7 +24,7 @@ PROMPT = "You are a person who talks to an assistant. This is what you know and 
 _SWAPPED = {"user": "assistant", "assistant": "user"}
 
 
-def swap_roles(goal: Any, messages: Sequence[Message], prompt: str = PROMPT) -> list[Message]:
+def swap_roles(goal: Any, messages: Sequence[Message], prompt: Words = PROMPT) -> list[Message]:
     """A conversation as the user's model sees it: the goal, then what was said with the roles swapped."""
     spoken = [replace(message, role=_SWAPPED[message.role]) for message in messages if message.role in _SWAPPED]
     return [Message("system", prompt.replace("{goal}", as_text(goal))), *spoken]
@@ -37,10 +38,10 @@ class PlainUser(User):
         self,
         model: Any = "user",
         models: Mapping[str, Model] | None = None,
-        prompt: str = PROMPT,
-        end_mark: str = END_MARK,
-        temperature: float = 1.0,
-        max_tokens: int = 128,
+        prompt: Words = PROMPT,
+        end_mark: Words = END_MARK,
+        temperature: NonNegative = 1.0,
+        max_tokens: Count = 128,
     ) -> None:
         """Make the user.
 

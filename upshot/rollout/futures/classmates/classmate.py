@@ -10,15 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
-from upshot.core.thought import MARKERS, find_thought
+from upshot.core.thought import find_thought
 from upshot.models.base import Completion, Model, Request
 from upshot.models.rendering import Renderer
+from upshot.rollout.futures.classmates.options import ClassmateConfig
 
 IN_WORDS = """\
 {question}
@@ -29,28 +27,6 @@ Somebody has thought about this:
 
 {wish}"""
 WISHES = {"answer": "Give the answer that follows from it.", "continue": "Go on from there, then give the answer."}
-
-
-class ClassmateConfig(BaseModel):
-    """One classmate in a recipe: the name of a model, or a mapping with it."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-
-    name: str
-    """One of the recipe's `models`."""
-    weight: float = Field(1.0, ge=0)
-    """Its share of the mean over classmates."""
-    think: tuple[str, str] = MARKERS
-    """The markers around its thoughts."""
-    tokenizer: str | None = None
-    """For a model behind an endpoint: folder or Hub name of its tokenizer; None: it is told in words."""
-    system: str = ""
-    """A system prompt of its own, put before the row's messages."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_text(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
 
 @dataclass(frozen=True, slots=True)
