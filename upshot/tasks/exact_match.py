@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from upshot.core.conversation import Row
 from upshot.tasks.base import tasks
@@ -26,7 +26,7 @@ class ExactMatch(VerifiedTask):
     ) -> None:
         """mode: exact, contains (the reference occurs in the answer), f1 (graded by shared words)."""
         super().__init__(**rows)
-        self.verifier_options: ClassVar[Mapping[str, Any]] = {"mode": mode}
+        self.verifier_options = {"mode": mode}
 
 
 class BoxedAnswer(VerifiedTask):
@@ -45,7 +45,7 @@ class HotpotQa(BoxedAnswer):
 
     name = "hotpotqa"
     verifier = "hotpotqa"
-    verifier_options: ClassVar[Mapping[str, Any]] = {"mode": "exact", "boxed": True}
+    verifier_options: Mapping[str, Any] = {"mode": "exact", "boxed": True}
     hub = "hotpotqa/hotpot_qa@distractor"
 
 
@@ -55,7 +55,7 @@ class NaturalQuestions(BoxedAnswer):
 
     name = "nq"
     verifier = "nq"
-    verifier_options: ClassVar[Mapping[str, Any]] = {"mode": "contains", "boxed": True}
+    verifier_options: Mapping[str, Any] = {"mode": "contains", "boxed": True}
     hub = "google-research-datasets/nq_open"
 
     def parse(self, record: Mapping[str, Any]) -> Row:

@@ -57,7 +57,7 @@ class JudgedVerifier(Verifier):
 
     graded = True
     waits = True
-    needs = ("judge",)
+    needs: tuple[str, ...] = ("judge",)
     rubric = ""
     low = 1
     high = 10
