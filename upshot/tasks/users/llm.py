@@ -14,10 +14,9 @@ from typing import Any, Literal
 from upshot.config.bounds import Count, NonNegative, Share, Whole
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, derive_seed
-from upshot.core.errors import UserError, did_you_mean
 from upshot.models.base import Model, ModelCallError
 from upshot.tasks.participants.ask import Flaw, ModelAnswer, ask, text_schema
-from upshot.tasks.participants.base import Observation, User, count, users
+from upshot.tasks.participants.base import Observation, User, count, find_model, users
 from upshot.tasks.participants.templates import as_lines, as_text, render, task_of
 from upshot.tasks.users.personas import VAGUENESS, check_persona, choose_persona
 from upshot.tasks.users.quality import copied_share, is_early_end, is_role_flip
@@ -63,7 +62,7 @@ class LLMUser(User):
         seed: of the draw of personas.
         """
         check_persona(persona)
-        self.model = _find_model(model, models or {})
+        self.model = find_model("llm", model, models or {})
         self.task_description = task_description or str(getattr(task, "description", ""))
         self.persona = persona
         self.vagueness = VAGUENESS[vagueness]
@@ -192,13 +191,3 @@ def attempt_metrics(flaws: Sequence[str]) -> dict[str, float]:
         "user_empty": float(flaws.count("empty")),
         "user_broken_json": float(broken),
     }
-
-
-def _find_model(model: Any, models: Mapping[str, Model]) -> Model:
-    if isinstance(model, Model):
-        return model
-    if not isinstance(model, str) or model not in models:
-        raise UserError(
-            f"the user 'llm' is to be played by '{model}', which is no model; {did_you_mean(str(model), models)}"
-        )
-    return models[model]

@@ -14,9 +14,9 @@ from typing import Any
 from upshot.config.bounds import Count, NonNegative, Words
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, derive_seed
-from upshot.core.errors import UserError, did_you_mean
+from upshot.core.errors import UserError
 from upshot.models.base import Model, ModelCallError, Request
-from upshot.tasks.participants.base import Observation, User, users
+from upshot.tasks.participants.base import Observation, User, find_model, users
 from upshot.tasks.participants.templates import as_text
 
 END_MARK = "[END]"
@@ -24,7 +24,7 @@ PROMPT = "You are a person who talks to an assistant. This is what you know and 
 _SWAPPED = {"user": "assistant", "assistant": "user"}
 
 
-def swap_roles(goal: Any, messages: Sequence[Message], prompt: Words = PROMPT) -> list[Message]:
+def swap_roles(goal: Any, messages: Sequence[Message], prompt: str = PROMPT) -> list[Message]:
     """A conversation as the user's model sees it: the goal, then what was said with the roles swapped."""
     spoken = [replace(message, role=_SWAPPED[message.role]) for message in messages if message.role in _SWAPPED]
     return [Message("system", prompt.replace("{goal}", as_text(goal))), *spoken]
@@ -51,11 +51,7 @@ class PlainUser(User):
         """
         if "{goal}" not in prompt:
             raise UserError(f"the prompt of the user 'plain' says nowhere {{goal}}: '{prompt}'")
-        found = model if isinstance(model, Model) else (models or {}).get(model)
-        if found is None:
-            known = did_you_mean(model, models or {})
-            raise UserError(f"the user 'plain' is to be played by '{model}', which is no model; {known}")
-        self.model = found
+        self.model = find_model("plain", model, models or {})
         self.prompt = prompt
         self.end_mark = end_mark
         self.sampling = Sampling(max_tokens=max_tokens, temperature=temperature)
