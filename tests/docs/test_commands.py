@@ -30,7 +30,7 @@ SMALL = ("train.group_size=2", "warm_start.steps=1", "warm_start.batch=4", *STEP
 OWN = ("task.size=16", *SMALL)
 
 RUN_HERE: dict[str, tuple[str, ...]] = {
-    "make demo": ("task.rows_per_split=16", "futures.samples=1", *SMALL[:-2]),
+    "make demo": ("task.rows_per_split=16", "futures.samples=2", *SMALL[:-2]),
     "upshot recipe list": (),
     "upshot recipe show collabllm-grpo train.lr=1e-5": (),
     "upshot new task my_task": (),
