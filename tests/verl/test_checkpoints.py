@@ -183,7 +183,7 @@ def test_what_is_not_a_shard_of_fsdp2_is_refused(tmp_path: Path) -> None:
 def run(tmp_path: Path) -> RunFolder:
     """A run of verl with two checkpoints, of which the second was not finished."""
     own = [f"run_dir={tmp_path / 'run'}", "model.path=somewhere", "warm_start=null", "task.rows_per_split=64"]
-    folder = RunFolder.create(load_recipe("quickstart", own).recipe)
+    folder = RunFolder.create(load_recipe("quickstart", ["credit.by=reply", *own]).recipe)
     (folder.path / "verl.txt").write_text("both sides")
     save(folder.checkpoints.path / "global_step_4/actor", model())
     save(folder.checkpoints.path / "global_step_8/actor", model())
@@ -224,7 +224,7 @@ def test_neither_engine_goes_on_with_the_run_of_the_other(
 ) -> None:
     assert main(["train", "--resume", str(run.path)]) == 2
     assert f"--engine verl --resume {run.path}" in capsys.readouterr().err
-    other = RunFolder.create(load_recipe("quickstart", [f"run_dir={tmp_path / 'local'}"]).recipe)
+    other = RunFolder.create(load_recipe("quickstart", ["credit.by=reply", f"run_dir={tmp_path / 'local'}"]).recipe)
     assert main(["train", "--engine", "verl", "--resume", str(other.path)]) == 2
     assert "without --engine verl" in capsys.readouterr().err
 

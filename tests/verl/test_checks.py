@@ -23,7 +23,7 @@ def planned(*theirs: str) -> VerlPlan:
 
 
 def recipe_with(*overrides: str) -> Recipe:
-    return load_recipe("quickstart", ["warm_start=null", "model.path=/model", *overrides]).recipe
+    return load_recipe("quickstart", ["credit.by=reply", "warm_start=null", "model.path=/model", *overrides]).recipe
 
 
 def says(found: Any) -> list[str]:

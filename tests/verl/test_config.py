@@ -19,7 +19,7 @@ PLACE = ClusterPlace("/run", rows=64, prompt_tokens=40, context=256)
 
 def recipe(*overrides: str) -> Recipe:
     own = ["warm_start=null", "model.path=/model", *overrides]
-    return load_recipe("quickstart", own).recipe
+    return load_recipe("quickstart", ["credit.by=reply", *own]).recipe
 
 
 def value(made: Recipe, key: str, place: ClusterPlace = PLACE) -> object:
@@ -30,7 +30,7 @@ def value(made: Recipe, key: str, place: ClusterPlace = PLACE) -> object:
 def test_every_key_of_a_recipe_is_carried_played_or_left_with_a_reason() -> None:
     carried = {key for line in CARRIED for key in line.ours} | SPECIAL
     known = [*carried, *PLAYED, *LEFT]
-    full = load_recipe("quickstart", ["model.lora={r: 8}"]).recipe
+    full = load_recipe("quickstart", ["credit.by=reply", "model.lora={r: 8}"]).recipe
     lost = [key for key, _ in flatten_recipe(full) if not any(key == k or key.startswith(k + ".") for k in known)]
     assert lost == []
 
@@ -158,25 +158,32 @@ def test_a_dry_run_on_verl_prints_both_sides_and_what_has_no_counterpart(capsys:
     from upshot.cli import main
 
     words = ["model.path=/model", "warm_start=null", "trainer.n_gpus_per_node=8"]
-    assert main(["train", "quickstart", "--engine", "verl", "--dry-run", *words]) == 2  # the checks are made as well
+    assert (
+        main(["train", "quickstart", "credit.by=reply", "--engine", "verl", "--dry-run", *words]) == 2
+    )  # the checks are made as well
     told, wrong = capsys.readouterr()
     assert "upshot: there is no folder '/model'" in wrong
     assert "actor_rollout_ref.rollout.n=8    ← train.group_size" in told
     assert "trainer.n_gpus_per_node=8    ← command line" in told
     assert "train.max_skipped=3    verl has no such guard" in told
-    assert main(["train", "quickstart", "--engine", "verl", "--dry-run", "eval.stop_after=5"]) == 2
+    assert main(["train", "quickstart", "credit.by=reply", "--engine", "verl", "--dry-run", "eval.stop_after=5"]) == 2
     told = capsys.readouterr()
     assert "! eval.stop_after=5" in told.out and "cannot run this recipe" in told.err
 
 
+def test_credit_along_the_tree_is_refused_with_the_way_out() -> None:
+    with pytest.raises(UserError, match=r"credit\.by=tree.*set credit\.by=reply"):
+        compose(recipe("credit.by=tree"), PLACE).check()
+
+
 def test_a_new_model_and_a_warm_start_are_made_before_verl_starts() -> None:
-    made = load_recipe("quickstart", []).recipe
+    made = load_recipe("quickstart", ["credit.by=reply"]).recipe
     plan = compose(made, PLACE)
     plan.check()
     assert plan.nested()["actor_rollout_ref"]["model"]["path"] == "(made at the start)"
     assert "run by local mode before verl starts" in plan.page()
     with pytest.raises(UserError, match="adapters of a warm start"):
-        compose(load_recipe("quickstart", ["model.lora={r: 8, dropout: 0}"]).recipe, PLACE).check()
+        compose(load_recipe("quickstart", ["credit.by=reply", "model.lora={r: 8, dropout: 0}"]).recipe, PLACE).check()
 
 
 def test_on_this_machine_every_setting_says_that_it_is_for_that(monkeypatch: pytest.MonkeyPatch) -> None:

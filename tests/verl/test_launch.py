@@ -37,7 +37,7 @@ def recipe(tmp_path: Path) -> Recipe:
         f"model.path={tmp_path / 'model'}",
         f"run_dir={tmp_path / 'run'}",
     ]
-    return load_recipe("quickstart", [*own, "eval.rows=8"]).recipe
+    return load_recipe("quickstart", ["credit.by=reply", *own, "eval.rows=8"]).recipe
 
 
 def test_rows_are_written_and_measured_before_the_start(recipe: Recipe, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ THEIRS = ["trainer.n_gpus_per_node=2", "+trainer.new=1"]
 @pytest.fixture
 def recipe(tmp_path: Path) -> Recipe:
     own = ["task.rows_per_split=64", "warm_start=null", "model.path=/model", "eval.every=2"]
-    return load_recipe("quickstart", [*own, f"run_dir={tmp_path / 'run'}"]).recipe
+    return load_recipe("quickstart", ["credit.by=reply", *own, f"run_dir={tmp_path / 'run'}"]).recipe
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ class Stage:
 
     def __init__(self, tmp: Path, *words: str) -> None:
         own = ["task.rows_per_split=64", "warm_start=null", f"model.path={tmp / 'model'}", f"run_dir={tmp / 'run'}"]
-        self.recipe: Recipe = load_recipe("quickstart", [*own, *words]).recipe
+        self.recipe: Recipe = load_recipe("quickstart", ["credit.by=reply", *own, *words]).recipe
         self.folder = RunFolder.create(self.recipe)
         self.run = self.folder.path
         self.log = self.run / "verl" / "metrics.jsonl"

@@ -84,7 +84,7 @@ class Servers(Manager):
 
 def recipe_of(*overrides: str) -> Recipe:
     own = ["task.rows_per_split=64", "task.vague=0", "warm_start=null", "model.path=/model", "train.group_size=4"]
-    return load_recipe("quickstart", [*own, *overrides]).recipe
+    return load_recipe("quickstart", ["credit.by=reply", *own, *overrides]).recipe
 
 
 def some(recipe: Recipe, *places: int) -> list[Row]:

@@ -24,7 +24,7 @@ OWN = ("task.rows_per_split=64", "train.method=sft", "warm_start=null", "train.p
 
 
 def made(*words: str) -> Recipe:
-    return load_recipe("quickstart", [*OWN, "model.path=/model", *words]).recipe
+    return load_recipe("quickstart", ["credit.by=reply", *OWN, "model.path=/model", *words]).recipe
 
 
 def test_the_recipe_is_the_sft_trainers_config_and_every_value_says_where_it_came_from() -> None:

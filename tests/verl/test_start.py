@@ -19,7 +19,7 @@ TINY = (
 
 
 def recipe(*overrides: str) -> Recipe:
-    return load_recipe("quickstart", [*TINY, *overrides]).recipe
+    return load_recipe("quickstart", ["credit.by=reply", *TINY, *overrides]).recipe
 
 
 def test_a_warm_start_is_made_once_and_again_for_another_recipe(tmp_path: Path) -> None:

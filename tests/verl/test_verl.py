@@ -30,14 +30,16 @@ def composed(*more: str) -> tuple[Any, Any]:
     """Our plan and verl's config made of it."""
     import hydra
 
-    plan = compose(load_recipe("quickstart", [*OWN, *more]).recipe, PLACE, MORE)
+    plan = compose(load_recipe("quickstart", ["credit.by=reply", *OWN, *more]).recipe, PLACE, MORE)
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         return plan, hydra.compose("ppo_trainer", overrides=plan.overrides())
 
 
 @pytest.fixture
 def recipe_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = RunFolder.create(load_recipe("quickstart", [*OWN, f"run_dir={tmp_path / 'run'}"]).recipe)
+    folder = RunFolder.create(
+        load_recipe("quickstart", ["credit.by=reply", *OWN, f"run_dir={tmp_path / 'run'}"]).recipe
+    )
     monkeypatch.setenv(RECIPE, str(folder.path / "recipe.yaml"))
 
 

@@ -37,7 +37,9 @@ def test_what_local_sets_lands_where_verl_reads_it() -> None:
     import hydra
     from omegaconf import OmegaConf
 
-    plan = compose(load_recipe("quickstart", ["model.path=/m", "warm_start=null"]).recipe, PLACE, (), local=True)
+    plan = compose(
+        load_recipe("quickstart", ["credit.by=reply", "model.path=/m", "warm_start=null"]).recipe, PLACE, (), local=True
+    )
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         theirs = hydra.compose("ppo_trainer", overrides=plan.overrides())  # refuses a key that it does not have
     here = [setting for setting in plan.settings if setting.source.startswith("--local")]

@@ -66,7 +66,7 @@ HALF_SAID = row_where(lambda row: row.meta["opening"] == "ambiguous" and len(row
 
 def made(*overrides: str) -> RolloutWorker:
     own = ["task.rows_per_split=64", "task.vague=0", "warm_start=null", "model.path=/model", *overrides]
-    return RolloutWorker(load_recipe("quickstart", own).recipe, TOKENIZER, 256)
+    return RolloutWorker(load_recipe("quickstart", ["credit.by=reply", *own]).recipe, TOKENIZER, 256)
 
 
 def order(row: Row, session: int = 0, group: int = 0, step: int = 0) -> PlayRequest:

@@ -165,6 +165,9 @@ def _unfit(recipe: Recipe) -> Iterator[MissingKey]:
     if recipe.model.lora and (recipe.warm_start is not None or not recipe.model.path):
         why = "adapters of a warm start are not carried over; run it in local mode and name what it made as model.path"
         yield MissingKey("model.lora", recipe.model.lora.model_dump(mode="json"), why, True)
+    if recipe.credit.by == "tree":
+        why = "verl learns from one row a reply; the branches of its futures are not carried yet: set credit.by=reply"
+        yield MissingKey("credit.by", "tree", why, True)
     yield from _copies(recipe)
 
 

@@ -116,7 +116,7 @@ def play(folder: Path, model: str, rows: int) -> dict[str, Any]:
     here = "tests.verl.real.goals"
     own = [f"task={{name: '{here}:Secrets', rows: {rows}}}", f"run_dir={folder}", f"model.path={model}"]
     own += [f"reward.metrics=[{{name: verifier}}, {{name: '{here}:heard', weight: 0, clamp: null}}]", "warm_start=null"]
-    recipe = load_recipe("quickstart", own).recipe
+    recipe = load_recipe("quickstart", ["credit.by=reply", *own]).recipe
     place = RunFolder.create(recipe).path
     os.environ[RECIPE] = str(place / "recipe.yaml")
     rollout = "actor_rollout_ref.rollout"

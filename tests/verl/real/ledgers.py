@@ -83,7 +83,7 @@ class Worker:
 def play(folder: Path) -> dict[str, Any]:
     """All of it."""
     ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR")
-    recipe = load_recipe("quickstart", ["budget.max_calls=200"]).recipe
+    recipe = load_recipe("quickstart", ["credit.by=reply", "budget.max_calls=200"]).recipe
     ledger = open_ledger(recipe, folder)
     stopped = ledger.stopped.remote()
     endpoint = Endpoint.remote()  # type: ignore[attr-defined]

@@ -36,8 +36,14 @@ from upshot.training.metrics.best import is_evaluation
 STEPS, PROMPTS, REPLIES = 20, 16, 8
 MORE = STEPS + 2
 """The resumed run is the negative control, too: after the update of its first step the servers are sent no weights."""
-OWN = ("train.save.every=10", f"eval.every={STEPS}", "eval.rows=64", f"keep_rollouts={PROMPTS * REPLIES}")
-"""What the runs on verl and in local mode are both told; all else is the quickstart as it ships."""
+OWN = (
+    "credit.by=reply",
+    "train.save.every=10",
+    f"eval.every={STEPS}",
+    "eval.rows=64",
+    f"keep_rollouts={PROMPTS * REPLIES}",
+)
+"""What the runs on verl and in local mode are both told; all else but its credit along the tree is the quickstart as it ships."""
 SAME = ("reward/mean", "reward/extrinsic", "reward/intrinsic", "reward/group_std", "metric/verifier", "train/tokens")
 """What a first step with the same draws has in common with local mode's, by name."""
 APART = "verl/training/rollout_probs_diff_max"

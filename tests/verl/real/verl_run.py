@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 WARM = ("warm_start.steps=40", "warm_start.batch=16")
-SMALL = ("train.prompts_per_step=4", "train.group_size=4", "task.rows_per_split=64", *WARM)
+SMALL = ("credit.by=reply", "train.prompts_per_step=4", "train.group_size=4", "task.rows_per_split=64", *WARM)
 """The quickstart, made small: a few seconds a step."""
 SECONDS = 600
 TAKEN = "EADDRINUSE"
