@@ -43,7 +43,8 @@ OWN = (
     "eval.rows=64",
     f"keep_rollouts={PROMPTS * REPLIES}",
 )
-"""What the runs on verl and in local mode are both told; all else but its credit along the tree is the quickstart as it ships."""
+"""What the runs on verl and in local mode are both told; all else is the quickstart
+as it ships, which learns along the tree."""
 SAME = ("reward/mean", "reward/extrinsic", "reward/intrinsic", "reward/group_std", "metric/verifier", "train/tokens")
 """What a first step with the same draws has in common with local mode's, by name."""
 APART = "verl/training/rollout_probs_diff_max"
