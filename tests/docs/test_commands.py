@@ -31,6 +31,9 @@ OWN = ("task.size=16", *SMALL)
 
 RUN_HERE: dict[str, tuple[str, ...]] = {
     "make demo": ("task.rows_per_split=16", "futures.samples=2", *SMALL[:-2]),
+    "upshot demo tree": ("task.rows_per_split=16", *SMALL[:-2]),
+    "upshot train quickstart credit.by=reply": ("task.rows_per_split=16", *SMALL),
+    "upshot train quickstart credit.by=tree": ("task.rows_per_split=16", *SMALL),
     "upshot recipe list": (),
     "upshot recipe show collabllm-grpo train.lr=1e-5": (),
     "upshot new task my_task": (),
@@ -68,9 +71,9 @@ IMPORT_CLASSMATES = "tests/offline/migrate/test_import.py::test_a_map_of_classma
 IMPORT_BUILD = "tests/offline/migrate/test_import.py::test_a_script_that_builds_data_becomes_the_line_that_builds_it"
 ELSEWHERE = {
     "make test": "Makefile::test",
-    "upshot train quickstart --engine verl --dry-run": VERL,
+    "upshot train quickstart credit.by=reply --engine verl --dry-run": VERL,
     "pip install 'upshot[verl-cpu]'": "Makefile::test-cluster",
-    "upshot train quickstart --engine verl --local": f"{REAL}/test_quickstart.py::test_every_step_has",
+    "upshot train quickstart credit.by=reply --engine verl --local": f"{REAL}/test_quickstart.py::test_every_step_has",
     "upshot train --engine verl --resume": f"{REAL}/test_quickstart.py::test_a_resumed_run_goes_on_with_the_next_rows",
     "source .venv/bin/activate": "Makefile::setup",
     "git clone … && cd upshot": "Makefile::setup",
