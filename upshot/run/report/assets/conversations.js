@@ -174,9 +174,16 @@ function futureBranch(future, index, reply) {
     h("summary", {}, h("b", {}, alone ? "The reply itself" : total > 1 ? `Future ${index + 1}` : "Future"), !alone && h("span", {}, count(turns.length, "turn")), ownKey(future, reply) && h("span", { class: "key-text" }, ownKey(future, reply)),
       future.ended && h("span", {}, `ended: ${plain(future.ended)}`),
       future.missing && h("span", { class: "missing-text" }, `missing: ${plain(future.missing)}`),
+      branchesText(future) && h("span", {}, branchesText(future)),
       h("span", { class: "scores" }, scored.map(([name, score]) => h("span", { class: scoreValue(score) === null ? "missing-text" : "" }, `${name} ${scoreValue(score) === null ? "missing" : format(scoreValue(score))}`)))),
     h("div", { class: "turns" }, turns.length ? turns.map(bubble) : !alone && h("p", { class: "note" }, "No turns after the reply.")),
     bars(future.scores, { scales: scalesOf(data.runs[browse.run]) }));
+}
+
+// Credited along the tree: the advantage of the policy's turns in this future, fork by fork, beside its siblings'.
+function branchesText(future) {
+  const own = (future.branches || []).map((branch) => (isNumber(branch.advantage) ? signed(branch.advantage) : "–"));
+  return own.length ? `${own.length > 1 ? "advantages" : "advantage"} ${own.join(", ")}` : "";
 }
 
 function conversation(messages) {
