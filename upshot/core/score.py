@@ -47,6 +47,8 @@ class Reason(StrEnum):
     CRASHED = "crashed"
     """A worker process died or ran out of memory."""
     SANDBOX_FAULT = "sandbox_fault"
+    UNDECIDED = "undecided"
+    """A program passes its tests, but only by its own word: no data confirms it."""
     BAD_ROW = "bad_row"
     """The row lacks what scoring needs: a reference, tests, a label."""
     NOTHING_SAID = "nothing_said"
@@ -168,7 +170,10 @@ class Score:
 
 
 LASTING = frozenset(
-    {Reason.BAD_ROW, Reason.TOO_LONG, Reason.NOTHING_SAID, Reason.OVERLONG, Reason.MALFORMED, Reason.NOT_SCORED}
+    {
+        *(Reason.BAD_ROW, Reason.TOO_LONG, Reason.NOTHING_SAID, Reason.OVERLONG, Reason.MALFORMED, Reason.NOT_SCORED),
+        Reason.UNDECIDED,
+    }
 )
 """Reasons that another attempt would meet again."""
 
