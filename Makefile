@@ -76,15 +76,15 @@ test-peers: setup  ## other people's clients and agent loops against upshot serv
 
 lint: setup  ## ruff
 	@echo "checking style"
-	@$(BIN)/ruff check upshot tests benchmarks examples docs/draw_house.py
-	@$(BIN)/ruff format --check --quiet upshot tests benchmarks examples docs/draw_house.py || (echo "run: make format"; exit 1)
+	@$(BIN)/ruff check upshot tests benchmarks examples docs/draw_*.py
+	@$(BIN)/ruff format --check --quiet upshot tests benchmarks examples docs/draw_*.py || (echo "run: make format"; exit 1)
 
 types: setup  ## mypy
 	@echo "checking types"
 	@$(BIN)/mypy upshot
 
 format: setup  ## reformat
-	@$(BIN)/ruff check --fix --quiet upshot tests benchmarks examples docs/draw_house.py; $(BIN)/ruff format upshot tests benchmarks examples docs/draw_house.py
+	@$(BIN)/ruff check --fix --quiet upshot tests benchmarks examples docs/draw_*.py; $(BIN)/ruff format upshot tests benchmarks examples docs/draw_*.py
 
 collabllm-smoke: setup  ## CollabLLM end to end on the CPU: build, prepare, five trainings, evaluation
 	@$(BIN)/python -m tests.collabllm.smoke

@@ -2,6 +2,7 @@
 
     python benchmarks/grpo_step.py                  # GPU: SmolLM2-135M's shape, 16 prompts x 8 replies of 256 ids
     python benchmarks/grpo_step.py --collabllm      # GPU: 8B with LoRA; 3 futures of 2 rounds with a scripted user
+    python benchmarks/grpo_step.py --collabllm --tree 1 0.25   # and learning along the tree, from all and some forks
     python benchmarks/grpo_step.py --shape tiny     # CPU, in seconds
 
 Random weights and no end ids, so that every reply has its full length. A step: replies are sampled, continued and
@@ -39,6 +40,7 @@ from upshot.models.tiny import tiny_tokenizer
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import MetricWeight
 from upshot.rollout.context import RolloutContext
+from upshot.rollout.futures.base import CreditRule
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
@@ -70,8 +72,8 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-async def ours(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """Steps of our loop."""
+async def ours(options: argparse.Namespace, device: torch.device, forks: float = 0.0) -> dict[str, Any]:
+    """Steps of our loop; `forks`: the share of the futures' forks that is learned from too."""
     vocab = SHAPES[options.shape]["vocab"]
     tokenizer = tiny_tokenizer([f"w{n}" for n in range(vocab - SPECIALS)])
     module = build(options.shape, device)
@@ -81,9 +83,9 @@ async def ours(options: argparse.Namespace, device: torch.device) -> dict[str, A
     policy = Policy(model, Renderer(tokenizer), Sampling(options.new))
     lines = [words(1000 + n, 32, vocab) for n in range(options.rounds)]
     user = ScriptedUser(lines, leave_when_answered=False) if options.rounds else None
-    context = RolloutContext(
-        policy, Talk({"m": Parity()}, {"m": MetricWeight()}, user, options.samples, options.rounds)
-    )
+    rule = CreditRule("tree", forks=forks) if forks else None
+    futures = Talk({"m": Parity()}, {"m": MetricWeight()}, user, options.samples, options.rounds, rule)
+    context = RolloutContext(policy, futures)
     config = TrainConfig(advantage=Named(name="grpo"), token_budget=options.token_budget, lr=1e-6)
     learner = Learner(module, tokenizer, config, options.new, changed=model.engine.weights_changed)
     rows = [Row(f"r{i}", (Message("user", words(i, options.prompt, vocab)),)) for i in range(options.prompts)]
@@ -146,6 +148,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--collabllm", action="store_true", help="8B with LoRA, 3 futures of 2 rounds; no peer")
+    parser.add_argument("--tree", type=float, nargs="*", default=[], help="also along the tree: shares of the forks")
     parser.add_argument("--shape", choices=SHAPES, default="")
     parser.add_argument("--prompts", type=int, default=0)
     parser.add_argument("--replies", type=int, default=8)
@@ -168,15 +171,24 @@ def arguments() -> argparse.Namespace:
     return options
 
 
+def _clear(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def main() -> int:
     """Run and print."""
     options = arguments()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     out: dict[str, Any] = {"shape": options.shape, "device": device.type, "ours": asyncio.run(ours(options, device))}
     print(json.dumps(out, indent=1), flush=True)
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    _clear(device)
+    for forks in options.tree:
+        along = asyncio.run(ours(options, device, forks))
+        ratio = along["step"]["step"] / out["ours"]["step"]["step"]
+        print(json.dumps({"tree": forks, "ours": along, "ratio": ratio}, indent=1), flush=True)
+        _clear(device)
     if options.collabllm or options.no_peer:
         return 0
     try:

@@ -1,10 +1,15 @@
-"""What holds for all tests: properties are searched without a clock, and Ctrl-C is heeded."""
+"""What holds for all tests: properties are searched without a clock, deadlines follow the machine, Ctrl-C is heeded."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.patience import patience
 
 # A busy machine is no fault of a property's.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -12,3 +17,11 @@ settings.load_profile("untimed")
 
 # A shell that starts the tests in the background has them, and every command that they start, ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    """A test that names no limit has the usual one, in seconds of a quiet machine."""
+    if item.get_closest_marker("timeout") is None:
+        item.add_marker(pytest.mark.timeout(patience(float(item.config.getini("timeout")))))
+    return (yield)

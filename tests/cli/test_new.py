@@ -20,7 +20,7 @@ def test_what_is_written_passes_its_own_tests(tmp_path: Path, capsys: pytest.Cap
         assert f"python -m pytest test_own_{kind}.py" in capsys.readouterr().out
     # A process of its own: the tests import their modules by name, as they would in the user's folder.
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment(), timeout=200)
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr
     assert "10 passed" in done.stdout
 

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tests.collabllm.stage import actor, rows, run_virtual, scene
+from tests.patience import patience
 from upshot.rollout.play import play_step
 
 LATENCY = 0.05
@@ -34,7 +35,7 @@ def test_a_grpo_step_takes_at_most_two_and_a_half_critical_paths() -> None:
     calls = sum(stats[f"{role}/calls"] for role in ("policy", "future", "user", "judge"))
     assert calls == 128 + 384 * (2 + 2 + 2)
     assert seconds <= 2.5 * PATH, f"{seconds:.2f} s, critical path {PATH:.2f} s"
-    assert cpu / calls < 0.003, f"{cpu / calls * 1000:.2f} ms of CPU a call"
+    assert cpu / calls < patience(0.003), f"{cpu / calls * 1000:.2f} ms of CPU a call"
     assert all(reply.reward.total.value is not None for group in groups for reply in group)
 
 

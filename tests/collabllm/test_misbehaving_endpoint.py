@@ -9,6 +9,7 @@ import pytest
 
 from tests.collabllm.stage import act, number_of, rows, scene
 from tests.models.misbehaving_server import MisbehavingServer
+from tests.patience import patience
 from upshot.models.connect import connect
 from upshot.rollout.play import play_step
 from upshot.rollout.rollout import Rollout
@@ -25,7 +26,13 @@ def play(retries: int) -> tuple[list[Rollout], MisbehavingServer, dict[str, floa
             return act("\n".join(message["content"] for message in body["messages"]))
 
         async with MisbehavingServer(reply, **FAULTS, retry_after="0.05", keep_bodies=False, seed=3) as server:
-            spec = {"url": server.url, "concurrency": 64, "timeout_s": 5, "retries": retries, "backoff_s": 0.02}
+            spec = {
+                "url": server.url,
+                "concurrency": 64,
+                "timeout_s": patience(5),
+                "retries": retries,
+                "backoff_s": 0.02,
+            }
             async with connect(spec) as model:
                 groups = await play_step(scene(model), rows(200), 1, seed=0)
                 return [group[0] for group in groups], server, model.stats()

@@ -68,10 +68,6 @@ def test_options_of_another_task_are_not_inherited(tmp_path: Path) -> None:
         ("train.lr=1e400", r"train.lr = inf: input should be a finite number"),
         ("train.dpo.min_gap=.nan", r"train.dpo.min_gap = nan: input should be"),
         (
-            "train.group_size=1",
-            r"train.group_size is 1, but 'dr-grpo' compares the replies",
-        ),
-        (
             "train={method: online-dpo, group_size: 1}",
             r"online-dpo ranks the replies to a prompt",
         ),

@@ -21,7 +21,7 @@ from upshot.rewards.build import build_metric, check_metric
 from upshot.rewards.metric import Metric, score_by
 
 TINY = (
-    *("model.tiny={hidden: 16, layers: 1, heads: 2, mlp: 32}", "task.rows_per_split=32", "futures.samples=1"),
+    *("model.tiny={hidden: 16, layers: 1, heads: 2, mlp: 32}", "task.rows_per_split=32", "futures.samples=2"),
     *("warm_start.steps=1", "warm_start.batch=4", "train.steps=1", "train.prompts_per_step=2", "train.group_size=2"),
 )
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
+from upshot.config.layers import COMMAND_LINE, put
 from upshot.config.load import load_recipe
+from upshot.config.recipe import Recipe
+from upshot.config.reference import models_in
+from upshot.config.short_form import ShortForm
+from upshot.core.errors import UserError
 
 
 def laid(tmp_path: Path, below: str, above: str) -> Any:
@@ -37,6 +44,40 @@ def test_an_override_inside_a_section_keeps_its_short_form() -> None:
     assert (clip.low, clip.high) == (0.1, 0.3)
     judge = given("models.judge=http://host/v1#one", "models.judge.temperature=0").models["judge"]
     assert (judge.url, judge.model, judge.temperature) == ("http://host/v1", "one", 0)
+
+
+def short_forms(model: type[BaseModel] = Recipe, path: tuple[str, ...] = ()) -> Iterator[tuple[str, type[ShortForm]]]:
+    """Every section of a recipe that a value alone may stand for."""
+    for name, info in model.model_fields.items():
+        for section in models_in(info.annotation):
+            below = (*path, name, *(["some"] if getattr(info.annotation, "__origin__", None) is dict else []))
+            if issubclass(section, ShortForm) and getattr(info.annotation, "__origin__", None) is not list:
+                if section.short_key:
+                    yield ".".join(below), section
+                yield from short_forms(section, below)
+
+
+ALONE = {"weight": 0.1, "high": 0.3, "by": "turns", "rule": "truncate"}
+"""What stands for a section, by the key that it is of; the others are names."""
+NAMES = {"schedule": "cosine", "optimizer": "adamw-8bit", "engine": "vllm", "futures": "none"}
+
+
+@pytest.mark.parametrize(("path", "section"), list(short_forms()), ids=lambda x: x if isinstance(x, str) else "")
+def test_no_section_loses_its_short_form_to_an_override_inside_it(path: str, section: type[ShortForm]) -> None:
+    value = ALONE.get(section.short_key, NAMES.get(path.rpartition(".")[2], "some-name"))
+    data: dict[str, Any] = {}
+    put(data, {}, path, value, COMMAND_LINE)
+    put(data, {}, f"{path}.more", 1, COMMAND_LINE)
+    below: Any = data
+    for part in path.split("."):
+        below = below[part]
+    assert below == section.expand(value) | {"more": 1}
+
+
+def test_a_value_that_is_no_section_is_not_forgotten_for_a_key_inside_it() -> None:
+    with pytest.raises(UserError, match=r"'reward.overlong.penalty' is inside 'reward.overlong', which is 'score'"):
+        given("reward.overlong=score", "reward.overlong.penalty=-2")
+    assert given("warm_start=null", "warm_start.steps=3").warm_start.steps == 3
 
 
 def test_futures_that_are_none_stay_none() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import patience
 from upshot.config.model_spec import ModelSpec
 from upshot.core import time_limit
 from upshot.core.conversation import Conversation, Message, Row
@@ -29,6 +30,7 @@ from upshot.rollout.play import score_conversation
 from upshot.tasks.participants.base import Observation, Participant
 from upshot.tasks.verifiers.base import Claim, Verifier
 
+LIMIT_S = patience(0.2)
 TALK = Conversation(Row("r", (Message("user", "hello"), Message("assistant", "please?"))))
 
 
@@ -42,7 +44,7 @@ class By(Metric):
         return Score(float(await self.work() or 1.0))
 
 
-def scored(metric: Metric, seconds: float = 0.2) -> Score:
+def scored(metric: Metric, seconds: float = LIMIT_S) -> Score:
     async def play() -> Score:
         call_seconds.set(seconds)
         return (await score_conversation({"mine": metric}, TALK))["mine"]
@@ -73,15 +75,13 @@ async def computes_after_a_wait() -> float:
 
 @pytest.mark.parametrize("work", [forever, sleeps_without_waiting, computes, computes_after_a_wait])
 def test_a_metric_that_never_returns_is_missing_as_timeout(work: Callable[[], Any]) -> None:
-    began = time.monotonic()
     score = scored(By(work))
-    assert score.reason == "timeout" and score.why == "mine: By took more than 0.2 s (call_seconds)"
-    assert time.monotonic() - began < 5
+    assert score.reason == "timeout" and score.why == f"mine: By took more than {LIMIT_S:g} s (call_seconds)"
 
 
 def test_siblings_keep_their_scores() -> None:
     async def play() -> dict[str, Score]:
-        call_seconds.set(0.2)
+        call_seconds.set(LIMIT_S)
         return await score_conversation({"bad": By(forever), "good": By(lambda: asyncio.sleep(0.01))}, TALK)
 
     scores = asyncio.run(play())
@@ -94,7 +94,7 @@ def test_a_timeout_of_the_users_own_keeps_its_name() -> None:
         async with asyncio.timeout(0.01):
             return await forever()
 
-    assert scored(By(gives_up), 5).why == "mine: TimeoutError"
+    assert scored(By(gives_up), 3600).why == "mine: TimeoutError"
 
 
 def test_what_the_user_code_raises_and_returns_passes_through() -> None:
@@ -152,7 +152,7 @@ class Slow(GuardedModel):
     """A helper model that takes its time."""
 
     async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(2 * LIMIT_S)
         return ApiAnswer([Completion("ok", "stop")] * n, 1, 1)
 
 
@@ -331,5 +331,5 @@ sys.settrace(lambda *_: None)
 sys.settrace(None)
 print("stepped")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "stepped\n"

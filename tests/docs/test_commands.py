@@ -30,7 +30,7 @@ SMALL = ("train.group_size=2", "warm_start.steps=1", "warm_start.batch=4", *STEP
 OWN = ("task.size=16", *SMALL)
 
 RUN_HERE: dict[str, tuple[str, ...]] = {
-    "make demo": ("task.rows_per_split=16", "futures.samples=1", *SMALL[:-2]),
+    "make demo": ("task.rows_per_split=16", "futures.samples=2", *SMALL[:-2]),
     "upshot recipe list": (),
     "upshot recipe show collabllm-grpo train.lr=1e-5": (),
     "upshot new task my_task": (),
@@ -64,6 +64,7 @@ BUILD = "tests/offline/data/test_build.py::test_rows_have_the_published_columns_
 IMPORT = "tests/offline/migrate/test_import.py::test_the_files_that_a_script_names_are_read_beside_it"
 REPLAY = "tests/offline/test_replay.py::test_a_changed_reward_is_shown_beside_the_old_one"
 EXPORT = "tests/run/test_export.py::test_an_export_loads_anywhere_in_its_own_type_and_holds_nothing_of_the_run"
+IMPORT_CLASSMATES = "tests/offline/migrate/test_import.py::test_a_map_of_classmates_is_taken_as_it_is"
 IMPORT_BUILD = "tests/offline/migrate/test_import.py::test_a_script_that_builds_data_becomes_the_line_that_builds_it"
 ELSEWHERE = {
     "make test": "Makefile::test",
@@ -86,6 +87,7 @@ ELSEWHERE = {
     "upshot data build --task math-hard --policy SPEC": BUILD,
     "upshot recipe import train_rl_collabllm.sh": IMPORT,
     "upshot recipe import build.sh": IMPORT_BUILD,
+    "upshot recipe import qwen3_classmate.sh": IMPORT_CLASSMATES,
     "upshot train mine.yaml --dry-run": "tests/cli/test_new.py::test_what_is_written_passes_its_own_tests",
     "upshot export runs/…": EXPORT,
     "upshot view runs/…": VIEW,

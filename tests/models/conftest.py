@@ -25,7 +25,7 @@ def smollm2(tmp_path_factory):
     workers = [context.Process(target=_convert, args=(cache, out)) for _ in range(2)]
     for worker in workers:
         worker.start()
-    found = {out.get(timeout=200) for _ in workers}
+    found = {out.get() for _ in workers}
     for worker in workers:
         worker.join()
     assert found == {str(Path(cache) / FOLDER)}

@@ -145,7 +145,7 @@ def test_several_processes_write_at_once_and_the_first_stays(tmp_path):
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(60)
+        worker.join()
     assert [worker.exitcode for worker in workers] == [0] * 4
     ((model, count, size),) = ResponseCache.open(tmp_path).summary()
     assert (model, count) == ("m", 200)
@@ -158,7 +158,7 @@ def test_a_connection_does_not_cross_a_fork(tmp_path):
     context = multiprocessing.get_context("fork")
     child = context.Process(target=cache.put, args=(b"k2", 0, Completion("child", "stop")))
     child.start()
-    child.join(30)
+    child.join()
     found = cache.get(b"k2", 0)
     assert found is not None
     assert found.text == "child"

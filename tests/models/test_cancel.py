@@ -4,11 +4,11 @@ import asyncio
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from tests.models.misbehaving_server import MisbehavingServer
+from tests.patience import until
 from upshot.core.conversation import Message
 from upshot.models.base import ModelCallError, Request
 from upshot.models.connect import connect
@@ -18,15 +18,13 @@ ASK = Request([Message("user", "hello")])
 
 async def settled(server, outcome, count):
     """Wait until the server has noticed that clients left."""
-    deadline = time.monotonic() + 5
-    while server.outcomes[outcome] < count and time.monotonic() < deadline:
-        await asyncio.sleep(0.01)
+    await until(lambda: server.outcomes[outcome] >= count)
 
 
 def test_a_cancelled_call_is_broken_off_at_the_server():
     async def run():
         async with (
-            MisbehavingServer(latency=30) as server,
+            MisbehavingServer(latency=900) as server,
             connect({"url": server.url, "concurrency": 8}) as model,
         ):
             calls = asyncio.gather(*(model.generate(ASK) for _ in range(20)))
@@ -45,20 +43,18 @@ def test_a_cancelled_call_is_broken_off_at_the_server():
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("fault", [{"latency": 30}, {"limit_rate": 1.0, "retry_after": "30"}, {"error": 1.0}])
+@pytest.mark.parametrize("fault", [{"latency": 900}, {"limit_rate": 1.0, "retry_after": "900"}, {"error": 1.0}])
 def test_closing_ends_calls_under_way_whether_they_wait_for_an_answer_or_for_a_retry(fault):
     async def run():
         async with MisbehavingServer(**fault) as server:
-            model = connect({"url": server.url, "concurrency": 4, "backoff_s": 10})
+            model = connect({"url": server.url, "concurrency": 4, "backoff_s": 900, "patience_s": 9000})
             await model.start()
             calls = [asyncio.create_task(model.generate(ASK)) for _ in range(10)]
             while len(server.records) < 4:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.05)
-            began = time.monotonic()
             await model.aclose()
             results = await asyncio.gather(*calls, return_exceptions=True)
-            assert time.monotonic() - began < 5
             assert [getattr(r, "reason", r) for r in results] == ["closed"] * 10
             assert all(isinstance(r, ModelCallError) for r in results)
             assert len(server.records) == 4
@@ -87,7 +83,7 @@ asyncio.run(main())
 
 def test_ctrl_c_leaves_no_orphan_call():
     async def run():
-        async with MisbehavingServer(latency=60) as server:
+        async with MisbehavingServer(latency=900) as server:
             client = subprocess.Popen(
                 [sys.executable, "-W", "error", "-c", CLIENT, server.url],
                 stdout=subprocess.PIPE,
@@ -95,14 +91,9 @@ def test_ctrl_c_leaves_no_orphan_call():
                 text=True,
             )
             try:
-                deadline = time.monotonic() + 20
-                while server.in_flight < 16 and time.monotonic() < deadline:
-                    await asyncio.sleep(0.02)
-                assert server.in_flight == 16
-                began = time.monotonic()
+                await until(lambda: server.in_flight == 16)
                 client.send_signal(signal.SIGINT)
-                _, errors = await asyncio.to_thread(client.communicate, timeout=20)
-                assert time.monotonic() - began < 8
+                _, errors = await asyncio.to_thread(client.communicate)
             finally:
                 client.kill()
             await settled(server, "aborted", 16)

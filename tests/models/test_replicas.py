@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tests.models.misbehaving_server import MisbehavingServer
+from tests.patience import patience, until
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
@@ -37,13 +38,6 @@ def port_of(server):
     return int(server.url.rsplit(":", 1)[1].removesuffix("/v1"))
 
 
-async def until(condition, seconds=5.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        await asyncio.sleep(0.01)
-
-
 def test_every_call_is_answered_once_though_replicas_drop_garble_and_fail():
     calls = 400
 
@@ -56,7 +50,7 @@ def test_every_call_is_answered_once_though_replicas_drop_garble_and_fail():
             answers = await asyncio.gather(*(model.generate(ask(i, 1 + i % 2)) for i in range(calls)))
             return there, budget, answers, model.stats(), [short_name(server.url) for server in there]
 
-    there, budget, answers, stats, names = asyncio.run(asyncio.wait_for(run(), 60))
+    there, budget, answers, stats, names = asyncio.run(run())
     assert [{c.text for c in answer} for answer in answers] == [{f"question {i}"} for i in range(calls)]
     served = [record.body["seed"] for server in there for record in server.served()]
     assert sorted(served) == list(range(calls)), "each call was served exactly once, with its own seed"
@@ -92,7 +86,7 @@ def test_a_killed_replicas_calls_are_answered_elsewhere_and_it_is_used_again_whe
             await asyncio.gather(*(model.generate(ask(5000 + i)) for i in range(50)))
             return first, down, more, [stays, goes, back], model.stats(), short_name(back.url)
 
-    first, down, more, there, stats, name = asyncio.run(asyncio.wait_for(run(), 60))
+    first, down, more, there, stats, name = asyncio.run(run())
     assert [answer[0].text for answer in [*first, *more]] == [f"question {i}" for i in range(300 + len(more))]
     counted = Counter(record.body["seed"] for server in there for record in server.served())
     assert set(counted.values()) == {1}
@@ -111,7 +105,7 @@ def test_a_replica_that_hangs_is_put_out_by_its_timeouts_and_used_again_when_it_
     async def run():
         async with AsyncExitStack() as stack:
             hangs, *_ = there = await servers(stack, {}, {}, {})
-            spec = spec_of(*(s.url for s in there), timeout_s=0.5)
+            spec = spec_of(*(s.url for s in there), timeout_s=patience(0.5))
             model = await stack.enter_async_context(connect(spec, role="user"))
             for i in range(20):
                 await model.generate(ask(i))
@@ -119,15 +113,15 @@ def test_a_replica_that_hangs_is_put_out_by_its_timeouts_and_used_again_when_it_
             answers = await asyncio.gather(*(model.generate(ask(i)) for i in range(200, 240)))
             out = model.stats()
             hangs.latency = 0
-            await asyncio.sleep(0.7)
-            for i in range(30):
-                await model.generate(ask(i))
+            while model.stats()["user/replicas_up"] < 3:  # tried again once the pause is over
+                await model.generate(ask(0))
+                await asyncio.sleep(0.01)
             return answers, out, model.stats(), short_name(hangs.url)
 
-    answers, out, stats, name = asyncio.run(asyncio.wait_for(run(), 30))
+    answers, out, stats, name = asyncio.run(run())
     assert [answer[0].text for answer in answers] == [f"question {i}" for i in range(200, 240)]
     assert out[f"user/replica/{name}/opened"] == 1 and out["user/replicas_up"] == 2
-    assert stats["user/replicas_up"] == 3 and stats["user/failed"] == 0
+    assert stats["user/failed"] == 0
 
 
 def test_no_call_is_sent_twice_though_answers_become_late():
@@ -141,7 +135,7 @@ def test_no_call_is_sent_twice_though_answers_become_late():
             await asyncio.gather(*(model.generate(ask(100 + i)) for i in range(70)))
             return sum(len(server.records) for server in there)
 
-    assert asyncio.run(asyncio.wait_for(run(), 20)) == 100
+    assert asyncio.run(run()) == 100
 
 
 def test_a_conversation_stays_where_its_prefix_is():
@@ -160,7 +154,7 @@ def test_a_conversation_stays_where_its_prefix_is():
                     homes.setdefault(record.body["messages"][1]["content"], []).append(number)
             return homes
 
-    homes = asyncio.run(asyncio.wait_for(run(), 20))
+    homes = asyncio.run(run())
     assert len(homes) == 30
     assert all(len(seen) == 3 and len(set(seen)) == 1 for seen in homes.values())
     assert {seen[0] for seen in homes.values()} == {0, 1, 2}
@@ -174,7 +168,7 @@ def test_one_busy_prefix_is_spread_when_its_home_is_clearly_more_loaded():
             await asyncio.gather(*(model.generate(ask(1)) for _ in range(24)))
             return sorted(server.most_in_flight for server in there)
 
-    low, high = asyncio.run(asyncio.wait_for(run(), 20))
+    low, high = asyncio.run(run())
     assert low + high == 24
     assert high - low <= 3
 
@@ -197,7 +191,7 @@ def test_when_all_replicas_are_dead_the_call_fails_with_the_usual_reason_and_wor
                 answers = await asyncio.gather(*(_patient(model, i) for i in range(4)))
             return failures, stats, answers
 
-    failures, stats, answers = asyncio.run(asyncio.wait_for(run(), 20))
+    failures, stats, answers = asyncio.run(run())
     assert [type(failure) for failure in failures] == [ModelCallError] * 8
     assert {failure.reason for failure in failures} == {"connection"}
     assert stats["user/failed/connection"] == 8
@@ -234,7 +228,7 @@ def test_a_run_begins_without_a_dead_replica_and_takes_it_in_later(monkeypatch, 
             return before, url
 
     with caplog.at_level(logging.WARNING):
-        before, url = asyncio.run(asyncio.wait_for(run(), 20))
+        before, url = asyncio.run(run())
     assert f"goes on without a replica: cannot reach {url}" in caplog.text
     assert before["user/retries"] == before["user/failed"] == 0, "no call had to find out"
 
@@ -285,7 +279,7 @@ def test_a_file_of_addresses_is_followed_while_calls_go_on(tmp_path, monkeypatch
             await model.generate(ask(1001))
             return answers, len(first.records) - asked, [first, second], model.stats()
 
-    answers, asked_after_leaving, there, stats = asyncio.run(asyncio.wait_for(run(), 20))
+    answers, asked_after_leaving, there, stats = asyncio.run(run())
     assert [answer[0].text for answer in answers] == [f"question {i}" for i in range(400)]
     assert asked_after_leaving <= 4, "only what was on its way"
     assert sorted(r.body["seed"] for s in there for r in s.served()) == [*range(400), 1000, 1001]
@@ -320,7 +314,7 @@ def test_roles_that_name_the_same_replicas_share_their_places():
             await asyncio.gather(*(model.generate(ask(i)) for model in models.values() for i in range(20)))
             return [server.most_in_flight for server in there], {k: m.stats() for k, m in models.items()}
 
-    most, stats = asyncio.run(asyncio.wait_for(run(), 20))
+    most, stats = asyncio.run(run())
     assert most == [3, 3]
     assert stats["user"]["user/calls"] == stats["judge"]["judge/calls"] == 20
 
@@ -337,7 +331,7 @@ def test_closing_ends_calls_in_flight_in_line_and_between_attempts(fault):
             await model.aclose()
             return await calls
 
-    outcomes = asyncio.run(asyncio.wait_for(run(), 10))
+    outcomes = asyncio.run(run())
     assert {outcome.reason for outcome in outcomes} == {"closed"}
 
 
@@ -360,7 +354,7 @@ def test_cancelled_calls_give_their_places_back():
             there[0].latency = there[1].latency = 0
             await asyncio.gather(*(model.generate(ask(i)) for i in range(10)))
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(run())
 
 
 def test_what_is_asked_does_not_depend_on_the_number_of_replicas():
@@ -390,7 +384,7 @@ def test_an_answer_is_found_in_the_cache_whichever_replica_gave_it(tmp_path):
                     await asyncio.gather(*(model.generate(ask(i)) for i in range(20)))
             return sum(len(server.records) for server in there), model.stats()
 
-    sent, stats = asyncio.run(asyncio.wait_for(run(), 20))
+    sent, stats = asyncio.run(run())
     assert sent == 20
     assert stats["user/cache_hits"] == 20
 
@@ -405,7 +399,7 @@ def test_a_call_that_a_replica_refuses_is_not_tried_elsewhere():
                 await model.generate(Request([Message("user", "hi")], schema={"type": "object"}))
             return sum(len(server.records) for server in there), model.stats()
 
-    sent, stats = asyncio.run(asyncio.wait_for(run(), 20))
+    sent, stats = asyncio.run(run())
     assert sent == 1
     assert stats["user/replicas_up"] == 2
 
@@ -422,7 +416,7 @@ def test_counters_go_on_after_a_resume():
             await asyncio.gather(*(again.generate(ask(i)) for i in range(10)))
             return [again.stats()[f"user/replica/{short_name(s.url)}/calls"] for s in there]
 
-    assert sum(asyncio.run(asyncio.wait_for(run(), 20))) == 20
+    assert sum(asyncio.run(run())) == 20
 
 
 def test_a_latecomer_that_serves_another_model_is_not_taken_in(monkeypatch):
@@ -440,7 +434,7 @@ def test_a_latecomer_that_serves_another_model_is_not_taken_in(monkeypatch):
                 await asyncio.sleep(0.005)
             return late, model.stats(), short_name(url)
 
-    late, stats, name = asyncio.run(asyncio.wait_for(run(), 20))
+    late, stats, name = asyncio.run(run())
     assert not late.records
     assert stats[f"user/replica/{name}/failed"] >= 1, "it was looked at"
     assert stats["user/failed"] == 0

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.models.misbehaving_server import MODEL, MisbehavingServer
+from tests.patience import patience
 from upshot.cli.eval import add_table
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
@@ -32,13 +33,13 @@ def served(reply: Any) -> Iterator[MisbehavingServer]:
     server = MisbehavingServer(reply, **FAULTS)
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(10)
+    asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result()
     try:
         yield server
     finally:
-        asyncio.run_coroutine_threadsafe(server.__aexit__(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(server.__aexit__(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join()
 
 
 def test_200_conversations_complete_with_every_failure_retried_or_missing_with_its_reason(
@@ -63,7 +64,7 @@ def test_200_conversations_complete_with_every_failure_retried_or_missing_with_i
     parser = argparse.ArgumentParser()
     add_table(parser)
     with served(reply) as server:
-        spec = f"{{url: {server.url}, model: {MODEL}, timeout_s: 1.5, backoff_s: 0.05, concurrency: 128}}"
+        spec = f"{{url: {server.url}, model: {MODEL}, timeout_s: {patience(1.5)}, backoff_s: 0.05, concurrency: 128}}"
         words = ["--task", str(collab_actors.goals(tmp_path, 100)), "--split", "all", "--max-messages", "6", "--json"]
         words += ["--models", f"{{base: {spec}, proactive: {spec}}}", "--user", spec, "--judge", spec]
         assert run(parser.parse_args([*words, "--out", str(tmp_path / "out"), "--concurrency", "100"])) == 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import wait_until
 from upshot.cli import verify
 from upshot.core.errors import UserError
 
@@ -191,7 +192,7 @@ def test_the_scorer_serves_the_remote_manager(tmp_path: Path, capsys: pytest.Cap
         assert json.loads(capsys.readouterr().out)["accuracy"] == pytest.approx(1 / 3)
     finally:
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait() == 0
 
 
 def _free_port() -> int:
@@ -203,13 +204,12 @@ def _free_port() -> int:
 
 
 def _wait_for(url: str) -> None:
-    for _ in range(200):
-        try:
-            urllib.request.urlopen(url, timeout=1).read()
-            return
-        except OSError:
-            time.sleep(0.1)
-    raise AssertionError(f"nothing answers at {url}")
+    def answers() -> bool:
+        with contextlib.suppress(OSError):
+            return bool(urllib.request.urlopen(url).read())
+        return False
+
+    wait_until(answers)
 
 
 def test_an_option_may_be_a_list(tmp_path: Path) -> None:

@@ -139,6 +139,20 @@ def test_gdpo_normalises_each_part_and_then_the_step() -> None:
     assert torch.allclose(torch.tensor(found), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("norm", ["sums", "none"])
+def test_gdpo_as_published_leaves_the_answers_tokens_their_groups_value(norm: str) -> None:
+    import torch
+
+    numbers = torch.tensor([[[8.0, 2.0], [4.0, 6.0], [6.0, 6.0]], [[1.0, 0.0], [0.0, 30.0], [0.5, 10.0]]])
+    spans = (Span(0, 1, (MAIN, "classmate")), Span(1, 2))
+    step = [[Credit({MAIN: Score(m), "classmate": Score(c)}, spans) for m, c in group] for group in numbers.tolist()]
+    each = (numbers - numbers.mean(1, keepdim=True)) / (numbers.std(1, keepdim=True) + EPSILON)
+    added = each.sum(2)
+    kept = (added - added.mean()) / (added.std() + EPSILON) if norm == "sums" else added
+    found = torch.tensor(estimator("gdpo", {"step_norm": norm})(step))
+    assert torch.allclose(found, torch.stack([kept, each[..., 0]], 2), atol=1e-5)
+
+
 def test_a_span_without_parts_has_no_advantage() -> None:
     spans = (Span(0, 2, ()), Span(2, 3))
     group = [Credit({MAIN: Score(value)}, spans) for value in (1.0, 0.0)]

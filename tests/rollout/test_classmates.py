@@ -17,7 +17,7 @@ from tests.templates import byte_tokenizer
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.core.errors import UserError
-from upshot.core.score import Score
+from upshot.core.score import Score, mean_score
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
 from upshot.models.rendering import Renderer
 from upshot.rewards.advantages.base import estimator
@@ -27,8 +27,9 @@ from upshot.rewards.reward import MetricWeight
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.dependencies import FutureDependencies
 from upshot.rollout.futures.base import kinds
-from upshot.rollout.futures.classmates.classmate import Classmate, ClassmateConfig, ClassmatePrompt
+from upshot.rollout.futures.classmates.classmate import Classmate, ClassmatePrompt
 from upshot.rollout.futures.classmates.futures import Classmates
+from upshot.rollout.futures.classmates.options import ClassmateConfig
 from upshot.rollout.futures.classmates.parts import apply_gate, weighted_mean
 from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
@@ -244,7 +245,8 @@ def test_step_wise_gains_are_credited_to_their_own_stretch() -> None:
 @pytest.mark.parametrize("kind", ["other-question", "similar-question"])
 def test_a_thought_may_be_asked_to_help_with_another_question(kind: str) -> None:
     peer = Recites("peer", lambda text, seed: text.split("question ")[-1][0])
-    made, _ = context(thinks("carry the one"), {"peer": peer}, reward=kind, similar_by="key")
+    more = {"similar_by": "key"} if kind == "similar-question" else {}
+    made, _ = context(thinks("carry the one"), {"peer": peer}, reward=kind, **more)
     (reply,) = play(made, ROWS[:1])[0]
     (prompt,) = peer.asked
     assert "question 0" in prompt and "carry the one" in prompt
@@ -296,7 +298,7 @@ def test_the_weighted_mean_is_numpys_over_what_is_there(
     values: dict[str, list[float | None]], weights: dict[str, float]
 ) -> None:
     scores = {n: [Score.missing("timeout") if v is None else Score(v) for v in own] for n, own in values.items()}
-    found = weighted_mean(scores, weights).value
+    found = weighted_mean({name: mean_score(own) for name, own in scores.items()}, weights).value
     present = {n: [v for v in own if v is not None] for n, own in values.items()}
     means = [(np.mean(own), weights[n]) for n, own in present.items() if own]
     if not means:

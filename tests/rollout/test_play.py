@@ -304,7 +304,7 @@ def test_a_future_is_scored_while_other_replies_are_still_being_given() -> None:
         class Waits(Participant):
             async def start(self, conversation: Conversation) -> None:
                 if conversation.key.endswith("#3"):
-                    await asyncio.wait_for(scored.wait(), 60)
+                    await scored.wait()
 
             async def observe(self, conversation: Conversation) -> Observation:
                 return Observation((), done=True, reason="done")

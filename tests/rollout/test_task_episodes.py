@@ -73,7 +73,7 @@ def test_samples_of_one_prompt_share_nothing_but_the_prompt() -> None:
     groups = asyncio.run(play_step(scene(model), rows()[:1], 12, seed=0))
     for reply in groups[0]:
         said = [m.content for m in reply.conversation.messages]
-        faults = said.count(NO_LINE)
+        faults = said.count(NO_LINE["####"])
         assert reply.conversation.session.get("metrics", {}).get("format_errors", 0) == faults
         assert reply.reward.total.value == pytest.approx(1.0 - 0.2 * faults / (faults + 1))
 
@@ -99,7 +99,7 @@ def test_ids_trained_are_the_ids_sampled_over_five_turns() -> None:
 
 def test_observations_carry_their_role_tokens_and_no_loss() -> None:
     _, conversation = five_turns()
-    observation = TOKENIZER.encode(f"<|user|>{NO_LINE}<|end|><|assistant|>", add_special_tokens=False)
+    observation = TOKENIZER.encode(f"<|user|>{NO_LINE['####']}<|end|><|assistant|>", add_special_tokens=False)
     for sample in list(conversation.samples())[1:]:
         assert list(sample.context) == observation
     masked = [i for i, bit in zip(conversation.ids, conversation.mask, strict=True) if not bit]

@@ -48,9 +48,26 @@ def test_a_range_is_drawn_for_each_reply() -> None:
     assert len(stops) > 20 and min(stops) >= 20 and max(stops) <= 80
 
 
-@pytest.mark.parametrize("spec", [0, -1, 1.5, True, "first-0-tokens", "first-tokens", [0.8, 0.2], [0, 1], None, "all"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        0,
+        -1,
+        1.5,
+        True,
+        "first-0-tokens",
+        "first-tokens",
+        [0.8, 0.2],
+        [0, 1],
+        [0.2, "a"],
+        [[], 1],
+        float("nan"),
+        None,
+        "all",
+    ],
+)
 def test_a_wrong_spec_is_named_with_the_way_out(spec: object) -> None:
-    with pytest.raises(UserError, match="give a share above 0"):
+    with pytest.raises(ValueError, match="give a share above 0"):
         ThoughtCut.parse(spec)
 
 
@@ -59,5 +76,5 @@ def test_a_wrong_spec_in_a_recipe_is_refused_before_any_work() -> None:
     from upshot.rollout.check_names import check_names
 
     check_names(load_recipe("classmate-mini", ["futures.keep=last-8-tokens"]).recipe)
-    with pytest.raises(UserError, match=r"futures\.keep is 2"):
+    with pytest.raises(UserError, match=r"in futures: keep = 2: give a share above 0"):
         check_names(load_recipe("classmate-mini", ["futures.keep=2"]).recipe)

@@ -76,3 +76,51 @@ def test_every_turn_may_have_futures_of_its_own() -> None:
     assert [reply.credit.parts[f"turn {n}"].value for n in (1, 2, 3)] == [2.0, 3.0, 4.0], "one turn more, each"
     shared = [future.shared for future in reply.futures]
     assert shared == [2, 2, 4, 4, 6, 6]
+
+
+def test_a_longer_conversation_with_the_same_end_earns_nothing_by_it() -> None:
+    """Every turn's futures tell how the whole ends. Added up, asking until the turns run out would pay."""
+    for by, rounds in (("turns", 1), ("turns", 0), ("tree", 1), ("reply", 1)):
+        earned = set()
+        for turns in (1, 2, 4):
+            rule = CreditRule(by)
+            futures = Talk({"m": By(lambda talk: 0.5)}, {"m": MetricWeight()}, Chatty(), 2, rounds, rule)
+            reply = played(futures, Chatty(), turns)
+            assert reply.credit is not None
+            earned |= {reply.reward.total.value, *(part.value for part in reply.credit.parts.values())}
+            assert len(reply.credit.parts) == (turns if by == "turns" else 1)
+        assert earned == {0.5}, by
+
+
+def test_what_the_environment_gives_for_turns_adds_up_beside_their_futures() -> None:
+    class Fair(Chatty):
+        async def observe(self, conversation: Conversation) -> Observation:
+            return Observation((Message("user", "go on"),), score=Score(0.1))
+
+    rule = CreditRule("turns", gamma=0.5)
+    futures = Talk({"m": By(lambda talk: 1.0)}, {"m": MetricWeight()}, Chatty(), 1, 1, rule)
+    reply = played(futures, Fair())
+    assert reply.credit is not None
+    found = [reply.credit.parts[f"turn {n}"].value for n in (1, 2, 3)]
+    assert found == pytest.approx([1 + 0.1 + 0.05 + 0.025, 1 + 0.1 + 0.05, 1 + 0.1])
+
+
+def test_futures_fork_again_at_their_next_round_and_every_way_counts_alike() -> None:
+    """One way ends at once, the other forks in two: the reply is worth the mean of the ways, not of the leaves."""
+
+    class Leaves(Chatty):
+        async def observe(self, conversation: Conversation) -> Observation:
+            said = sum(turn.sample is not None for turn in conversation.turns)
+            gone = said == 1 and "/future/0" in conversation.key
+            return Observation((Message("user", "hm"),), done=gone, reason="user")
+
+    worth = By(lambda talk: float(len(talk.turns) > 3))
+    futures = Talk({"m": worth}, {"m": MetricWeight()}, Leaves(), [2, 2], 2, CreditRule("tree"))
+    reply = played(futures, Chatty(), 1)
+    assert [future.path for future in reply.futures] == [(0,), (1, 0), (1, 1)]
+    assert reply.reward.total.value == 0.5
+    upper, lower = reply.siblings
+    assert [(branch.share, branch.reward.total.value) for branch in upper] == [(0.5, 0.0), (0.5, 1.0)]
+    assert [(branch.share, branch.start) for branch in lower] == [(0.25, 4), (0.25, 4)]
+    one, other = (future.conversation for future in reply.futures[1:])
+    assert one.turns[:4] == other.turns[:4] and one.key != other.key

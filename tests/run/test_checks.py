@@ -200,3 +200,37 @@ def test_a_hub_that_cannot_be_reached_is_told_at_once_and_offline_it_is_not_aske
     assert "is no folder here and huggingface.co cannot be reached (no route)" in says
     (note,) = find(settings, offline=True)
     assert not note.fatal and "was not looked up (--offline)" in note.says
+
+
+def mapped(folder: Path, address: str, tokenizer: str) -> Recipe:
+    """A recipe whose classmate is served elsewhere, as a map tells."""
+    port = int(address.rsplit(":", 1)[1].removesuffix("/v1"))
+    entry = {"port": port, "local_host": "127.0.0.1", "served_model_name": "listed", "tokenizer": tokenizer}
+    (folder / "map.json").write_text(json.dumps({"Qwen/Qwen3-0.6B": entry}))
+    futures = {"name": "classmates", "classmates": str(folder / "map.json")}
+    return recipe(folder / "run", more={"task": {"name": "ciphers", "limit": 40}, "futures": futures})
+
+
+def test_a_mapped_classmate_whose_tokenizer_cannot_be_had_is_told_before_the_run(
+    tmp_path: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    [found] = wrong(mapped(tmp_path, endpoint, ""))
+    assert "the tokenizer of classmate 'Qwen/Qwen3-0.6B' 'Qwen/Qwen3-0.6B' is no folder here" in found
+    assert "tokenizer: FOLDER" in found
+    tiny_parts()[1].save_pretrained(tmp_path / "tokenizer")
+    assert wrong(mapped(tmp_path, endpoint, str(tmp_path / "tokenizer"))) == []
+
+
+def test_four_bits_without_their_library_are_told_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.util
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if "bitsand" in name else found(name))
+    module, tokenizer, _, _ = tiny_parts()
+    module.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    given = recipe(tmp_path / "run", more={"model": {"path": str(tmp_path / "model"), "lora": {}, "quantize": "4bit"}})
+    assert any("needs bitsandbytes: pip install" in says for says in wrong(given))

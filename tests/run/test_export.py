@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.training.workshop import recipe
 from upshot.cli import main
-from upshot.models.local import load_whole
+from upshot.core.errors import UserError
+from upshot.models.local import load_whole, local_path
 from upshot.run import export
 from upshot.run.folder import RunFolder
 from upshot.run.run import train
@@ -136,3 +138,18 @@ def test_a_push_needs_a_token_and_uploads_the_folder(
     monkeypatch.setattr(export, "upload", refused)
     code, _, err = run(capsys, str(whole), "--out", str(tmp_path / "three"), "--push", "me/model")
     assert code == 2 and "cannot push to 'me/model': no route to the hub" in err
+
+
+def test_a_run_folder_as_a_model_is_its_best_checkpoint_else_its_newest(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    with pytest.raises(UserError, match="has no checkpoint yet"):
+        local_path(str(run))
+    for phase, step in (("warm-start", 900), ("rl", 20), ("rl", 100)):
+        folder = run / "checkpoints" / f"{phase}-{step:06d}"
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "state.json").write_text(json.dumps({"phase": phase, "step": step}))
+    assert local_path(str(run)) == str(run / "checkpoints" / "rl-000100")
+    (run / "checkpoints" / "best.json").write_text(json.dumps({"checkpoint": "rl-000020"}))
+    assert local_path(str(run)) == str(run / "checkpoints" / "rl-000020")

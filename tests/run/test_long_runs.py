@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.patience import patience
 from tests.training.workshop import datum, learner, metrics, recipe
 from upshot.config.recipe import Recipe, TrainConfig
 from upshot.core.errors import UserError
@@ -75,7 +76,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_it_is_of_its_own_ste
     later, save = threading.Event(), Checkpoints.save
 
     def slow(self: Checkpoints, phase: str, step: int, *rest: Any) -> Path:
-        assert step != 1 or later.wait(60), "step 2 waited for the checkpoint of step 1"
+        assert step != 1 or later.wait(patience(60)), "step 2 waited for the checkpoint of step 1"
         return save(self, phase, step, *rest)
 
     monkeypatch.setattr(Checkpoints, "save", slow)

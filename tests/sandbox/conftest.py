@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import pytest
 
+from tests.patience import patience, wait_until
 from upshot.core.errors import UserError
 from upshot.sandbox import Limits, Sandbox
 
 T = TypeVar("T")
-QUICK = Limits(cpu_seconds=0.5, wall_seconds=2.5, memory_mb=256, output_kb=256)
+QUICK = Limits(cpu_seconds=0.5, wall_seconds=patience(2.5), memory_mb=256, output_kb=256)
 
 
 class Box:
@@ -28,7 +28,7 @@ class Box:
         self.sandbox = Sandbox(**{"slots": 2, "limits": QUICK, **options})
 
     def __call__(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(120)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def close(self) -> None:
         self(self.sandbox.aclose())
@@ -53,12 +53,7 @@ class Box:
 
 def soon(condition: Callable[[], Any], seconds: float = 10.0) -> bool:
     """Whether a condition comes true."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return bool(condition())
+    return bool(wait_until(condition, seconds, 0.05))
 
 
 def make_box(**options: Any) -> Box:

@@ -118,7 +118,6 @@ def drive(python: str, uid: int | None, task: list[Any], driver: str = DRIVER) -
         cwd="/",
         capture_output=True,
         text=True,
-        timeout=120,
         **extra,
     )
     if "no isolation worth the name" in done.stderr or "lacks the required layer" in done.stderr:

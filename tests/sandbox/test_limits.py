@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import patience
 from tests.sandbox.conftest import make_box
 from upshot.sandbox import Limits, Outcome, StdioTest
 from upshot.sandbox.inside.confine import Walls, _plan
@@ -26,7 +27,7 @@ def needs_processes(box: Any) -> None:
 @pytest.mark.parametrize("count", [1, 8])
 def test_cpu_seconds_count_every_process_of_the_run(count: int, box: Any) -> None:
     needs_processes(box)
-    limits = Limits(cpu_seconds=0.5, wall_seconds=20)
+    limits = Limits(cpu_seconds=0.5, wall_seconds=patience(20))
     result = box(box.sandbox.run(LOOPS.format(count=count), limits=limits))
     assert result.outcome is Outcome.TIMEOUT and "CPU limit" in result.detail and result.cpu_seconds >= 0.5, result
 
@@ -34,15 +35,15 @@ def test_cpu_seconds_count_every_process_of_the_run(count: int, box: Any) -> Non
 def test_cpu_seconds_count_processes_that_have_ended(box: Any) -> None:
     needs_processes(box)
     brief = "import os, time\nfor _ in range(200):\n    if os.fork() == 0:\n        end = time.process_time() + 0.1\n        while time.process_time() < end: pass\n        os._exit(0)\n    os.wait()"
-    result = box(box.sandbox.run(brief, limits=Limits(cpu_seconds=0.5, wall_seconds=20)))
+    result = box(box.sandbox.run(brief, limits=Limits(cpu_seconds=0.5, wall_seconds=patience(20))))
     assert result.outcome is Outcome.TIMEOUT and "CPU limit" in result.detail, result
 
 
 def test_cpu_seconds_count_every_process_of_other_languages(box: Any) -> None:
     needs_processes(box)
-    limits = Limits(cpu_seconds=0.5, wall_seconds=20)
+    limits = Limits(cpu_seconds=0.5, wall_seconds=patience(20))
     result = box(box.sandbox.run("(while :; do :; done) & wait", "bash", limits=limits))
-    assert result.outcome is Outcome.TIMEOUT and result.wall_seconds < 10, result
+    assert result.outcome is Outcome.TIMEOUT and "CPU limit" in result.detail, result
 
 
 def test_thirty_threads_fit_the_default_limits(box: Any) -> None:

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.patience import wait_until
 from tests.sandbox.conftest import soon
 from upshot.core.errors import UserError
 from upshot.sandbox import Limits, Outcome, Sandbox, StdioTest, connect
@@ -51,13 +51,19 @@ def start_server(*options: str, environment: dict[str, str] | None = None) -> tu
         command, cwd=REPOSITORY, env={**os.environ, **(environment or {})}, stderr=subprocess.DEVNULL
     )
     url = f"http://127.0.0.1:{port}"
-    for _ in range(600):
-        try:
-            if httpx.get(url + "/health").status_code == 200:
-                return process, url
-        except httpx.HTTPError:
-            time.sleep(0.1)
-    raise AssertionError("the server did not start")
+
+    def answers() -> bool:
+        with contextlib.suppress(httpx.HTTPError):
+            return get(url + "/health").status_code == 200
+        return False
+
+    wait_until(answers, pause=0.1)
+    return process, url
+
+
+def get(url: str, **options: Any) -> httpx.Response:
+    """One look, however long that takes."""
+    return httpx.get(url, timeout=None, **options)
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +71,16 @@ def server() -> Iterator[str]:
     process, url = start_server("--queue", "8", "--max-request-mb", "1")
     yield url
     process.send_signal(signal.SIGTERM)
-    process.wait(30)
+    process.wait()
 
 
 def post(url: str, path: str, body: Any, **options: Any) -> httpx.Response:
     """One request."""
-    return httpx.post(url + path, json=body, timeout=60, **options)
+    return httpx.post(url + path, json=body, timeout=None, **options)
 
 
 def test_the_three_examples_of_the_classmate_readme(server: str) -> None:
-    health = httpx.get(server + "/health").json()
+    health = get(server + "/health").json()
     assert health["status"] == "healthy" and set(health["layers"]) == {
         "namespaces",
         "landlock",
@@ -235,30 +241,30 @@ def test_a_bad_request_gets_one_clear_line(path: str, body: Any, message: str, s
 def test_null_is_a_field_left_out_and_half_a_surrogate_pair_reaches_the_program(server: str) -> None:
     fields = {"language": None, "run_timeout": None, "files": None, "fetch_files": None, "memory_limit_MB": 0}
     body = {"code": "import sys\nprint(len(sys.stdin.buffer.read()))", "stdin": "\ud800", **fields}
-    sent = httpx.post(server + "/run_code", content=json.dumps(body), headers=JSON, timeout=60)
+    sent = httpx.post(server + "/run_code", content=json.dumps(body), headers=JSON, timeout=None)
     assert sent.status_code == 200 and sent.json()["run_result"]["stdout"] == "3\n", sent.text
 
 
 def test_pickles_and_other_non_json_are_refused(server: str) -> None:
     for content in (b"\x80\x04K\x01.", b"{", b"[" * 100_000):
-        assert httpx.post(server + "/test_program", content=content, headers=JSON).status_code == 400
+        assert httpx.post(server + "/test_program", content=content, headers=JSON, timeout=None).status_code == 400
 
 
 def test_a_request_over_the_size_limit_is_refused(server: str) -> None:
     assert post(server, "/test_program", {"program": "x" * (2 << 20), "tests": []}).status_code == 413
     chunks = (b"x" * 65536 for _ in range(40))
-    assert httpx.post(server + "/test_program", content=chunks, headers=JSON).status_code == 413
+    assert httpx.post(server + "/test_program", content=chunks, headers=JSON, timeout=None).status_code == 413
 
 
 def test_a_web_page_cannot_use_the_keyless_server(server: str) -> None:
     body = {"code": "print(1)"}
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
-        sent = httpx.post(server + "/run_code", content=json.dumps(body), headers={"Content-Type": kind})
+        sent = httpx.post(server + "/run_code", content=json.dumps(body), headers={"Content-Type": kind}, timeout=None)
         assert sent.status_code == 415, sent.text
     port = server.rpartition(":")[2]
     for host in (f"evil.example:{port}", "127.0.0.1.evil.example", "10.0.0.1", "[::2]:1"):
         assert post(server, "/run_code", body, headers={"Host": host}).status_code == 403
-        assert httpx.get(server + "/health", headers={"Host": host}).status_code == 403
+        assert get(server + "/health", headers={"Host": host}).status_code == 403
     for host in (f"localhost:{port}", "127.0.0.2", f"[::1]:{port}"):
         assert post(server, "/run_code", body, headers={"Host": host}).status_code == 200
 
@@ -282,8 +288,9 @@ def test_what_a_program_writes_on_the_result_channel_is_at_worst_its_own_failure
 
 def test_requests_whose_client_has_gone_are_dropped_from_queue_and_slot(server: str) -> None:
     async def scenario() -> None:
-        async with httpx.AsyncClient(base_url=server, timeout=60, limits=httpx.Limits(max_connections=64)) as client:
-            body = {"code": "import time; time.sleep(50)", "limits": {"cpu_seconds": 50}}
+        async with httpx.AsyncClient(base_url=server, timeout=None, limits=httpx.Limits(max_connections=64)) as client:
+            # Where they went on, those in line before the last request would hold it up for longer than any limit.
+            body = {"code": "import time; time.sleep(290)", "limits": {"cpu_seconds": 290}}
             gone = [asyncio.create_task(client.post("/run", json=body)) for _ in range(10)]
             items = {"items": [{"kind": "run_code", **body}]}
             gone.append(asyncio.create_task(client.post("/batch", json=items)))
@@ -292,12 +299,12 @@ def test_requests_whose_client_has_gone_are_dropped_from_queue_and_slot(server: 
             for one in gone:
                 one.cancel()
             await asyncio.gather(*gone, return_exceptions=True)
-            answer = await asyncio.wait_for(client.post("/run", json={"code": "print(1)"}), 20)
+            answer = await client.post("/run", json={"code": "print(1)"})
             assert answer.json()["stdout"] == "1\n"
             while (load := (await client.get("/health")).json())["running"] or load["waiting"]:
                 await asyncio.sleep(0.02)
 
-    asyncio.run(asyncio.wait_for(scenario(), 40))
+    asyncio.run(scenario())
 
 
 def test_one_items_trouble_leaves_the_rest_of_a_batch_whole() -> None:
@@ -322,73 +329,20 @@ def test_one_items_trouble_leaves_the_rest_of_a_batch_whole() -> None:
     assert found[2]["status"] == "Success"
 
 
-def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    from upshot.sandbox.http import server as module
-
-    async def dawdle() -> Any:
-        await asyncio.sleep(30)
-
-    async def scenario() -> None:
-        bounded = module.RequestGate(None, None, 1000, 0.05, module._refuse).bounded(dawdle)
-        with pytest.raises(module.TooSlow):
-            await asyncio.wait_for(bounded(), 5)
-
-    asyncio.run(scenario())
-
-
-def test_too_many_slow_and_long_winded_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    import uvicorn
-
-    from upshot.sandbox.http import server as module
-
-    monkeypatch.setattr(module, "READ_SECONDS", 0.3)
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
-        await send({"type": "http.response.body", "body": b""})
-
-    async def scenario() -> None:
-        config = uvicorn.Config(app, http=module.http_protocol(2), ws="none", lifespan="off", log_level="error")
-        serving = uvicorn.Server(config)
-        listener = socket.create_server(("127.0.0.1", 0))
-        task = asyncio.create_task(serving.serve(sockets=[listener]))
-        address = listener.getsockname()
-        slow, drips = [await asyncio.open_connection(*address) for _ in range(2)]
-        full = await asyncio.open_connection(*address)
-        assert (await asyncio.wait_for(full[0].read(), 5)).startswith(b"HTTP/1.1 503")
-        drips[1].write(b"GET / HTTP/1.1\r\n\r\n")
-        assert (await asyncio.wait_for(drips[0].readuntil(b"\r\n\r\n"), 5)).startswith(b"HTTP/1.1 200")
-        drips[1].write(b"GET / HTTP/1.1\r\nX: ")
-        assert await asyncio.wait_for(slow[0].read(), 5) == b""
-        assert await asyncio.wait_for(drips[0].read(), 5) == b""
-        wordy = await asyncio.open_connection(*address)
-        wordy[1].write(b"GET / HTTP/1.1\r\nX: " + b"x" * (1 << 20))
-        with contextlib.suppress(ConnectionError):
-            assert b"200" not in await asyncio.wait_for(wordy[0].read(), 5)
-        serving.should_exit = True
-        await asyncio.wait_for(task, 10)
-        for _, writer in (slow, drips, full, wordy):
-            writer.close()
-
-    asyncio.run(scenario())
-
-
 def test_health_answers_while_programs_loop_and_a_full_queue_is_429(server: str) -> None:
-    async def scenario() -> tuple[list[float], list[httpx.Response]]:
-        async with httpx.AsyncClient(base_url=server, timeout=60, limits=httpx.Limits(max_connections=64)) as client:
+    async def scenario() -> tuple[int, list[httpx.Response]]:
+        async with httpx.AsyncClient(base_url=server, timeout=None, limits=httpx.Limits(max_connections=64)) as client:
             body = {"code": "while True: pass", "run_timeout": 0.5}
             loops = [asyncio.create_task(client.post("/run_code", json=body)) for _ in range(24)]
-            await asyncio.sleep(0.3)
-            waits = []
+            while (await client.get("/health")).json()["running"] < 4:
+                await asyncio.sleep(0.01)
             for _ in range(10):
-                started = time.perf_counter()
                 assert (await client.get("/health")).status_code == 200
-                waits.append(time.perf_counter() - started)
-                await asyncio.sleep(0.02)
-            return waits, await asyncio.gather(*loops)
+            running = sum(not loop.done() for loop in loops)
+            return running, await asyncio.gather(*loops)
 
-    waits, answers = asyncio.run(scenario())
-    assert sorted(waits)[len(waits) // 2] < 0.25
+    running, answers = asyncio.run(scenario())
+    assert running > 0, "health was answered only when the programs had ended"
     refused = [answer for answer in answers if answer.status_code == 429]
     assert refused and all(int(answer.headers["Retry-After"]) >= 1 for answer in refused)
     assert sum(answer.status_code == 200 for answer in answers) >= 12
@@ -396,7 +350,7 @@ def test_health_answers_while_programs_loop_and_a_full_queue_is_429(server: str)
 
 def test_metrics_count_outcomes(server: str) -> None:
     post(server, "/test_program", {"program": ADD, "tests": ["assert add(1, 1) == 3"]})
-    text = httpx.get(server + "/metrics").text
+    text = get(server + "/metrics").text
     assert 'upshot_sandbox_tests_total{outcome="wrong"}' in text and "upshot_sandbox_slots 4" in text
 
 
@@ -416,7 +370,7 @@ def test_a_key_is_demanded_where_one_is_set() -> None:
         assert asyncio.run(client()) is Outcome.PASSED
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait()
 
 
 def test_a_running_program_is_finished_before_the_server_stops() -> None:
@@ -425,10 +379,10 @@ def test_a_running_program_is_finished_before_the_server_stops() -> None:
     body = {"code": "import time; time.sleep(1.5); print(5)"}
     thread = threading.Thread(target=lambda: answers.append(post(url, "/run_code", body)))
     thread.start()
-    assert soon(lambda: httpx.get(url + "/health").json()["running"] == 1)
+    assert soon(lambda: get(url + "/health").json()["running"] == 1)
     process.send_signal(signal.SIGTERM)
-    thread.join(30)
-    process.wait(30)
+    thread.join()
+    process.wait()
     assert answers[0].json()["run_result"]["stdout"] == "5\n"
 
 
@@ -447,7 +401,7 @@ def test_the_command_refuses_in_one_line() -> None:
             (["--api-key-file", "/no/such/file"], "No such file"),
         ):
             command = [sys.executable, "-c", START, "sandbox", "--port", str(free_port()), *options]
-            done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
             assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 

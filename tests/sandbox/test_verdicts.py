@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.patience import patience
 from tests.support import humaneval
 from upshot.core.errors import UserError
 from upshot.sandbox import Limits, Outcome, StdioTest
@@ -205,7 +206,7 @@ def test_whatever_a_program_returns_is_at_worst_its_own_failure(value: str, test
     started = time.process_time()
     results = of_calls(checks, Remains(lines=parse_lines(b'{"v":[' + value.encode() + b'],"t":0}')))
     assert results[0].value is not None and (results[0].value == 0 or test == "assert f()")
-    assert time.process_time() - started < 5  # CPU seconds; what is quadratic takes minutes
+    assert time.process_time() - started < patience(5)  # CPU seconds; what is quadratic takes minutes
 
 
 def test_no_text_is_read_in_more_than_its_length() -> None:
@@ -213,7 +214,7 @@ def test_no_text_is_read_in_more_than_its_length() -> None:
     assert tier_of("\n" * 200_000 + "x") == tier_of(" " * 200_000) == "plain"
     assert split("assert f() == [" + "1, " * 1_000_000 + "]") is None
     assert split("assert f(" + "1 + " * 5_000 + "g(1)) == 1") is None
-    assert time.process_time() - started < 5  # CPU seconds; what is quadratic takes minutes
+    assert time.process_time() - started < patience(5)  # CPU seconds; what is quadratic takes minutes
 
 
 def test_a_fault_is_missing_not_zero() -> None:
@@ -346,7 +347,7 @@ def test_outcomes_are_told_apart(box: Any) -> None:
 def test_later_tests_run_after_a_timeout_if_asked(box: Any) -> None:
     program = "def f(x):\n    while x == 1: pass\n    return x"
     tests = ["assert f(0) == 0", "assert f(1) == 1", "assert f(2) == 2"]
-    assert outcomes(box, program, tests, stop_at_timeout=False, wall_seconds=3.0) == [PASSED, TIMEOUT, PASSED]
+    assert outcomes(box, program, tests, stop_at_timeout=False, wall_seconds=patience(3.0)) == [PASSED, TIMEOUT, PASSED]
 
 
 def test_after_a_timeout_the_rest_still_has_what_the_first_test_defines(box: Any) -> None:
@@ -461,7 +462,7 @@ def test_two_runs_have_different_random_numbers(box: Any) -> None:
 def test_millions_of_result_lines_are_not_read() -> None:
     started = time.process_time()
     assert len(parse_lines(b"{}\n" * 1_000_000, 8)) == 8
-    assert time.process_time() - started < 0.5
+    assert time.process_time() - started < patience(0.5)
 
 
 def test_long_output_is_cut_with_a_flag(box: Any) -> None:

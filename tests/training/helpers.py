@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 
-from upshot.core.conversation import Conversation, derive_seed
+from upshot.config.sampling import Sampling
+from upshot.core.conversation import Conversation, Message, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.score import Score
-from upshot.models.base import Request
+from upshot.models.base import Model, Request
 from upshot.models.scripted import last_text
 from upshot.rewards.metric import Metric
 
@@ -49,6 +52,21 @@ class Lottery(Metric):
 
     async def score(self, conversation: Conversation) -> Score:
         return Score(derive_seed(conversation.seed, "lottery") % 100 / 100)
+
+
+class CopyState(Metric):
+    """Which state of a copy of the policy judges, and a little of what it says; slower where a test says so."""
+
+    slow: ClassVar[Callable[[int], float]] = lambda seed: 0.0
+
+    def __init__(self, judge: Model) -> None:
+        self.judge = judge
+
+    async def score(self, conversation: Conversation) -> Score:
+        await asyncio.sleep(type(self).slow(conversation.seed))
+        sampling = Sampling(max_tokens=6, temperature=1.0, seed=conversation.seed)
+        (said,) = await self.judge.generate(Request([Message("user", "a lamp")], sampling))
+        return Score(said.version + derive_seed(0, said.text) % 1000 / 1e6)
 
 
 def monitor(request: Request) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,6 +119,30 @@ def test_a_head_that_left_its_embedding_is_written_and_the_config_says_so(tmp_pa
     found, _ = load_whole(str(tmp_path / "out"), "float32", "cpu")
     assert torch.equal(found.lm_head.weight, weights["lm_head.weight"])
     assert torch.equal(found.model.embed_tokens.weight, weights["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["config beside", "config of --model"])
+def test_shards_that_were_saved_elsewhere_are_exported(
+    tmp_path: Path, beside: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, run = model(), tmp_path / "elsewhere"
+    module.save_pretrained(tmp_path / "base")
+    TOKENIZER.save_pretrained(tmp_path / "base")
+    for step in (9, 40):
+        with torch.no_grad():
+            module.model.norm.weight.fill_(step)
+        save(run / f"global_step_{step}" / "actor", module)
+        if not beside:
+            shutil.rmtree(run / f"global_step_{step}" / "actor" / "huggingface")
+    words = ["export", str(run), "--out", str(tmp_path / "out")]
+    if not beside:
+        assert main(words) == 2 and "say what it was made from with --model" in capsys.readouterr().err
+    assert main([*words, "--model", str(tmp_path / "base")]) == 0
+    found, _ = load_whole(str(tmp_path / "out"), "float32", "cpu")
+    assert torch.equal(found.model.norm.weight, module.model.norm.weight)  # the newest
+    actor = str(run / "global_step_9" / "actor")
+    assert main(["export", actor, "--model", str(tmp_path / "base"), "--out", str(tmp_path / "nine")]) == 0
+    assert load_whole(str(tmp_path / "nine"), "float32", "cpu")[0].model.norm.weight[0] == 9
 
 
 def test_adapters_stay_adapters_that_peft_reads(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import wait_until
 from upshot.verl import process
 from upshot.verl.process import reason_in, run, sweep
 
@@ -31,10 +32,7 @@ run([sys.executable, "-c", {PROGRAM!r}], dict(os.environ), Path(sys.argv[1]), la
 
 
 def soon(fits: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 10
-    while not fits() and time.monotonic() < end:
-        time.sleep(0.02)
-    return fits()
+    return wait_until(fits)
 
 
 def gone(pid: int) -> bool:

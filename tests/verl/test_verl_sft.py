@@ -13,7 +13,8 @@ from upshot.config.load import load_recipe
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
 from upshot.tasks.slots import SlotsTask
-from upshot.training.loops.sft import Dialogues, pick
+from upshot.training.loops.minibatches import pick
+from upshot.training.loops.sft import Dialogues
 from upshot.verl.checkpoints import NEWEST
 from upshot.verl.config import compose
 from upshot.verl.merge import SHARD

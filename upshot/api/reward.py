@@ -27,9 +27,9 @@ from pydantic import Field
 from upshot.api.settings import FACTS, OVERLONG_RULES, RewardOptions, Setting
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Named
-from upshot.config.registry import check_value
 from upshot.config.renamed import RENAMED_ARGUMENTS
 from upshot.config.sampling import Sampling
+from upshot.config.validation import check_value
 from upshot.core.conversation import Conversation, Message, Row, derive_seed, messages_from
 from upshot.core.errors import UserError, did_you_mean, user_error_in
 from upshot.core.event_loop import run_anywhere

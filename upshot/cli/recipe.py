@@ -24,10 +24,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "import",
         help="a recipe out of a config or launch script of CollabLLM, its verl recipe or the classmate fork",
         description="Turn a config (.yaml, .json) or a launch script (.sh) of CollabLLM, of its verl recipe or of the "
-        "classmate fork into a recipe, or a script that builds data into the `upshot data build` line. What it could "
-        "not carry is listed with the reason. Nothing of theirs is run.",
+        "classmate fork into a recipe, or a script that trains nothing into the command that does the same. What it "
+        "could not carry is listed with the reason. Nothing of theirs is run.",
     )
-    other.add_argument("theirs", nargs="+", metavar="THEIRS", help="a .sh, .yaml or .json file, and those it names")
+    help_theirs = "a .sh, .yaml or .json file, those it names, and key=value in their words or ours, which wins"
+    other.add_argument("theirs", nargs="+", metavar="THEIRS", help=help_theirs)
     other.add_argument("--out", metavar="FILE", help="write the recipe there (default: print it)")
     other.set_defaults(run=run_import)
 
@@ -97,21 +98,23 @@ def run_import(args: argparse.Namespace) -> int:
     import yaml
 
     from upshot.config.load import validate_recipe
-    from upshot.offline.migrate.recipe import build_line, builds, carry
+    from upshot.offline.migrate.recipe import ask, carry, command_line, find_script
     from upshot.offline.migrate.theirs import read_all
     from upshot.rollout.check_names import check_names
 
-    theirs = read_all(args.theirs)
-    names = ", ".join(Path(path).name for path in args.theirs)
-    look = "look at it with  upshot recipe show"
-    if builds(theirs):
-        line, carried = build_line(theirs)
-        text, look = f"{line}\n", "run it with  sh"
+    theirs = read_all(args.theirs, find_script)
+    names = ", ".join(Path(path).name for path in args.theirs if "=" not in path)
+    script = find_script(theirs.program)
+    if script and not script["command"].startswith("upshot train"):
+        text, carried = command_line(theirs, script)
+        look, about = "run it with  sh", ""
     else:
         carried = carry(theirs)
+        ask(theirs, carried)
         check_names(validate_recipe(carried.recipe, names))
         text = yaml.safe_dump(carried.recipe, sort_keys=False, allow_unicode=True)
-    text = f"# Made from {names} by `upshot recipe import`.\n{text}"
+        look, about = "look at it with  upshot recipe show", f" Its rows are of the task '{carried.keys['task.name']}'."
+    text = f"# Made from {names} by `upshot recipe import`.{about}\n{text.rstrip()}\n"
     if args.out:
         Path(args.out).write_text(text, encoding="utf-8")
     else:

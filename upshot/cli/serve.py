@@ -81,11 +81,11 @@ def _run_model(args: argparse.Namespace) -> int:
     demand_key(args.host, key, "set UPSHOT_API_KEY or --api-key")
     check_address(args.host, args.port)
     parser_for("", args.tool_parser)
+    import asyncio
     import logging
 
-    import uvicorn
-
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every write to a client that went away
+    from upshot.core.http_listener import listen, serve_app
     from upshot.engine.engine import Engine, EngineSettings
     from upshot.models.engine_model import EngineModel
     from upshot.models.local import load_local, pick_device
@@ -99,7 +99,8 @@ def _run_model(args: argparse.Namespace) -> int:
     model = EngineModel(Engine(module, settings=settings), tokenizer, args.name or args.model)
     server = OpenAIServer(model, key, args.max_tokens, args.any_name, args.tool_parser)
     print(f"serving {model.name} at http://{args.host}:{args.port}/v1 (health: /health, metrics: /metrics)", flush=True)
-    uvicorn.run(server.app, host=args.host, port=args.port, log_level="warning", timeout_graceful_shutdown=5)
+    with listen(args.host, args.port) as listener:
+        asyncio.run(serve_app(server.app, listener, drain_s=5))
     return 0
 
 

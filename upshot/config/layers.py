@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from upshot.config.recipe import Recipe
-from upshot.config.reference import models_in
 from upshot.config.short_form import ShortForm
+from upshot.config.validation import model_at
 from upshot.core.errors import UserError, did_you_mean
 
 COMMAND_LINE = "command line"
@@ -92,6 +92,10 @@ def put(data: dict[str, Any], origins: dict[str, str], key: str, value: Any, ori
             continue
         node[part] = expand(node.get(part), model_at(Recipe, path))
         if not isinstance(node[part], (dict, list)):
+            if node[part] is not None:
+                raise UserError(
+                    f"{origin}: '{key}' is inside '{'.'.join(path)}', which is {node[part]!r} and no section"
+                )
             node[part] = _default_list(path) if parts[position + 1] == ADD else {}
         node = node[part]
     merged = _put_last(node, parts, value, origin)
@@ -142,30 +146,10 @@ def _default_list(path: Sequence[str]) -> list[Any]:
 
 def _index(items: list[Any], part: str, where: str, origin: str) -> int:
     """A list position: a number, or the name of a named item (reward.metrics.accuracy.weight=2)."""
-    if part.isdigit() and int(part) < len(items):
-        return int(part)
-    known = [item.get("name", "") if isinstance(item, Mapping) else str(item) for item in items]
-    if part in known:
-        index = known.index(part)
-        if not isinstance(items[index], Mapping):
-            items[index] = {"name": part}
+    known = [str(item.get("name", "")) if isinstance(item, Mapping) else str(item) for item in items]
+    index = int(part) if part.isdigit() and int(part) < len(items) else known.index(part) if part in known else None
+    if index is not None:
+        if isinstance(items[index], str):
+            items[index] = {"name": items[index]}
         return index
     raise UserError(f"{origin}: '{where}' has no item '{part}'; {did_you_mean(part, known)}")
-
-
-def model_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | None:
-    """The model behind a dotted key, None where the recipe knows none (options of a named thing, plain values)."""
-    parts = iter(path)
-    for part in parts:
-        if part.isdigit():
-            continue
-        info = model.model_fields.get(part)
-        if info is None:
-            return None
-        found = models_in(info.annotation)
-        if not found:
-            return None
-        model = found[0]
-        if getattr(info.annotation, "__origin__", None) is dict:
-            next(parts, None)  # the name of one of them
-    return model

@@ -12,10 +12,11 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from upshot.config.layers import CALL, COMMAND_LINE, DEFAULT, find_origin, flatten, forget, merge, model_at, put
+from upshot.config.layers import CALL, COMMAND_LINE, DEFAULT, find_origin, flatten, forget, merge, put
 from upshot.config.recipe import Recipe
 from upshot.config.registry import look_in, path_of
 from upshot.config.renamed import RENAMED_KEYS
+from upshot.config.validation import explain_error, first_error, model_at
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.files import read_text
 
@@ -147,15 +148,20 @@ def validate_recipe(
     data: Mapping[str, Any], source: str = "recipe", origins: Mapping[str, str] | None = None
 ) -> Recipe:
     """Check types and keys; what is wrong becomes one clear line that blames whoever said it."""
+    unreadable = next((key for key, value in flatten(data) if isinstance(value, str) and "\0" in value), None)
+    if unreadable is not None:  # no name and no path can have one
+        raise UserError(f"{source}: {unreadable} holds the character NUL; take it out")
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
         # A section that takes any key (futures) refuses an old one as a whole; its origin says where it came from.
-        old = _renamed(error) or [key for key in origins or () if key in RENAMED_KEYS]
-        key = (old or [".".join(map(str, error.errors()[0]["loc"]))])[0]
+        renamed = _renamed(error)
+        old = renamed or [key for key in origins or () if key in RENAMED_KEYS]
+        key = (old or [".".join(map(str, first_error(error)["loc"]))])[0]
         if origins is not None and find_origin(key, origins) == COMMAND_LINE:
             source = COMMAND_LINE
-        raise UserError(f"{source}: {explain_error(error)}") from None
+        said = ", ".join(f"{key} is {RENAMED_KEYS[key]} now" for key in renamed) or explain_error(error, Recipe)
+        raise UserError(f"{source}: {said}") from None
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -217,26 +223,6 @@ def _override(data: dict[str, Any], origins: dict[str, str], text: str) -> None:
     except yaml.YAMLError:
         raise UserError(f"override '{key}': '{raw}' is not valid YAML") from None
     put(data, origins, key, value, COMMAND_LINE)
-
-
-def explain_error(error: ValidationError, root: type[BaseModel] = Recipe) -> str:
-    """The first validation error as one line that names the key, the value and the way out."""
-    if root is Recipe and (renamed := _renamed(error)):
-        return ", ".join(f"{key} is {RENAMED_KEYS[key]} now" for key in renamed)
-    first = error.errors()[0]
-    path = [str(part) for part in first["loc"]]
-    key = ".".join(path)
-    if first["type"] == "extra_forbidden":
-        section = model_at(root, path[:-1])
-        known = section.model_fields if section is not None else {}
-        place = f" in {'.'.join(path[:-1])}" if path[:-1] else ""
-        return f"unknown key '{path[-1]}'{place}; {did_you_mean(path[-1], known)}"
-    if first["type"] == "missing":
-        return f"'{key}' is needed and not there"
-    message = first["msg"].removeprefix("Value error, ")
-    if isinstance(first["input"], Mapping) and first["type"] == "value_error":  # what two keys together mean
-        return message
-    return f"{key} = {first['input']!r}: {message[0].lower()}{message[1:]}"
 
 
 def _renamed(error: ValidationError) -> list[str]:

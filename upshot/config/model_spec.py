@@ -22,6 +22,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from upshot.config.sampling import Sampling
 from upshot.config.short_form import ShortForm
+from upshot.config.validation import explain_error
 from upshot.core.errors import UserError, did_you_mean
 
 SMOLLM2 = "smollm2-135m"
@@ -50,7 +51,7 @@ class ModelSpec(ShortForm):
     short_key: ClassVar[str] = "model"
     own_options: ClassVar[bool] = True
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     model: str = ""
     """The model: a name of this page's first lines, or beside `url` the name the endpoint serves it by.
@@ -158,10 +159,7 @@ class ModelSpec(ShortForm):
         try:
             return cls.model_validate(value)
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"])
-            place = ".".join(part for part in (where, field) if part) or "model"
-            raise UserError(f"{place}: {first['msg'].removeprefix('Value error, ')}") from error
+            raise UserError(explain_error(error, cls, where or "model")) from error
 
     @property
     def kind(self) -> Kind:

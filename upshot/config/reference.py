@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Named, Recipe
+from upshot.config.validation import models_in
 
 HEAD = """\
 # Every key of a recipe
@@ -33,8 +34,8 @@ are named by position or by their `name`. Values are YAML. In Python:
 `upshot.load("RECIPE", train={"lr": 1e-5})`.
 
 **A named thing** (`task`, `futures`, `futures.user`, a metric, `reward.manager`, `train.advantage`) is a text or a
-mapping with `name`; the other keys are options of its constructor, checked by name and type. The name is one of the
-project's, or `my_pkg.module:Thing` for your own ([own-task.md](own-task.md)). What a constructor names among
+mapping with `name`; the other keys are options of its constructor, checked by name, type and bounds. The name is one of
+the project's, or `my_pkg.module:Thing` for your own ([own-task.md](own-task.md)). What a constructor names among
 `task`, `judge`, `tokenizer`, `models` and `sandbox` is handed to it by the program.
 
 **A model** under `models` is a text (a URL with `#name`, `provider/model`, a folder, `policy`, `policy@start`,
@@ -118,13 +119,6 @@ def _default(field: FieldInfo) -> str:
     if isinstance(value, tuple):
         value = list(value)
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`" if value != "" else "`''`"
-
-
-def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """The pydantic models that an annotation speaks of."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in typing.get_args(annotation) for model in models_in(part)]
 
 
 def first_line(model: type[BaseModel]) -> str:

@@ -1,7 +1,7 @@
 """Names → classes: `gsm8k`, or `my_pkg.mod:Thing`, with did-you-mean errors.
 
 A registry owns packages; their modules are imported at the first look-up, so adding a thing is adding one file with a
-decorator in it. `create` checks names and types of the options before anything is built.
+decorator in it. `create` checks names, types and bounds of the options before anything is built.
 
 A path is looked for where Python looks, then in the current folder and in those given to `look_in` (a recipe's own).
 """
@@ -15,7 +15,6 @@ import pkgutil
 import sys
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -88,12 +87,11 @@ class Registry(Generic[T]):
         Context is passed only where the constructor names it.
         """
         thing = self.get(name, where)
-        checked = check_options(thing, dict(options or {}), context, f"{self.kind} '{name}'", where)
-        return thing(**checked)
+        return thing(**check_options(thing, options or {}, context, f"{self.kind} '{name}'", where))
 
     def check(self, name: str, options: Mapping[str, Any] | None = None, where: str = "", **context: Any) -> None:
         """Raise what `create` would raise for a wrong name or option, without building."""
-        check_options(self.get(name, where), dict(options or {}), context, f"{self.kind} '{name}'", where, False)
+        check_options(self.get(name, where), options or {}, context, f"{self.kind} '{name}'", where)
 
     def _load(self) -> None:
         if self._loaded:
@@ -162,58 +160,56 @@ def path_of(thing: Any) -> str:
 
 
 def check_options(
-    thing: Callable[..., Any],
-    options: dict[str, Any],
-    context: Mapping[str, Any],
-    what: str,
-    where: str,
-    complete: bool = True,
+    thing: Callable[..., Any], options: Mapping[str, Any], context: Mapping[str, Any], what: str, where: str
 ) -> dict[str, Any]:
     """Keyword arguments for a constructor: options validated against its annotations, context where named.
 
-    Who has many options takes them together: a parameter `options` whose type is a dataclass stands for its fields.
+    Bounds stand in the annotations (`workers: Count`). Who has many options takes them together: a parameter `options`
+    whose type is a pydantic model or a dataclass stands for its fields.
     """
-    from pydantic import TypeAdapter, ValidationError
-
     named, hints, open_ended = _parameters(thing)
-    bundle = hints.get(BUNDLE)
-    place = f" in {where}" if where else ""
-    out: dict[str, Any] = {k: v for k, v in context.items() if k in named}
-    for key, value in options.items():
-        if key not in named:
-            if open_ended:
-                out[key] = value
-                continue
-            raise UserError(f"unknown option '{key}' of {what}{place}; {did_you_mean(key, set(named) - set(context))}")
-        try:
-            out[key] = TypeAdapter(hints[key]).validate_python(value) if key in hints else value
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"]
-            raise UserError(f"option '{key}' of {what}{place} is {value!r}: {reason}") from error
-    missing = [k for k, p in named.items() if p.default is p.empty and k not in out]
-    if missing and complete:
-        raise UserError(f"{what}{place} needs the option '{missing[0]}'")
-    if isinstance(bundle, type) and is_dataclass(bundle) and complete:
-        out[BUNDLE] = bundle(**{own.name: out.pop(own.name) for own in fields(bundle) if own.name in out})
+    bundle = hints.get(BUNDLE) if BUNDLE in named else None
+    inner = {} if bundle is None else inspect.signature(bundle).parameters
+    known = {*named, *inner} - {*context, BUNDLE}
+    what = f"{what} in {where}" if where else what
+    unknown = next((key for key in options if key not in known), None)
+    if unknown is not None and (unknown in context or not open_ended):
+        raise UserError(f"unknown option '{unknown}' of {what}; {did_you_mean(str(unknown), known)}")
+    out = {key: value for key, value in context.items() if key in named}
+    single = {key: value for key, value in options.items() if bundle is None or key in named}
+    out |= {key: _check_one(what, key, value, hints.get(key, Any)) for key, value in single.items()}
+    if bundle is not None:
+        out[BUNDLE] = _check_one(what, "", {k: v for k, v in options.items() if k not in single}, bundle)
+    missing = [key for key, parameter in named.items() if parameter.default is parameter.empty and key not in out]
+    if missing:
+        raise UserError(f"{what} needs the option '{missing[0]}'")
     return out
+
+
+def option_types(thing: Callable[..., Any]) -> dict[str, Any]:
+    """The parameters of a thing and their types, with the fields of those that are taken together."""
+    named, hints, _ = _parameters(thing)
+    bundle = hints.get(BUNDLE) if BUNDLE in named else None
+    inner = {} if bundle is None else typing.get_type_hints(bundle, include_extras=True)
+    taken = {} if bundle is None else inspect.signature(bundle).parameters
+    types = {key: hints.get(key, Any) for key in named if key != BUNDLE}
+    return types | {key: inner.get(key, Any) for key in taken}
+
+
+def _check_one(what: str, key: str, value: Any, kind: Any) -> Any:
+    from upshot.config.validation import check_value
+
+    try:
+        return check_value(key, value, kind)
+    except UserError as error:
+        raise UserError(f"{what}: {error}") from None
 
 
 def _parameters(thing: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], dict[str, Any], bool]:
     """Named parameters, their types, and whether any other keyword is taken.
 
-    A constructor that passes `**options` on to its base class takes the base's parameters, too. Of options that are
-    taken together, those are the parameters.
+    A constructor that passes `**options` on to its base class takes the base's parameters, too.
     """
-    named, hints, open_ended = _own_parameters(thing)
-    bundle = hints.get(BUNDLE)
-    if BUNDLE in named and isinstance(bundle, type) and is_dataclass(bundle):
-        del named[BUNDLE]
-        named |= inspect.signature(bundle).parameters
-        hints = {**_hints(bundle), **hints}
-    return named, hints, open_ended
-
-
-def _own_parameters(thing: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], dict[str, Any], bool]:
     classes = [c for c in thing.__mro__ if "__init__" in vars(c)] if inspect.isclass(thing) else []
     named: dict[str, inspect.Parameter] = {}
     hints: dict[str, Any] = {}
@@ -229,20 +225,23 @@ def _own_parameters(thing: Callable[..., Any]) -> tuple[dict[str, inspect.Parame
 
 
 def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+    """Annotations with their bounds; one whose words cannot be found (imported for the type checker) checks nothing."""
     try:
-        return typing.get_type_hints(target)
-    except NameError:  # an annotation only imported for the type checker: leave the value unchecked
-        return {}
+        return typing.get_type_hints(target, include_extras=True)
+    except NameError:
+        given = dict(getattr(target, "__annotations__", {}))
+    out: dict[str, Any] = {}
+    for name, annotation in given.items():
+        try:
+            out |= typing.get_type_hints(_Lone({name: annotation}, target), include_extras=True)
+        except NameError:
+            continue
+    return out
 
 
-def check_value(name: str, value: Any, kind: Any) -> Any:
-    """A value of the kind that an argument wants; `UserError` for any other."""
-    from pydantic import TypeAdapter, ValidationError
+class _Lone:
+    """One annotation of a function, for `get_type_hints`."""
 
-    try:
-        return TypeAdapter(kind, config={"arbitrary_types_allowed": True}).validate_python(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        inner = "".join(f"[{part!r}]" for part in first["loc"] if isinstance(part, int))
-        message = f"{first['msg'][0].lower()}{first['msg'][1:]}"
-        raise UserError(f"{name}{inner} is {value!r:.80} ({type(value).__name__}): {message}") from None
+    def __init__(self, annotations: dict[str, Any], target: Callable[..., Any]) -> None:
+        self.__annotations__ = annotations
+        self.__wrapped__ = target

@@ -8,6 +8,7 @@ names its own) and bring JSON that says so (a page of another origin may send on
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import ipaddress
 import os
@@ -20,6 +21,10 @@ from upshot.core.errors import UserError
 Result = TypeVar("Result")
 OPEN_PATH = "/health"
 """Answered without a key."""
+HALF_BODIES = 16
+"""Bodies of the largest size whose pieces may be held at once while they arrive."""
+LINGER_S = 10.0
+"""How long the rest of a refused body is read and thrown away, so that the refusal is heard."""
 
 
 def is_loopback(host: str) -> bool:
@@ -64,18 +69,24 @@ def refusal(method: str, path: str, header: Callable[[str], str | None], key: st
     return None
 
 
-class TooLarge(Exception):
-    """A request over the size limit."""
+class BodyRefused(Exception):
+    """A body that is not read to its end: too large, too slow, or one too many at once."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
 
 
-class TooSlow(Exception):
-    """A request whose body did not arrive in time."""
+class ClientGone(Exception):
+    """The client has hung up before its answer was ready, or before all of its request was sent."""
 
 
 class RequestGate:
     """ASGI middleware in front of every route: who may come in, and the size and pace of what comes in.
 
-    Before anything is read of the body: who may not come in must not fill the memory either.
+    Before anything is kept of the body: who may not come in must not fill the memory either. What is refused on the
+    way in is answered here; an application lets `BodyRefused` pass.
     """
 
     def __init__(
@@ -87,6 +98,8 @@ class RequestGate:
         self.read_s = read_s
         self.refuse = refuse
         """The answer, an ASGI application, for a status and a reason."""
+        self.held = 0
+        """Bytes of bodies that have not arrived to their end."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass on what may come in."""
@@ -94,35 +107,89 @@ class RequestGate:
             await self.app(scope, receive, send)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        body = IncomingBody(self, receive, send, headers)
         refused = refusal(scope["method"], scope["path"], headers.get, self.key)
         if refused is None and int(headers.get("content-length") or 0) > self.max_bytes:
-            refused = 413, f"the request is over the limit of {self.max_bytes} bytes"
-        if refused is not None:
-            await self.refuse(*refused)(scope, receive, send)
-            return
-        await self.app(scope, self.bounded(receive), send)
+            refused = self.too_large()
+        try:
+            app = self.app if refused is None else self.refuse(*refused)
+            await app(scope, body.receive, body.send)
+        except BodyRefused as error:
+            await self.refuse(error.status, error.reason)(scope, body.receive, body.send)
+        except ClientGone:
+            pass  # with half a body: nobody is there to be answered
+        finally:
+            body.release()
 
-    def bounded(self, receive: Any) -> Any:
-        """Count a body that came without its length, and do not wait for it for ever."""
-        seen, complete = 0, False
-        deadline = asyncio.get_running_loop().time() + self.read_s
+    def too_large(self) -> tuple[int, str]:
+        """What a body over the limit is told."""
+        return 413, f"the request is over the limit of {self.max_bytes} bytes"
 
-        async def bounded() -> Any:
-            nonlocal seen, complete
-            if complete:  # what comes now is the hang-up, whenever that is
-                return await receive()
-            try:
-                async with asyncio.timeout_at(deadline):
-                    message = await receive()
-            except TimeoutError:
-                raise TooSlow from None
-            complete = not message.get("more_body")
-            seen += len(message.get("body", b""))
-            if seen > self.max_bytes:
-                raise TooLarge
-            return message
 
-        return bounded
+class IncomingBody:
+    """One request's body on its way in, and what is left of it when the answer is ready."""
+
+    def __init__(self, gate: RequestGate, receive: Any, send: Any, headers: Mapping[str, str]) -> None:
+        self._gate = gate
+        self._receive = receive
+        self._send = send
+        self._now = asyncio.get_running_loop().time
+        self._deadline = self._now() + gate.read_s
+        self._complete = "transfer-encoding" not in headers and not int(headers.get("content-length") or 0)
+        self._seen = self._held = 0
+
+    async def receive(self) -> Any:
+        """The next piece; `BodyRefused` where it is too much or does not come, `ClientGone` where it never will."""
+        if self._complete:  # what comes now is the hang-up, whenever that is
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._next()
+        except TimeoutError:
+            raise BodyRefused(408, f"the request did not arrive within {self._gate.read_s:g} s") from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        size = len(message.get("body", b""))
+        self._seen += size
+        if self._seen > self._gate.max_bytes:
+            raise BodyRefused(*self._gate.too_large())
+        if self._complete:
+            self.release()
+        else:  # those that come in one piece are kept by nobody who does not use them
+            self._held += size
+            self._gate.held += size
+            if self._gate.held > HALF_BODIES * self._gate.max_bytes:
+                raise BodyRefused(503, "too many requests are on their way in at once; try again")
+        return message
+
+    async def _next(self) -> Any:
+        message = await self._receive()
+        self._complete = not message.get("more_body")
+        return message
+
+    async def send(self, message: Any) -> None:
+        """Send the answer; its end when the body has arrived, too, though nobody reads it.
+
+        A connection that is closed with bytes unread on it is reset, and the reset may overtake the answer.
+        """
+        if not self._complete and message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        elif not self._complete and not message.get("more_body"):
+            await self._send({**message, "more_body": True})
+            await self._discard_rest()
+            message = {"type": "http.response.body", "body": b""}
+        await self._send(message)
+
+    async def _discard_rest(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(min(self._deadline, self._now() + LINGER_S)):
+                while not self._complete:
+                    await self._next()
+
+    def release(self) -> None:
+        """Count nothing of it as held any more."""
+        self._gate.held -= self._held
+        self._held = 0
 
 
 class CalmEnd:
@@ -150,10 +217,6 @@ class CalmEnd:
                 await send({"type": "http.response.start", "status": 503, "headers": headers})
             body = b"" if begun else b'{"error": {"message": "the request was broken off", "code": 503}}'
             await send({"type": "http.response.body", "body": body})
-
-
-class ClientGone(Exception):
-    """The client has hung up before its answer was ready."""
 
 
 async def while_connected(receive: Callable[[], Awaitable[Any]], work: Awaitable[Result]) -> Result:

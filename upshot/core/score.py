@@ -48,7 +48,7 @@ class Reason(StrEnum):
     """A worker process died or ran out of memory."""
     SANDBOX_FAULT = "sandbox_fault"
     UNDECIDED = "undecided"
-    """A program passes its tests, but only by its own word: no data confirms it."""
+    """What can be seen of a response does not settle the verdict."""
     BAD_ROW = "bad_row"
     """The row lacks what scoring needs: a reference, tests, a label."""
     NOTHING_SAID = "nothing_said"

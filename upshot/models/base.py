@@ -110,9 +110,10 @@ class Model(ABC):
         """A copy of this model that is trained no further ('start', or renewed every so many steps)."""
         raise UserError(f"'policy@{when}': only a policy in training in this process can be copied")
 
-    async def follow(self, step: int) -> bool:
-        """The policy has taken so many steps; whether this model, which may be a copy of it, is another one now."""
-        return False
+    @property
+    def state_now(self) -> int:
+        """Which of its states the model is in for whoever asks now: a copy of the policy may have been renewed."""
+        return 0
 
     async def logprobs(self, prompt: Sequence[int], given: Sequence[int], role: str = "") -> tuple[float, ...]:
         """log p of each `given` id after `prompt` and those before it, at temperature 1; `UserError` if it cannot."""

@@ -17,6 +17,9 @@ from upshot.models import grammar as grammars
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
 from upshot.models.rendering import Renderer
 
+CHARACTERS_PER_ID = 32
+"""More than any honest text has on average (4 in prose, 10 in deeply indented code)."""
+
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
     """The text before the first stop string, and whether one was found."""
@@ -111,7 +114,24 @@ class EngineModel(Model):
         if self._renderer is None:
             raise UserError(f"model '{self.name}' has no chat template; give token ids as the prompt")
         messages = [m if isinstance(m, Message) else messages_from([m])[0] for m in request.prompt]  # type: ignore[list-item]
-        return self._renderer.prompt_ids(messages, request.tools)
+        return self.encode(self._renderer.prompt_text(messages, request.tools), add_special_tokens=False)
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        """The ids of a text; one that cannot fit is refused before it is tokenised, which takes 1 s and 100 MB a MB."""
+        self.check_size(len(text) // CHARACTERS_PER_ID, f"{len(text)} characters")
+        return self.tokenizer.encode(text, **options)
+
+    def check_size(self, ids: int, what: str) -> None:
+        """Refuse a prompt of so much that it has at least so many ids, where that is more than the context takes."""
+        room = self.engine.shape.max_length
+        if ids > room:
+            raise ModelCallError("too_long", f"the prompt has {what}, and the model's context takes {room} ids")
+
+    def check_queue(self, more: int) -> None:
+        """Refuse so many sequences at once where they cannot all wait."""
+        waiting, most = len(self.engine.scheduler.waiting), self.engine.settings.max_waiting
+        if waiting + more > most:
+            raise ModelCallError("rate_limited", f"{more} sequences more, and {waiting} of at most {most} wait already")
 
     def rules(self, request: Request) -> Rules:
         """The request's sampling in the engine's terms."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from upshot.config.model_spec import SMOLLM2, ModelSpec
+from upshot.config.phases import order
 from upshot.core.errors import UserError
 from upshot.core.threads import settle_threads
 from upshot.models.base import Abilities, Model, Request
@@ -44,7 +45,10 @@ def import_frameworks() -> None:
 
 
 def local_path(name: str) -> str:
-    """The folder (or hub name) behind the name of a local model; `smollm2-135m` is converted at its first use."""
+    """The folder (or hub name) behind the name of a local model: of a run folder its best checkpoint, else its newest.
+
+    `smollm2-135m` is converted at its first use.
+    """
     name = name.removeprefix("local:")
     if name == SMOLLM2:
         from upshot.models.smollm2 import smollm2_folder
@@ -52,6 +56,8 @@ def local_path(name: str) -> str:
         return str(smollm2_folder())
     folder = Path(name).expanduser()
     if folder.is_dir():
+        if (folder / "checkpoints").is_dir() and not (folder / "config.json").is_file():
+            folder = _checkpoint_of(folder)
         if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
             raise UserError(f"the folder '{name}' has no config.json: it is not a model in Hugging Face's format")
         return str(folder)
@@ -60,6 +66,17 @@ def local_path(name: str) -> str:
     if "/" not in name and get_close_matches(name.lower(), [SMOLLM2], cutoff=0.8):
         raise UserError(f"there is no model '{name}'; did you mean '{SMOLLM2}'?")
     return name
+
+
+def _checkpoint_of(run: Path) -> Path:
+    """The checkpoint that a run folder stands for; `run/checkpoints.py`, which is above, has written them."""
+    saved = {path.parent: json.loads(path.read_text()) for path in run.glob("checkpoints/[!.]*-*/state.json")}
+    if not saved:
+        raise UserError(f"the run folder '{run}' has no checkpoint yet")
+    best = run / "checkpoints" / "best.json"
+    chosen = best.parent / json.loads(best.read_text())["checkpoint"] if best.is_file() else None
+    newest = max(saved, key=lambda path: order(saved[path]["phase"], saved[path]["step"]))
+    return chosen if chosen in saved else newest
 
 
 def pick_device(name: str) -> str:
@@ -127,12 +144,15 @@ def load_tokenizer(name: str) -> Any:
         raise UserError(f"cannot load the tokenizer of '{name}': {error}") from None
 
 
+NO_BITSANDBYTES = "model.quantize=4bit needs bitsandbytes: pip install bitsandbytes, or set model.quantize=none"
+
+
 def load_4bit(name: str, dtype: str = "auto", device: str = "auto") -> tuple[Any, Any]:
     """As `load_local`, the projections in 4 bits (NF4, scales quantized too); embedding, head and norms as they are."""
     import importlib.util
 
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise UserError("model.quantize=4bit needs bitsandbytes: pip install bitsandbytes, or set model.quantize=none")
+        raise UserError(NO_BITSANDBYTES)
     path = local_path(name)
     import_frameworks()
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -204,9 +224,10 @@ class BorrowedModel(GuardedModel):
         """The tokenizer of the model behind this one."""
         return None if self.inner is None else self.inner.tokenizer
 
-    async def follow(self, step: int) -> bool:
-        """Whether the model behind this one is another one now."""
-        return self.inner is not None and await self.inner.follow(step)
+    @property
+    def state_now(self) -> int:
+        """That of the model behind this one."""
+        return 0 if self.inner is None else self.inner.state_now
 
     async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:
         if self.inner is None:

@@ -26,13 +26,21 @@ POLICY = "policy "
 
 
 def read_rows(file: str, limit: int | None = None) -> list[Record]:
-    """The rows of a .jsonl, .json, .parquet or .csv file, at least one."""
+    """The rows of a .jsonl, .json, .parquet or .csv file, at least one; what verl dumped with our names."""
     if not Path(file).is_file():
         raise UserError(f"no file '{file}'")
-    rows = read_table(Path(file))[:limit]
+    rows = [rename_dumped(row) for row in read_table(Path(file))[:limit]]
     if not rows:
         raise UserError(f"'{file}' holds no rows")
     return rows
+
+
+def rename_dumped(row: Record) -> Record:
+    """A row of verl's validation or rollout dump (input, output, gts) with the names of a row to score."""
+    if not {"input", "output", "gts"} <= row.keys():
+        return row
+    named = {"prompt": row["input"], "completion": row["output"], "ground_truth": row["gts"]}
+    return named | {key: value for key, value in row.items() if key not in ("input", "output", "gts")}
 
 
 def read_mapping(text: str, what: str) -> dict[str, Any]:

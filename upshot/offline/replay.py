@@ -187,6 +187,8 @@ def _future(data: Mapping[str, Any], talk: Conversation, rows: Mapping[str, Row]
         (span[0], span[1]) if span else None,
         data.get("missing"),
         {name: _score(score) for name, score in data["scores"].items()},
+        tuple(data.get("path", ())),
+        tuple(data.get("forks", ())),
     )
 
 

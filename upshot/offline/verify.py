@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,13 +22,15 @@ from upshot.core.score import Reason, Score, tell_missing
 from upshot.offline.arguments import read_model, read_rows
 from upshot.offline.job import run_all
 from upshot.rollout.services import Services, assemble
-from upshot.tasks.datasets.records import reference_of
+from upshot.tasks.datasets.records import extra_of, reference_of
 from upshot.tasks.verifiers.base import Claim, Verifier, verifiers
 from upshot.tasks.verifiers.judged import with_rubric_read
 from upshot.tasks.verifiers.routes import route
 
 SECONDS = 10.0
 """What one item may take where nothing else is said."""
+DRAIN_S = 10
+"""What verdicts that are under way may take when the server stops."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,7 @@ def find_unknown(claims: Sequence[Claim]) -> dict[str, Score]:
 
 def serve(settings: VerifySettings, host: str, port: int, key_file: str | None = None) -> int:
     """Answer `POST /verify` until stopped."""
-    from aiohttp import web
-
+    from upshot.core.http_listener import listen, serve_app
     from upshot.core.http_server import demand_key, find_key
     from upshot.rewards.workers.scorer import KEY_VARIABLE, scorer_app
 
@@ -102,13 +104,13 @@ def serve(settings: VerifySettings, host: str, port: int, key_file: str | None =
     if settings.manager == "inline":
         settings = replace(settings, manager="pool")
 
-    async def app() -> Any:
-        services = await build_manager(settings).__aenter__()
-        application = scorer_app(services.manager, key)
-        application.on_cleanup.append(lambda _: services.aclose())
-        return application
+    async def answer(listener: socket.socket) -> None:
+        async with build_manager(settings) as services:
+            print(f"verdicts at http://{host}:{listener.getsockname()[1]} (POST /verify, GET /health)", flush=True)
+            await serve_app(scorer_app(services.manager, key), listener, DRAIN_S)
 
-    web.run_app(app(), host=host, port=port, print=lambda text: print(text.splitlines()[0], flush=True))
+    with listen(host, port) as listener:
+        asyncio.run(answer(listener))
     return 0
 
 
@@ -132,9 +134,9 @@ def claim_of(row: Mapping[str, Any], settings: VerifySettings, number: int, file
     source = source_of(row, settings)
     if not source:
         raise UserError(f"{file}, row {number} names no data_source; say --task NAME")
-    used = ("response", "completion", "reward_model", "extra_info", "ground_truth")
-    extra = {key: value for key, value in row.items() if key not in used}
-    extra |= row["extra_info"] if isinstance(row.get("extra_info"), Mapping) else {}
+    used = ("response", "completion", "ground_truth")
+    extra = {key: value for key, value in extra_of(row).items() if key not in used}
+    extra |= {key: row[key] for key in ("prompt", "messages") if row.get(key) is not None}
     options = options_of(settings)
     if settings.seconds is not None and _is_judged(source):
         options.setdefault("seconds", settings.seconds)

@@ -11,12 +11,15 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from upshot.config.recipe import MetricConfig
-from upshot.config.registry import check_value, path_of
+from upshot.config.registry import path_of
+from upshot.config.validation import check_value
 from upshot.core.errors import UserError, did_you_mean
 from upshot.rewards.metric import Metric, metrics
 from upshot.rewards.reward import CLAMP
 
 ARROW = "->"
+EXTRACTED = {"bleu_score": "document->bleu_score"}
+"""Names of the verl recipe whose metrics extract something first; its `pass_rate` does too, but is a name here."""
 MetricLike = str | Callable[..., Any]
 """The name of a metric, its class, or a plain function of the conversation."""
 Metrics = Mapping[Any, float | Mapping[str, Any]] | Sequence[MetricLike]
@@ -30,6 +33,7 @@ def build_metric(name: str, options: Mapping[str, Any] | None = None, where: str
     `artefact->metric` names `extract` says how the artefact is found.
     """
     options, context = _choose_judge(dict(options or {}), context, f"metric '{name}'", where)
+    name = EXTRACTED.get(name, name)
     if ARROW not in name:
         return metrics.create(name, options, where, **context)
     from upshot.rewards.metrics.extraction import ExtractedMetric
@@ -42,7 +46,7 @@ def build_metric(name: str, options: Mapping[str, Any] | None = None, where: str
 
 def check_metric(name: str, options: Mapping[str, Any] | None = None, where: str = "", **context: Any) -> None:
     """Raise what `build_metric` would raise for a wrong name or option, without building."""
-    options = dict(options or {})
+    options, name = dict(options or {}), EXTRACTED.get(name, name)
     if isinstance(options.get("judge"), str):
         options.pop("judge")
     if ARROW in name:
@@ -97,5 +101,5 @@ def metric_configs(metrics: Mapping[str, Any]) -> list[MetricConfig]:
     out = []
     for name, setting in metrics.items():
         options = dict(setting) if isinstance(setting, Mapping) else {"weight": setting}
-        out.append(MetricConfig.model_validate({"clamp": CLAMP, **options, "name": name}))
+        out.append(check_value(f"metric '{name}'", {"clamp": CLAMP, **options, "name": name}, MetricConfig))
     return out

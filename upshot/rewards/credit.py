@@ -34,6 +34,8 @@ class Credit:
     spans: tuple[Span, ...]
     split: bool = False
     """Whether every turn is a training sample of its own."""
+    gamma: float = 1.0
+    """By turns: what the part of a turn counts the turn after it for."""
 
     def total(self, parts: tuple[str, ...]) -> Score:
         """The sum of some parts; missing when any of them is."""
@@ -97,14 +99,20 @@ def only(spans: Sequence[Span], conversation: Conversation, tokens: str) -> tupl
     return out
 
 
-def credit_turns(rewards: Sequence[Score], conversation: Conversation, gamma: float, split: bool = False) -> Credit:
+def credit_turns(
+    rewards: Sequence[Score], conversation: Conversation, gamma: float, split: bool = False, ends: Sequence[Score] = ()
+) -> Credit:
     """Each turn gets what it and the turns after it earned, those discounted by `gamma` a turn.
 
     A turn without a reward costs itself and the turns before it, whose sums it is part of; not those after it.
+    `ends`: what each turn's own futures came to, which is how the whole conversation ends from there. That is added to
+    its turn and handed to no other: added up over turns, the same end would be counted again by every one of them, and
+    a longer conversation would earn more.
     """
     places = list(conversation.places())
-    if len(rewards) != len(places):
-        raise ValueError(f"{len(rewards)} rewards for {len(places)} turns")
+    for what, scores in (("rewards", rewards), ("ends", ends or rewards)):
+        if len(scores) != len(places):
+            raise ValueError(f"{len(scores)} {what} for {len(places)} turns")
     parts: dict[str, Score] = {}
     running = Score(0.0)
     for turn in reversed(range(len(rewards))):
@@ -113,14 +121,26 @@ def credit_turns(rewards: Sequence[Score], conversation: Conversation, gamma: fl
             running = own
         elif running.value is not None:
             running = Score(own.value + gamma * running.value)
-        parts[turn_part(turn)] = running
+        parts[turn_part(turn)] = plus(running, ends[turn]) if ends else running
     spans = tuple(Span(at, at + len(s.ids), (turn_part(turn),)) for turn, (at, s) in enumerate(places) if s.ids)
-    return Credit(dict(reversed(parts.items())), spans, split)
+    return Credit(dict(reversed(parts.items())), spans, split, gamma)
+
+
+def plus(one: Score, other: Score) -> Score:
+    """The sum of two scores; missing, for its reason, where either is."""
+    if one.value is None or other.value is None:
+        return one if one.value is None else other
+    return Score(one.value + other.value)
 
 
 def turn_part(turn: int) -> str:
     """The name of the part that a turn (counted from 0) earns."""
     return f"turn {turn + 1}"
+
+
+def is_turn(part: str) -> bool:
+    """Whether a part is what a turn earns."""
+    return part.startswith("turn ")
 
 
 def check(credit: Credit, mask: Sequence[int]) -> None:

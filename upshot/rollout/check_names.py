@@ -1,4 +1,4 @@
-"""Names and options of a recipe are checked before any work: nothing is built, connected or loaded for it."""
+"""Names, options and what they mean together are checked before any work: nothing is connected or loaded for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 from upshot.config.recipe import Named, Recipe
 from upshot.config.registry import Registry
 from upshot.core.errors import UserError, did_you_mean
+from upshot.core.score import Score
+from upshot.rewards.advantages.base import estimator, estimators
 from upshot.rewards.build import check_metric
+from upshot.rewards.credit import MAIN, Credit, Span
 from upshot.rewards.monitor import METRIC
 from upshot.rewards.workers.base import managers
 from upshot.rollout.dependencies import FUTURE_NAMES, NAMES
@@ -20,8 +23,6 @@ from upshot.tasks.participants.base import users
 
 def check_names(recipe: Recipe) -> None:
     """Refuse unknown tasks, metrics, users, futures, estimators and their options, before any work."""
-    from upshot.rewards.advantages.base import estimator
-
     given = dict.fromkeys(NAMES)
     tasks.check(recipe.task.name, recipe.task.options, "task")
     for metric in recipe.reward.metrics:
@@ -33,7 +34,10 @@ def check_names(recipe: Recipe) -> None:
     if recipe.futures.map_file is not None:
         options["classmates"] = read_map(recipe.futures.map_file)[1]
     kinds.check(recipe.futures.name, options, "futures", **dict.fromkeys(FUTURE_NAMES))
-    estimator(recipe.train.advantage.name, recipe.train.advantage.options)
+    _check_groups(recipe)
+    if recipe.train.samples:
+        _check_reward(recipe)
+        _check_thoughts(recipe)
     _check_credit(recipe)
     _check_monitor(recipe)
     check_served(recipe.serve, recipe.models)
@@ -41,6 +45,42 @@ def check_names(recipe: Recipe) -> None:
 
 def _check_named(registry: Registry[Any], named: Named, where: str) -> None:
     registry.check(named.name, named.options, where, **dict.fromkeys(NAMES))
+
+
+def _check_groups(recipe: Recipe) -> None:
+    """Refuse groups of one where replies are compared with each other: every advantage would be zero."""
+    config = recipe.train
+    estimate = estimator(config.advantage.name, config.advantage.options)
+    if config.method != "rl" or config.group_size > 1 or config.advantage.name not in estimators:
+        return
+    alone = [[Credit({MAIN: Score(float(value))}, (Span(0, 1),))] for value in range(4)]
+    if not any(advantage for group in estimate(alone) for reply in group for advantage in reply):
+        raise UserError(
+            f"train.group_size is 1, but '{config.advantage.name}' compares the replies to a prompt with each other: "
+            "every advantage would be 0; set train.group_size to 2 or more, or train.method=ppo"
+        )
+
+
+def _check_reward(recipe: Recipe) -> None:
+    """Refuse to learn from a number that is 0 whatever the policy says."""
+    options = recipe.futures.options
+    elsewhere = recipe.futures.name not in ("talk", "none") or recipe.credit.by == "turns"
+    if recipe.futures.name == "classmates":
+        elsewhere = options.get("weight", 1.0) != 0 and options.get("gate") != "no_classmate"
+    if elsewhere or any(metric.weight for metric in recipe.reward.metrics):
+        return
+    what = "all weights in reward.metrics are 0" if recipe.reward.metrics else "reward.metrics is empty"
+    raise UserError(f"{what}: every reply would be worth 0, and nothing learned; name a metric with a weight")
+
+
+def _check_thoughts(recipe: Recipe) -> None:
+    """Refuse classmates that wait for thoughts which nothing marks."""
+    waits = recipe.futures.name == "classmates" and recipe.futures.options.get("thought", "marked") == "marked"
+    if waits and recipe.episode.think is None:
+        raise UserError(
+            "futures 'classmates' get the thought between the markers of episode.think, and there are none; "
+            "set episode.think, or futures.thought=reply to hand on the whole reply"
+        )
 
 
 def _check_monitor(recipe: Recipe) -> None:
@@ -56,11 +96,22 @@ def _check_monitor(recipe: Recipe) -> None:
 
 
 def _check_credit(recipe: Recipe) -> None:
-    """Methods that learn from one number a reply refuse recipes that credit spans of it."""
-    method = recipe.train.method
+    """Credit that nothing could come of; methods that learn from one number a reply refuse credit for spans of it."""
+    method, futures = recipe.train.method, recipe.futures
+    levels = [futures.samples] if isinstance(futures.samples, int) else futures.samples
+    if len(levels) > max(futures.rounds, 1):
+        raise UserError(
+            f"futures.samples {levels} forks at {len(levels)} rounds, and futures.rounds is {futures.rounds}; "
+            f"take as many rounds, or fewer forks"
+        )
+    if recipe.credit.by == "tree" and futures.rounds and futures.leaves == 1 and method != "ppo":
+        raise UserError(
+            "credit.by 'tree' compares the futures of a reply with each other, and futures.samples is 1; "
+            "take 2 or more, or credit.by=reply"
+        )
     if method not in ("ppo", "online-dpo"):
         return
     if recipe.futures.name not in ("talk", "none"):
         raise UserError(f"train.method '{method}' takes one reward a reply; futures '{recipe.futures.name}' need rl")
-    if recipe.credit.by != "reply" or recipe.credit.tokens != "all":
+    if recipe.credit.by == "turns" or recipe.credit.tokens != "all":
         raise UserError(f"train.method '{method}' takes one reward a reply; `credit` by turns or tokens needs rl")

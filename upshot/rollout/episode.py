@@ -94,9 +94,11 @@ async def play_whole(conversation: Conversation, policy: Policy, user: Participa
         await take_turns(conversation, user, policy, has_room, "messages")
 
 
-async def play_future(conversation: Conversation, user: Participant, policy: Policy, rounds: int) -> None:
-    """Continue a fork for up to `rounds` rounds, each a turn of the user and one of the policy."""
-    await take_turns(conversation, user, policy, lambda played: played < rounds, "window", role="future")
+async def play_future(
+    conversation: Conversation, user: Participant, policy: Policy, rounds: int, ended: str | None = "window"
+) -> None:
+    """Continue a fork for up to `rounds` rounds, each a turn of the user and one of the policy; then it has `ended`."""
+    await take_turns(conversation, user, policy, lambda played: played < rounds, ended, role="future")
 
 
 async def take_turns(
@@ -104,10 +106,10 @@ async def take_turns(
     user: Participant,
     policy: Policy,
     goes_on: Callable[[int], bool],
-    ended: str,
+    ended: str | None,
     role: str = "policy",
 ) -> None:
-    """Let user and policy alternate while `goes_on` says so of the rounds played, then it has `ended`.
+    """Let user and policy alternate while `goes_on` says so of the rounds played, then it has `ended` (None: goes on).
 
     It ends earlier when the user is done, whose parting words are said, or when the policy has no room to reply.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,30 @@ class Future:
     missing: str | None = None
     """Why this future could not be played to its end; its scores are then missing for the same reason."""
     scores: Mapping[str, Score] = field(default_factory=dict)
+    path: tuple[int, ...] = ()
+    """Which way it took at each fork, counted from 0; () where nobody counted."""
+    forks: tuple[int, ...] = ()
+    """How many turns had been taken at each of those forks; () where it was continued nowhere."""
+
+
+@dataclass
+class Branch:
+    """What the policy said in a future between two forks. Its siblings went on from the same words."""
+
+    conversation: Conversation
+    """From the opening to the end of the branch."""
+    path: tuple[int, ...]
+    """Which way was taken at each fork on the way to it; the futures that begin so run through it."""
+    start: int
+    """How many turns had been taken at its fork."""
+    reward: Reward
+    """Of all futures that run through it."""
+    credit: Credit
+    """Of its own tokens; those before it are the reply's, or another branch's."""
+    share: float = 1.0
+    """What it counts for beside the reply: one over the siblings at each fork on the way."""
+    advantages: Sequence[float | None] = ()
+    """One per credit span; () where it has no siblings to be compared with."""
 
 
 @dataclass
@@ -47,6 +72,8 @@ class Rollout:
     credit: Credit | None = None
     advantages: Sequence[float | None] = ()
     """One per credit span; None where the reply left the statistics."""
+    siblings: list[list[Branch]] = field(default_factory=list)
+    """Credited along the tree: the branches of each fork below the reply."""
 
     def to_dict(
         self, step: int, groups: Mapping[str, str] | None = None, spell: Callable[[Sequence[int]], str] | None = None
@@ -97,7 +124,24 @@ class Rollout:
             "ended": future.conversation.ended,
             "missing": future.missing,
             "scores": {name: score.to_dict() for name, score in future.scores.items()},
-        }
+        } | self._branches_to_dict(future)
+
+    def _branches_to_dict(self, future: Future) -> dict[str, Any]:
+        """Where a future branched off, and what its branches earned beside their siblings."""
+        way = {"path": list(future.path), "forks": list(future.forks)} if len(future.path) > 1 else {}
+        own = [
+            {"start": branch.start, "reward": branch.reward.total.value, "advantage": _only(branch.advantages)}
+            for branches in self.siblings
+            for branch in branches
+            if future.path and future.path[: len(branch.path)] == branch.path
+        ]
+        return way | ({"branches": own} if own else {})
+
+
+def _only(advantages: Sequence[float | None]) -> float | None:
+    """The mean of a branch's advantages, which are one number but for ppo."""
+    present = [advantage for advantage in advantages if advantage is not None]
+    return math.fsum(present) / len(present) if present else None
 
 
 def _environment(session: Mapping[str, Any]) -> dict[str, Any]:

@@ -205,6 +205,13 @@ def build_services(
     rounds = recipe.futures.rounds
     if user is None and rounds:
         raise UserError(f"futures.rounds is {rounds}, but task '{task.name}' has no user; set futures.user")
+    if user is None and recipe.episode.with_user:
+        raise UserError(f"episode.with_user is set, but task '{task.name}' has no user; set futures.user")
+    if recipe.episode.max_turns > 1 and not recipe.episode.with_user and task.environment() is None:
+        raise UserError(
+            f"episode.max_turns is {recipe.episode.max_turns}, but task '{task.name}' has no environment that answers "
+            "between the turns; set episode.max_turns=1, or episode.with_user where a simulated user is to answer"
+        )
     futures, models = recipe.futures, dict(recipe.models)
     if futures.map_file is not None:
         served, classmates = read_map(futures.map_file)
@@ -237,7 +244,7 @@ def build_context(recipe: Recipe, services: Services, policy: Policy) -> Rollout
     return RolloutContext(
         policy=policy,
         futures=services.futures,
-        environment=services.task.environment(),
+        environment=services.user if recipe.episode.with_user else services.task.environment(),
         user=services.user,
         max_turns=recipe.episode.max_turns,
         overlong=ReplyRule(overlong.rule, overlong.penalty),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -35,13 +35,11 @@ def export(folder: RunFolder, checkpoint: str = "", merge: bool = False, out: Pa
     """Write a checkpoint of a run as a Hugging Face folder; where it lies."""
     found = find_checkpoint(folder, checkpoint)
     out = out or folder.path / f"export-{found.path.name}{'-merged' if merge else ''}"
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"'{out}' is there already; remove it, or choose another place with --out")
     adapter = _adapter(found.path)
 
     def write(to: Path) -> None:
         if merge and adapter is not None:
-            _merge(found.path, to)
+            merge_adapter(found.path, to)
         else:
             for file in sorted(found.path.iterdir()):
                 if file.suffix in COPIED and file.name not in OWN:
@@ -49,15 +47,24 @@ def export(folder: RunFolder, checkpoint: str = "", merge: bool = False, out: Pa
         base = None if adapter is None else str(adapter["base_model_name_or_path"])
         (to / CARD).write_text(model_card(folder, found, base, merged=merge), encoding="utf-8")
 
+    write_new_folder(out, write)
+    return out
+
+
+def write_new_folder(out: Path, write: Callable[[Path], None]) -> None:
+    """A folder that is whole or not there; what lies there already is never replaced."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"'{out}' is there already; remove it, or choose another place with --out")
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".partial-{out.name}")
     try:
         fill_folder(partial, write)
         place_folder(partial, out)
-    except OSError as error:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise UserError(f"cannot write '{out}': {error.strerror or error}") from error
-    return out
+        if isinstance(error, OSError):
+            raise UserError(f"cannot write '{out}': {error.strerror or error}") from error
+        raise
 
 
 def find_checkpoint(folder: RunFolder, wanted: str = "") -> Checkpoint:
@@ -113,7 +120,7 @@ def _adapter(path: Path) -> dict[str, Any] | None:
     return json.loads(file.read_text()) if file.is_file() else None
 
 
-def _merge(checkpoint: Path, to: Path) -> None:
+def merge_adapter(checkpoint: Path, to: Path) -> None:
     """The adapter in its base model: added in float32 and rounded once, to the base's own type."""
     from transformers import AutoConfig
 

@@ -69,7 +69,7 @@ def _ranks(recipe: Recipe, ranks: int) -> str:
 def _rollouts(recipe: Recipe, rows: int) -> list[str]:
     config, futures = recipe.train, recipe.futures
     replies = config.prompts_per_step * config.group_size
-    played = futures.samples if futures.rounds else 1
+    played = futures.leaves if futures.rounds else 1
     metrics = ", ".join(f"{m.name} x {m.weight:g}" for m in recipe.reward.metrics)
     classmates = classmate_names(futures)
     answers = replies * futures.samples * len(classmates)

@@ -40,6 +40,7 @@ class RunServices:
     ) -> AsyncIterator[tuple[Services, RolloutContext]]:
         """Helper models, user and metrics, started, with the context they play in; closed at the end."""
         policy.pool = make_pool(self.recipe, policy.memory)
+        policy.sampler.play_ahead(self.recipe.train.async_steps)
         services = build_services(
             configure_helpers(self.recipe, policy.memory),
             policy.task,
@@ -54,7 +55,6 @@ class RunServices:
         self.ranks.share(services.budget)
         services.restore(self.counters)
         self._summed = services.counters()
-        policy.sampler.play_ahead(self.recipe.train.async_steps)
         if resumed_from is not None:
             policy.sampler.load_copies(resumed_from)
         try:

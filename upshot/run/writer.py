@@ -60,7 +60,7 @@ class Writer:
         self.set_phase(phase, steps, done)
         self.alarms = Alarms()
         for line in self.folder.lines(phase):
-            self.alarms.watch(line)
+            self.alarms.watch(line, line["step"])
         self.write_status("running")
         self.reporter.phase(phase, steps, done)
 
@@ -77,9 +77,7 @@ class Writer:
         kept = replies[: self.keep_rollouts or None]
         self.folder.write_samples(step, kept)
         self.folder.append_rollouts(self._transcripts(step, kept))
-        return by_group(replies, self._groups_of, lambda reply: reply.reward.total) | task_metrics(
-            groups, self.task.groups
-        )
+        return by_group(replies, self._groups_of) | task_metrics(groups, self.task.groups)
 
     def write_line(self, step: int, logs: Mapping[str, Any]) -> None:
         """Write the line of a step, or of an evaluation after it."""
@@ -87,7 +85,7 @@ class Writer:
 
     def announce(self, step: int, logs: Mapping[str, Any]) -> None:
         """Tell the console, the trackers and status.json what metrics.jsonl was told; alarms that begin are said."""
-        for text in self.alarms.watch(logs):
+        for text in self.alarms.watch(logs, step):
             self.reporter.say(f"step {step}: {text}")
         phase, alarms = self._now["phase"], list(self.alarms.ringing.values())
         numbers = {name: value for name, value in to_json_value(logs).items() if isinstance(value, (int, float))}

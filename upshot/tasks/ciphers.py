@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from functools import cache, cached_property
 
+from upshot.config.bounds import Count, Share, Whole
 from upshot.core.conversation import Message, Row, derive_seed
 from upshot.core.thought import MARKERS
 from upshot.tasks import arithmetic
@@ -29,7 +30,7 @@ class Ciphers(VerifiedTask):
     name = "ciphers"
     verifier = "gsm8k"
 
-    def __init__(self, coded: float = 0.8, limit: int | None = None, split_seed: int = 0) -> None:
+    def __init__(self, coded: Share = 0.8, limit: Count | None = None, split_seed: Whole = 0) -> None:
         """Make the task.
 
         coded: share of the demonstrations whose thought is in the code. limit: at most so many rows a split.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from upshot.config.bounds import Count, Positive
 from upshot.core.conversation import Row
+from upshot.core.errors import UserError
 from upshot.tasks.base import tasks
 from upshot.tasks.datasets.records import row_of
 from upshot.tasks.verified import VerifiedTask
@@ -20,8 +24,8 @@ class CodeTask(VerifiedTask):
     def __init__(
         self,
         partial: bool = False,
-        cpu_seconds: float = 6.0,
-        max_tests: int = 50,
+        cpu_seconds: Positive = 6.0,
+        max_tests: Count = 50,
         **rows: Any,
     ) -> None:
         """partial: reward the share of passed tests instead of all or nothing."""
@@ -96,6 +100,22 @@ class HumanEval(CodeTask):
         return super().parse(record)
 
 
+@tasks.register("leetcode")
+class LeetCode(CodeTask):
+    """Methods of a class `Solution`, checked by `check(Solution().method)`."""
+
+    name = "leetcode"
+    verifier = "humaneval"
+    hub = "newfacade/LeetCodeDataset"
+
+    def parse(self, record: Mapping[str, Any]) -> Row:
+        """A record as a row; the set's own `prompt` is what a program begins with, its `query` the question."""
+        if isinstance(record.get("query"), str) and isinstance(record.get("prompt"), str):
+            begins = {"stub": f"{record['prompt'].rstrip()}\n\n", "prompt": record["query"]}
+            record = {**record, **begins, "ground_truth": record.get("test")}
+        return super().parse(record)
+
+
 @tasks.register("bigcodebench-instruct")
 class SingleTurnBigCodeBench(CodeTask):
     """BigCodeBench in one turn; in conversation it is the CollabLLM task `bigcodebench`."""
@@ -109,3 +129,39 @@ class SingleTurnBigCodeBench(CodeTask):
         if isinstance(record.get("instruct_prompt"), str):
             record = {**record, "prompt": record["instruct_prompt"], "ground_truth": record.get("test")}
         return super().parse(record)
+
+
+@tasks.register("impossible-livecodebench")
+class ImpossibleLiveCodeBench(CodeTask):
+    """Problems with tests that contradict them: what is scored is whether the program passes those all the same."""
+
+    name = "impossible-livecodebench"
+    verifier = "impossible-livecodebench"
+    hub = "fjzzq2002/impossible_livecodebench"
+    hub_splits = ("conflicting", "oneoff")
+
+    def parse(self, record: Mapping[str, Any]) -> Row:
+        """A record as a row; of its tests only those that the original has not got are run."""
+        own = record.get("reward_model")
+        source = own if isinstance(own, Mapping) else record
+        test = str(source.get("ground_truth") or source.get("test") or "")
+        if source.get("original_test"):
+            test = wrong_asserts(test, str(source["original_test"]))
+        if not test:
+            raise UserError("no test contradicts the problem's own ('test' beside 'original_test')")
+        entry = str(source.get("entry_point") or "").removeprefix("check(").removesuffix(")")
+        kept = {key: value for key, value in record.items() if key not in ("reward_model", "original_test")}
+        return replace(
+            super().parse({**kept, "test": test, "entry_point": entry, "ground_truth": test}), source=self.verifier
+        )
+
+
+def wrong_asserts(test: str, original: str) -> str:
+    """A check function of the asserts that the original tests have not got; empty where there are none."""
+    try:
+        known = {ast.dump(node) for node in ast.walk(ast.parse(original)) if isinstance(node, ast.Assert)}
+        found = [node for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Assert)]
+    except (SyntaxError, ValueError, RecursionError):
+        return ""
+    wrong = [f"    {ast.unparse(node)}" for node in found if ast.dump(node) not in known]
+    return "\n".join(["def check(candidate):", *wrong]) if wrong else ""

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from upshot.config.bounds import Whole
 from upshot.core.conversation import Message, Row
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.files import read_text
@@ -74,7 +75,7 @@ class CollabTask(TableTask):
     column = ""
     """The column by which a record of the task's own single-turn set is known."""
 
-    def __init__(self, system: str = "none", tiny_words: int = 0, **table: Any) -> None:
+    def __init__(self, system: str = "none", tiny_words: Whole = 0, **table: Any) -> None:
         """Make the task.
 
         system: system prompt put before the opening of single-turn rows: plain, proactive, none or a text file.

@@ -1,9 +1,12 @@
-"""Short answers compared as text."""
+"""Short answers compared as text: any set of them, HotpotQA, and Natural Questions."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
+from upshot.core.conversation import Row
 from upshot.tasks.base import tasks
 from upshot.tasks.verified import VerifiedTask
 
@@ -24,3 +27,40 @@ class ExactMatch(VerifiedTask):
         """mode: exact, contains (the reference occurs in the answer), f1 (graded by shared words)."""
         super().__init__(**rows)
         self.verifier_options = {"mode": mode}
+
+
+class BoxedAnswer(VerifiedTask):
+    """Questions of a published set, answered in a box; its rows are scored by the task's own verifier."""
+
+    instructions = "Put your final answer within \\boxed{}."
+
+    def parse(self, record: Mapping[str, Any]) -> Row:
+        """A record as a row, whatever name its source has in another project."""
+        return replace(super().parse(record), source=self.verifier)
+
+
+@tasks.register("hotpotqa")
+class HotpotQa(BoxedAnswer):
+    """Questions that need two facts; the one answer is compared as text."""
+
+    name = "hotpotqa"
+    verifier = "hotpotqa"
+    verifier_options: Mapping[str, Any] = {"mode": "exact", "boxed": True}
+    hub = "hotpotqa/hotpot_qa@distractor"
+
+
+@tasks.register("nq")
+class NaturalQuestions(BoxedAnswer):
+    """NQ-open: questions that people typed; one of the accepted answers must stand in the box."""
+
+    name = "nq"
+    verifier = "nq"
+    verifier_options: Mapping[str, Any] = {"mode": "contains", "boxed": True}
+    hub = "google-research-datasets/nq_open"
+
+    def parse(self, record: Mapping[str, Any]) -> Row:
+        """A record as a row; bare questions come without capital and question mark."""
+        question = record.get("question")
+        if isinstance(question, str) and question and not record.get("prompt"):
+            record = {**record, "question": f"{question[0].upper()}{question[1:].rstrip('?')}?"}
+        return super().parse(record)

@@ -1,7 +1,8 @@
 """Grade-school math in one turn or several: the environment says what is wrong, the policy may try again.
 
-Feedback, in this order: no `####` line; no number on it; an arithmetic step that does not hold; and, with `tell`, that
-the answer is wrong. `file: arithmetic` takes the project's own small word problems instead of GSM8K.
+Feedback, in this order: no answer line (`####`, or the form that the row's own prompt asks for); no number on it; an
+arithmetic step that does not hold; and, with `tell`, that the answer is wrong. `file: arithmetic` takes the project's
+own small word problems instead of GSM8K.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
+from upshot.config.bounds import NonNegative, Share
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.tasks import arithmetic
 from upshot.tasks.base import tasks
@@ -20,12 +22,21 @@ from upshot.tasks.participants.base import Participant
 from upshot.tasks.participants.feedback import Fault, Feedback
 from upshot.tasks.verified import VerifiedTask
 from upshot.tasks.verifiers.arithmetic import broken_steps
+from upshot.tasks.verifiers.gsm8k import BOX, MARK, REPLIES, SENTENCE, answer_line, asked_form, strict_answer
 from upshot.tasks.verifiers.gsm8k import Gsm8kVerifier as Verdict
-from upshot.tasks.verifiers.gsm8k import answer_line, strict_answer
 from upshot.tasks.verifiers.numbers import show_number
 
-NO_LINE = "Your reply has no answer line. End it with: #### <number>"
-NO_NUMBER = "What follows #### is not one number. End with: #### <number>"
+NO_LINE = {
+    MARK: "Your reply has no answer line. End it with: #### <number>",
+    BOX: "Your reply has no boxed answer. End it with: \\boxed{<number>}",
+    SENTENCE: "Your reply has no answer line. End it with: The answer is <number>.",
+}
+NO_NUMBER = {
+    MARK: "What follows #### is not one number. End with: #### <number>",
+    BOX: "What is boxed is not one number. End with: \\boxed{<number>}",
+    SENTENCE: "The answer is not one number. End with: The answer is <number>.",
+}
+"""What is said of a fault, by the form that the row's prompt asks for."""
 BROKEN = "This step does not hold: {step} . Check it and answer again."
 HINT = "This step does not hold: {step} . The left side is {value} . Answer again."
 WRONG = "The answer is not right. Try again."
@@ -46,9 +57,9 @@ class Gsm8k(VerifiedTask):
         feedback: Sequence[Literal["format", "arithmetic"]] = ("format", "arithmetic"),
         tell: bool = False,
         hint: bool = False,
-        flawed: float = 0.7,
-        heedless: float = 0.6,
-        fault_cost: float = 0.0,
+        flawed: Share = 0.7,
+        heedless: Share = 0.6,
+        fault_cost: NonNegative = 0.0,
         **rows: Any,
     ) -> None:
         """Make the task.
@@ -77,7 +88,7 @@ class Gsm8k(VerifiedTask):
     def answer_text(self, row: Row) -> str:
         """The answer line."""
         number = strict_answer(str(row.reference))
-        return f"#### {row.reference if number is None else show_number(number)}"
+        return REPLIES[form_of(row)].format(row.reference if number is None else show_number(number))
 
     def environment(self) -> Participant:
         """Feedback on form, arithmetic and, if told so, the answer."""
@@ -86,19 +97,17 @@ class Gsm8k(VerifiedTask):
     def review(self, conversation: Conversation) -> Fault | None:
         """What is wrong with the last reply."""
         reply = self.response(conversation) or ""
-        fault = self.fault(reply)
+        form = form_of(conversation.row)
+        fault = self.fault(reply, form)
         if fault is None and self.tell:
-            score = self._verdict.score(reply, conversation.row.reference, {})
-            if score.value == 0:
-                return Fault("wrong", WRONG)
+            verdict = self._verdict.score(reply, conversation.row.reference, {"prompt": form})
+            return Fault("wrong", WRONG) if verdict.value == 0 else None
         return fault
 
-    def fault(self, reply: str) -> Fault | None:
-        """What is wrong with a reply, whatever the right answer is."""
-        if "format" in self.feedback:
-            form = self.format_error(reply)
-            if form:
-                return Fault("format", NO_LINE if form == "no #### line" else NO_NUMBER)
+    def fault(self, reply: str, form: str = MARK) -> Fault | None:
+        """What is wrong with a reply to a prompt that asks for this form, whatever the right answer is."""
+        if "format" in self.feedback and strict_answer(reply, form) is None:
+            return Fault("format", (NO_LINE if answer_line(reply, form) is None else NO_NUMBER)[form])
         if "arithmetic" in self.feedback:
             broken = broken_steps(reply)
             if broken:
@@ -107,11 +116,16 @@ class Gsm8k(VerifiedTask):
                 return Fault("arithmetic", text.format(step=step, value=show_number(broken[0].value)))
         return None
 
-    def format_error(self, text: str) -> str:
-        """No `####` line, or no number on it."""
-        if answer_line(text) is None:
-            return "no #### line"
-        return "" if strict_answer(text) is not None else "not a number"
+    def format_error(self, text: str, form: str = MARK) -> str:
+        """No line in the form that was asked for, or no number on it."""
+        if answer_line(text, form) is None:
+            return f"no {form} line"
+        return "" if strict_answer(text, form) is not None else "not a number"
+
+    def format_faults(self, conversation: Conversation) -> list[str]:
+        """`format_error` of each turn, by the form that the row's prompt asks for."""
+        form, said = form_of(conversation.row), conversation.turns[len(conversation.row.messages) :]
+        return [self.format_error(turn.message.content, form) for turn in said if turn.message.role == "assistant"]
 
     def parse(self, record: Mapping[str, Any]) -> Row:
         """A record as a row, with the number of steps of its solution as its difficulty."""
@@ -156,5 +170,10 @@ class Gsm8k(VerifiedTask):
 
     def vocabulary(self) -> Sequence[str]:
         """The words of the made problems; empty for GSM8K, which speaks English."""
-        told = [text.format(step="", value="") for text in (NO_LINE, NO_NUMBER, BROKEN, HINT, WRONG)]
+        told = [text.format(step="", value="") for text in (NO_LINE[MARK], NO_NUMBER[MARK], BROKEN, HINT, WRONG)]
         return arithmetic.vocabulary(told) if self.made else []
+
+
+def form_of(row: Row) -> str:
+    """The form in which a row's prompt wants the answer."""
+    return asked_form([message.content for message in row.messages])

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from upshot.config.bounds import Count, Whole
 from upshot.core.conversation import Row
 from upshot.core.errors import UserError
 from upshot.tasks.base import tasks
@@ -24,8 +25,8 @@ class JudgedTask(VerifiedTask):
     def __init__(
         self,
         rubric: str = "",
-        low: int = 1,
-        high: int = 10,
+        low: Whole = 1,
+        high: Count = 10,
         behaviour: str = "",
         **rows: Any,
     ) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
-from upshot.core.conversation import Conversation
+from upshot.core.conversation import Conversation, Row
 from upshot.tasks.base import tasks
 from upshot.tasks.participants.base import Participant
 from upshot.tasks.participants.feedback import Fault, Feedback
@@ -43,3 +45,19 @@ class Mathematics(VerifiedTask):
     def format_error(self, text: str) -> str:
         """No box."""
         return "" if final_answer(text, boxed_only=True) is not None else "no \\boxed answer"
+
+
+@tasks.register("deepscaler")
+class DeepScaleR(Mathematics):
+    """DeepScaleR's collection of competition problems; every source of its rows is checked as mathematics."""
+
+    name = "deepscaler"
+    hub = "agentica-org/DeepScaleR-Preview-Dataset"
+    instructions = "Put your final answer within \\boxed{}."
+
+    def parse(self, record: Mapping[str, Any]) -> Row:
+        """A record as a row; its answer is the reference, not its solution."""
+        if "answer" in record and not record.get("reward_model"):
+            question = record.get("problem") or record.get("prompt") or record.get("question")
+            record = {"problem": question, "answer": record["answer"]}
+        return replace(super().parse(record), source=self.verifier)

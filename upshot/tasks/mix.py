@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from upshot.config.bounds import Positive, Whole
+from upshot.config.validation import check_value
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.core.errors import UserError, close_all
 from upshot.core.score import Score
@@ -25,7 +27,7 @@ class Mix(Task):
 
     name = "mix"
 
-    def __init__(self, tasks: Sequence[Mapping[str, Any]], seed: int = 0) -> None:
+    def __init__(self, tasks: Sequence[Mapping[str, Any]], seed: Whole = 0) -> None:
         """tasks: each with its name, weight (default 1) and options; `as` gives a second one of a kind its own name."""
         if not tasks:
             raise UserError("task 'mix' needs at least one task under 'tasks'")
@@ -41,9 +43,7 @@ class Mix(Task):
             raise UserError(f"{where} names no task")
         name = str(entry.pop("name"))
         called = str(entry.pop("as", name))
-        weight = float(entry.pop("weight", 1.0))
-        if weight <= 0:
-            raise UserError(f"{where}.weight is {weight}; it must be above 0")
+        weight = check_value(f"{where}.weight", entry.pop("weight", 1.0), Positive)
         if called in self.parts:
             raise UserError(f"{where} is a second '{called}'; give it another name with 'as'")
         self.parts[called] = tasks.create(name, entry, where)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal
 
+from upshot.config.bounds import Address, Count, Made, Positive
 from upshot.core.conversation import Row
 from upshot.core.errors import UserError
 from upshot.tasks.base import tasks
@@ -24,12 +25,12 @@ class RemoteTask(VerifiedTask):
 
     def __init__(
         self,
-        url: str,
+        url: Address,
         protocol: Literal["instance", "chat"] = "chat",
-        samples: int = 0,
+        samples: Made | Literal[0] = 0,
         sample_name: str = "",
-        seconds: float = 120.0,
-        connections: int = 64,
+        seconds: Positive = 120.0,
+        connections: Count = 64,
         **table: Any,
     ) -> None:
         """Make the task.
@@ -59,7 +60,7 @@ class RemoteTask(VerifiedTask):
         if any(record.get(key) for key in ("prompt", "messages", "question", "problem")):
             return row_of(record, "remote", "", self.system)
         identity = f"{record.get('name', '')}#{record[self._key]}"
-        return Row(identity, (), identity, None, "remote", dict(record))  # the goal keeps splits apart
+        return Row(identity, (), None, None, "remote", dict(record))
 
     async def aclose(self) -> None:
         """Close the connections."""

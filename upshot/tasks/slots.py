@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from upshot.config.bounds import Made, Share, Whole
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.core.errors import UserError
 from upshot.core.score import Score
@@ -77,12 +78,12 @@ class SlotsTask(Task):
 
     def __init__(
         self,
-        rows_per_split: int = 4000,
-        ambiguous: float = 0.7,
-        midway: float = 0.4,
-        guessing: float = 0.8,
-        vague: float = 0.15,
-        seed: int = 0,
+        rows_per_split: Made = 4000,
+        ambiguous: Share = 0.7,
+        midway: Share = 0.4,
+        guessing: Share = 0.8,
+        vague: Share = 0.15,
+        seed: Whole = 0,
     ) -> None:
         self.size = rows_per_split
         self.ambiguous = ambiguous

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
+from upshot.config.bounds import Count, NonNegative, Whole
 from upshot.core.conversation import Row
 from upshot.core.errors import UserError
 from upshot.tasks.base import Task
@@ -27,9 +28,9 @@ class TableTask(Task):
         train_file: str | None = None,
         validation_file: str | None = None,
         test_file: str | None = None,
-        held_out: float = 0.1,
-        limit: int | None = None,
-        split_seed: int = 0,
+        held_out: NonNegative = 0.1,
+        limit: Count | None = None,
+        split_seed: Whole = 0,
     ) -> None:
         """Make the task.
 

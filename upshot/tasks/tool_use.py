@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
+from upshot.config.bounds import Count, Words
 from upshot.core.errors import UserError
 from upshot.tasks.base import tasks
 from upshot.tasks.participants.base import Participant
@@ -32,9 +33,9 @@ class ToolUse(VerifiedTask):
         verifier: str | None = None,
         verifier_options: Mapping[str, Any] | None = None,
         corpus: str = "",
-        results: int = 3,
+        results: Count = 3,
         sandbox: str = "local",
-        role: str = "tool",
+        role: Literal["tool", "user"] = "tool",
         describe: bool = False,
         **rows: Any,
     ) -> None:
@@ -77,10 +78,10 @@ class SearchQa(ToolUse):
 
     def __init__(
         self,
-        corpus: str,
-        mode: str = "exact",
-        results: int = 3,
-        role: str = "tool",
+        corpus: Words,
+        mode: Literal["exact", "contains", "f1"] = "exact",
+        results: Count = 3,
+        role: Literal["tool", "user"] = "tool",
         describe: bool = False,
         **rows: Any,
     ) -> None:

@@ -47,7 +47,8 @@ class VerifiedTask(TableTask):
                 rows.append(self.parse(record))
             except UserError as error:
                 raise UserError(f"{where}, row {number}: {error}") from error
-        again = len(rows) - len({(opening_id(row.messages), repr(row.reference)) for row in rows})
+        said = {(opening_id(row.messages) if row.messages else row.id, repr(row.reference)) for row in rows}
+        again = len(rows) - len(said)
         if again:
             log.warning("%s: %d of %d rows say the same as another one; they are kept", where, again, len(rows))
         if wanting := sum(map(has_nan_answer, records)):
@@ -72,8 +73,9 @@ class VerifiedTask(TableTask):
             return None
         row = conversation.row
         source = row.source or self.verifier
-        options = self.verifier_options if source == self.verifier else {}
-        return Claim(source, response, row.reference, row.meta, options)
+        options = self.verifier_options if is_same_verifier(source, self.verifier) else {}
+        said = "\n\n".join(message.content for message in row.messages)
+        return Claim(source, response, row.reference, {**row.meta, "prompt": said}, options)
 
     async def verify(self, conversation: Conversation) -> Score:
         """The verdict, found in this process; a recipe's reward manager is asked instead where there is one."""
@@ -87,3 +89,10 @@ class VerifiedTask(TableTask):
         """Task, and difficulty where the row says it."""
         level = next((row.meta[key] for key in ("difficulty", "level") if row.meta.get(key)), None)
         return {"task": row.source or self.name} | ({"difficulty": str(level)} if level else {})
+
+
+def is_same_verifier(source: str, name: str) -> bool:
+    """Whether two names are of one verifier: options belong to it, however a row's data source spells it."""
+    return source == name or (
+        source in verifiers and name in verifiers and verifiers.get(source) is verifiers.get(name)
+    )

@@ -1,7 +1,11 @@
-"""Earlier states of the policy: copies of it that speak (classmates, steps played ahead), and their weights on disk.
+"""Earlier states of the policy: copies of it that speak (helpers, steps played ahead), and their weights on disk.
 
-A copy is the policy as it was when its training began, or as it was every N steps ago. What is not trained is shared
-with the policy, so with adapters a copy costs the adapters only.
+A copy is the policy as it was when its training began, or as it was every N steps ago, whoever it speaks as: a user, a
+judge, a classmate. What is not trained is shared with the policy, so with adapters a copy costs the adapters only.
+
+A step is played by one state of each copy. Where steps are played ahead, those under way may need two states of a copy
+that is renewed: then as many copies take turns as there are states in use at once, so that what is played hangs on the
+schedule and not on who is faster, and a checkpoint holds them all.
 """
 
 from __future__ import annotations
@@ -25,16 +29,15 @@ from upshot.models.rendering import Renderer
 from upshot.training.learner.snapshot import on_host
 
 PLAYING: ContextVar[int | None] = ContextVar("playing", default=None)
-"""Which of the copies that play steps ahead the policy is, in this step's conversations; None: it is itself."""
+"""The step that is played ahead in these conversations, by a copy of the policy; None: the policy is itself."""
 WEIGHTS = "trained.safetensors"
 
 
 class FrozenPolicy(Model):
-    """A copy of the policy that is trained no further; `every` 0: never renewed."""
+    """A copy of the policy that is trained no further."""
 
-    def __init__(self, sampler: EngineModel, module: Any, every: int, kv_bytes: int = 0) -> None:
-        self.name = f"policy@{every or 'start'}"
-        self.every = every
+    def __init__(self, sampler: EngineModel, module: Any, when: str, kv_bytes: int = 0) -> None:
+        self.name = f"policy@{when}"
         self.policy = module
         shared = {id(p): p for p in module.parameters() if not p.requires_grad}
         shared |= {id(b): b for b in module.buffers()}
@@ -53,13 +56,6 @@ class FrozenPolicy(Model):
     async def generate(self, request: Request) -> list[Completion]:
         """What the copy says."""
         return await self.sampler.generate(request)
-
-    async def follow(self, step: int) -> bool:
-        """Take over the policy's weights when it is time; whether it was."""
-        if not self.every or not step or step % self.every:
-            return False
-        self.catch_up(step)
-        return True
 
     def catch_up(self, step: int) -> None:
         """Take over the policy's weights, which have taken so many steps."""
@@ -102,6 +98,44 @@ class FrozenPolicy(Model):
         await self.sampler.aclose()
 
 
+class RenewedPolicy(Model):
+    """A copy of the policy that is renewed every so many steps; several take turns where steps are played ahead."""
+
+    def __init__(self, copies: list[FrozenPolicy], every: int, ahead: int) -> None:
+        self.name = f"policy@{every}"
+        self.copies, self.every, self.ahead = copies, every, ahead
+        self.tokenizer, self.abilities = copies[0].tokenizer, copies[0].abilities
+        self.latest = 0
+        """How often it has been renewed."""
+
+    @property
+    def state_now(self) -> int:
+        """How often it had been renewed when the step began that asks now; outside of steps: until now."""
+        playing = PLAYING.get()
+        return self.latest if playing is None else max(playing - self.ahead, 0) // self.every
+
+    async def generate(self, request: Request) -> list[Completion]:
+        """What the copy says, in its state of this step."""
+        return await self.copies[self.state_now % len(self.copies)].generate(request)
+
+    def renew(self, step: int) -> None:
+        """The policy has taken so many steps: take over its weights when it is time."""
+        if step and step % self.every == 0:
+            self.latest = step // self.every
+            self.copies[self.latest % len(self.copies)].catch_up(step)
+
+    def resume_at(self, step: int) -> None:
+        """The next step is this one: say what the copies of a checkpoint are."""
+        self.latest = max(step - 1, 0) // self.every
+        for state in range(max(self.latest - len(self.copies) + 1, 0), self.latest + 1):
+            self.copies[state % len(self.copies)].version = state * self.every
+
+    async def aclose(self) -> None:
+        """Release the copies."""
+        for one in self.copies:
+            await one.aclose()
+
+
 class PolicyModel(EngineModel):
     """The model in training, which lends copies of itself."""
 
@@ -119,32 +153,51 @@ class PolicyModel(EngineModel):
         self.kv_of_copies = kv_of_copies or {}
         """Bytes of keys and values of each copy."""
         self.copies: dict[str, FrozenPolicy] = {}
+        """All that there are, as a checkpoint names them."""
+        self.renewed: dict[int, RenewedPolicy] = {}
+        """Those that are renewed every so many steps."""
         self.ahead: list[FrozenPolicy] = []
         """Copies that play steps ahead of the learner (rollouts.py)."""
 
     async def generate(self, request: Request) -> list[Completion]:
         """What the policy says, or the copy that plays this step."""
         playing = PLAYING.get()
-        return await (super().generate(request) if playing is None else self.ahead[playing].generate(request))
+        if playing is None:
+            return await super().generate(request)
+        return await self.ahead[playing % len(self.ahead)].generate(request)
 
     def play_ahead(self, steps: int) -> None:
-        """Have copies that play so many steps ahead."""
-        names = [f"ahead-{number}" for number in range(steps)]
-        self.ahead = [self._copy(name, 0) for name in names]
-        self.copies |= dict(zip(names, self.ahead, strict=True))
+        """Have copies that play so many steps ahead; asked for before any other copy."""
+        self.ahead = [self._copy(f"ahead-{number}") for number in range(steps)]
 
     def copy_at(self, when: str) -> Model:
         """A copy that is trained no further: 'start', or renewed every so many steps."""
-        if when not in self.copies:
-            if when != "start" and not (when.isdigit() and int(when)):
-                raise UserError(f"'policy@{when}' should read 'policy@start' or 'policy@N' with N steps")
-            self.copies[when] = self._copy(when, 0 if when == "start" else int(when))
-        return self.copies[when]
+        if when == "start":
+            return self.copies.get(when) or self._copy(when)
+        if not (when.isdigit() and int(when)):
+            raise UserError(f"'policy@{when}' should read 'policy@start' or 'policy@N' with N steps")
+        every = int(when)
+        if every not in self.renewed:
+            more = states_at_once(every, len(self.ahead)) - 1
+            copies = [self._copy(when), *(self._copy(f"{when}-{number}", when) for number in range(1, more + 1))]
+            self.renewed[every] = RenewedPolicy(copies, every, len(self.ahead))
+        return self.renewed[every]
 
-    def _copy(self, when: str, every: int) -> FrozenPolicy:
+    def renew(self, step: int) -> None:
+        """The policy has taken so many steps: copies whose time it is take over its weights."""
+        for one in self.renewed.values():
+            one.renew(step)
+
+    def resume_at(self, step: int) -> None:
+        """The next step is this one; copies have been renewed for those before it."""
+        for one in self.renewed.values():
+            one.resume_at(step)
+
+    def _copy(self, name: str, when: str = "") -> FrozenPolicy:
         if self.engine.settings.merge == "in place":
-            raise UserError(f"the copy 'policy@{when}' reads weights that the engine has merged its adapters into")
-        return FrozenPolicy(self, self.module, every, self.kv_of_copies.get(when, 0))
+            raise UserError(f"the copy 'policy@{name}' reads weights that the engine has merged its adapters into")
+        self.copies[name] = FrozenPolicy(self, self.module, name, self.kv_of_copies.get(when or name, 0))
+        return self.copies[name]
 
     def snapshot(self) -> Callable[[Path], None]:
         """What writes all copies into a checkpoint, as they are now."""
@@ -160,6 +213,15 @@ class PolicyModel(EngineModel):
         """The copies that a checkpoint kept."""
         for when, twin in self.copies.items():
             twin.load(folder / f"policy-{when}")
+
+
+def states_at_once(every: int, ahead: int) -> int:
+    """How many states of a copy that is renewed `every` so many steps are in use at once, `ahead` steps being played.
+
+    Step s is played by the state of step s - ahead. When step k is about to be learned, those up to k have been played;
+    with c copies the state that is written over is older than c x every steps, so (c - 1) x every >= ahead - 1 will do.
+    """
+    return 1 + -(-(ahead - 1) // every) if ahead else 1
 
 
 def save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:

@@ -5,7 +5,8 @@
     await trainer.score(groups, upshot.talk({polite: 1.0}))    # … or set reply.reward and reply.credit yourself
     logs = trainer.forward_backward(groups) | trainer.step()
 
-`upshot.train` runs the same pieces from a recipe, with a run folder, checkpoints and resume around them.
+`trainer.learn(groups)` is a whole round: what `upshot.train` does with a step's replies, with `train.minibatches`
+optimizer steps. That runs the same pieces from a recipe, with a run folder, checkpoints and resume around them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from upshot.config.recipe import TinyConfig, TrainConfig
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Row, derive_seed
+from upshot.core.errors import UserError
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.models.rendering import Renderer
 from upshot.rewards.build import Metrics, metric_configs, named_metrics
@@ -32,14 +34,20 @@ from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import assemble
 from upshot.tasks.base import Task
 from upshot.tasks.participants.base import Participant
-from upshot.training.learner.batch import data_of
 from upshot.training.learner.learner import Learner
-from upshot.training.loops.rl import set_advantages
+from upshot.training.loops import online_dpo, ppo, rl
+from upshot.training.loops.minibatches import Round, update
 from upshot.training.loops.sft import Dialogues
-from upshot.training.objectives.objectives import PolicyGradient, Sft
+from upshot.training.objectives.objectives import Sft
 from upshot.training.snapshots import PolicyModel
 
 Groups = Sequence[Sequence[Rollout]]
+OF_RUNS = {
+    "data": "imitate(dialogues) learns from them", "epochs": "go over your rows as often as you like",
+    "prompts_per_step": "hand sample() so many rows", "group_size": "sample(rows, group_size=…) says it",
+    "async_steps": "", "dynamic_sampling": "", "max_skipped": "train/skipped tells", "save": "save(folder) saves",
+}  # fmt: skip
+"""Keys of `train` that only a whole run has a use for, and what to do instead."""
 
 
 class Trainer:
@@ -60,10 +68,18 @@ class Trainer:
         """Make it from a transformers model and its tokenizer.
 
         max_tokens, temperature: of each of its turns. system: its system prompt. max_context: most tokens of prompt and
-        reply; 0: what the model's configuration says. train: keys of a recipe's section `train` (lr, betas, kl …).
+        reply; 0: what the model's configuration says. train: keys of a recipe's section `train` (method, lr, kl,
+        importance, minibatches …), but for those that only a whole run has a use for. With a KL penalty and with
+        `method="online-dpo"` the weights as they are now are kept as the reference.
         """
         limit = max_context or int(getattr(module.config.get_text_config(), "max_position_embeddings", 0) or 0)
+        for key in train.keys() & OF_RUNS.keys():
+            raise UserError(
+                f"Trainer takes no '{key}': that is for a whole run (upshot.train); {OF_RUNS[key]}".rstrip("; ")
+            )
         self.config = TrainConfig.model_validate(train)
+        if self.config.method == "dpo":
+            raise UserError("Trainer has no method 'dpo', which learns pairs of a file; upshot.train does")
         self.renderer = Renderer(tokenizer)
         self.engine = Engine(module, self.renderer.end_ids, EngineSettings())
         self.model = PolicyModel(self.engine, tokenizer, "policy", self.renderer, module)
@@ -71,8 +87,13 @@ class Trainer:
         self.policy = Policy(self.model, self.renderer, Sampling(max_tokens, temperature), limit, system, tools)
         """As a speaker: `await trainer.policy.reply(conversation)` says its next turn."""
         changed = self.engine.weights_changed
-        self.learner = Learner(module, tokenizer, self.config, max_tokens, temperature, changed)
+        method = self.config.method
+        self.learner = Learner(module, tokenizer, self.config, max_tokens, temperature, changed, method == "ppo")
+        if self.config.kl.weight or method == "online-dpo":
+            self.learner.keep_reference()
         self.limit = limit
+        self._estimated: list[Sequence[float | None]] = []
+        """The advantages that were estimated here, and are estimated again when their replies are learned again."""
 
     @classmethod
     def load(cls, path: str, device: str = "auto", dtype: str = "auto", **options: Any) -> Trainer:
@@ -126,20 +147,52 @@ class Trainer:
         return [[reply.reward.total.value for reply in group] for group in groups]
 
     def forward_backward(self, groups: Groups) -> dict[str, float]:
-        """Add up the policy gradient of replies that have credit; what to log.
+        """Add up the gradient of `train.method` over replies that have credit; what to log.
 
-        Advantages are those you set (`reply.advantages`, one a span), else those of `train.advantage`.
+        Advantages are those you set (`reply.advantages`, one a span), else those of `train.advantage`; those of ppo are
+        its value head's.
         """
-        credited = [reply for group in groups for reply in group if reply.credit is not None]
-        if not any(reply.advantages for reply in credited):
-            set_advantages(groups, self.config.advantage)
-        data = [datum for reply in credited for datum in data_of(reply)]
-        return self.learner.forward_backward([[datum] for datum in data], PolicyGradient(self.config)) if data else {}
+        given = self._prepare(groups)
+        return given.logs | self._add_gradient(given) | given.counts
+
+    def learn(self, groups: Groups, seed: int = 0) -> dict[str, float]:
+        """A round of `train.minibatches` optimizer steps on replies that have credit, as a run takes it; what to log.
+
+        `seed`: for the order of the minibatches.
+        """
+        return update(self.learner, self._prepare(groups), seed)
 
     def imitate(self, dialogues: Sequence[Sequence[Message]]) -> dict[str, float]:
         """Add up the gradient of supervised learning: every assistant turn is one to say; what to log."""
         data = Dialogues([tuple(dialogue) for dialogue in dialogues], self.renderer, self.limit)
-        return self.learner.forward_backward([[data[index]] for index in range(len(data))], Sft())
+        return self._add_gradient(Round([[data[index]] for index in range(len(data))], Sft))
+
+    def _prepare(self, groups: Groups) -> Round:
+        """What the method learns from replies."""
+        method = self.config.method
+        if method == "sft":
+            raise UserError("train.method is 'sft', which learns from dialogues: imitate(dialogues)")
+        if method == "ppo":
+            return ppo.prepare(self.learner, groups)
+        if method == "online-dpo":
+            return online_dpo.prepare(self.learner, groups)
+        credited = [reply for group in groups for reply in group if reply.credit is not None]
+        own = [r for r in credited if r.advantages and not any(r.advantages is known for known in self._estimated)]
+        if own and len(own) < len(credited):
+            raise UserError(
+                "some replies have advantages of your own and others none: give them to all that have credit"
+            )
+        given = rl.prepare(self.learner, groups, estimate=not own)
+        self._estimated = [] if own else [reply.advantages for reply in credited]
+        return given
+
+    def _add_gradient(self, given: Round) -> dict[str, float]:
+        if self.config.minibatches > 1:
+            raise UserError(
+                f"train.minibatches is {self.config.minibatches}, and one gradient is added up here: learn(groups) "
+                "takes so many optimizer steps"
+            )
+        return self.learner.forward_backward(given.units, given.objective()) if given.units else {}
 
     def step(self) -> dict[str, float]:
         """One optimizer step with the gradient so far; the next sample is of the new weights. What to log."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
+from upshot.models.local import load_tokenizer, local_path
+from upshot.run.export import merge_adapter, write_new_folder
 from upshot.run.folder import RunFolder
-from upshot.verl.merge import write_merged
+from upshot.verl.merge import LORA, read_shards, write_merged
 
 MARK = "verl.txt"
 """Written by a run on verl alone: both sides of its config."""
@@ -77,3 +80,38 @@ def check_ranks(folder: RunFolder, ranks: int) -> None:
             f"checkpoint global_step_{step} of '{folder.path}' was saved by {before} ranks and there are {ranks} now; "
             f"set trainer.n_gpus_per_node and trainer.nnodes as they were, or export it and begin a new run from it"
         )
+
+
+def find_shards(folder: Path, wanted: str = "") -> Path | None:
+    """The shards in a folder of verl's, or of a fork of it: its own, its actor's, or those of a step (the newest)."""
+    steps = {int(match[1]): path for path in folder.glob("global_step_*") if (match := STEP.fullmatch(path.name))}
+    chosen = [path for step, path in sorted(steps.items(), reverse=True) if wanted in ("", "last", str(step))]
+    places = [place / inner for place in (folder, *chosen) for inner in ("", "actor")]
+    return next((place for place in places if any(place.glob("model_world_size_*.pt"))), None)
+
+
+def export_shards(shards: Path, model: str, merge: bool, out: Path) -> None:
+    """Write a model that verl trained without us as a Hugging Face folder; `model`: what it was made from.
+
+    Needed for adapters, which name their base, and where neither config nor tokenizer lies beside the shards.
+    """
+    adapted = any(map(LORA.match, read_shards(shards)[0]))
+    bare = not (shards / "huggingface" / "config.json").is_file()
+    if not model and (adapted or bare):
+        what = "holds adapters" if adapted else "has no huggingface/config.json beside its shards"
+        raise UserError(f"'{shards}' {what}: say what it was made from with --model NAME|FOLDER")
+
+    def write(to: Path) -> None:
+        if bare:
+            from transformers import AutoConfig
+
+            AutoConfig.from_pretrained(local_path(model)).save_pretrained(to)
+            load_tokenizer(model).save_pretrained(to)
+        write_merged(shards, to, model)
+
+    def write_all_in_one(to: Path) -> None:
+        with TemporaryDirectory() as adapters:
+            write(Path(adapters))
+            merge_adapter(Path(adapters), to)
+
+    write_new_folder(out, write_all_in_one if merge and adapted else write)

@@ -33,10 +33,14 @@ LORA = re.compile(r"(.*\.lora_(?:A|B|embedding_A|embedding_B))\.default(\.weight
 
 
 def write_merged(shards: Path, to: Path, base: str) -> None:
-    """Write the model in verl's folder of shards (`global_step_N/actor`) to a folder; `base`: what it was made from."""
+    """Write the model in verl's folder of shards (`global_step_N/actor`) to a folder; `base`: what it was made from.
+
+    Config and tokenizer are those beside the shards, else those that are there already.
+    """
     ranks = read_shards(shards)
-    for file in sorted((shards / "huggingface").iterdir()):
-        if file.is_file() and file.suffix != ".safetensors":
+    beside = shards / "huggingface"
+    for file in sorted(beside.iterdir()) if beside.is_dir() else ():
+        if file.is_file() and file.suffix not in (".safetensors", ".bin") and not file.name.endswith(".index.json"):
             shutil.copy2(file, to / file.name)
     if any(LORA.match(name) for name in ranks[0]):
         _write_adapter(shards, ranks, to, base)

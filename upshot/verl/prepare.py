@@ -32,8 +32,8 @@ def prepare(recipe: Recipe, folder: Path) -> ClusterPlace:
 
 
 def longest_prompt(worker: RolloutWorker, rows: Sequence[Row]) -> int:
-    """Ids of the longest prompt, as the policy will be shown it; as many as it takes where a user is to speak first."""
-    if any(row.goal is not None and not has_opening(row) for row in rows):
+    """Ids of the longest prompt, as the policy will be shown it; as many as it takes where somebody speaks first."""
+    if not all(map(has_opening, rows)):
         return worker.context.policy.max_context
     return max(worker.context.policy.prompt_tokens(Conversation(row)) for row in rows)
 

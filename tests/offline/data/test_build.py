@@ -119,9 +119,8 @@ def test_after_kill_9_no_finished_turn_is_repeated_and_the_result_is_the_same(tm
     kept: list[str] = []
     for already in (4, 14):
         process = subprocess.Popen(started, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        deadline = time.monotonic() + 60
         while not (out / "journal.log").exists() or (out / "journal.log").read_bytes().count(b"\n") < already:
-            assert process.poll() is None and time.monotonic() < deadline
+            assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -101,3 +101,32 @@ def test_metadata_of_different_types_still_makes_one_column(tmp_path: Path) -> N
     facts = metadata_column([{"a": 1, "b": [1, 2]}, {"a": "x"}, {"b": [3], "c": {}}])
     assert facts[0] == {"a": "1", "b": [1, 2], "c": None} and facts[1]["a"] == '"x"' and facts[2]["c"] == "{}"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"m": one} for one in facts]), tmp_path / "m.parquet")
+
+
+@pytest.mark.parametrize("purpose", ["rl", "sft"])
+def test_the_rl_parquet_of_the_verl_recipe_is_prepared_like_the_set_it_was_made_of(
+    tmp_path: Path, purpose: str
+) -> None:
+    rows = []
+    for number, row in enumerate(flat()):  # as its process_dataset.py packs them
+        extra = {key: row[key] for key in row if key not in ("prompt", "single_turn_prompt", "rewards", "sessions")}
+        told = {"name": "collabllm", "single_turn_prompt": row["single_turn_prompt"], "task_desc": "solving problems"}
+        prompt = [{"role": "system", "content": "The assistant is helpful."}, *row["prompt"]]
+        truth = row["single_turn_completion"]
+        rows.append({"prompt": prompt, "raw_prompt": prompt, "ground_truth": truth, "index": str(number)})
+        rows[-1] |= {"data_source": "collabllm", "agent_name": "collabllm_agent"}
+        rows[-1] |= {"reward_model": {"style": "rule", "ground_truth": truth}}
+        rows[-1] |= {"extra_info": {**extra, "prompt": prompt, "interaction_kwargs": told}}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rl_train.parquet")
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    for source, out in ((tmp_path / "rl_train.parquet", theirs), (MULTITURN, ours)):
+        prepare(str(source), out, PrepareSettings(purpose, validation=0))
+    made, wanted = (pyarrow.parquet.read_table(out / f"{purpose}_train.parquet").to_pylist() for out in (theirs, ours))
+    assert len(made) == len(wanted) > 0
+    key = "prompt" if purpose == "rl" else "messages"
+    said = [[m for m in row[key] if m["role"] != "system"] for row in made]  # the system prompt is the row's own
+    assert said == [row[key] for row in wanted]
+    if purpose == "rl":
+        assert [row["extra_info"]["interaction_kwargs"]["single_turn_prompt"] for row in made] == [
+            row["extra_info"]["interaction_kwargs"]["single_turn_prompt"] for row in wanted
+        ]

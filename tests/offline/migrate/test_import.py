@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import yaml
 from upshot.cli import main, make_parser
 from upshot.config.load import load_recipe
 from upshot.core.errors import UserError
-from upshot.offline.migrate.recipe import carry
-from upshot.offline.migrate.theirs import read, read_config, read_script
+from upshot.offline.migrate.recipe import ImportedRecipe, carry, find_script
+from upshot.offline.migrate.theirs import read, read_all, read_config, read_script
 
 VERL = r"""
 set -x
@@ -86,6 +87,11 @@ ENABLE_COLLABLLM_LOGGING=0 CUDA_VISIBLE_DEVICES=0,1 \
 """
 
 
+def carried(script: str) -> ImportedRecipe:
+    """What the first launch of a script becomes."""
+    return carry(next(read_script(script)))
+
+
 def imported(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str], name: str = "theirs.sh"):
     """The recipe and what the command told on stderr."""
     (tmp_path / name).write_text(text)
@@ -99,7 +105,7 @@ def test_the_verl_recipes_script_becomes_a_recipe(tmp_path: Path, capsys: pytest
     assert recipe.task.options["train_file"] == "~/data/collabllm-math-hard-large/rl_train.parquet"
     assert {m.name: m.weight for m in recipe.reward.metrics} == {
         "accuracy": 1,
-        "bleu_score": 0.5,
+        "document->bleu": 0.5,  # of the document that the judge extracts, as there
         "token_amount": -1e-4,
     }
     train = recipe.train
@@ -114,8 +120,8 @@ def test_the_verl_recipes_script_becomes_a_recipe(tmp_path: Path, capsys: pytest
     assert (recipe.futures.rounds, recipe.futures.samples) == (2, 3) and recipe.futures.user.name == "llm"
     assert recipe.models["judge"].model == recipe.models["user"].model == "openai/gpt-4o-mini"
     assert "not carried: made.up=1: no counterpart is known" in told
-    assert "fsdp_config.param_offload=True: each process holds the model" in told
-    assert "rollout.shiny=1: the embedded engine has no such setting" in told
+    assert "fsdp_config.param_offload=True: each process holds the weights" in told
+    assert "rollout.shiny=1: the embedded engine needs no such setting" in told
     assert "resume_from_path" not in told  # null is the key left out
 
 
@@ -135,24 +141,23 @@ def test_the_classmate_forks_script_becomes_a_recipe(tmp_path: Path, capsys: pyt
 
 
 def test_collabllms_own_script_becomes_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe, told = imported(tmp_path, ONLINE, capsys)
+    recipe, _ = imported(tmp_path, ONLINE, capsys)
     assert recipe.train.method == "online-dpo" and recipe.train.prompts_per_step == 1 * 4 * 8
     weights = {metric.name: metric.weight for metric in recipe.reward.metrics}
     assert weights == {"accuracy": 1, "interactivity": 0.5, "token_amount": -0.0005}  # thousands there, tokens here
     assert recipe.futures.rounds == 2  # four messages are two rounds
     assert recipe.models["judge"].model == "anthropic/claude-3-5-sonnet-latest" and recipe.model.lora.r == 32
     assert recipe.futures.user.options["temperature"] == 0.9 and recipe.episode.temperature == 0.6
-    assert "not carried: --use_4bit=True" in told
+    assert recipe.model.quantize == "4bit"
 
 
 def test_a_hydra_config_and_a_file_of_arguments_are_read(tmp_path: Path) -> None:
-    nested = yaml.safe_dump({"hydra": {"x": 1}, "actor_rollout_ref": {"rollout": {"n": 4}}, "data": {"seed": 3}})
-    assert carry(read_config(nested)).recipe["train"] == {"group_size": 4}
-    flat = carry(read_config("learning_rate: 0.00001\nuse_lora: true\nminimum_gap: 0.02\n"))
-    assert flat.recipe["train"] == {"lr": 1e-5, "dpo": {"min_gap": 0.02}} and flat.recipe["model"] == {
-        "lora": {"r": 32}
-    }
-    assert read_config(nested).original == "verl" and read_config("peft_r: 3").original == "collabllm"
+    nested, flat = tmp_path / "nested.yaml", tmp_path / "flat.yaml"
+    nested.write_text(yaml.safe_dump({"hydra": {"x": 1}, "actor_rollout_ref": {"rollout": {"n": 4}}}))
+    flat.write_text("learning_rate: 1e-5\nuse_lora: true\nminimum_gap: 0.02\n")
+    assert carry(read_config(str(nested))).recipe["train"] == {"group_size": 4}
+    recipe = carry(read_config(str(flat))).recipe
+    assert recipe["train"] == {"lr": 1e-5, "dpo": {"min_gap": 0.02}} and recipe["model"] == {"lora": {}}
 
 
 def test_the_files_that_a_script_names_are_read_beside_it(tmp_path: Path) -> None:
@@ -173,17 +178,18 @@ def test_the_files_that_a_script_names_are_read_beside_it(tmp_path: Path) -> Non
 
 def test_sft_and_dpo_learn_from_their_file(tmp_path: Path) -> None:
     script = "torchrun -m verl.trainer.fsdp_sft_trainer data.train_files=d/medium/sft_train.parquet optim.lr=1e-6 $@"
-    recipe = carry(read_script(script)).recipe
+    recipe = carried(script).recipe
     assert recipe["train"] == {"lr": 1e-6, "method": "sft", "data": "d/medium/sft_train.parquet"}
     assert recipe["task"] == {"name": "medium"}
 
 
 def test_a_published_set_must_be_prepared_before_sft_learns_from_it() -> None:
     script = "torchrun -m scripts.train.sft --dataset_repo collabllm/collabllm-multiturn-medium --model_name m"
-    carried = carry(read_script(script))
-    assert carried.recipe["train"] == {"method": "sft", "data": "data/medium/sft_train.parquet"}
+    done = carried(script)
+    assert done.recipe["train"] == {"method": "sft", "data": "data/medium/sft_train.parquet"}
+    assert done.recipe["eval"] == {"data": "data/medium/sft_validation.parquet"}  # or eval.every keeps it from starting
     command = "upshot data prepare --dataset collabllm/collabllm-multiturn-medium --for sft --out data/medium"
-    assert command in carried.left[-1][2]
+    assert command in done.left[-1][2]
 
 
 BUILD = r"""
@@ -219,31 +225,123 @@ def test_the_kl_of_the_reward_the_entropy_bonus_and_the_loss_are_carried() -> No
         "actor_rollout_ref.actor.entropy_coeff=0.02 actor_rollout_ref.actor.policy_loss.loss_mode=gspo "
         "algorithm.adv_estimator=reinforce_plus_plus_baseline"
     )
-    train = carry(read_script(script)).recipe["train"]
+    train = carried(script).recipe["train"]
     assert (train["kl"], train["entropy"], train["loss"]) == ({"where": "reward", "weight": 0.01}, 0.02, "gspo")
     assert train["advantage"] == {"name": "reinforce++", "baseline": "group"}
-    both = carry(read_script(script.replace("use_kl_loss=False", "use_kl_loss=True")))
+    both = carried(script.replace("use_kl_loss=False", "use_kl_loss=True"))
     assert both.recipe["train"]["kl"] == {"weight": 0.5}
     assert [why for name, _, why in both.left if name == "algorithm.use_kl_in_reward"] != []
 
 
 def test_a_lower_bound_goes_into_the_line_that_prepares_the_data() -> None:
     script = "torchrun -m scripts.train.sft --dataset_repo a/b --lower_bound_metric rewards.accuracy --lower_bound 0.5"
-    assert "--for sft --min accuracy=0.5 --out" in carry(read_script(script)).left[-1][2]
+    assert "--for sft --min accuracy=0.5 --out" in carried(script).left[-1][2]
 
 
 def test_a_key_inside_a_value_is_not_shown() -> None:
     script = """torchrun -m scripts.train.ppo --user_generation_kwargs '{"model": "$M", "api_key": "sk-1"}'"""
-    [(name, shown, _)] = carry(read_script(script)).left
+    [(name, shown, _)] = carried(script).left
     assert name == "--user_generation_kwargs" and "sk-1" not in str(shown)
 
 
 def test_what_is_none_of_theirs_is_refused(tmp_path: Path) -> None:
     for name, text, match in (
         ("a.sh", "echo hello", "launches nothing"),
+        ("b.sh", "python open_instruct/grpo_fast.py --seed 1", "launches 'open_instruct/grpo_fast.py', which has no"),
         ("a.yaml", "- 1", "no mapping"),
         ("a.txt", "", "no .sh"),
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(UserError, match=match):
-            read(str(tmp_path / name))
+            read(str(tmp_path / name), find_script)
+
+
+def test_ppo_starts_from_the_model_that_sft_made(tmp_path: Path) -> None:
+    script = "torchrun -m scripts.train.ppo --dataset_name math-hard --model_name outputs/sft --base_model_name a/b"
+    done = carried(script)
+    assert done.recipe["model"] == {"path": "outputs/sft"}
+    assert ("--base_model_name", "a/b", "the adapter in --model_name names its own base") in done.left
+
+
+def test_prompts_that_are_too_long_are_left_out_as_there() -> None:
+    start = "python -m verl.trainer.main_ppo data.truncation="
+    rules = {"error": None, "left": "truncate", "error data.filter_overlong_prompts=True": "filter"}
+    for words, rule in rules.items():
+        assert carried(f"{start}{words}").recipe.get("episode", {}).get("long_prompts") == rule
+    [(_, _, why)] = carried(f"{start}right").left
+    assert "known are error, left" in why
+
+
+def test_models_keep_the_names_of_who_serves_them() -> None:
+    judge = "+reward_model.reward_kwargs.llm_judge_kwargs.model"
+    assert carried(f"python -m verl.trainer.main_ppo {judge}=deepinfra/Qwen/Qwen3-32B").recipe["models"] == {
+        "judge": "deepinfra/Qwen/Qwen3-32B"
+    }
+    fork = "python -m verl.trainer.main_ppo reward_model.llm_judge_model_name=Qwen/Qwen3-32B"
+    assert carried(fork).recipe["models"] == {"judge": "local:Qwen/Qwen3-32B"}
+    url = "python -m verl.trainer.main_ppo reward_model.sandbox_fusion_url=http://host:8082/run_code"
+    assert carried(url).recipe["sandbox"] == "http://host:8082"
+
+
+CONFIGS = "reward_model.classmate_cot_reward_configs"
+SEPARATED = f"""python3 -m verl.trainer.qwen_classmate_cot_main_ppo \\
+    algorithm.adv_estimator=grpo_main_classmate_separated data.train_files="['./data/gsm8k/train.parquet']" \\
+    {CONFIGS}.classmate_reward_weight=1 {CONFIGS}.classmate_reward_type=random_truncate \\
+    {CONFIGS}.main_cot_keep_rate_min=0.3 {CONFIGS}.main_cot_keep_rate_max=0.9 \\
+    reward_model.classmate_num_return_sequences=2 reward_model.think_start_str=$'<think>\\n' \\
+    "reward_model.think_end_str='</think>'"
+"""
+
+
+def test_the_classmates_of_a_yaml_are_asked_for_and_read_where_it_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, config, out = tmp_path / "run.sh", tmp_path / "trainer.yaml", tmp_path / "mine.yaml"
+    script.write_text(SEPARATED)
+    names = {"classmate_model_name_or_path_list": None, "classmate_reward_weight": 9}
+    given = {"reward_model": {"classmate_cot_reward_configs": names, "classmate_use_vllm": True}}
+    config.write_text(yaml.safe_dump(given))
+    for words, why in (([], "stands in its YAML"), ([str(config)], "is null in the files given")):
+        assert main(["recipe", "import", str(script), *words, "--out", str(out)]) == 2
+        assert f"{CONFIGS}.classmate_model_name_or_path_list {why}" in capsys.readouterr().err
+    names["classmate_model_name_or_path_list"] = ["Qwen/Qwen3-0.6B"]
+    config.write_text(yaml.safe_dump(given))
+    word = f'{CONFIGS}.classmate_model_name_or_path_list=["Qwen/Qwen3-0.6B"]'
+    for more in (str(config), word):
+        assert main(["recipe", "import", str(script), more, "--out", str(out)]) == 0
+        recipe = load_recipe(str(out)).recipe
+        assert recipe.futures.name == "classmates" and recipe.models["peer"].model == "local:Qwen/Qwen3-0.6B"
+        assert recipe.futures.options["keep"] == [0.3, 0.9] and recipe.futures.samples == 2
+        assert recipe.train.advantage.name == "separated" and recipe.futures.options["weight"] == 1
+        assert recipe.episode.think == ("<think>", "</think>")
+    assert "Its rows are of the task 'gsm8k'" in out.read_text().splitlines()[0]
+
+
+def test_a_map_of_classmates_is_taken_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(SEPARATED)
+    served = {"Qwen/Qwen3-0.6B": {"outward_host": "node7", "port": 8001, "served_model_name": "q", "model_index": 0}}
+    (tmp_path / "map.json").write_text(json.dumps(served))
+    done = carry(read_all([str(tmp_path / "run.sh"), str(tmp_path / "map.json")], find_script))
+    assert done.recipe["futures"]["classmates"] == str(tmp_path / "map.json")
+    assert done.recipe["futures"]["name"] == "classmates"
+
+
+def test_a_reward_model_scores_replies_and_classmates_alike() -> None:
+    script = SEPARATED.replace("gsm8k", "general_reward") + (
+        " reward_model.llm_judge_model_name=Skywork/S reward_model.llm_judge_backend_type=hf_scoring"
+        f" {CONFIGS}.classmate_model_name_or_path_list=['a/b'] reward_model.token_level_main_reward_mode=cot_only"
+    )
+    done = carried(script.replace("\n ", " "))
+    assert done.recipe["reward"]["metrics"] == [{"name": "rm_score", "model": "Skywork/S", "squash": "none"}]
+    assert done.recipe["futures"]["metric"] == "rm_score" and done.recipe["credit"] == {"tokens": "thought"}
+    assert done.recipe["task"]["behaviour"] == "general-quality"
+
+
+def test_a_task_that_nobody_can_read_off_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, out = tmp_path / "a.sh", tmp_path / "a.yaml"
+    script.write_text("python -m verl.trainer.main_ppo data.train_files=data/riddles/train.parquet")
+    assert main(["recipe", "import", str(script), "--out", str(out)]) == 2
+    assert "whose rows are these (data/riddles/train.parquet)?" in capsys.readouterr().err and not out.exists()
+    assert main(["recipe", "import", str(script), "task.name=exact-match", "train.lr=1e-5", "--out", str(out)]) == 0
+    recipe = load_recipe(str(out)).recipe
+    assert recipe.task.name == "exact-match" and recipe.train.lr == 1e-5

@@ -99,7 +99,7 @@ async def chromium(profile: Path) -> AsyncIterator[Tab]:
     finally:
         process.terminate()
         try:
-            process.wait(10)
+            process.wait()
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -9,9 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import random
-import resource
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from transformers import LlamaForCausalLM
@@ -21,17 +19,17 @@ from upshot.engine.sequence import DONE, Rules, Sequence
 
 REQUESTS = int(os.environ.get("UPSHOT_STRESS", "500"))
 SLOTS = 24
-RSS_BOUND = 12 << 20
-"""Bytes by which the process may grow between the end of the warm-up and the end: the allocator's play."""
 OBJECTS_BOUND = 300
+BYTES_BOUND = 1 << 12
+"""Of tensors: less than one page of keys and values."""
 
 
-def rss() -> int:
-    """Resident bytes of this process."""
-    statm = Path("/proc/self/statm")
-    if statm.exists():
-        return int(statm.read_text().split()[1]) * resource.getpagesize()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def holdings() -> tuple[int, int]:
+    """Objects and bytes of tensors that this process holds; what its allocator keeps in reserve is not ours."""
+    gc.collect()
+    found = gc.get_objects()
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in found if type(t) is torch.Tensor}
+    return len(found), sum(storages.values())
 
 
 def contents(engine: Engine) -> dict[str, int]:
@@ -149,13 +147,11 @@ def test_no_leak_no_wrong_neighbour_and_flat_memory(
 ) -> None:
     soak = Soak(make_llama())
     soak.play(REQUESTS // 4)
-    gc.collect()
-    before, objects = rss(), len(gc.get_objects())
+    objects, bytes_ = holdings()
     soak.play(REQUESTS - REQUESTS // 4)
-    gc.collect()
-    grown, more = rss() - before, len(gc.get_objects()) - objects
+    more, grown = (now - before for now, before in zip(holdings(), (objects, bytes_), strict=True))
     with capsys.disabled():  # type: ignore[attr-defined]
-        print(f"\n{soak.counts}, grown by {grown / 2**20:.1f} MiB and {more} objects")
+        print(f"\n{soak.counts}, grown by {grown} bytes of tensors and {more} objects")
     assert not any(contents(soak.engine).values()), contents(soak.engine)
-    assert grown < RSS_BOUND and more < OBJECTS_BOUND
+    assert grown < BYTES_BOUND and more < OBJECTS_BOUND
     assert all(soak.counts.values())

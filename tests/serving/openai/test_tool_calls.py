@@ -335,5 +335,7 @@ def test_litellm_gets_calls_and_thoughts(agents: dict[str, Agent], monkeypatch: 
 def test_our_own_client_hears_the_calls(agents: dict[str, Agent]) -> None:
     agents["hermes"].model.said = hermes(NORTH)
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": [weather()], "max_tokens": 300}
-    [done] = read_answer(httpx.post(agents["hermes"].url + "/v1/chat/completions", json=body).json()).completions
+    [done] = read_answer(
+        httpx.post(agents["hermes"].url + "/v1/chat/completions", json=body, timeout=None).json()
+    ).completions
     assert done.finish == "tool_calls" and done.tool_calls[0]["function"]["name"] == "weather" and done.text == ""

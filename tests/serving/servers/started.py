@@ -6,22 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.patience import wait_until
 from upshot.serving.servers.state import folder_of, read_state, ready
-
-
-def wait_for(what: Callable[[], Any], seconds: float = 120.0) -> Any:
-    """What comes true, as soon as it does."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := what():
-            return found
-        time.sleep(0.05)
-    raise AssertionError("did not come about")
 
 
 def alive(pid: int) -> bool:
@@ -50,10 +39,10 @@ class Started:
             state = read_state(self.folder)
             return state if ready(state) else None
 
-        return dict(wait_for(look))
+        return dict(wait_until(look))
 
     def end(self, number: int = signal.SIGTERM) -> str:
         """What it has said, once it has ended."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        return str(self.process.communicate(timeout=60)[0])
+        return str(self.process.communicate()[0])

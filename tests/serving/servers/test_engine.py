@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.servers.started import Started, alive, wait_for
+from tests.patience import wait_until
+from tests.serving.servers.started import Started, alive
 from tests.tiny import tiny_parts
 from upshot.config.model_spec import ModelSpec
 from upshot.config.sampling import Sampling
@@ -45,10 +46,10 @@ def test_servers_answer_come_back_after_a_kill_and_go_with_their_parent(
     said = answer(file, "user")
     assert said == answer(file, "peer")
     os.kill(before["user"]["pid"], signal.SIGKILL)
-    wait_for(lambda: (state := read_state(started.folder)) and state["servers"]["user"]["restarts"] == 1)
+    wait_until(lambda: (state := read_state(started.folder)) and state["servers"]["user"]["restarts"] == 1)
     after = started.ready()["servers"]
     assert after["user"]["url"] == before["user"]["url"] and after["peer"]["pid"] == before["peer"]["pid"]
     assert answer(file, "user") == said
     started.end(signal.SIGKILL)
     pids = [server["pid"] for server in after.values()]
-    wait_for(lambda: not any(map(alive, pids)) and not is_up(started.folder), 10)
+    wait_until(lambda: not any(map(alive, pids)) and not is_up(started.folder), 10)

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.serving.servers.started import alive, wait_for
+from tests.patience import wait_until
+from tests.serving.servers.started import alive
 from tests.tiny import tiny_parts
 from upshot.config.load import load_recipe
 from upshot.core.files import read_jsonl
@@ -52,9 +53,9 @@ def servers_of(file: Path) -> dict[str, Any] | None:
 
 def kill(file: Path, name: str) -> dict[str, Any]:
     """Kill a server; all of them, once they run again."""
-    before = wait_for(lambda: servers_of(file))[name]
+    before = wait_until(lambda: servers_of(file))[name]
     os.kill(before["pid"], signal.SIGKILL)
-    return wait_for(lambda: (now := servers_of(file)) and now[name]["pid"] != before["pid"] and now)  # type: ignore[no-any-return]
+    return wait_until(lambda: (now := servers_of(file)) and now[name]["pid"] != before["pid"] and now)  # type: ignore[no-any-return]
 
 
 def missing(rollouts: Path) -> set[str]:
@@ -68,8 +69,8 @@ def test_a_run_loses_no_call_when_one_of_three_replicas_is_killed(serve_file: Wr
     back: list[dict[str, Any]] = []
 
     def kill_one() -> None:
-        port = wait_for(lambda: servers_of(file))["user-2"]["url"].rpartition(":")[2].removesuffix("/v1")
-        wait_for((tmp_path / f"asked.{port}").exists)  # calls are under way there
+        port = wait_until(lambda: servers_of(file))["user-2"]["url"].rpartition(":")[2].removesuffix("/v1")
+        wait_until((tmp_path / f"asked.{port}").exists)  # calls are under way there
         back.append(kill(file, "user-2"))
         hold.unlink()
 
@@ -127,10 +128,10 @@ def steps_done(tmp_path: Path) -> int:
 def test_a_run_with_embedded_replicas_goes_on_to_its_end(serve_file: Write, begin: Begin, tmp_path: Path) -> None:
     file = serve_file("servers: {user: {model: tiny, devices: cpu, replicas: 3}}")
     run = begin('{user: {model: "serve:user"}}', "[user]", 200)
-    before = wait_for(lambda: steps_done(tmp_path) > 2 and servers_of(file), 300)
+    before = wait_until(lambda: steps_done(tmp_path) > 2 and servers_of(file), 300)
     after = kill(file, "user-2")
     assert steps_done(tmp_path) < 200 and after["user-2"]["url"] == before["user-2"]["url"]
-    told = run.communicate(timeout=400)[0]
+    told = run.communicate()[0]
     assert run.returncode == 0, told
     lines = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     assert steps_done(tmp_path) == 200 and missing(tmp_path / "run" / "rollouts.jsonl") == set()
@@ -147,10 +148,10 @@ def test_calls_that_are_not_tried_again_are_missing_with_the_reason(
     file = serve_file(f"servers: {{a: {one}, b: {one}, c: {one}}}")
     models = '{a: {model: "serve:a", retries: 0}, b: "serve:b", c: "serve:c", user: policy}'
     run = begin(models, "[a, b, c]", 200)
-    wait_for(lambda: steps_done(tmp_path) > 2, 300)
+    wait_until(lambda: steps_done(tmp_path) > 2, 300)
     kill(file, "a")
     back_at = steps_done(tmp_path)
-    told = run.communicate(timeout=400)[0]
+    told = run.communicate()[0]
     assert run.returncode == 0, told
     rows = read_jsonl(tmp_path / "run" / "rollouts.jsonl")
     gaps = [(row["step"], future) for row in rows for future in row["futures"] if future["missing"]]
@@ -164,11 +165,11 @@ def test_calls_that_are_not_tried_again_are_missing_with_the_reason(
 def test_a_killed_run_leaves_no_server(serve_file: Write, begin: Begin, tmp_path: Path) -> None:
     file = serve_file("servers: {user: {model: tiny, devices: cpu, replicas: 3}}")
     run = begin('{user: {model: "serve:user"}}', "[user]", 2000)
-    servers = wait_for(lambda: steps_done(tmp_path) > 2 and servers_of(file), 300)
+    servers = wait_until(lambda: steps_done(tmp_path) > 2 and servers_of(file), 300)
     state = read_state(folder_of(file))
     assert state is not None
     pids = [state["pid"], *(server["pid"] for server in servers.values())]
     assert all(map(alive, pids))
     run.kill()
     run.communicate()
-    wait_for(lambda: not any(map(alive, pids)) and not is_up(folder_of(file)), 30)
+    wait_until(lambda: not any(map(alive, pids)) and not is_up(folder_of(file)), 30)

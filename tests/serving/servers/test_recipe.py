@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.servers.started import Started, alive, wait_for
+from tests.patience import wait_until
+from tests.serving.servers.started import Started, alive
 from upshot.config.load import load_recipe
 from upshot.config.model_spec import ModelSpec
 from upshot.core.errors import UserError
@@ -81,7 +82,7 @@ def test_servers_that_a_run_started_stay_for_another_and_end_when_that_is_killed
     assert is_up(folder_of(file)) and alive(state["servers"]["a"]["pid"])
     other.kill()
     other.communicate()
-    wait_for(lambda: not is_up(folder_of(file)), 20)
+    wait_until(lambda: not is_up(folder_of(file)), 20)
     assert not alive(state["servers"]["a"]["pid"])
 
 

@@ -30,7 +30,7 @@ def test_five_models_that_take_turns_say_what_each_says_alone() -> None:
             assert [seq.ids for seq in seqs] == alone(name, seed=1)
         await pool.aclose()
 
-    asyncio.run(asyncio.wait_for(play(), 60))
+    asyncio.run(play())
     assert pool.arena.most <= pool.arena.layout.size
     assert len(NAMES) <= pool.swaps <= len(NAMES) + 3, "one swap serves all that wait"
 
@@ -77,7 +77,7 @@ def test_requests_that_come_while_their_model_is_away_or_on_its_way_are_answered
             await asyncio.sleep(0)
         assert [seq.ids for seq in early] == alone("m0", 1) and [seq.ids for seq in late] == alone("m0", 3)
 
-    asyncio.run(asyncio.wait_for(play(), 60))
+    asyncio.run(play())
 
 
 def test_a_model_whose_turn_is_over_ends_what_it_has_begun_and_begins_nothing_new(
@@ -107,7 +107,7 @@ def test_a_model_whose_turn_is_over_ends_what_it_has_begun_and_begins_nothing_ne
         assert [[seq.ids for seq in group] for group in many] == [alone("m0", seed, count=2) for seed in range(12)]
         assert busy.scheduler.preempted == 0, "what had begun was let end"
 
-    asyncio.run(asyncio.wait_for(play(), 60))
+    asyncio.run(play())
 
 
 def test_requests_that_are_given_up_while_they_wait_leave_nobody_waiting() -> None:
@@ -135,7 +135,7 @@ def test_requests_that_are_given_up_while_they_wait_leave_nobody_waiting() -> No
             await asyncio.sleep(0)
         assert [seq.ids for seq in again] == alone("m0", 2) and len(busy)
 
-    asyncio.run(asyncio.wait_for(play(), 60))
+    asyncio.run(play())
 
 
 def test_a_load_that_fails_fails_those_who_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_a_load_that_fails_fails_those_who_wait_for_it(monkeypatch: pytest.Monke
             await away._loop_task
         assert pool._minder is not None and pool._minder.exception() is not None
 
-    asyncio.run(asyncio.wait_for(play(), 60))
+    asyncio.run(play())
 
 
 def test_at_rest_a_pool_holds_no_memory_and_goes_on_afterwards() -> None:

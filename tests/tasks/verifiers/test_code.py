@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import patience
 from upshot.core.conversation import Row
 from upshot.core.errors import UserError
 from upshot.core.score import Score
@@ -136,7 +137,7 @@ def test_a_reply_of_fences_is_read_in_its_length() -> None:
         check(
             "humaneval", f"```python\n{text}\n```", None, {"test": "x", "entry_point": "add", "stub": "def add(): ..."}
         )
-    assert time.process_time() - started < 5  # CPU seconds; what is quadratic takes minutes
+    assert time.process_time() - started < patience(5)  # CPU seconds; what is quadratic takes minutes
 
 
 def test_the_number_of_tests_is_bounded() -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.patience import patience
+from tests.training.helpers import CopyState
 from tests.training.workshop import metrics, recipe
 from upshot.config.recipe import Recipe
 from upshot.run.folder import RunFolder
@@ -18,6 +23,7 @@ from upshot.run.run import TrainingRun, train
 from upshot.training.learner.learner import Learner
 from upshot.training.loops import rl
 from upshot.training.loops.rollouts import in_thread
+from upshot.training.snapshots import states_at_once
 
 TINY = {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}}
 HELPED = {
@@ -132,7 +138,7 @@ def test_the_next_step_is_played_while_this_one_is_learned(tmp_path: Path, monke
         return groups
 
     def learning(self: Learner, *args: Any) -> dict[str, float]:
-        assert played.wait(60), "step 1 was not played while step 0 was learned"
+        assert played.wait(patience(60)), "step 1 was not played while step 0 was learned"
         return forward(self, *args)
 
     monkeypatch.setattr(rl, "play", playing)
@@ -146,7 +152,7 @@ def test_a_cancellation_waits_for_the_thread_and_arrives_afterwards() -> None:
 
     def work() -> str:
         begun.set()
-        assert go_on.wait(60)
+        assert go_on.wait(patience(60))
         return "learned"
 
     async def step() -> None:
@@ -166,3 +172,67 @@ def test_a_cancellation_waits_for_the_thread_and_arrives_afterwards() -> None:
 
     asyncio.run(main())
     assert done == ["learned", "written"]
+
+
+def judged_by(when: str) -> dict[str, Any]:
+    return {
+        "models": {"judge": f"policy@{when}"},
+        "reward": {"metrics": [{"name": "tests.training.helpers:CopyState"}]},
+    }
+
+
+def states(folder: Path) -> list[int]:
+    """Which state of the copy judged each step: one alone."""
+    rows = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    found: dict[int, set[int]] = {}
+    for row in rows:
+        found.setdefault(row["step"], set()).add(int(row["reward"]["total"]["value"]))
+    assert all(len(own) == 1 for own in found.values()), found
+    return [own.pop() for _, own in sorted(found.items())]
+
+
+def of_steps(folder: Path) -> list[dict[str, Any]]:
+    """The metrics without what helpers have counted, which are the calls of steps under way, too."""
+    return [{key: value for key, value in line.items() if not key.startswith("model/")} for line in metrics(folder)]
+
+
+@given(st.integers(0, 7), st.integers(1, 7))
+def test_a_state_that_a_step_under_way_needs_is_not_written_over_and_no_copy_is_idle(ahead: int, every: int) -> None:
+    def is_safe(copies: int) -> bool:
+        held = dict.fromkeys(range(copies), 0)
+        for step in range(60):
+            if step and step % every == 0:  # before it is learned, with those after it under way
+                held[step // every % copies] = step // every
+            needed = {max(later - ahead, 0) // every for later in range(step + 1, step + ahead + 1)}
+            if any(held[state % copies] != state for state in needed):
+                return False
+        return True
+
+    found = states_at_once(every, ahead)
+    assert is_safe(found) and (found == 1 or not is_safe(found - 1))
+
+
+@pytest.mark.parametrize(("ahead", "every"), [(0, 2), (1, 1), (2, 1), (2, 2), (3, 2)])
+def test_a_judge_that_is_a_copy_is_renewed_by_schedule_and_not_by_who_is_faster(
+    ahead: int, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays: list[Callable[[int], float]] = [lambda seed: 0.0, lambda seed: seed % 7 / 100]
+    for number, slow in enumerate(delays):
+        monkeypatch.setattr(CopyState, "slow", slow)
+        train(made(tmp_path / str(number), async_steps=ahead, prompts_per_step=2, more=judged_by(str(every))))
+    assert of_steps(tmp_path / "0") == of_steps(tmp_path / "1")
+    expected = [max(step - ahead, 0) // every * every for step in range(5)]
+    assert states(tmp_path / "0") == expected
+
+
+@pytest.mark.parametrize(("ahead", "every"), [(0, 2), (2, 1), (3, 2)])
+def test_killed_and_resumed_copies_that_judge_are_in_the_states_they_were_in(
+    ahead: int, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"async_steps": ahead, "prompts_per_step": 2, "more": judged_by(str(every)), "steps": 7}
+    train(made(tmp_path / "straight", **settings))
+    with monkeypatch.context() as killed, pytest.raises((Killed, BaseExceptionGroup)):
+        train(made(tmp_path / "run", **settings), reporter=Kills(5, killed))
+    resume(tmp_path / "run")
+    assert (tmp_path / "run" / "rollouts.jsonl").read_bytes() == (tmp_path / "straight" / "rollouts.jsonl").read_bytes()
+    assert of_steps(tmp_path / "run") == of_steps(tmp_path / "straight")

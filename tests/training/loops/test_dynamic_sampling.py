@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -11,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upshot.config.recipe import ImportanceConfig
-from upshot.core.conversation import Conversation, Row
+from upshot.core.conversation import Conversation, Message, Row, Sample
 from upshot.core.score import Score
-from upshot.rewards.credit import Credit, Span
+from upshot.rewards.credit import Credit, Span, credit_turns
 from upshot.rollout.rollout import Rollout
 from upshot.training.loops.dynamic_sampling import is_flat, is_replaceable, play_until_varied
 from upshot.training.objectives.kl import charge_credit
@@ -94,3 +95,22 @@ def test_a_reply_pays_for_its_divergence_and_a_turn_for_what_comes_after_it() ->
     )
     paid = charge_credit(turns, costs)
     assert paid.parts["turn 1"].value == pytest.approx(0.3) and paid.parts["turn 2"].is_missing
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1, 1), st.floats(-1, 1)), min_size=1, max_size=5), st.sampled_from([0.0, 0.9, 1.0])
+)
+def test_a_turn_pays_for_later_ones_as_it_earns_from_them(turns: list[tuple[float, float]], gamma: float) -> None:
+    """Charged after it was credited, a turn has what it would have if every turn's own reward had been charged."""
+    rng = random.Random(0)
+    conversation = Conversation(Row("r", (Message("user", "?"),)))
+    costs: list[float] = []
+    for _, cost in turns:
+        ids, context = tuple(range(rng.randint(1, 4))), tuple(range(rng.randint(1, 3)))
+        conversation.say(Message("assistant", "!"), Sample(context, ids, (0.0,) * len(ids), "stop"))
+        costs += [0.0] * len(context) + [cost / len(ids)] * len(ids)
+    before = credit_turns([Score(reward) for reward, _ in turns], conversation, gamma)
+    paid = charge_credit(before, costs)
+    expected = credit_turns([Score(reward - cost) for reward, cost in turns], conversation, gamma)
+    found = {name: score.value for name, score in paid.parts.items()}
+    assert found == pytest.approx({name: score.value for name, score in expected.parts.items()}, abs=1e-9)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from upshot.config.recipe import TrainConfig
@@ -41,6 +41,39 @@ def test_gspo_has_one_ratio_a_sequence() -> None:
     two = batch([(-1.0, 1.0), (-3.0, 1.0)], [(-2.0, -1.0)])
     found = surrogate("gspo")(two, torch.tensor([-0.8, -3.4, -2.1]), CONFIG)
     assert found.ratio_M.tolist() == pytest.approx([math.exp(-0.1), math.exp(-0.1), math.exp(-0.1)])
+
+
+def gradient(name: str, sequences: list[list[tuple[float, float]]], own: list[float]) -> list[float]:
+    """Of the mean over sequences of the means over their tokens."""
+    given = batch(*sequences)
+    logprobs = torch.tensor(own, requires_grad=True)
+    loss = surrogate(name)(given, logprobs, CONFIG).loss_M
+    (given.sums(loss) / given.counts()).mean().backward()  # type: ignore[no-untyped-call]
+    assert logprobs.grad is not None
+    return logprobs.grad.tolist()  # type: ignore[no-any-return]
+
+
+def test_gspo_pushes_each_span_by_its_own_advantage() -> None:
+    """A thought that earned +1 and an answer that earned -1 are not alike."""
+    reply = [(-1.0, 1.0), (-2.0, 1.0), (-1.0, -1.0), (-2.0, -1.0)]
+    assert gradient("gspo", [reply], [-1.0, -2.0, -1.0, -2.0]) == pytest.approx([-0.25, -0.25, 0.25, 0.25])
+
+
+@given(st.lists(st.tuples(st.lists(st.tuples(finite, st.floats(-1, 1)), min_size=1, max_size=4), finite), min_size=1))
+def test_with_one_advantage_a_sequence_it_is_gspo_as_published(
+    replies: list[tuple[list[tuple[float, float]], float]],
+) -> None:
+    """Against the gradient of min(s A, clip(s) A), s the ratio of a whole sequence to the power 1 / its length."""
+    logprobs = torch.tensor([old + more for tokens, _ in replies for old, more in tokens], requires_grad=True)
+    losses = []
+    for (tokens, advantage), some in zip(replies, logprobs.split([len(x) for x, _ in replies]), strict=True):
+        s = (some - torch.tensor([old for old, _ in tokens])).mean().exp()
+        assume(min(abs(float(s) - 0.8), abs(float(s) - 1.3)) > 1e-4)  # where the clip begins there is no one gradient
+        losses.append(-torch.minimum(s * advantage, s.clamp(0.8, 1.3) * advantage))
+    torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
+    assert logprobs.grad is not None
+    found = gradient("gspo", [[(old, a) for old, _ in tokens] for tokens, a in replies], logprobs.tolist())
+    assert found == pytest.approx(logprobs.grad.tolist(), rel=1e-3, abs=1e-5)
 
 
 @given(finite, finite, finite)

@@ -29,16 +29,26 @@ class LoraConfig(Section):
 class TinyConfig(Section):
     """A new Llama of random weights, for the quickstart and for tests; its tokenizer comes from the task."""
 
-    hidden: int = 128
+    hidden: int = Field(128, ge=1)
     """Width of the residual stream."""
-    layers: int = 4
+    layers: int = Field(4, ge=1)
     """Number of blocks."""
-    heads: int = 4
+    heads: int = Field(4, ge=1)
     """Attention heads."""
-    mlp: int = 384
+    mlp: int = Field(384, ge=1)
     """Width of the MLP."""
-    context: int = 256
+    context: int = Field(256, ge=1)
     """Most positions."""
+
+    @model_validator(mode="after")
+    def _heads_share_the_width(self) -> TinyConfig:
+        """Rotary positions turn pairs of numbers, so that each head's share of the width is even."""
+        if self.hidden % (2 * self.heads):
+            raise ValueError(
+                f"model.tiny.hidden is {self.hidden}, which {self.heads} heads cannot share in pairs; "
+                f"it must be a multiple of {2 * self.heads} (2 x heads)"
+            )
+        return self
 
 
 class EngineConfig(Section):
@@ -93,7 +103,7 @@ class PolicyConfig(Section):
     gradient_checkpointing: Literal["auto", "none", "block"] = "auto"
     """block (or true): each block is computed again on the way back, a third more work for a fraction of the memory.
     none (or false): never. auto: where the memory plan needs it."""
-    memory_gb: float = Field(0.0, ge=0)
+    memory_gb: float = Field(0.0, ge=0, le=1e6)
     """GiB of the device that the run may plan with; 0: what the GPU has."""
     exact: bool = False
     """Sampler and learner agree bitwise on every log-probability, whatever the batch; slower, see docs/engine.md."""

@@ -55,11 +55,11 @@ class EvalConfig(Section):
 class BudgetConfig(Section):
     """What the helper models may cost; the run stops cleanly, and can be resumed, when it is used up."""
 
-    max_calls: int | None = None
+    max_calls: int | None = Field(None, ge=0)
     """Calls of endpoints and providers."""
-    max_tokens: int | None = None
+    max_tokens: int | None = Field(None, ge=0)
     """Their prompt and completion tokens."""
-    max_dollars: float | None = None
+    max_dollars: float | None = Field(None, ge=0)
     """Their cost."""
 
 
@@ -68,7 +68,7 @@ class Recipe(Section):
 
     name: str = "run"
     """Names the run folder."""
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**63)
     """One seed, one run (on the CPU)."""
     run_dir: str = ""
     """The run folder; empty: runs/NAME-DATE."""
@@ -120,4 +120,23 @@ class Recipe(Section):
         if self.model.engine.name == "vllm" and "rule" not in train.importance.model_fields_set:
             told = train.importance.model_copy(update={"rule": "truncate"})
             self.train = train.model_copy(update={"importance": told})
+        return self
+
+    @model_validator(mode="after")
+    def _stay_on_policy(self) -> Recipe:
+        """Refuse a loss without a ratio on replies of other weights: its gradient would be another one's."""
+        train = self.train
+        if train.loss.name != "reinforce":
+            return self
+        way_out = "take train.loss 'clipped' or 'cispo'"
+        if train.minibatches > 1:
+            raise ValueError(
+                f"train.loss 'reinforce' has no ratio, and of train.minibatches={train.minibatches} all but the first "
+                f"are off-policy; {way_out}, or train.minibatches=1"
+            )
+        if train.async_steps and train.importance.rule == "none":
+            raise ValueError(
+                f"train.loss 'reinforce' has no ratio, and with train.async_steps={train.async_steps} every reply is "
+                f"off-policy; {way_out}, or train.importance=truncate, or train.async_steps=0"
+            )
         return self

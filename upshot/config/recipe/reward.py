@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from upshot.config.recipe.base import Named, Section
 
@@ -15,7 +15,14 @@ class MetricConfig(Named):
     weight: float = 1.0
     """Factor on the mean over futures; 0 only logs it."""
     clamp: tuple[float, float] | None = None
-    """Bounds of weight x mean."""
+    """Bounds of weight x mean, the lower one first."""
+
+    @field_validator("clamp")
+    @classmethod
+    def _in_order(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
+        if value is not None and value[0] >= value[1]:
+            raise ValueError("the first bound must be below the second")
+        return value
 
 
 class ReplyRuleConfig(Section):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+import math
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from upshot.config.bounds import Words
 from upshot.config.recipe.base import Named, Section
 from upshot.config.renamed import RENAMED_KEYS
 
@@ -15,6 +17,8 @@ class EpisodeConfig(Section):
 
     max_turns: int = Field(1, ge=1)
     """Policy turns, with the task's environment between them."""
+    with_user: bool = False
+    """Whether the simulated user (`futures.user`, else the task's own) answers between them instead."""
     max_tokens: int = Field(512, ge=1)
     """Most tokens of one policy turn, in the futures too."""
     temperature: float = Field(1.0, ge=0)
@@ -28,7 +32,7 @@ class EpisodeConfig(Section):
     long_prompts: Literal["error", "filter", "truncate"] = "error"
     """Rows whose prompt leaves no room for a reply in the model's context. error: refused before the run begins.
     filter: left out. truncate: the beginning of their longest message is left out."""
-    think: tuple[str, str] | None = ("<think>", "</think>")
+    think: tuple[Words, Words] | None = ("<think>", "</think>")
     """Markers around the policy's thoughts, which nobody else hears; None: everything it writes is said."""
 
 
@@ -38,8 +42,9 @@ class FuturesConfig(Named):
     name: str = "talk"
     """talk: a simulated user and the policy talk on. classmates: other models finish the thought. none: nobody does.
     Or 'my_pkg.module:Kind'."""
-    samples: int = Field(1, ge=1)
-    """Futures per reply; classmates: per classmate."""
+    samples: Annotated[int, Field(ge=1)] | Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] = 1
+    """Futures per reply; classmates: per classmate. talk: of a list such as [3, 2] the first forks the reply, and each
+    number after it every future once more at its next round."""
     rounds: int = Field(0, ge=0)
     """talk: rounds (a user turn and a policy turn each) that a future may last; 0 scores the reply itself."""
     user: Named | None = None
@@ -52,6 +57,11 @@ class FuturesConfig(Named):
         if isinstance(value, dict) and "window" in value:
             raise ValueError(f"futures.window is {RENAMED_KEYS['futures.window']} now")
         return value
+
+    @property
+    def leaves(self) -> int:
+        """Most futures of one reply."""
+        return self.samples if isinstance(self.samples, int) else math.prod(self.samples)
 
     @property
     def map_file(self) -> str | None:
@@ -72,12 +82,24 @@ class CreditConfig(Section):
 
     short_key: ClassVar[str] = "by"
 
-    by: Literal["reply", "turns"] = "reply"
-    """reply: one reward for the whole episode. turns: each turn earns what the environment gave it, or the reward of
-    futures forked after it, and what the turns after it earned."""
+    by: Literal["reply", "turns", "tree"] = "reply"
+    """reply: one reward for the whole episode. tree: the same, and what the policy says in the futures is trained too,
+    each future beside its siblings of the same fork. turns: each turn earns the reward of futures forked after it, or
+    else what the conversation came to, and what the environment gave for it and for the turns after it."""
     tokens: Literal["all", "thought", "answer"] = "all"
     """Which of the sampled tokens are trained."""
     gamma: float = Field(1.0, ge=0, le=1)
     """by turns: what a turn's reward counts for the turn before it."""
     split: bool = False
     """by turns: every turn is a training sample of its own."""
+    forks: float = Field(1.0, gt=0, le=1)
+    """by tree: the share of the forks that is learned from, drawn at random and weighed accordingly. Futures are most
+    of what a step samples; where learning from all of them takes too long, a part of them has the same mean."""
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> CreditConfig:
+        """Refuse what would do nothing."""
+        for name, by in {"gamma": "turns", "split": "turns", "forks": "tree"}.items():
+            if self.by != by and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"credit.{name} is of credit by {by}; set credit.by={by}, or leave it out")
+        return self

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from upshot.config.bounds import Words
 from upshot.config.recipe.base import Named, Section
 
-GROUPED = ("grpo", "dr-grpo", "rloo", "separated", "gdpo")
-"""Estimators that compare the replies of a group."""
+Decay = Annotated[float, Field(ge=0, lt=1)]
+"""What stays of a moment after a step."""
 
 
 class ScheduleConfig(Section):
@@ -35,7 +36,7 @@ class OptimizerConfig(Section):
     """adamw: float32 state. adamw-8bit: its two moments in 8 bits, in blocks with a scale each."""
     weight_decay: float = Field(0.0, ge=0)
     """Share of a weight, times the learning rate, that each step takes off it."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay of the first and of the second moment, per step."""
     grad_clip: float = Field(1.0, gt=0)
     """Most norm of the gradient."""
@@ -102,6 +103,12 @@ class ImportanceConfig(Section):
     low: float = Field(0.0, ge=0)
     """Lower bound."""
 
+    @model_validator(mode="after")
+    def _in_order(self) -> ImportanceConfig:
+        if self.low >= self.high:
+            raise ValueError(f"train.importance.low is {self.low:g} and high is {self.high:g}; low must be below high")
+        return self
+
 
 class DPOConfig(Section):
     """Learning from pairs: dpo, online-dpo."""
@@ -136,9 +143,10 @@ class SaveConfig(Section):
     """Minutes after which a finished step is saved whatever `every` says; 0: never."""
     keep: int = Field(2, ge=1)
     """Checkpoints to keep; the newest always stays."""
-    best: str | None = None
+    best: Words | None = "auto"
     """A metric of the evaluations (`eval.every`), such as 'eval/reward/mean': the checkpoint with its largest value
-    stays as well. Of losses the smallest, and after 'min ' or 'max ' what that says. None: none is the best."""
+    stays as well. Of losses the smallest, and after 'min ' or 'max ' what that says. auto: the held-out reward, or the
+    loss of sft and dpo, where there are evaluations. None: none is the best."""
 
 
 class TrainConfig(Section):
@@ -151,18 +159,19 @@ class TrainConfig(Section):
     """sft, dpo: parquet or JSONL file of `upshot data prepare`; None: the task's own dialogues (sft)."""
     steps: int = Field(100, ge=0)
     """Optimizer steps (rl, online-dpo, ppo: one round of rollouts each); 0 beside `epochs`: as many as those make."""
-    epochs: float | None = Field(None, gt=0)
+    epochs: float | None = Field(None, gt=0, le=1e6)
     """Passes over the rows or examples. With `steps` as well the shorter one ends the training; None: `steps` alone."""
     prompts_per_step: int = Field(16, ge=1)
     """Rows a step; sft and dpo: examples a step."""
     group_size: int = Field(8, ge=1)
     """Replies to each row."""
     minibatches: int = Field(1, ge=1)
-    """Optimizer updates per round of rollouts; more than one makes the later ones off-policy (clipped)."""
+    """Optimizer updates a step: its replies or examples in so many parts, logged as one. After the first they are
+    off-policy (clipped)."""
     token_budget: int = Field(0, ge=0)
     """Most flat tokens of one micro-batch (what replies share counts once); gradients are accumulated over them.
     0 (or auto): as the memory plan finds."""
-    async_steps: int = Field(0, ge=0)
+    async_steps: int = Field(0, ge=0, le=64)
     """rl, online-dpo, ppo: a step's replies are sampled by the weights of so many steps before, while those steps are
     learned; 0: by the newest weights, strictly on-policy."""
     dynamic_sampling: int = Field(0, ge=0)
@@ -170,7 +179,8 @@ class TrainConfig(Section):
     advantage: Named = Named(name="grpo")
     """grpo: centred by the group and divided by its standard deviation. dr-grpo: centred. rloo: leave one out.
     separated: every part centred on its own, then added ({non_negative: true}: only the main part can subtract).
-    gdpo: every part normalised, added, normalised over the step. reinforce++: normalised over the step, without groups
+    gdpo: every part normalised, added, normalised over the step ({step_norm: sums | none}: only sums of several parts,
+    as published with classmates, or nothing over the step). reinforce++: normalised over the step, without groups
     ({baseline: group}: centred by the group before). grpo takes {scale: group | step | none}.
     Or 'my_pkg.module:estimator'."""
     loss: Named = Named(name="clipped")
@@ -208,17 +218,9 @@ class TrainConfig(Section):
         return 0 if value == "auto" else value
 
     @model_validator(mode="after")
-    def _groups_compare(self) -> TrainConfig:
-        """Refuse groups of one where replies are compared with each other: every advantage would be zero."""
-        if self.group_size > 1:
-            return self
-        if self.method == "online-dpo":
+    def _pairs_need_two(self) -> TrainConfig:
+        if self.method == "online-dpo" and self.group_size < 2:
             raise ValueError("online-dpo ranks the replies to a prompt; set train.group_size to 2 or more")
-        if self.method == "rl" and self.advantage.name in GROUPED:
-            raise ValueError(
-                f"train.group_size is 1, but '{self.advantage.name}' compares the replies to a prompt with each other: "
-                "every advantage would be 0; set train.group_size to 2 or more, or train.method=ppo"
-            )
         return self
 
     @model_validator(mode="before")

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from upshot.engine.llama.driver import causal_lm, out_of_training
+from upshot.engine.llama.attention import attend_by
+from upshot.engine.llama.driver import causal_lm, configs_of, odd_layers, out_of_training
 
 FAILURES = (NotImplementedError, AttributeError, TypeError, ValueError, KeyError, RuntimeError, IndexError)
 """What a forward raises that meets a model it was not made for."""
@@ -24,6 +26,31 @@ def logits_gap(got: Tensor, expected: Tensor, dtype: torch.dtype) -> str | None:
     # Random weights in bfloat16 are already 5 % from float32; a wrong layer is off by more than half.
     limit = 1e-3 if dtype == torch.float32 else 0.2
     return None if gap <= limit else f"logits differ from the model's own forward by {gap:.2g} of their size"
+
+
+def other_mixing(model: torch.nn.Module) -> str | None:
+    """None if a model's tokens see each other in attention alone; else what happens when nobody attends to others.
+
+    What mixes tokens elsewhere (a convolution, a state that is carried on, attention of its own) would mix those of one
+    sequence with its neighbour's where they lie end to end, and is not in the pages of keys and values. With every
+    token attending to itself, others before it must not change it: rounding apart, whatever the dtype.
+    """
+    lm = causal_lm(model)
+    if odd := odd_layers(lm):
+        return odd
+    device, vocab = lm.get_input_embeddings().weight.device, lm.get_input_embeddings().weight.shape[0]
+    rows = torch.tensor([[(7 * i + 3) % vocab for i in range(8)], [(11 * i + 5) % vocab for i in range(8)]])
+    rows[:, -1] = 3 % vocab
+
+    def attend_to_itself(layer: int, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> Tensor:
+        return v.repeat_interleave(q.shape[1] // v.shape[1], 1).transpose(1, 2)
+
+    with torch.no_grad(), out_of_training(model.modules()), attend_by(attend_to_itself, configs_of(lm)):
+        one, other = (lm(input_ids=row[None].to(device), use_cache=False).logits[0, -1].float() for row in rows)
+    gap = float((one - other).norm() / (one.norm() + 1e-6))
+    # Experts compute a token with others in the batch: a little of that is rounding.
+    limit = 1e-3 if lm.get_input_embeddings().weight.dtype == torch.float32 else 0.05
+    return None if gap <= limit else f"tokens see others beside attention (logits change by {gap:.2g} of their size)"
 
 
 def plain_logits(model: torch.nn.Module, ids: Tensor) -> Tensor:

@@ -83,13 +83,8 @@ def shape_of(model: torch.nn.Module) -> Shape:
     text = config.get_text_config()
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(f"the engine drives decoder-only models; {name} is an encoder-decoder")
-    kinds = set(getattr(text, "layer_types", None) or ())
-    odd = kinds - {"full_attention", "sliding_attention"}
-    if odd:
-        raise UserError(
-            f"the engine cannot drive {name}: layers of type {', '.join(sorted(odd))} "
-            "keep other state than keys and values"
-        )
+    if odd := odd_layers(lm):
+        raise UserError(f"the engine cannot drive {name}: {odd}")
     rope = getattr(text, "rope_parameters", None) or {}
     rope_types = {str(r.get("rope_type")) for r in [rope, *rope.values()] if isinstance(r, dict)}
     moving = rope_types & {"dynamic", "longrope"}
@@ -109,6 +104,13 @@ def shape_of(model: torch.nn.Module) -> Shape:
         dtype=weight.dtype,
         device=weight.device,
     )
+
+
+def odd_layers(lm: Any) -> str | None:
+    """None if a model's configuration names no layers but those of attention to all or to a window; else which."""
+    kinds = set(getattr(lm.config.get_text_config(), "layer_types", None) or ())
+    odd = sorted(kinds - {"full_attention", "sliding_attention"})
+    return f"layers of type {', '.join(odd)} keep other state than keys and values" if odd else None
 
 
 def configs_of(lm: Any) -> list[Any]:

@@ -46,7 +46,9 @@ def write_to(out: Tensor | None, x: Tensor) -> Tensor:
 
 def embed(module: Any, ids: Tensor) -> Tensor:
     """A plain embedding without the module call's overhead; anything else (an adapter) is called."""
-    return F.embedding(ids, module.weight) if type(module) is torch.nn.Embedding else module(ids)
+    if type(module) is not torch.nn.Embedding:
+        return module(ids)  # type: ignore[no-any-return]
+    return F.embedding(ids, module.weight, module.padding_idx)  # whose row has no gradient
 
 
 class OneWeight(Protocol):

@@ -1,7 +1,8 @@
 """Which driver computes a model's logits: the leanest one that computes what the model computes.
 
 A driver is tried on a short prompt, read in two chunks and then id by id, and its logits are compared with the model's
-own forward; in exact mode bit for bit with the learner's.
+own forward; in exact mode bit for bit with the learner's. Where the model's own modules are called, tokens must see
+each other in attention alone: other state is in no page.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from upshot.engine.cpu.runner import DecodeStep, PrefillStep
 from upshot.engine.cpu.store import Store
 from upshot.engine.exact.forward import ExactForward
 from upshot.engine.exact.step import ExactDriver, ExactStep
-from upshot.engine.llama.agreement import FAILURES, busy_adapters, logits_gap, plain_logits
+from upshot.engine.llama.agreement import FAILURES, busy_adapters, logits_gap, other_mixing, plain_logits
 from upshot.engine.llama.attention import AttentionStep
 from upshot.engine.llama.block import is_block_family
 from upshot.engine.llama.block_driver import BlockDriver
@@ -84,6 +85,8 @@ def disagreement(
     ids = [(7 * i + 3) % driver.shape.vocab for i in range(IDS)]
     with torch.inference_mode():
         try:
+            if isinstance(driver, ModuleDriver) and (reason := other_mixing(model)):
+                return reason
             expected, got = _both(model, driver, lambda: (drive or drive_on_cpu)(driver, ids), ids)
         except FAILURES as error:
             return f"{type(error).__name__}: {error}"

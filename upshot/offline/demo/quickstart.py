@@ -1,4 +1,4 @@
-"""`upshot demo`: one warm start, two kinds of reward, and the table that tells them apart."""
+"""`upshot demo`, `upshot demo tree`: one warm start, two ways to learn from there, and the table that tells them."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ ROWS = 600
 ROUNDS = 4
 """User turns after which a held-out conversation is cut."""
 STAGES = ("warm start", "single-reply reward", "multiturn-aware reward")
+Stage = tuple[str, str, dict[str, Any]]
+"""Its name, what it is in words, and how its recipe differs."""
 COLUMNS = ("model", "score, ambiguous", "score, unambiguous", "tokens", "asks, ambiguous", "asks, unambiguous")
 
 
@@ -50,27 +52,42 @@ def quickstart(
     """Train the three models, evaluate them on held-out goals, print the table and the path of the report."""
     recipe = load_recipe("quickstart", overrides).recipe
     demo = Demonstration.begin("demo", recipe, make_reporter, quiet, as_json)
-    checkpoints = _train_stages(recipe, demo)
-    demo.tell(f"\nevaluation on {ROWS} held-out openings each")
-    table = make_table({name: _evaluate(recipe, path) for name, path in checkpoints.items()})
-    table["note"] += f" Seed {recipe.seed};"
-    hint = "\nnext    upshot train quickstart futures.rounds=1    (then: upshot recipe list)"
-    return demo.finish(recipe, table, STAGES[2], hint)
-
-
-def _train_stages(recipe: Recipe, demo: Demonstration) -> dict[str, Path]:
-    warm: dict[str, Any] = {"warm_start": recipe.warm_start or {}, "train.steps": 0}
-    stages: list[tuple[str, str, dict[str, Any]]] = [
-        (STAGES[0], "demonstrations that mostly guess what was left unsaid", warm),
-        (STAGES[1], "reinforcement, each reply scored as it stands (0 rounds)", {"futures.rounds": 0}),
+    single = {"futures.rounds": 0, "credit.by": "reply"}
+    stages: list[Stage] = [
+        (STAGES[1], "reinforcement, each reply scored as it stands (0 rounds)", single),
         (STAGES[2], f"reinforcement, each reply scored by its futures ({recipe.futures.rounds} rounds)", {}),
     ]
+    hint = "\nnext    upshot train quickstart futures.rounds=1    (then: upshot recipe list)"
+    return compare_stages(recipe, demo, stages, "What the reward looks at decides what is learned", hint)
+
+
+def tree(
+    overrides: Sequence[str], make_reporter: Callable[[], Reporter], quiet: bool = False, as_json: bool = False
+) -> int:
+    """The same with openings alone and twice the steps: whose turns are trained decides whether it lasts."""
+    recipe = load_recipe("quickstart", ["task.midway=0", "train.steps=160", *overrides]).recipe
+    demo = Demonstration.begin("demo-tree", recipe, make_reporter, quiet, as_json)
+    stages: list[Stage] = [
+        ("credit to the reply", "reinforcement, as published: the reply alone is trained", {"credit.by": "reply"}),
+        ("along the tree", "reinforcement, what the policy says in the futures is trained too", {"credit.by": "tree"}),
+    ]
+    hint = "\nnext    docs/results.md: the same with a real model    (upshot train withheld, on a GPU)"
+    return compare_stages(recipe, demo, stages, "Whose turns are trained decides whether it lasts", hint)
+
+
+def compare_stages(recipe: Recipe, demo: Demonstration, stages: Sequence[Stage], title: str, hint: str) -> int:
+    """Train a warm start and from there every stage; compare all on held-out goals. The last one is in bold."""
+    warm: dict[str, Any] = {"warm_start": recipe.warm_start or {}, "train.steps": 0}
+    whole: list[Stage] = [(STAGES[0], "demonstrations that mostly guess what was left unsaid", warm), *stages]
     checkpoints: dict[str, Path] = {}
-    for number, (name, what, changes) in enumerate(stages, 1):
+    for number, (name, what, changes) in enumerate(whole, 1):
         demo.tell(f"\n{number}. {name}: {what}")
         start = checkpoints.get(STAGES[0])
         checkpoints[name] = demo.train(recipe, name, name.replace(" ", "-"), changes, start)
-    return checkpoints
+    demo.tell(f"\nevaluation on {ROWS} held-out openings each")
+    table = make_table({name: _evaluate(recipe, path) for name, path in checkpoints.items()}, title)
+    table["note"] += f" Seed {recipe.seed};"
+    return demo.finish(recipe, table, whole[-1][0], hint)
 
 
 def _evaluate(recipe: Recipe, checkpoint: Path) -> list[OpeningOutcome]:
@@ -115,14 +132,14 @@ async def _play(row: Row, policy: Policy, user: Participant, metric: Metric, see
     return OpeningOutcome(conversation, score, tokens, bool(asked_slots(first)))
 
 
-def make_table(outcomes: dict[str, list[OpeningOutcome]]) -> dict[str, Any]:
+def make_table(outcomes: dict[str, list[OpeningOutcome]], title: str) -> dict[str, Any]:
     """The table as data: one row a model, cells with 95 % intervals."""
     rows = [[name, *(_cell(found) for found in _columns(own))] for name, own in outcomes.items()]
     missing = sum(o.score.is_missing for own in outcomes.values() for o in own)
     note = "Mean over held-out goals with 95 % intervals; score 1 only if the final answer fits the whole goal."
     if missing:
         note += f" {missing} conversations have no score and are left out."
-    return {"title": "What the reward looks at decides what is learned", "columns": COLUMNS, "rows": rows, "note": note}
+    return {"title": title, "columns": COLUMNS, "rows": rows, "note": note}
 
 
 def _columns(outcomes: Sequence[OpeningOutcome]) -> list[Estimate | None]:

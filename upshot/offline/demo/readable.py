@@ -14,8 +14,8 @@ from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score, mean_score
 from upshot.models.connect import connect
 from upshot.rewards.monitor import Monitor, MonitorPrediction, case_of
-from upshot.rollout.futures.classmates.classmate import Classmate, ClassmateConfig, ClassmatePrompt
-from upshot.rollout.futures.classmates.options import CLASSMATE
+from upshot.rollout.futures.classmates.classmate import Classmate, ClassmatePrompt
+from upshot.rollout.futures.classmates.options import CLASSMATE, ClassmateConfig
 from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Rollout

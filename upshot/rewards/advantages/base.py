@@ -35,7 +35,7 @@ def estimator(name: str, options: Mapping[str, Any] | None = None, where: str = 
     first = next(iter(inspect.signature(function).parameters), None)
     if first is None:
         raise UserError(f"estimator '{name}' in {where} should take a step's credits as its first argument")
-    checked = check_options(function, dict(options or {}), {first: None}, f"estimator '{name}'", where)
+    checked = check_options(function, options or {}, {first: None}, f"estimator '{name}'", where)
     del checked[first]
     return partial(function, **checked)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 from upshot.rewards.advantages.base import Advantages, Step, Values, estimators, spread
 from upshot.rewards.advantages.grouped import EPSILON, normalised
@@ -11,16 +12,27 @@ from upshot.rewards.advantages.separated import added
 
 
 @estimators.register("gdpo")
-def gdpo(step: Step) -> Advantages:
-    """Per combination of parts: sums of group-normalised parts, z-scored over all replies of the step."""
-    return over_the_step(step, [added(group, normalised) for group in step])
+def gdpo(step: Step, step_norm: Literal["all", "sums", "none"] = "all") -> Advantages:
+    """Per combination of parts: sums of group-normalised parts, z-scored over all replies of the step.
+
+    step_norm: which of them are z-scored. sums: those of several parts alone, as the published classmate trainer does:
+    tokens that earn the main part only (the answer) keep their group-normalised value. none: nothing is.
+    """
+    groups = [added(group, normalised) for group in step]
+    return over_the_step(step, groups, {"all": 1, "sums": 2}.get(step_norm))
 
 
-def over_the_step(step: Step, groups: Sequence[dict[tuple[str, ...], list[float | None]]]) -> Advantages:
-    """What each group's combinations of parts earned, shifted and scaled over the step, as advantages of the spans."""
+def over_the_step(
+    step: Step, groups: Sequence[dict[tuple[str, ...], list[float | None]]], from_parts: int | None = 1
+) -> Advantages:
+    """What each group's combinations of parts earned, shifted and scaled over the step, as advantages of the spans.
+
+    `from_parts`: combinations of fewer parts stay as they are; None: all of them do.
+    """
     out: list[dict[tuple[str, ...], list[float | None]]] = [{} for _ in groups]
     for parts in sorted({parts for own in groups for parts in own}):
-        scaled = iter(z_scores([value for own in groups for value in own.get(parts, ())]))
+        values = [value for own in groups for value in own.get(parts, ())]
+        scaled = iter(values if from_parts is None or len(parts) < from_parts else z_scores(values))
         for own, new in zip(groups, out, strict=True):
             if parts in own:
                 new[parts] = [next(scaled) for _ in own[parts]]

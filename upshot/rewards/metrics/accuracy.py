@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from upshot.config.bounds import Count, Whole
 from upshot.core.conversation import Conversation
 from upshot.core.score import Reason, Score
 from upshot.models.base import Model
@@ -14,7 +15,7 @@ class Accuracy(JudgedMetric):
     """1 when the assistant's last answer agrees with the row's reference, else 0."""
 
     def __init__(
-        self, judge: Model | None = None, rubric: str = "accuracy", max_tokens: int = 2048, repairs: int = 2
+        self, judge: Model | None = None, rubric: str = "accuracy", max_tokens: Count = 2048, repairs: Whole = 2
     ) -> None:
         super().__init__(rubric, judge, "accuracy", 0, 1, whole=True, max_tokens=max_tokens, repairs=repairs)
 

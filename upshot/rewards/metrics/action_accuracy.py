@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from upshot.config.bounds import Count, Whole
 from upshot.core.conversation import Conversation
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
@@ -20,8 +21,8 @@ class ActionAccuracy(Metric):
         self,
         judge: Model | None = None,
         by: Literal["judge", "rule"] = "judge",
-        max_tokens: int = 512,
-        repairs: int = 2,
+        max_tokens: Count = 512,
+        repairs: Whole = 2,
     ) -> None:
         """Make the metric; `by`: a judge says whether the reply asks, or the rule that its last line is a question."""
         if by == "judge" and judge is None:

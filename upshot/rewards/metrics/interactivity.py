@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from upshot.config.bounds import Count, Whole
 from upshot.models.base import Model
 from upshot.rewards.metric import metrics
 from upshot.rewards.metrics.judged import JudgedMetric
@@ -20,8 +21,8 @@ class Interactivity(JudgedMetric):
         self,
         judge: Model | None = None,
         rubric: str = "interactivity",
-        max_tokens: int = 2048,
-        repairs: int = 2,
+        max_tokens: Count = 2048,
+        repairs: Whole = 2,
         show_goal: bool = False,
     ) -> None:
         super().__init__(rubric, judge, "interactivity", 0.0, 1.0, False, max_tokens, repairs, show_goal)

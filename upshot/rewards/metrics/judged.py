@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from upshot.config.bounds import Count, Whole, Words
 from upshot.core.conversation import Conversation
 from upshot.core.errors import UserError
 from upshot.core.score import Score
@@ -23,12 +24,12 @@ class JudgedMetric(Metric):
         self,
         rubric: str,
         judge: Model | None = None,
-        key: str = "score",
+        key: Words = "score",
         low: float = 0.0,
         high: float = 1.0,
         whole: bool = False,
-        max_tokens: int = 2048,
-        repairs: int = 2,
+        max_tokens: Count = 2048,
+        repairs: Whole = 2,
         show_goal: bool = True,
     ) -> None:
         if judge is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from upshot.config.bounds import Count
 from upshot.core.conversation import Conversation
 from upshot.core.errors import UserError
 from upshot.core.score import Score
@@ -17,7 +18,7 @@ class Overlong(Metric):
 
     intrinsic = True
 
-    def __init__(self, limit: int, buffer: int) -> None:
+    def __init__(self, limit: Count, buffer: Count) -> None:
         if not 0 < buffer <= limit:
             raise UserError(f"metric 'overlong': buffer={buffer} should be between 1 and limit={limit}")
         self.limit = limit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from upshot.config.bounds import Count, Positive
 from upshot.core.conversation import Conversation, Row
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
@@ -24,7 +25,9 @@ class PassRate(Metric):
     data confirms; a program that fails is 0.
     """
 
-    def __init__(self, sandbox: CodeRunner | None = None, cpu_seconds: float = 10.0, memory_mb: int = 1024) -> None:
+    def __init__(
+        self, sandbox: CodeRunner | None = None, cpu_seconds: Positive = 10.0, memory_mb: Count = 1024
+    ) -> None:
         """Make the metric; the limits hold for one program with all its tests."""
         if sandbox is None:
             raise UserError("the metric 'pass_rate' needs a sandbox; the recipe's `sandbox` is 'local' or a URL")

@@ -6,6 +6,7 @@ import asyncio
 import math
 from typing import Any, Literal
 
+from upshot.config.bounds import Count, Words
 from upshot.core.conversation import Conversation
 from upshot.core.score import Reason, Score
 from upshot.rewards.metric import Metric, metrics
@@ -21,9 +22,9 @@ class RewardModelScore(Metric):
 
     def __init__(
         self,
-        model: str,
-        batch_size: int = 8,
-        max_length: int = 4096,
+        model: Words,
+        batch_size: Count = 8,
+        max_length: Count = 4096,
         squash: Literal["sigmoid", "none"] = "sigmoid",
         device: str = "auto",
     ) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from upshot.config.bounds import Count, Positive
 from upshot.core.score import Score
 from upshot.rewards.workers.base import Manager, managers, verify_here
 from upshot.tasks.verifiers.base import Claim
@@ -23,10 +24,10 @@ class PoolManager(Manager):
 
     def __init__(
         self,
-        workers: int | None = None,
-        seconds: float = 30.0,
-        memory_mb: int = 2048,
-        recycle: int = 2000,
+        workers: Count | None = None,
+        seconds: Positive = 30.0,
+        memory_mb: Count = 2048,
+        recycle: Count = 2000,
         **context: Any,
     ) -> None:
         super().__init__(**context)
@@ -70,7 +71,7 @@ class PoolManager(Manager):
 class InlineManager(PoolManager):
     """Scores here; risky verifiers that `quick` did not settle go to worker processes."""
 
-    def __init__(self, workers: int = 2, seconds: float = 10.0, **options: Any) -> None:
+    def __init__(self, workers: Count = 2, seconds: Positive = 10.0, **options: Any) -> None:
         super().__init__(workers, seconds, **options)
 
     async def verify(self, claim: Claim) -> Score:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from upshot.config.bounds import Address, Count, NonNegative, Positive, Whole
 from upshot.core.errors import UserError
 from upshot.core.http_client import AttemptError, HttpClient, RetryPolicy
 from upshot.core.score import Reason, Score
@@ -23,11 +24,11 @@ class RemoteManager(Manager):
 
     def __init__(
         self,
-        url: str,
-        seconds: float = 60.0,
-        connections: int = 32,
-        retries: int = 3,
-        backoff: float = 0.5,
+        url: Address,
+        seconds: Positive = 60.0,
+        connections: Count = 32,
+        retries: Whole = 3,
+        backoff: NonNegative = 0.5,
         **context: Any,
     ) -> None:
         super().__init__(**context)

@@ -2,65 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 from upshot.core.errors import UserError
-from upshot.core.http_server import refusal
+from upshot.core.http_server import CalmEnd, ClientGone, RequestGate, while_connected
 from upshot.rewards.workers.base import Manager
 from upshot.tasks.verifiers.base import Claim
 
-MAX_BODY = 64 * 2**20
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+MAX_BYTES = 16 << 20
+"""Most bytes of a claim."""
+READ_S = 60.0
+"""Most seconds until a claim is read."""
 KEY_VARIABLE = "UPSHOT_SCORER_KEY"
 """Where the scorer and those who ask it find the key."""
 OWN = ("judge", "sandbox", "models")
 """What verifiers are given by the program, never by a claim."""
 
 
-def scorer_app(manager: Manager, api_key: str | None = None) -> Any:
-    """An aiohttp application that verifies claims with a manager and closes it when it stops."""
-    from aiohttp import web
+def scorer_app(manager: Manager, api_key: str | None = None) -> Starlette:
+    """An application that verifies claims with a manager and closes it when it stops."""
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.routing import Route
 
-    @web.middleware
-    async def admit(
-        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        refused = refusal(request.method, request.path, request.headers.get, api_key)
-        if refused is not None:
-            return web.json_response({"error": refused[1]}, status=refused[0])
-        return await handler(request)
-
-    async def verify(request: web.Request) -> web.Response:
+    async def verify(request: Request) -> Response:
         try:
-            claim = _claim(await request.json())
+            claim = _claim(await request.body())
+            score = await while_connected(request.receive, manager.verify(claim))
         except UserError as error:
-            return web.json_response({"error": str(error)}, status=422)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            return web.json_response({"error": f"not a claim: {error!r}"[:500]}, status=400)
+            return _json({"error": str(error)}, 422)
+        except NoClaim as error:
+            return _json({"error": f"not a claim: {error}"[:500]}, 400)
+        except ClientGone:
+            return _json({"error": "the client has hung up"}, 499)
+        return _json({"value": score.value, "reason": score.reason, "detail": dict(score.detail)})
+
+    async def health(_: Request) -> Response:
+        return _json({"status": "ok", **manager.stats()})
+
+    @asynccontextmanager
+    async def life(_: Starlette) -> AsyncIterator[None]:
         try:
-            score = await manager.verify(claim)
-        except UserError as error:
-            return web.json_response({"error": str(error)}, status=422)
-        return web.json_response({"value": score.value, "reason": score.reason, "detail": dict(score.detail)})
+            yield
+        finally:
+            await manager.aclose()
 
-    async def health(_: web.Request) -> web.Response:
-        return web.json_response({"status": "ok", **manager.stats()})
+    def refuse(status: int, reason: str) -> Response:
+        return _json({"error": reason}, status)
 
-    async def close(_: web.Application) -> None:
-        await manager.aclose()
-
-    app = web.Application(client_max_size=MAX_BODY, middlewares=[admit])
-    app.add_routes([web.post("/verify", verify), web.get("/health", health)])
-    app.on_cleanup.append(close)
-    return app
+    gate = Middleware(RequestGate, key=api_key, max_bytes=MAX_BYTES, read_s=READ_S, refuse=refuse)
+    routes = [Route("/verify", verify, methods=["POST"]), Route("/health", health)]
+    return Starlette(routes=routes, middleware=[Middleware(CalmEnd), gate], lifespan=life)
 
 
-def _claim(data: Any) -> Claim:
+class NoClaim(Exception):
+    """A body that is no claim."""
+
+
+def _json(answer: Any, status: int = 200) -> Response:
+    from starlette.responses import Response
+
+    return Response(json.dumps(answer), status, media_type="application/json")
+
+
+def _claim(raw: bytes) -> Claim:
     """The claim of a request, which may name nothing of this machine's."""
-    extra, options = data.get("extra") or {}, data.get("options") or {}
-    if not isinstance(extra, dict) or not isinstance(options, dict):
-        raise TypeError("extra and options must be objects")
-    claim = Claim(str(data["source"]), str(data["response"]), data.get("reference"), extra, options)
+    try:
+        data = json.loads(raw)
+        extra, options = data.get("extra") or {}, data.get("options") or {}
+        if not isinstance(extra, dict) or not isinstance(options, dict):
+            raise TypeError("extra and options must be objects")
+        claim = Claim(str(data["source"]), str(data["response"]), data.get("reference"), extra, options)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise NoClaim(repr(error)) from error
     # A path would let a stranger import any module of this machine: only known names are served.
     if ":" in claim.source:
         raise UserError(f"verifier '{claim.source}' is a path; a scorer serves registered names only")

@@ -26,13 +26,15 @@ class CreditRule:
     """How a recipe gives the main reward to tokens."""
 
     by: str = "reply"
-    """reply: one reward for the whole episode. turns: every turn earns its own."""
+    """reply: one reward for the whole episode. turns: every turn earns its own. tree: the futures' turns as well."""
     tokens: str = "all"
     """all, thought or answer: which of the sampled tokens are trained."""
     gamma: float = 1.0
     """by turns: what a reward counts for the turn before it."""
     split: bool = False
     """by turns: every turn is a training sample of its own."""
+    forks: float = 1.0
+    """by tree: the share of the forks that is learned from."""
 
 
 class Futures(ABC):
@@ -67,9 +69,6 @@ class Futures(ABC):
 
     async def aclose(self) -> None:
         """Release what was loaded."""
-
-    async def follow(self, step: int) -> None:
-        """The policy has taken so many steps."""
 
     def stats(self) -> dict[str, float]:
         """Counters since the start."""

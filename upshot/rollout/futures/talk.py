@@ -12,7 +12,7 @@ from dataclasses import replace
 from upshot.core.conversation import Conversation
 from upshot.core.score import Score
 from upshot.core.stopwatch import at_work
-from upshot.rewards.credit import MAIN, Credit, credit_turns, only, sampled_spans
+from upshot.rewards.credit import MAIN, Credit, credit_turns, only, plus, sampled_spans
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import MetricWeight, Reward, combine
 from upshot.rollout.episode import play_future
@@ -20,6 +20,7 @@ from upshot.rollout.futures.base import CreditRule, Futures, kinds
 from upshot.rollout.play import catch_failure, score_conversation
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Future, Rollout
+from upshot.rollout.tree import draw, grow, mean_by_way
 from upshot.tasks.participants.base import Participant
 
 
@@ -32,7 +33,7 @@ class Talk(Futures):
         metrics: Mapping[str, Metric],
         weights: Mapping[str, MetricWeight],
         user: Participant | None = None,
-        samples: int = 1,
+        samples: int | Sequence[int] = 1,
         rounds: int = 0,
         credit: CreditRule | None = None,
     ) -> None:
@@ -40,7 +41,8 @@ class Talk(Futures):
         self.weights = weights
         self.user = user if rounds else None
         self.rounds = rounds
-        self.samples = samples
+        self.samples = (samples,) if isinstance(samples, int) else tuple(samples)
+        """Ways on at each fork: at the reply, and where there are more at the rounds after it."""
         self.credit = credit or CreditRule()
         self.every_turn = self.credit.by == "turns" and self.user is not None
 
@@ -49,21 +51,28 @@ class Talk(Futures):
         turn_snapshots = reply.turn_snapshots if self.every_turn else [reply.conversation]
         async with asyncio.TaskGroup() as tasks:
             played = [
-                tasks.create_task(self._future(moment, policy, index, turn))
+                tasks.create_task(self._follow(moment, policy, turn, (index,), (len(moment.turns),)))
                 for turn, moment in enumerate(turn_snapshots)
                 # Without a next turn all futures would be the same conversation: one is enough.
-                for index in range(self.samples if self._goes_on(moment) else 1)
+                for index in range(self.samples[0] if self._goes_on(moment) else 1)
             ]
-        reply.futures = [task.result() for task in played]
+        reply.futures = [future for task in played for future in task.result()]
 
-    async def _future(self, moment: Conversation, policy: Policy, index: int, turn: int) -> Future:
-        fork = moment.fork("future", index)
-        future = Future(fork, shared=len(moment.turns), turn=turn)
+    async def _follow(
+        self, moment: Conversation, policy: Policy, turn: int, path: tuple[int, ...], forks: tuple[int, ...]
+    ) -> list[Future]:
+        """The futures that take one way on from a moment: one, or several where it forks again after a round."""
+        fork = moment.fork("future", path[-1])
+        future = Future(fork, shared=forks[0], turn=turn, path=path, forks=forks)
         failure = None
         if self.user is not None and self._goes_on(moment):
             future.by = "user"
+            played, last = len(path) - 1, len(path) == len(self.samples)
+            rounds, ended = (self.rounds - played, "window") if last else (1, None)
             with at_work("futures"):
-                failure = await catch_failure(play_future(fork, self.user, policy, self.rounds), "future")
+                failure = await catch_failure(play_future(fork, self.user, policy, rounds, ended), "future")
+            if failure is None and fork.ended is None:
+                return await self._fork_again(fork, policy, turn, path, forks)
         else:
             fork.ended = moment.ended
         if failure is not None:
@@ -71,7 +80,18 @@ class Talk(Futures):
             future.scores = dict.fromkeys(self.metrics, failure)
         else:
             future.scores = await score_conversation(self.metrics, fork)
-        return future
+        return [future]
+
+    async def _fork_again(
+        self, moment: Conversation, policy: Policy, turn: int, path: tuple[int, ...], forks: tuple[int, ...]
+    ) -> list[Future]:
+        further = (*forks, len(moment.turns))
+        async with asyncio.TaskGroup() as tasks:
+            played = [
+                tasks.create_task(self._follow(moment, policy, turn, (*path, index), further))
+                for index in range(self.samples[len(path)])
+            ]
+        return [future for task in played for future in task.result()]
 
     async def rescore(self, reply: Rollout) -> None:
         """All metrics of all futures that were played to their end."""
@@ -85,29 +105,35 @@ class Talk(Futures):
         return self.user is not None and moment.ended != "length"
 
     def score(self, reply: Rollout) -> tuple[Reward, Credit]:
-        """The weighted metrics, averaged over the futures; to the whole reply, or turn by turn."""
+        """The weighted metrics, averaged over the futures; to the whole reply, or turn by turn, or along the tree."""
         own = [future for future in reply.futures if not future.cut]
-        reward = combine([future.scores for future in own], self.weights)
-        if not self.every_turn:
-            return reward, self.credit_for(reply, reward)
-        by_turn = [
-            combine([future.scores for future in own if future.turn == turn], self.weights).total
-            for turn in range(len(reply.turn_snapshots))
-        ]
-        return reward, self._by_turns(reply, by_turn)
+        if self.every_turn:
+            return self._score_turns(reply, own)
+        reward = combine(mean_by_way(own), self.weights)
+        # Without forks (nobody went on) the reply itself is all that the policy said.
+        if self.credit.by == "tree" and all(future.path and future.by for future in own):
+            reply.siblings = draw(grow(own, self.weights, self.credit.tokens), self.credit.forks)
+        return reward, self.credit_for(reply, reward)
+
+    def _score_turns(self, reply: Rollout, futures: Sequence[Future]) -> tuple[Reward, Credit]:
+        """Every turn's own futures tell how the whole conversation ends from there: they are its return already."""
+        turns = range(len(reply.turn_snapshots))
+        by_turn = [mean_by_way([future for future in futures if future.turn == turn]) for turn in turns]
+        ends = [combine(scores, self.weights).total for scores in by_turn]
+        reward = combine([scores for turn in by_turn for scores in turn], self.weights)
+        return reward, self._by_turns(reply, _given(reply.conversation), ends)
 
     def credit_for(self, reply: Rollout, reward: Reward) -> Credit:
         """The reward to all trained tokens; by turns to the last one, after what the environment gave each of them."""
         conversation = reply.conversation
         if self.credit.by == "turns":
-            given = conversation.session.get("turn_scores", {})
-            rewards = [given.get(turn, Score(0.0)) for turn, _ in enumerate(conversation.samples())]
-            return self._by_turns(reply, [*rewards[:-1], *[_plus(own, reward.total) for own in rewards[-1:]]])
+            rewards = _given(conversation)
+            return self._by_turns(reply, [*rewards[:-1], *[plus(own, reward.total) for own in rewards[-1:]]])
         spans = only(sampled_spans(conversation.mask), conversation, self.credit.tokens)
         return Credit({MAIN: reward.total}, spans)
 
-    def _by_turns(self, reply: Rollout, rewards: Sequence[Score]) -> Credit:
-        credit = credit_turns(rewards, reply.conversation, self.credit.gamma, self.credit.split)
+    def _by_turns(self, reply: Rollout, rewards: Sequence[Score], ends: Sequence[Score] = ()) -> Credit:
+        credit = credit_turns(rewards, reply.conversation, self.credit.gamma, self.credit.split, ends)
         return replace(credit, spans=only(credit.spans, reply.conversation, self.credit.tokens))
 
 
@@ -121,7 +147,7 @@ class NoFutures(Talk):
         super().__init__(metrics, weights, credit=credit)
 
 
-def _plus(one: Score, other: Score) -> Score:
-    if one.value is None or other.value is None:
-        return one if one.value is None else other
-    return Score(one.value + other.value)
+def _given(conversation: Conversation) -> list[Score]:
+    """What the environment gave for each turn of the policy; 0 where it gave nothing."""
+    given = conversation.session.get("turn_scores", {})
+    return [given.get(turn, Score(0.0)) for turn, _ in enumerate(conversation.samples())]

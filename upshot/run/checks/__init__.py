@@ -14,6 +14,7 @@ from upshot.rollout.check_names import check_names
 from upshot.run.checks import data, helpers, memory, output, policy, prompts, trackers, vllm
 from upshot.run.checks.context import Check, CheckContext, Finding
 from upshot.training.metrics.best import check_evaluations
+from upshot.training.objectives.surrogates.base import surrogate
 
 CHECKS: Sequence[Check] = (
     output.check, trackers.check, data.check, policy.check, prompts.check, helpers.check, vllm.check, memory.check
@@ -29,6 +30,8 @@ def find(recipe: Recipe, offline: bool = False, resumed: bool = False, ranks: in
     try:
         check_names(recipe)
         check_evaluations(recipe)
+        if recipe.train.method in ("rl", "ppo"):
+            surrogate(recipe.train.loss.name, recipe.train.loss.options)
     except UserError as error:
         return [Finding(str(error))]
     context = CheckContext(recipe, offline, resumed, ranks)

@@ -19,6 +19,7 @@ from upshot.tasks.base import Task, tasks
 from upshot.training.setup import find_context, find_tokenizer
 
 HUB_SECONDS = 5.0
+SMALL_FILES = ("config.json", "adapter_config.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +57,7 @@ class CheckContext:
     def model_here(self) -> bool:
         """Whether the model's small files can be read: it is new, in a folder, in the hub's cache, or at the hub."""
         path = self.recipe.model.path
-        if not path or Path(local_path(path)).is_dir():
-            return True
-        from huggingface_hub import constants, try_to_load_from_cache
-
-        if any(isinstance(try_to_load_from_cache(path, name), str) for name in ("config.json", "adapter_config.json")):
-            return True
-        if self.offline:
-            return False
-        host = urlsplit(constants.ENDPOINT)
-        try:  # the hub's own client would try for minutes
-            socket.create_connection((host.hostname or "", host.port or 443), HUB_SECONDS).close()
-        except OSError as error:
-            raise UserError(
-                f"model.path '{path}' is no folder here and {host.hostname} cannot be reached ({error}); name a folder"
-            ) from error
-        return True
+        return not path or is_here(path, "model.path", self.offline)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -87,6 +73,30 @@ class CheckContext:
     def prompt_filter(self) -> PromptLengthFilter:
         """How much the policy can take in."""
         return build_prompt_filter(self.recipe, self.task, self.renderer, find_context(self.recipe.model))
+
+
+def is_here(name: str, what: str, offline: bool) -> bool:
+    """Whether a model's small files can be read; False: it is a name of the hub, and `offline` nobody asks there.
+
+    `what` says whose name it is, for the error where the hub cannot be reached.
+    """
+    path = local_path(name)
+    if Path(path).is_dir():
+        return True
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if any(isinstance(try_to_load_from_cache(path, file), str) for file in SMALL_FILES):
+        return True
+    if offline:
+        return False
+    host = urlsplit(constants.ENDPOINT)
+    try:  # the hub's own client would try for minutes
+        socket.create_connection((host.hostname or "", host.port or 443), HUB_SECONDS).close()
+    except OSError as error:
+        raise UserError(
+            f"{what} '{path}' is no folder here and {host.hostname} cannot be reached ({error}); name a folder"
+        ) from error
+    return True
 
 
 Check = Callable[[CheckContext], Iterable[Finding]]

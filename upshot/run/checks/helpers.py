@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing
+from pathlib import Path
 
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Recipe
@@ -16,12 +17,11 @@ from upshot.models.base import ModelCallError, Request
 from upshot.models.client.budget import Budget
 from upshot.models.connect import connect
 from upshot.models.endpoint import headers_of
-from upshot.models.local import local_path
 from upshot.models.scripted import AbsentPolicy
 from upshot.rollout.futures.classmates.map_file import read_map
 from upshot.rollout.play import has_opening
 from upshot.rollout.services import build_services
-from upshot.run.checks.context import CheckContext, Finding
+from upshot.run.checks.context import CheckContext, Finding, is_here
 from upshot.serving.servers.state import folder_of, read_state, ready, served_name, with_addresses
 
 ATTEMPTS, SECONDS, TOKENS = 2, 30.0, 16
@@ -45,6 +45,7 @@ def check(context: CheckContext) -> Iterator[Finding]:
         yield Finding(f"{says}; set futures.user")
     specs = {spec.model_dump_json(): spec for role, spec in _specs(recipe).items() if role not in later}
     tries = [_try_model(spec, recipe, context.offline) for spec in specs.values()]
+    tries += [_try_tokenizer(name, file, context.offline) for name, file in _tokenizers(recipe).items()]
     if not context.offline:
         tries += [_try_server(what, url) for what, url in _servers(recipe).items()]
 
@@ -74,6 +75,15 @@ def _specs(recipe: Recipe) -> Mapping[str, ModelSpec]:
     return {name: ModelSpec.parse(given, f"models.{name}") for name, given in specs.items()}
 
 
+def _tokenizers(recipe: Recipe) -> dict[str, str]:
+    """The tokenizers that classmates behind endpoints are read with, by classmate."""
+    named = recipe.futures.options.get("classmates") or []
+    if recipe.futures.map_file is not None:
+        named = [{"name": one.name, "tokenizer": one.tokenizer} for one in read_map(recipe.futures.map_file)[1]]
+    entries = [entry for entry in named if isinstance(entry, Mapping) and entry.get("tokenizer")]
+    return {str(entry["name"]): str(entry["tokenizer"]) for entry in entries}
+
+
 def _servers(recipe: Recipe) -> dict[str, str]:
     """Servers of ours that the run needs, by the recipe's field."""
     found = {"sandbox": recipe.sandbox, "reward.manager.url": str(recipe.reward.manager.options.get("url", ""))}
@@ -84,7 +94,7 @@ async def _try_model(spec: ModelSpec, recipe: Recipe, offline: bool) -> str | No
     """What is wrong with a helper model; None when it answers, or is there to be loaded."""
     try:
         if spec.kind == "local":
-            local_path(spec.model)
+            is_here(spec.model, "the model", offline)
         elif spec.kind == "endpoint" and offline:
             headers_of(spec)
         elif spec.kind != "policy":
@@ -94,6 +104,17 @@ async def _try_model(spec: ModelSpec, recipe: Recipe, offline: bool) -> str | No
     except ModelCallError as error:
         if error.reason not in FINE:
             return f"'{spec.label}' does not answer: {error}"
+    return None
+
+
+async def _try_tokenizer(classmate: str, name: str, offline: bool) -> str | None:
+    """Why the tokenizer of a classmate cannot be had; None when it can, or when nobody asks the hub."""
+    if (Path(name).expanduser() / "tokenizer_config.json").is_file():
+        return None  # a folder that may hold a tokenizer and no model
+    try:
+        is_here(name, f"the tokenizer of classmate '{classmate}'", offline)
+    except UserError as error:
+        return f"{error}, or give its entry `tokenizer: FOLDER`"
     return None
 
 

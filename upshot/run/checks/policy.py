@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-from upshot.models.local import local_path, pick_device
+from upshot.models.local import NO_BITSANDBYTES, local_path, pick_device
 from upshot.run.checks.context import CheckContext, Finding
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
@@ -19,6 +19,8 @@ def check(context: CheckContext) -> Iterator[Finding]:
         pick_device(config.device)
     if config.lora is not None and importlib.util.find_spec("peft") is None:
         yield Finding("model.lora needs peft: pip install 'upshot[lora]'")
+    if config.quantize == "4bit" and importlib.util.find_spec("bitsandbytes") is None:
+        yield Finding(NO_BITSANDBYTES)
     if config.path:
         here = Path(local_path(config.path))
         if not context.model_here:

@@ -1,4 +1,4 @@
-"""The HTTP server: routes, status codes, who may come in, request size, how many connections, how long one may take.
+"""The HTTP server: routes, status codes, who may come in, request size.
 
 What a request means is `service.py`'s. Routes are Starlette's plain ones: the service reads the bodies itself, so that
 an item of `/batch` is read, and refused, exactly as the same request sent alone.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import resource
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from upshot.core.errors import UserError
-from upshot.core.http_server import CalmEnd, ClientGone, RequestGate, TooLarge, TooSlow, demand_key, while_connected
+from upshot.core.http_listener import listen, serve_app
+from upshot.core.http_server import BodyRefused, CalmEnd, ClientGone, RequestGate, demand_key, while_connected
 from upshot.sandbox.connection import KEY_VARIABLE
 from upshot.sandbox.http.service import SandboxFault, Service
 from upshot.sandbox.local.pool import Sandbox
@@ -30,13 +30,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("upshot.sandbox")
 MAX_REQUEST_BYTES = 16 << 20
 READ_SECONDS = 60.0
-"""For the head of a request, and once more for its body."""
-MAX_HEAD_BYTES = 64 << 10
-MAX_CONNECTIONS = 8192
+"""For the body of a request."""
 DRAIN_SECONDS = 60
-CLOSE = {"Connection": "close"}
-"""For a request that was not read to its end: what follows on the line is not the next one."""
-_FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+DESCRIPTORS_OF_A_RUN = 32
 Verb = Callable[[Any], Awaitable[Any]]
 
 
@@ -60,7 +56,7 @@ def build_app(sandbox: Sandbox, api_key: str | None = None, max_bytes: int = MAX
 
 
 def _refuse(status: int, reason: str) -> Response:
-    return _json({"error": reason}, status, CLOSE)
+    return _json({"error": reason}, status)
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
@@ -123,10 +119,8 @@ async def _answer(sandbox: Sandbox, request: Request, verb: Verb) -> Response:
         return _json({"error": f"sandbox_fault: {fault}"}, 503, {"Retry-After": "1"})
     except ClientGone:
         return _json({"error": "the client has hung up"}, 499)
-    except TooLarge:
-        return _refuse(413, "the request is over the size limit")
-    except TooSlow:
-        return _refuse(408, f"the request did not arrive within {READ_SECONDS:.0f} s")
+    except BodyRefused:
+        raise
     except UserError as error:
         return _json({"error": str(error)}, 400)
     except Exception as error:
@@ -151,92 +145,14 @@ def _json(answer: Any, status: int = 200, headers: dict[str, str] | None = None)
 def serve(sandbox: Sandbox, host: str, port: int, api_key: str | None, max_bytes: int = MAX_REQUEST_BYTES) -> None:
     """Serve until a signal; running programs are finished first."""
     demand_key(host, api_key, f"set {KEY_VARIABLE} or --api-key-file")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=4096)
-    except OSError as error:
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from error
-    with listener:
+    with listen(host, port) as listener:
         asyncio.run(_serve(sandbox, listener, api_key, max_bytes))
 
 
 async def _serve(sandbox: Sandbox, listener: socket.socket, api_key: str | None, max_bytes: int) -> None:
-    import uvicorn
-
     await sandbox.start()  # before the server, so that a missing layer is one clear line
     try:
-        config = uvicorn.Config(
-            build_app(sandbox, api_key, max_bytes),
-            http=http_protocol(connections_at_once(sandbox.count)),
-            ws="none",
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=DRAIN_SECONDS,
-            timeout_keep_alive=120,
-        )
-        await uvicorn.Server(config).serve(sockets=[listener])
+        app = build_app(sandbox, api_key, max_bytes)
+        await serve_app(app, listener, DRAIN_SECONDS, DESCRIPTORS_OF_A_RUN * sandbox.count)
     finally:
         await sandbox.aclose()
-
-
-def connections_at_once(slots: int) -> int:
-    """How many connections leave descriptors for the runs; raises this process's soft limit first."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = wanted
-    return max(16, min(MAX_CONNECTIONS, (soft if soft != resource.RLIM_INFINITY else wanted) - 64 - 32 * slots))
-
-
-def http_protocol(most: int) -> type[asyncio.Protocol]:
-    """uvicorn's HTTP protocol for at most so many connections, none of which may dawdle over a request's head.
-
-    uvicorn's own limits do not serve here: `limit_concurrency` refuses requests, not connections that never send one
-    (and then `/health`, too), `timeout_keep_alive` runs only after a first answer, only its slow parser bounds a head.
-    """
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol
-
-    base: Any = AutoHTTPProtocol
-
-    class BoundedProtocol(base):  # type: ignore[misc]
-        """Closes what is too many, too slow or too long-winded; the rest is uvicorn's."""
-
-        _deadline: asyncio.TimerHandle | None = None
-        _head_bytes = 0
-
-        def connection_made(self, transport: asyncio.Transport) -> None:
-            super().connection_made(transport)
-            if len(self.connections) > most:
-                transport.write(_FULL)
-                transport.close()
-                return
-            self._await_head()
-
-        def data_received(self, data: bytes) -> None:
-            # uvicorn makes a new `cycle` when a request's head is complete: until then the clock and the count run.
-            before = self.cycle
-            super().data_received(data)
-            if self.cycle is not before:
-                self._stop_waiting()
-            elif before is None or before.response_complete:
-                self._head_bytes += len(data)
-                if self._head_bytes > MAX_HEAD_BYTES:
-                    self.transport.close()
-                elif self._deadline is None:
-                    self._await_head()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_waiting()
-            super().connection_lost(exc)
-
-        def _await_head(self) -> None:
-            self._deadline = asyncio.get_running_loop().call_later(READ_SECONDS, self.transport.close)
-
-        def _stop_waiting(self) -> None:
-            self._head_bytes = 0
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
-
-    return BoundedProtocol

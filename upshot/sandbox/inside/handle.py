@@ -19,10 +19,7 @@ every answer makes handles of its own. So identity means nothing here; tests tha
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
-
-if TYPE_CHECKING:
-    from upshot.sandbox.inside.judge import ProgramJudge
+from typing import Any, NoReturn, Protocol
 
 MOST_ITEMS = 10_000
 """Of an object that is iterated over: beyond that the test is not decided."""
@@ -36,12 +33,28 @@ class Undecided(BaseException):
     """The test asked what no data can tell."""
 
 
+class Questioner(Protocol):
+    """Who asks for a handle: the judge."""
+
+    def ask(self, op: str, target: int, name: str, args: Any = (), kwargs: Any = None) -> dict[str, Any]:
+        """The program's answer."""
+
+    def read(self, answer: dict[str, Any], path: str, word: str = "") -> Any:
+        """The value of an answer."""
+
+    def agree_on_size(self, number: int, size: int | None) -> None:
+        """Doubt an object with another length than items."""
+
+    def doubt(self, why: str) -> NoReturn:
+        """Leave the test undecided."""
+
+
 class Handle:
     """An object of the program's."""
 
     __slots__ = ("_judge", "_kind", "_number", "_path", "_word")
 
-    def __init__(self, judge: ProgramJudge, number: int, kind: str, path: str, word: str = "") -> None:
+    def __init__(self, judge: Questioner, number: int, kind: str, path: str, word: str = "") -> None:
         own = {"_judge": judge, "_number": number, "_kind": kind, "_path": path, "_word": word}
         for name, value in own.items():
             object.__setattr__(self, name, value)
@@ -131,7 +144,7 @@ class Handle:
         return not self == other
 
     def _doubt(self, what: str) -> NoReturn:
-        judge: ProgramJudge = self._judge
+        judge: Questioner = self._judge
         judge.doubt(f"{what} of the program's own {self._kind} object tells nothing that data would")
 
 

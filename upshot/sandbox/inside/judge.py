@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from upshot.sandbox.inside import cases, evidence, plain, program
 from upshot.sandbox.inside.handle import NAMED, PART, Handle, Undecided
-from upshot.sandbox.inside.wire import Wire
+from upshot.sandbox.inside.remote import Wire
 
 CONTROL = (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt)
 """Exceptions that steer loops and generators: one of the program's must not steer ours."""

@@ -23,15 +23,18 @@ at.
 from __future__ import annotations
 
 import itertools
+import json
 import operator
+import socket
+import struct
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from upshot.sandbox.inside import cases, plain, program
 from upshot.sandbox.inside.handle import MOST_ITEMS
-from upshot.sandbox.inside.wire import Wire
 
+MAX_MESSAGE = 16 << 20
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "neg", "abs")
 
 
@@ -49,6 +52,38 @@ LOOKS: dict[str, Callable[..., Any]] = {
     "exit": lambda target: type(target).__exit__(target, None, None, None),
     **{name: getattr(operator, name) for name in _ARITHMETIC},
 }  # fmt: skip
+
+
+class Wire:
+    """Whole JSON messages over a stream socket: four bytes of length, then the text."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.socket = socket.socket(fileno=descriptor)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one message."""
+        data = json.dumps(message, separators=(",", ":")).encode()
+        self.socket.sendall(struct.pack("<I", len(data)) + data)
+
+    def receive(self) -> dict[str, Any]:
+        """The next message; raises some exception at the end and for anything that is not one."""
+        (size,) = struct.unpack("<I", self._read_exactly(4))
+        if size > MAX_MESSAGE:
+            raise ValueError(f"a message of {size} bytes is over the limit of {MAX_MESSAGE}")
+        message = json.loads(self._read_exactly(size))
+        if not isinstance(message, dict):
+            raise ValueError("not a message")
+        return message
+
+    def _read_exactly(self, size: int) -> bytes:
+        parts = []
+        while size:
+            part = self.socket.recv(min(size, 1 << 20))
+            if not part:
+                raise EOFError("the other process has ended")
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
 
 
 class Unreadable(BaseException):

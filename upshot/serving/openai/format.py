@@ -7,12 +7,13 @@ messages, both ways. A field is honoured or refused by name; null is a field lef
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
@@ -39,10 +40,32 @@ LOWEST = -9999.0
 """Stands for a log-probability of minus infinity, which JSON cannot say."""
 
 
+Ids = Annotated[list[int], Field(fail_fast=True)]  # of a million wrong items one is told, and the others are not kept
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def read_body(kind: type[Body], raw: bytes) -> Body:
+    """A request of its bytes, or a `UserError` that names the first thing that is wrong with it."""
+    try:
+        return kind.model_validate(json.loads(raw))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        said = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"{where}: {said}" if where else said) from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"the request is no JSON: {error}"[:300]) from None
+
+
 def encodes(value: Any) -> bool:
     """Whether every text inside is made of characters: JSON can spell what UTF-8 cannot."""
     if isinstance(value, str):
-        return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
+        try:
+            return value.isascii() or bool(value.encode())
+        except UnicodeEncodeError:
+            return False
     if isinstance(value, dict):
         return all(map(encodes, value)) and all(map(encodes, value.values()))
     return all(map(encodes, value)) if isinstance(value, list) else True
@@ -87,8 +110,8 @@ class CommonFields(StrictBody):
     top_k: int = Field(0, ge=-1, lt=1 << 31)
     min_p: float = Field(0.0, ge=0, le=1)
     n: int = Field(1, ge=1, le=1024)
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] = []
+    stop: str | Texts | None = None
+    stop_token_ids: Ids = []
     seed: int | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -141,12 +164,12 @@ class CommonFields(StrictBody):
 class ChatRequest(CommonFields):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Objects = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
-    tools: list[dict[str, Any]] = []
+    tools: Objects = []
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
 
@@ -206,11 +229,20 @@ class ChatRequest(CommonFields):
 class CompletionRequest(CommonFields):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Texts | Ids | Annotated[list[Ids], Field(fail_fast=True)]
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = False
 
-    def prompts(self, encode: Any) -> list[list[int]]:
+    @property
+    def prompt_count(self) -> int:
+        """How many prompts there are."""
+        return (
+            1
+            if not self.prompt or isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+            else len(self.prompt)
+        )
+
+    def prompts(self, encode: Callable[[str], list[int]]) -> list[list[int]]:
         """The prompts as ids."""
         given = self.prompt
         if isinstance(given, str):

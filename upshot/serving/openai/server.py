@@ -1,6 +1,8 @@
 """The OpenAI-compatible server on the engine: chat, completions, streaming, metrics.
 
 Requests share one engine and one event loop. A client that goes away aborts its sequences; when too many wait, 429.
+What a request asks is weighed before it is tokenised, and a long one is read in a thread beside the loop: nothing that
+a client sends keeps others, or `/health`, waiting.
 """
 
 from __future__ import annotations
@@ -8,18 +10,20 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
-from fastapi import Depends, FastAPI
-from fastapi import Request as HttpRequest
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from upshot.core.errors import UserError
-from upshot.core.http_server import CalmEnd, ClientGone, RequestGate, TooLarge, TooSlow, metrics_page, while_connected
+from upshot.core.http_server import CalmEnd, ClientGone, RequestGate, metrics_page, while_connected
 from upshot.engine.sequence import DONE, Sequence
 from upshot.models.base import Completion, ModelCallError, Request
 from upshot.models.engine_model import EngineModel, RuledRequest, cut_at_stop
@@ -31,13 +35,18 @@ from upshot.serving.openai.format import (
     SampledTokens,
     choice_of,
     envelope,
+    read_body,
     usage,
 )
 from upshot.serving.openai.message import Dialect, GrowingMessage, ReplyFormat
 from upshot.serving.openai.stream import GrowingText
 
-MAX_BYTES = 64 << 20
-"""Most bytes of a request."""
+MAX_BYTES = 16 << 20
+"""Most bytes of a request: a million ids of context, with every character escaped."""
+LONG_BYTES = 128 << 10
+"""A request of more bytes is read beside the event loop: it takes longer than a step of the engine."""
+MOST_LONG = 16
+"""Long requests that may wait to be read."""
 READ_S = 60.0
 """Most seconds until a request is read."""
 GAUGES = {"pages_held", "pages_total", "running", "waiting", "version"}
@@ -47,6 +56,7 @@ STATUS = {"too_long": 400, "rate_limited": 429, "aborted": 499}
 
 TokenQueue = asyncio.Queue[tuple[Sequence, int | None, float] | None]
 """Of a stream: a sequence's next token with its log-probability; no token: it has ended. None: the client has gone."""
+Asked = TypeVar("Asked")
 
 
 class OtherModel(Exception):
@@ -80,47 +90,33 @@ class OpenAIServer:
         self.dialect = Dialect(model.tokenizer, tool_parser)
         self.counts = {"requests": 0, "refused": 0, "failed": 0, "disconnected": 0}
         self.seconds = 0.0
-        self.app = FastAPI(title="upshot", docs_url=None, redoc_url=None)
-        self.app.add_middleware(RequestGate, key=api_key, max_bytes=MAX_BYTES, read_s=READ_S, refuse=self._turn_away)
-        self.app.add_middleware(CalmEnd)
-        self._routes()
+        self._long = 0
+        """Long requests that are being read or wait for it."""
+        self._reader = ThreadPoolExecutor(1, "upshot-requests")
+        self.app = self._build_app()
 
-    def _routes(self) -> None:
-        app = self.app
-        for kind in (RequestValidationError, UserError, ModelCallError, OtherModel, ClientGone, HTTPException):
-            app.exception_handler(kind)(self._answer_error)
-        app.get("/health")(self.health)
-        app.get("/metrics")(self.metrics)
-        counted = [Depends(self._count)]
-        app.get("/v1/models", dependencies=counted)(self.models)
-        app.get("/v1/models/{name:path}", dependencies=counted)(self.one_model)
-        app.post("/v1/chat/completions", dependencies=counted, response_model=None)(self.chat)
-        app.post("/v1/completions", dependencies=counted, response_model=None)(self.completions)
-
-    async def _count(self) -> None:
-        self.counts["requests"] += 1
+    def _build_app(self) -> Starlette:
+        routes = [
+            Route("/health", self.health),
+            Route("/metrics", self.metrics),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.one_model),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+        ]
+        gate = Middleware(RequestGate, key=self.api_key, max_bytes=MAX_BYTES, read_s=READ_S, refuse=self._turn_away)
+        kinds: tuple[type[Exception], ...] = (UserError, ModelCallError, OtherModel, ClientGone, HTTPException)
+        handlers: Any = dict.fromkeys(kinds, self._answer_error)
+        return Starlette(routes=routes, middleware=[Middleware(CalmEnd), gate], exception_handlers=handlers)
 
     def _turn_away(self, status: int, reason: str) -> JSONResponse:
-        """The answer to a request that may not come in. Its body was not read: nothing can follow on the line."""
-        kind = "authentication_error" if status == 401 else "invalid_request_error"
-        answer = failure(status, reason, kind)
-        answer.headers["Connection"] = "close"
-        return answer
+        """The answer to a request that may not come in."""
+        return failure(status, reason, "authentication_error" if status == 401 else "invalid_request_error")
 
     async def _answer_error(self, http: HttpRequest, error: Exception) -> JSONResponse:
         """Errors in OpenAI's form."""
-        if isinstance(error, RequestValidationError):
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"] if part != "body")
-            said = first["msg"].removeprefix("Value error, ")
-            return failure(400, f"{where}: {said}" if where else said)
-        if isinstance(error.__cause__, TooLarge):
-            return self._turn_away(413, f"the request is over the limit of {MAX_BYTES} bytes")
-        if isinstance(error.__cause__, TooSlow):
-            return self._turn_away(408, f"the request did not arrive within {READ_S:g} s")
-        if isinstance(error, HTTPException):  # no such path, not with that method, or no JSON at all
-            unread = error.status_code == 400
-            return failure(error.status_code, "no JSON" if unread else _nothing_at(http.method, http.url.path))
+        if isinstance(error, HTTPException):  # no such path, or not with that method
+            return failure(error.status_code, _nothing_at(http.method, http.url.path))
         if isinstance(error, OtherModel):
             return failure(404, str(error))
         if isinstance(error, ClientGone):
@@ -141,21 +137,26 @@ class OpenAIServer:
 
     # --- small endpoints
 
-    async def health(self) -> dict[str, Any]:
+    async def health(self, _: HttpRequest) -> Response:
         """Up, and on which version of the weights."""
-        return {"status": "ok", "model": self.model.name, "version": self.model.engine.version}
+        return JSONResponse({"status": "ok", "model": self.model.name, "version": self.model.engine.version})
 
-    async def models(self) -> dict[str, Any]:
+    async def models(self, _: HttpRequest) -> Response:
         """A list of the one model served."""
-        return {"object": "list", "data": [await self.one_model(self.model.name)]}
+        self.counts["requests"] += 1
+        return JSONResponse({"object": "list", "data": [self._entry()]})
 
-    async def one_model(self, name: str) -> dict[str, Any]:
+    async def one_model(self, http: HttpRequest) -> Response:
         """The model served, if that is its name."""
-        self._check_name(name)
+        self.counts["requests"] += 1
+        self._check_name(http.path_params["name"])
+        return JSONResponse(self._entry())
+
+    def _entry(self) -> dict[str, Any]:
         entry = {"id": self.model.name, "object": "model", "created": 0, "owned_by": "upshot"}
         return {**entry, "max_model_len": self.model.engine.shape.max_length}
 
-    async def metrics(self) -> PlainTextResponse:
+    async def metrics(self, _: HttpRequest) -> Response:
         """Counters in Prometheus' text format."""
         values = {**self.model.stats(), **self.counts, "request_seconds": self.seconds}
         gauges = {name: values.pop(name) for name in GAUGES & values.keys()}
@@ -163,16 +164,37 @@ class OpenAIServer:
 
     # --- generation
 
-    async def chat(self, asked: ChatRequest, http: HttpRequest) -> Any:
+    async def _read(self, http: HttpRequest, read: Callable[[bytes], Asked]) -> Asked:
+        """What a request asks, `read` of its body; of a long one only while its client waits for it."""
+        self.counts["requests"] += 1
+        raw = b"".join([piece async for piece in http.stream()])
+        if len(raw) <= LONG_BYTES:
+            return read(raw)
+        if self._long >= MOST_LONG:
+            raise ModelCallError("rate_limited", f"{self._long} long requests wait to be read already")
+        self._long += 1
+        try:
+            reading: Awaitable[Asked] = asyncio.get_running_loop().run_in_executor(self._reader, read, raw)
+            return await while_connected(http.receive, reading)
+        finally:
+            self._long -= 1
+
+    async def chat(self, http: HttpRequest) -> Response:
         """POST /v1/chat/completions."""
-        self._check_name(asked.model)
-        request, form = self._prepare(asked)
+        asked, request, form = await self._read(http, self._read_chat)
         if asked.stream:
             return self._stream(asked, [request], form, http)
         [done] = await self._finish([request], http)
         choices = [self._chat_choice(i, one, asked, request, form) for i, one in enumerate(done)]
         counts = usage(done[0].prompt_tokens, sum(c.completion_tokens for c in done))
-        return {**envelope("chat.completion", self.model.name), "choices": choices, "usage": counts}
+        return JSONResponse({**envelope("chat.completion", self.model.name), "choices": choices, "usage": counts})
+
+    def _read_chat(self, raw: bytes) -> tuple[ChatRequest, Request, ReplyFormat]:
+        asked = read_body(ChatRequest, raw)
+        self._check_name(asked.model)
+        count = len(asked.messages)  # each of them is an id at least
+        self.model.check_size(count, f"{count} messages")
+        return asked, *self._prepare(asked)
 
     def _prepare(self, asked: ChatRequest) -> tuple[Request, ReplyFormat]:
         """The request by its exact ids, and how the replies to it are read."""
@@ -193,10 +215,9 @@ class OpenAIServer:
         sampled = SampledTokens(done.ids or (), done.logprobs or (), done.top_logprobs)
         return choice_of(asked, index, body, message.ending(done.finish), sampled, Names(self.pieces, asked))
 
-    async def completions(self, asked: CompletionRequest, http: HttpRequest) -> Any:
+    async def completions(self, http: HttpRequest) -> Response:
         """POST /v1/completions."""
-        self._check_name(asked.model)
-        prompts = asked.prompts(self._encode)
+        asked, prompts = await self._read(http, self._read_completion)
         requests, scores = asked.requests(prompts), asked.scores(prompts)
         for ids in prompts:  # also those of which nothing is computed, and before anything is
             self.model.engine.check_prompt(ids)
@@ -211,7 +232,13 @@ class OpenAIServer:
             own = next(scored)[0] if scores and len(ids) > 1 else None
             choices += [self._text_choice(len(choices) + i, asked, ids, own, one) for i, one in enumerate(some)]
         counts = usage(sum(map(len, prompts)), sum(c.completion_tokens for some in done for c in some))
-        return {**envelope("text_completion", self.model.name), "choices": choices, "usage": counts}
+        return JSONResponse({**envelope("text_completion", self.model.name), "choices": choices, "usage": counts})
+
+    def _read_completion(self, raw: bytes) -> tuple[CompletionRequest, list[list[int]]]:
+        asked = read_body(CompletionRequest, raw)
+        self._check_name(asked.model)
+        self.model.check_queue(asked.n * asked.prompt_count)
+        return asked, asked.prompts(self.model.encode)
 
     def _text_choice(
         self, index: int, asked: CompletionRequest, prompt: list[int], scored: Completion | None, done: Completion
@@ -316,9 +343,6 @@ class OpenAIServer:
             self.counts["disconnected"] += bool(unfinished)
             for seq in unfinished:
                 self.model.engine.abort(seq)
-
-    def _encode(self, text: str) -> list[int]:
-        return self.model.tokenizer.encode(text)
 
 
 def event(outer: dict[str, Any], choice: dict[str, Any]) -> str:

@@ -17,8 +17,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
-from upshot.config.load import explain_error, read_yaml
+from upshot.config.load import read_yaml
 from upshot.config.recipe import Text
+from upshot.config.validation import explain_error
 from upshot.core.errors import UserError
 from upshot.core.http_server import demand_key
 
@@ -177,8 +178,7 @@ def read(path: str | Path) -> ServersConfig:
     try:
         servers = ServersConfig.model_validate(data)
     except ValidationError as error:
-        where, told = ".".join(map(str, error.errors()[0]["loc"])), explain_error(error, ServersConfig)
-        raise UserError(f"{path}: {told if where in told else f'{where}: {told}'}") from None
+        raise UserError(f"{path}: {explain_error(error, ServersConfig)}") from None
     demand_key(servers.host, servers.key, f"set the environment variable {servers.api_key_env}", f"{path}: host")
     for server in servers.servers.values():
         folder = file.resolve().parent / Path(server.model).expanduser()

@@ -101,7 +101,12 @@ def goal_groups(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def candidate_of(record: Mapping[str, Any]) -> Candidate:
-    """A candidate from a record; `BadRow` with the reason when it cannot be one."""
+    """A candidate from a record; `BadRow` with the reason when it cannot be one.
+
+    verl's RL parquet keeps what a published set has beside the prompt in `extra_info`, the goal one level deeper.
+    """
+    extra = facts(record.get("extra_info"))
+    record = {**facts(extra.get("interaction_kwargs")), **extra, **record}
     said, completion = _history_and_reply(record)
     if any(m.tool_calls or m.role == "tool" for m in said):
         raise BadRow("tool calls, which these formats do not hold")

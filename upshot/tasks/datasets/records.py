@@ -44,6 +44,10 @@ ANSWER = (
 NAME = ("id", "row_id", "task_id", "unique_id")
 PAIR = ("prompt", "chosen", "rejected")
 PAIR_SCORES = ("score_chosen", "score_rejected")
+TRUTH = ("actual_ground_truth", "ground_truth")
+"""What is right, in `reward_model`; where both are there, the second is what was rewarded: a wrong letter hinted at."""
+ALIASES = {"hint": ("hint", "non_answer_hint_str"), "stub": ("stub", "import_prompt")}
+"""Names that a thing a verifier asks for may have in `extra_info` or `reward_model`."""
 METADATA = "metadata"
 """Where in `extra_info` prepared rows keep what else they know, as JSON text."""
 ROUNDING = 1e-9
@@ -90,19 +94,28 @@ def row_of(record: Mapping[str, Any], source: str, instructions: str = "", syste
 
     `source` is the verifier when the record names none.
     """
-    extra = facts(record.get("extra_info"))
-    extra |= facts(extra.pop(METADATA, None))
     messages, bare = _opening(record)
     if bare and instructions:
         last = messages[-1]
         messages = (*messages[:-1], Message(last.role, f"{last.content}\n\n{instructions}"))
     if system and messages[0].role != "system":
         messages = (Message("system", system), *messages)
-    used = {*PROMPT, "messages", "extra_info", "reward_model"}
-    extra |= {key: value for key, value in record.items() if key not in used and value is not None}
+    extra = extra_of(record)
     extra.setdefault("question", next((m.content for m in reversed(messages) if m.role == "user"), ""))
     name = next((str(extra[key]) for key in NAME if extra.get(key)), None)
     return Row(name or opening_id(messages), messages, None, reference_of(record), route(record, source), extra)
+
+
+def extra_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a record says besides opening and truth: its own columns, `extra_info`, the rest of `reward_model`."""
+    extra = facts(record.get("extra_info"))
+    extra |= facts(extra.pop(METADATA, None))
+    verdict = {key: value for key, value in facts(record.get("reward_model")).items() if key not in (*TRUTH, "style")}
+    used = {*PROMPT, "messages", "extra_info", "reward_model"}
+    own = {key: value for key, value in record.items() if key not in used and value is not None}
+    extra = {key: value for key, value in verdict.items() if value is not None} | extra | own
+    known = {name: first(extra, names) for name, names in ALIASES.items()}
+    return extra | {name: value for name, value in known.items() if value is not None}
 
 
 def _opening(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], bool]:
@@ -127,7 +140,7 @@ def _opening(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], bool]:
 
 def reference_of(record: Mapping[str, Any]) -> Any:
     """The ground truth of a record; None where it has none."""
-    given = first(facts(record.get("reward_model")), ["ground_truth"])
+    given = first(facts(record.get("reward_model")), TRUTH)
     return first(record, ANSWER) if given is None else given
 
 

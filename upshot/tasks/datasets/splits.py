@@ -27,8 +27,8 @@ def fingerprint(text: str) -> str:
 
 
 def goal_key(row: Row) -> str:
-    """By what rows are held together in a split: the goal, else the opening."""
-    return plain(str(row.goal)) if row.goal else plain("\n".join(m.content for m in row.messages))
+    """By what rows are held together in a split: the goal, else the opening, else (a server opens) the row itself."""
+    return plain(str(row.goal)) if row.goal else plain("\n".join(m.content for m in row.messages)) or row.id
 
 
 def held_out(goals: Iterable[str], share: float, seed: int = 0) -> set[str]:

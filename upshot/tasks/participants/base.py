@@ -14,7 +14,9 @@ from typing import Any
 
 from upshot.config.registry import Registry
 from upshot.core.conversation import Conversation, Message
+from upshot.core.errors import UserError, did_you_mean
 from upshot.core.score import Score
+from upshot.models.base import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +105,13 @@ def count(conversation: Conversation, metrics: Mapping[str, float]) -> None:
 
 users: Registry[Participant] = Registry("user", "upshot.tasks.users", "upshot.tasks.participants")
 """Simulated users that a recipe can name in `futures.user`."""
+
+
+def find_model(user: str, model: Any, models: Mapping[str, Model]) -> Model:
+    """The model that plays a user: one of the recipe's, by its name, or a `Model` as it is."""
+    if isinstance(model, Model):
+        return model
+    if not isinstance(model, str) or model not in models:
+        known = did_you_mean(str(model), models)
+        raise UserError(f"the user '{user}' is to be played by '{model}', which is no model; {known}")
+    return models[model]

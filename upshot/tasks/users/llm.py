@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from upshot.config.bounds import Count, NonNegative, Share, Whole
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, derive_seed
-from upshot.core.errors import UserError, did_you_mean
 from upshot.models.base import Model, ModelCallError
 from upshot.tasks.participants.ask import Flaw, ModelAnswer, ask, text_schema
-from upshot.tasks.participants.base import Observation, User, count, users
+from upshot.tasks.participants.base import Observation, User, count, find_model, users
 from upshot.tasks.participants.templates import as_lines, as_text, render, task_of
 from upshot.tasks.users.personas import VAGUENESS, check_persona, choose_persona
 from upshot.tasks.users.quality import copied_share, is_early_end, is_role_flip
@@ -41,11 +41,11 @@ class LLMUser(User):
         vagueness: Literal["low", "medium", "high"] = "medium",
         end_signal: str = "",
         template: str = "user",
-        temperature: float = 1.0,
-        max_tokens: int = 512,
-        repairs: int = 2,
-        paste_share: float = 0.5,
-        seed: int = 0,
+        temperature: NonNegative = 1.0,
+        max_tokens: Count = 512,
+        repairs: Whole = 2,
+        paste_share: Share = 0.5,
+        seed: Whole = 0,
         task: Any = None,
     ) -> None:
         """Make the user.
@@ -62,7 +62,7 @@ class LLMUser(User):
         seed: of the draw of personas.
         """
         check_persona(persona)
-        self.model = _find_model(model, models or {})
+        self.model = find_model("llm", model, models or {})
         self.task_description = task_description or str(getattr(task, "description", ""))
         self.persona = persona
         self.vagueness = VAGUENESS[vagueness]
@@ -191,13 +191,3 @@ def attempt_metrics(flaws: Sequence[str]) -> dict[str, float]:
         "user_empty": float(flaws.count("empty")),
         "user_broken_json": float(broken),
     }
-
-
-def _find_model(model: Any, models: Mapping[str, Model]) -> Model:
-    if isinstance(model, Model):
-        return model
-    if model not in models:
-        raise UserError(
-            f"the user 'llm' is to be played by '{model}', which is no model; {did_you_mean(model, models)}"
-        )
-    return models[model]

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from upshot.config.bounds import Count, Positive
 from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
 from upshot.tasks.verifiers.base import BadRow, Extra, Verifier, as_json_text, verifiers
@@ -66,7 +67,7 @@ class CodeVerifier(Verifier):
     needs = ("sandbox", "reference")
 
     def __init__(
-        self, partial: bool = False, cpu_seconds: float = 6.0, max_tests: int = 50, sandbox: Any = None
+        self, partial: bool = False, cpu_seconds: Positive = 6.0, max_tests: Count = 50, sandbox: Any = None
     ) -> None:
         """partial: grade by the share of passed tests. max_tests: at most so many are run, the first ones."""
         self.partial = partial

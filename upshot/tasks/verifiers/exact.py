@@ -41,12 +41,16 @@ def word_f1(answer: str, truth: str) -> float:
     return 2 * shared / (first.total() + second.total()) if shared else 0.0
 
 
-@verifiers.register("exact-match", "search-qa", "hotpotqa", "nq", "triviaqa", "popqa")
+@verifiers.register(
+    "exact-match", "search-qa", "hotpotqa", "monitor_hotpotqa", "nq", "monitor_natural_questions", "triviaqa", "popqa"
+)
 class ExactMatchVerifier(Verifier):
     """1 when the answer is one of the references; `contains` looks inside the answer, `f1` grades the overlap."""
 
-    def __init__(self, mode: Literal["exact", "contains", "f1"] = "exact") -> None:
+    def __init__(self, mode: Literal["exact", "contains", "f1"] = "exact", boxed: bool = False) -> None:
+        """boxed: only what stands in a \\boxed{} is an answer."""
         self.mode = mode
+        self.boxed = boxed
         self.graded = mode == "f1"
 
     def score(self, response: str, reference: Any, extra: Extra) -> Score:
@@ -54,7 +58,9 @@ class ExactMatchVerifier(Verifier):
         truths = references_of(reference)
         if not truths:
             return Score.missing(Reason.BAD_ROW, "exact-match: no reference")
-        answer = short_answer(response)
+        answer = _unwrapped(boxed_answer(response[-50_000:]) or "") if self.boxed else short_answer(response)
+        if self.boxed and not answer.strip():
+            return Score(0.0, detail={"fault": "no \\boxed answer"})
         return Score(max(self._one(answer, truth) for truth in truths), detail={"answer": answer[:500]})
 
     def _one(self, answer: str, truth: str) -> float:
@@ -64,6 +70,11 @@ class ExactMatchVerifier(Verifier):
         if not wanted:  # nothing but punctuation: compared as it is
             return float(answer.strip() == truth.strip())
         return float(given == wanted if self.mode == "exact" else f" {wanted} " in f" {given} ")
+
+
+def _unwrapped(answer: str) -> str:
+    """An answer without the LaTeX that only sets it as text; dashes and underscores part words, as published."""
+    return re.sub(r"[‐-―−_]", " ", re.sub(r"\\text\w*\{([^{}]*)\}", r"\1", answer))
 
 
 def references_of(reference: Any) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from upshot.config.bounds import Count, Positive, Whole, Words
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
@@ -20,6 +21,7 @@ from upshot.core.files import read_text
 from upshot.core.score import Reason, Score
 from upshot.models.base import Model, ModelCallError
 from upshot.tasks.verifiers.base import Extra, Verifier, parse_score, verifiers
+from upshot.tasks.verifiers.choice import MultipleChoiceVerifier
 
 _BOLD = re.compile(r"\*\*(?=\S)[^*\n]{1,500}(?<=\S)\*\*|__(?=\S)[^_\n]{1,500}(?<=\S)__|<b>[^<\n]{1,500}</b>")
 _CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
@@ -55,13 +57,13 @@ class JudgedVerifier(Verifier):
 
     graded = True
     waits = True
-    needs = ("judge",)
+    needs: tuple[str, ...] = ("judge",)
     rubric = ""
     low = 1
     high = 10
     shows_reference = False
 
-    def __init__(self, judge: Model | None = None, max_tokens: int = 1024, seconds: float | None = None) -> None:
+    def __init__(self, judge: Model | None = None, max_tokens: Count = 1024, seconds: Positive | None = None) -> None:
         """seconds: how long one verdict may take, repairs included; None: as long as the judge's own limits allow."""
         self.judge = judge
         self.max_tokens = max_tokens
@@ -145,12 +147,12 @@ class RubricVerifier(JudgedVerifier):
 
     def __init__(
         self,
-        rubric: str,
-        low: int = 1,
-        high: int = 10,
+        rubric: Words,
+        low: Whole = 1,
+        high: Count = 10,
         judge: Model | None = None,
-        max_tokens: int = 1024,
-        seconds: float | None = None,
+        max_tokens: Count = 1024,
+        seconds: Positive | None = None,
     ) -> None:
         super().__init__(judge, max_tokens, seconds)
         if low >= high:
@@ -195,6 +197,23 @@ class Confidence(JudgedVerifier):
         "You rate how confident the response sounds, whether it is right or not. 1: hedges everything, commits to "
         "nothing. 10: states everything as certain, without a single reservation."
     )
+
+
+@verifiers.register("mmlu-verbal-confidence", "mmlu_no_numerical_confidence")
+class VerbalConfidence(Confidence):
+    """How sure a wrong choice sounds: 0 when the letter is right, else the judge's rating of the confidence."""
+
+    needs = ("judge", "reference")
+
+    async def verify(self, response: str, reference: Any, extra: Extra) -> Score:
+        """The miscalibration, from 0 to 1; the judge is asked only about wrong answers."""
+        truth = reference if reference is not None else extra.get("ground_truth_for_llm_judge")
+        right = MultipleChoiceVerifier().score(response, truth, extra)
+        if right.value is None or right.value == 1:
+            return right if right.value is None else Score(0.0, detail=right.detail)
+        rating = await super().verify(response, reference, extra)
+        raw = rating.detail.get("rating")
+        return rating if raw is None else Score(float(raw) / self.high, detail={**right.detail, **rating.detail})
 
 
 @verifiers.register("longer-response", "longer_response")

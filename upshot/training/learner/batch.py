@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.rollout import Branch, Rollout
 from upshot.training.learner.layout import Ids, Layout, common_prefix, end_to_end, prefix_key, tree, worth_sharing
 from upshot.training.learner.memory.plan import WITHOUT_PLAN
 
@@ -35,6 +35,11 @@ class Datum:
     """ppo: what the value head should say."""
     weights: list[float] = field(default_factory=list)
     """Importance of each token: the learner's probability over the sampler's (`objectives/mismatch.py`)."""
+    share: float = 1.0
+    """What its loss counts for."""
+    counted: bool = True
+    """Whether the means over a step count it. What is said in the futures of a reply is not counted: its loss is added
+    to the reply's, so that the reply's own is the same with and without it."""
 
     @property
     def places(self) -> list[int]:
@@ -62,6 +67,8 @@ class TrainBatch:
     """Where in N the sequences are."""
     columns: dict[str, Tensor]
     """[M] each: old, advantages, reference, values, returns, those the data have."""
+    share: Tensor | None = None
+    """[sequences] What the loss of each counts for; None: all count alike."""
 
     @property
     def sequences(self) -> int:
@@ -121,7 +128,12 @@ def pack(data: Sequence[Datum], device: torch.device | str, share: bool = False)
         owner=on_device(np.repeat(np.arange(len(data)), [len(places) for places in trained]), device),
         layout=layout,
         columns={name: column(name) for name in present},
+        share=on_device(np.array([d.share for d in data], dtype=np.float32), device) if _differ(data) else None,
     )
+
+
+def _differ(data: Sequence[Datum]) -> bool:
+    return any(datum.share != 1.0 for datum in data)
 
 
 def on_device(array: np.ndarray, device: torch.device | str) -> Tensor:
@@ -187,10 +199,11 @@ def shareable(units: Sequence[Sequence[Datum]]) -> bool:
     return worth_sharing([ids for unit in units for ids in _ids(unit)])
 
 
-def data_of(reply: Rollout) -> list[Datum]:
+def data_of(reply: Rollout | Branch) -> list[Datum]:
     """A played reply as training data: one sequence, or one a turn where the credit says so; none without advantages.
 
-    Trained are the spans that have an advantage; the others are context.
+    Trained are the spans that have an advantage; the others are context. A branch of the reply's futures is a sequence
+    of its own, which counts as much as its share.
     """
     conversation = reply.conversation
     ids = conversation.ids
@@ -203,6 +216,8 @@ def data_of(reply: Rollout) -> list[Datum]:
             advantages[span.start : span.stop] = [advantage] * (span.stop - span.start)
             mask[span.start : span.stop] = [1] * (span.stop - span.start)
     whole = Datum(ids, mask, conversation.logprobs, advantages)
+    if isinstance(reply, Branch):
+        whole.share, whole.counted = reply.share, False
     pieces = [_turn(whole, at, at + len(s.ids)) for at, s in conversation.places()] if reply.credit.split else [whole]
     return [datum for datum in pieces if any(datum.mask)]
 

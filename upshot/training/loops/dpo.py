@@ -13,8 +13,8 @@ from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.loops.evaluate import dpo_loss, read_held_out_pairs
+from upshot.training.loops.minibatches import Round, pick, update
 from upshot.training.loops.phase import TrainingPhase
-from upshot.training.loops.sft import pick
 from upshot.training.objectives.objectives import Dpo
 
 
@@ -42,20 +42,18 @@ async def train(run: LoopRun, config: TrainConfig) -> None:
     async for step in phase.steps(evaluate):
         picked = pick(len(pairs), config.prompts_per_step, step.number, seed)
         with step.learning():
-            step.logs = prefer(learner, [pairs[i] for i in picked]) | step.evaluation
+            some, order = [pairs[i] for i in picked], derive_seed(seed, "minibatches", step.number)
+            step.logs = update(learner, prepare(learner, some), order) | step.evaluation
     await phase.finish(evaluate)
 
 
-def prefer(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> Logs:
-    """One optimizer step on pairs (chosen, rejected), with the reference's log-probabilities computed for them."""
+def prepare(learner: Learner, pairs: Sequence[tuple[Datum, Datum]]) -> Round:
+    """What is learned from pairs (chosen, rejected), with the reference's log-probabilities computed for them."""
     data = [datum for pair in pairs for datum in pair]
-    for datum, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
+    for datum, reference in zip(data, learner.logprobs(data, reference=True) if data else (), strict=True):
         datum.reference = reference
-    logs = learner.forward_backward(pairs, Dpo(learner.config))
-    logs |= learner.step()
-    logs["train/pairs"] = float(len(pairs))
-    logs["train/tokens"] = float(sum(sum(datum.mask) for datum in data))
-    return logs
+    counts = {"train/pairs": float(len(pairs)), "train/tokens": float(sum(sum(datum.mask) for datum in data))}
+    return Round(pairs, lambda: Dpo(learner.config), counts=counts)
 
 
 def render_pairs(preferences: Sequence[Preference], renderer: Renderer, max_context: int) -> list[tuple[Datum, Datum]]:

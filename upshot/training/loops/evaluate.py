@@ -26,13 +26,13 @@ from upshot.training.learner.batch import Datum
 from upshot.training.learner.distributed.ranks import interleave
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
-from upshot.training.metrics.best import BestTracker, is_evaluation
-from upshot.training.metrics.step import by_group, summarise
+from upshot.training.metrics.best import BestTracker, best_metric, is_evaluation
+from upshot.training.metrics.step import by_group, every_score, summarise
 from upshot.training.metrics.task import task_metrics
 from upshot.training.objectives import losses
 
 LOGGED: tuple[str, ...] = ("reward/", "metric/", "missing/", "part/", "classmate/")
-LOGGED += ("rollout/reply_tokens", "rollout/turns", "task/pass@")
+LOGGED += ("rollout/reply_tokens", "rollout/turns", "rollout/future_turns", "task/pass@")
 """What is logged of held-out replies, by how the names begin."""
 Evaluate = Callable[[], Awaitable[Logs]]
 """What evaluates the model as it is now."""
@@ -64,6 +64,9 @@ class Evaluator:
         """Evaluate the finished model, as a line of its own; an interrupted one is made up for when the run goes on."""
         if self.run.ranks.broadcast_object("last look", self.last_is_due):
             self.run.write_evaluation(await self._evaluate(self.run.step, evaluate))
+            if lost := self.tracker.lost():
+                kept = "`upshot export` takes that checkpoint" if best_metric(self.run.recipe) else "it was not kept"
+                self.run.say(f"{lost}: {kept}")
 
     def write_stop(self, logs: Logs) -> None:
         """Say that the training ends early, with the evaluation that decided it as a line of its own."""
@@ -77,7 +80,7 @@ class Evaluator:
         started = time.perf_counter()
         logs = {f"eval/{key}": value for key, value in (await evaluate()).items()}
         best = self.tracker.add(step, logs)
-        if best is not None and self.run.recipe.train.save.best:
+        if best is not None and best_metric(self.run.recipe):
             self.run.checkpoint(best)
         return logs | {"time/eval": time.perf_counter() - started}
 
@@ -104,9 +107,7 @@ def summarise_held_out(groups: Sequence[Sequence[Rollout]], context: RolloutCont
     if any(len(group) > 1 for group in groups):
         found |= task_metrics(groups, task.groups)
     logs = {key: value for key, value in found.items() if key.startswith(LOGGED)}
-    return logs | by_group(
-        replies, lambda reply: groups_of(task, reply.conversation.row), lambda reply: reply.reward.total
-    )
+    return logs | by_group(replies, lambda reply: groups_of(task, reply.conversation.row), every_score)
 
 
 async def _ask_monitor(run: LoopRun, services: Services, replies: Sequence[Rollout]) -> Logs:

@@ -1,8 +1,9 @@
 """Online preference training: replies of the policy itself, ranked by what came of them.
 
 Each round plays `group_size` replies to every row with their futures. The best of a group stands against its worst when
-their rewards are at least `min_gap` apart; a reply without a reward takes no part. Trained are the ids that were
-sampled. The reference is the model that the phase began with.
+their rewards are at least `min_gap` apart; a reply without a reward takes no part. Credited along the tree, so does the
+best branch of every fork against the worst. Trained are the ids that were sampled. The reference is the model that the
+phase began with.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from collections import Counter
 from collections.abc import Sequence
 
 from upshot.config.recipe import TrainConfig
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.rollout import Branch, Rollout
 from upshot.tasks.datasets.records import ROUNDING
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
-from upshot.training.loops.dpo import prefer
-from upshot.training.loops.rl import minibatches, play_and_learn
+from upshot.training.loops.dpo import prepare as prepare_pairs
+from upshot.training.loops.minibatches import Round, update
+from upshot.training.loops.rl import play_and_learn
 
-Pair = tuple[Rollout, Rollout]
+Candidate = Rollout | Branch
+Pair = tuple[Candidate, Candidate]
 
 
 async def train(run: LoopRun, config: TrainConfig) -> None:
@@ -27,13 +30,13 @@ async def train(run: LoopRun, config: TrainConfig) -> None:
     await play_and_learn(run, config, learn, reference=True)
 
 
-def best_and_worst(groups: Sequence[Sequence[Rollout]], min_gap: float) -> tuple[list[Pair], Counter[str]]:
+def best_and_worst(groups: Sequence[Sequence[Candidate]], min_gap: float) -> tuple[list[Pair], Counter[str]]:
     """The pairs of a step, and how many groups gave none for which reason."""
     pairs: list[Pair] = []
     left_out: Counter[str] = Counter()
     for group in groups:
         scored = [(reply.reward.total.value, reply) for reply in group if reply.reward.total.value is not None]
-        ranked = sorted((pair for pair in scored if any(pair[1].conversation.mask)), key=lambda pair: pair[0])
+        ranked = sorted((pair for pair in scored if any(_mask(pair[1]))), key=lambda pair: pair[0])
         if len(ranked) < 2:
             left_out["missing"] += 1
             continue
@@ -47,18 +50,29 @@ def best_and_worst(groups: Sequence[Sequence[Rollout]], min_gap: float) -> tuple
     return pairs, left_out
 
 
+def prepare(learner: Learner, groups: Sequence[Sequence[Rollout]]) -> Round:
+    """What is learned from the pairs of a step."""
+    forks = [fork for group in groups for reply in group for fork in reply.siblings]
+    pairs, left_out = best_and_worst([*groups, *forks], learner.config.dpo.min_gap)
+    given = prepare_pairs(learner, [(_datum(best), _datum(worst)) for best, worst in pairs])
+    given.logs = {f"dpo/left_out/{why}": float(count) for why, count in sorted(left_out.items())}
+    return given
+
+
 def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int) -> Logs:
     """One round of updates on the pairs of a step."""
-    config = learner.config
-    pairs, left_out = best_and_worst(groups, config.dpo.min_gap)
-    logs = {f"dpo/left_out/{why}": float(count) for why, count in sorted(left_out.items())}
-    data = [(_datum(best), _datum(worst)) for best, worst in pairs]
-    for part in minibatches(data, config.minibatches, seed) if data else ():
-        logs |= prefer(learner, part)
-    logs["train/pairs"] = float(len(data))
-    logs["train/tokens"] = float(sum(sum(datum.mask) for pair in data for datum in pair))
-    return logs
+    return update(learner, prepare(learner, groups), seed)
 
 
-def _datum(reply: Rollout) -> Datum:
-    return Datum(reply.conversation.ids, reply.conversation.mask)
+def _datum(reply: Candidate) -> Datum:
+    return Datum(reply.conversation.ids, _mask(reply))
+
+
+def _mask(reply: Candidate) -> list[int]:
+    """1 on what a reply said, or a branch of its futures, which begins with the reply's words."""
+    if isinstance(reply, Rollout):
+        return reply.conversation.mask
+    mask = [0] * len(reply.conversation.ids)
+    for span in reply.credit.spans:
+        mask[span.start : span.stop] = [1] * (span.stop - span.start)
+    return mask

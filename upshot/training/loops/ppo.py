@@ -5,7 +5,8 @@ the span after it, so that the rewards from a token to the end add up to what it
 whole has its reward on the last token. The KL penalty to the initial model, `train.kl.weight`, is taken off the reward
 of every sampled token as kl x (log p_sampled - log p_initial); it is not in the loss a second time. Tokens that nobody
 sampled (prompts, observations) and spans whose reward is missing are no time steps: the episode is its credited tokens,
-one after another.
+one after another. Credited along the tree, a branch of the futures is an episode of its own with its reward at its end;
+it needs no siblings, since the value head tells what was to be expected.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from collections.abc import Sequence
 
 from upshot.config.recipe import TrainConfig
 from upshot.rewards.credit import Credit, Span
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.rollout import Branch, Rollout
 from upshot.training.learner.batch import Datum
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
-from upshot.training.loops.rl import Lesson, play_and_learn, update
-from upshot.training.objectives.mismatch import LogprobSource, logged_drift, weigh
+from upshot.training.loops.minibatches import Round, update
+from upshot.training.loops.rl import Lesson, play_and_learn, round_of
+from upshot.training.objectives.mismatch import LogprobSource, weigh
 from upshot.training.objectives.objectives import Ppo
 from upshot.training.objectives.surrogates.base import surrogate
 
@@ -31,25 +33,34 @@ async def train(run: LoopRun, config: TrainConfig) -> None:
     await play_and_learn(run, config, learn, reference=bool(config.kl.weight), value_head=True)
 
 
+def prepare(learner: Learner, groups: Sequence[Sequence[Rollout]]) -> Round:
+    """What is learned from a step's replies."""
+    lesson, logs = lesson_of(learner, groups)
+    return round_of(lesson, lambda: Ppo(learner.config), logs)
+
+
 def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int) -> Logs:
     """One round of updates on a step's replies."""
-    lesson, logs = lesson_of(learner, groups)
-    data = [datum for _, datum in lesson]
-    return logs | update(learner, data, lambda: Ppo(learner.config), seed, logged_drift(logs))
+    return update(learner, prepare(learner, groups), seed)
 
 
 def lesson_of(learner: LogprobSource, groups: Sequence[Sequence[Rollout]]) -> tuple[Lesson, Logs]:
     """What a step's replies teach, with values, targets, advantages and importance set, and what to log."""
-    kept = [(reply, earned) for group in groups for reply in group for earned in [earnings(reply.credit)] if earned]
+    replies = [reply for group in groups for reply in group]
+    kept = [(reply, part, earned) for reply in replies for part in _said(reply) if (earned := earnings(part.credit))]
     if not kept:
         return [], {}
-    data = [_datum(reply, earned) for reply, earned in kept]
-    logs = estimate(learner, data, [token_rewards(earned) for _, earned in kept])
-    for (reply, earned), datum in zip(kept, data, strict=True):
-        spans = reply.credit.spans if reply.credit is not None else ()
+    data = [_datum(part, earned) for _, part, earned in kept]
+    logs = estimate(learner, data, [token_rewards(earned) for _, _, earned in kept])
+    for (_, part, earned), datum in zip(kept, data, strict=True):
+        spans = part.credit.spans if part.credit is not None else ()
         trained = {span for span, _ in earned}
-        reply.advantages = [_mean(datum.advantages[s.start : s.stop]) if s in trained else None for s in spans]
-    return [(reply, datum) for (reply, _), datum in zip(kept, data, strict=True)], logs | weigh(learner, data)
+        part.advantages = [_mean(datum.advantages[s.start : s.stop]) if s in trained else None for s in spans]
+    return [(reply, datum) for (reply, _, _), datum in zip(kept, data, strict=True)], logs | weigh(learner, data)
+
+
+def _said(reply: Rollout) -> list[Rollout | Branch]:
+    return [reply, *(branch for fork in reply.siblings for branch in fork)]
 
 
 def earnings(credit: Credit | None) -> list[tuple[Span, float]]:
@@ -68,13 +79,16 @@ def token_rewards(earned: Sequence[tuple[Span, float]]) -> list[float]:
     return paid
 
 
-def _datum(reply: Rollout, earned: Sequence[tuple[Span, float]]) -> Datum:
-    """The reply as training data: trained are its credited spans."""
+def _datum(reply: Rollout | Branch, earned: Sequence[tuple[Span, float]]) -> Datum:
+    """The reply, or a branch of its futures, as training data: trained are its credited spans."""
     conversation = reply.conversation
     mask = [0] * len(conversation.ids)
     for span, _ in earned:
         mask[span.start : span.stop] = [1] * (span.stop - span.start)
-    return Datum(conversation.ids, mask, conversation.logprobs)
+    datum = Datum(conversation.ids, mask, conversation.logprobs)
+    if isinstance(reply, Branch):
+        datum.share, datum.counted = reply.share, False
+    return datum
 
 
 def estimate(learner: LogprobSource, data: Sequence[Datum], rewards: Sequence[Sequence[float]]) -> Logs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from upshot.config.recipe import Named, Recipe, TrainConfig
 from upshot.core.conversation import Row, derive_seed
@@ -14,23 +14,23 @@ from upshot.rewards.advantages.base import estimator
 from upshot.rewards.credit import MAIN, Credit
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.play import play_step
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.rollout import Branch, Rollout
+from upshot.rollout.tree import compared
 from upshot.training.learner.batch import Datum, data_of
 from upshot.training.learner.distributed.ranks import ALONE, Ranks, interleave
 from upshot.training.learner.learner import Learner
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.loops.dynamic_sampling import play_until_varied
 from upshot.training.loops.evaluate import play_held_out
+from upshot.training.loops.minibatches import Round, pick, update
 from upshot.training.loops.phase import Step, TrainingPhase
 from upshot.training.loops.rollouts import RolloutSchedule, staleness
-from upshot.training.loops.sft import pick
 from upshot.training.metrics.step import missing_scores, summarise
 from upshot.training.objectives.kl import charge_replies
-from upshot.training.objectives.mismatch import LogprobSource, MismatchObjective, logged_drift, weigh
+from upshot.training.objectives.mismatch import LogprobSource, weigh
 from upshot.training.objectives.objectives import Objective, PolicyGradient
 from upshot.training.objectives.surrogates.base import surrogate
 
-T = TypeVar("T")
 Lesson = list[tuple[Rollout, Datum]]
 """What is learned from a step's replies, each sequence with the reply that it is of."""
 Learn = Callable[[Learner, Sequence[Sequence[Rollout]], int], Logs]
@@ -72,11 +72,11 @@ async def play_and_learn(
         def evaluate() -> Awaitable[Logs]:
             return play_held_out(run, services, context)
 
-        async with RolloutSchedule(play_rows, policy.sampler, context.futures, ahead, left) as schedule:
+        async with RolloutSchedule(play_rows, policy.sampler, ahead, left) as schedule:
             async for step in phase.steps(evaluate, play_next):
                 stop_if_missing(step.groups, recipe.reward.max_missing)
                 run.count_services()
-                await schedule.start_next(step.number)
+                schedule.start_next(step.number)
                 await policy.rest()
                 seed = derive_seed(recipe.seed, "minibatches", step.number)
                 with step.learning():
@@ -134,9 +134,11 @@ def measure(groups: Sequence[Sequence[Rollout]], context: RolloutContext) -> Log
 
 
 def set_advantages(
-    groups: Sequence[Sequence[Rollout]], named: Named, credits: Sequence[Sequence[Credit | None]] | None = None
+    groups: Sequence[Sequence[Rollout | Branch]],
+    named: Named,
+    credits: Sequence[Sequence[Credit | None]] | None = None,
 ) -> None:
-    """Give every reply the advantages of its credit spans, or of those in `credits`."""
+    """Give every reply, or every branch of a fork, the advantages of its credit spans, or of those in `credits`."""
     estimate = estimator(named.name, named.options)
     advantages = estimate(credits or [[reply.credit for reply in group] for group in groups])
     for group, own in zip(groups, advantages, strict=True):
@@ -162,43 +164,66 @@ def stop_if_missing(groups: Sequence[Sequence[Rollout]], limit: float) -> None:
             )
 
 
-def lesson_of(learner: LogprobSource, groups: Sequence[Sequence[Rollout]]) -> tuple[Lesson, Logs]:
-    """What a step's replies teach, with advantages and importance set, and what to log."""
+def lesson_of(
+    learner: LogprobSource, groups: Sequence[Sequence[Rollout]], estimate: bool = True
+) -> tuple[Lesson, Logs]:
+    """What a step's replies teach, with advantages and importance set, and what to log.
+
+    Without `estimate` the replies' advantages are somebody's own, and stay as they are.
+    """
     config = learner.config
-    credits, logs = charge_replies(learner, groups) if config.kl.weight and config.kl.where == "reward" else (None, {})
-    set_advantages(groups, config.advantage, credits)
-    lesson = [(reply, datum) for group in groups for reply in group for datum in data_of(reply)]
+    charged = bool(config.kl.weight) and config.kl.where == "reward"
+    if charged and not estimate:
+        raise UserError("train.kl.where is 'reward', but advantages that are given have no reward to take it off")
+    credits, logs = charge_replies(learner, groups) if charged else (None, {})
+    replies = [reply for group in groups for reply in group]
+    if estimate:
+        set_advantages(groups, config.advantage, credits)
+        for forks in compared(replies):
+            set_advantages(forks, config.advantage, charge_replies(learner, forks)[0] if charged else None)
+    lesson = [(reply, datum) for reply in replies for datum in teach(reply)]
     return lesson, logs | (weigh(learner, [datum for _, datum in lesson]) if lesson else {})
 
 
-def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int) -> Logs:
-    """One round of updates on a step's replies."""
+def teach(reply: Rollout) -> list[Datum]:
+    """What a reply and the branches of its futures teach, their advantages being set."""
+    own = data_of(reply)
+    below = [datum for fork in reply.siblings for branch in fork if branch.advantages for datum in data_of(branch)]
+    for datum in below if not own else ():
+        datum.counted = True  # there is no reply to add their loss to: a step of such alone would divide by nothing
+    return own + below
+
+
+def prepare(learner: Learner, groups: Sequence[Sequence[Rollout]], estimate: bool = True) -> Round:
+    """What is learned from a step's replies; `estimate`: see `lesson_of`."""
     config = learner.config
-    lesson, logs = lesson_of(learner, groups)
+    lesson, logs = lesson_of(learner, groups, estimate)
     data = [datum for _, datum in lesson]
     if data and config.kl.weight and config.kl.where == "loss":
         for datum, reference in zip(data, learner.logprobs(data, reference=True), strict=True):
             datum.reference = reference
-    return logs | update(learner, data, lambda: PolicyGradient(config), seed, logged_drift(logs))
+    return round_of(lesson, lambda: PolicyGradient(config), logs)
 
 
-def update(learner: Learner, data: Sequence[Datum], objective: Callable[[], Objective], seed: int, drift: Logs) -> Logs:
-    """An optimizer step on each minibatch of a round's data; `drift`: where it is known already."""
-    logs: Logs = {}
-    for part in minibatches(data, learner.config.minibatches, seed) if data else ():
-        watched = MismatchObjective(objective())
-        logs |= learner.forward_backward([[datum] for datum in part], watched)
-        # Of the first: later ones have other weights than the sampler had.
-        drift = drift or watched.drift(learner.ranks)
-        logs |= learner.step() | drift
-    logs["train/sequences"] = float(len(data))
-    if data:
-        logs["train/tokens"] = float(sum(sum(datum.mask) for datum in data))
-    return logs
+def learn(learner: Learner, groups: Sequence[Sequence[Rollout]], seed: int) -> Logs:
+    """One round of updates on a step's replies."""
+    return update(learner, prepare(learner, groups), seed)
 
 
-def minibatches(data: Sequence[T], parts: int, seed: int) -> list[list[T]]:
-    """A round's data in so many parts, shuffled by the seed."""
-    order = pick(len(data), len(data), 0, seed) if parts > 1 else range(len(data))
-    size = -(-len(data) // parts)
-    return [[data[i] for i in order[start : start + size]] for start in range(0, len(data), size)]
+def round_of(lesson: Lesson, objective: Callable[[], Objective], logs: Logs) -> Round:
+    """A lesson as a round of updates."""
+    counts = {"train/sequences": float(len(lesson))}
+    if lesson:
+        counts["train/tokens"] = float(sum(sum(datum.mask) for _, datum in lesson))
+    return Round(units_of(lesson), objective, logs, counts)
+
+
+def units_of(lesson: Lesson) -> list[list[Datum]]:
+    """What stays in one minibatch: every sequence for itself, what the futures add to a reply's loss with the reply."""
+    units: list[tuple[Rollout, list[Datum]]] = []
+    for reply, datum in lesson:
+        if not datum.counted and units and units[-1][0] is reply:
+            units[-1][1].append(datum)
+        else:
+            units.append((reply, [datum]))
+    return [unit for _, unit in units]

@@ -1,9 +1,9 @@
 """The replies of each step, in order: played when they are asked for, or some steps ahead while others are learned.
 
 Ahead by n, step k is played wholly by the weights that step k − n began with (the first n steps by those of the start):
-n copies of what is trained take turns, and a copy is renewed only between two steps that it plays. So what is played
-hangs on the seed and not on who is faster, and a checkpoint that keeps the copies is all that an exact resume needs:
-steps under way are played again.
+n copies of what is trained take turns, and a copy is renewed only between two steps that it plays. Copies of the policy
+that helpers are follow the same schedule (snapshots.py). So what is played hangs on the seed and not on who is faster,
+and a checkpoint that keeps the copies is all that an exact resume needs: steps under way are played again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from upshot.core.stopwatch import Stopwatch
 from upshot.models.base import Model
-from upshot.rollout.futures.base import Futures
 from upshot.rollout.rollout import Rollout
 from upshot.training.metrics.throughput import count_sampled
 from upshot.training.snapshots import PLAYING, PolicyModel
@@ -41,18 +40,20 @@ class RolloutSchedule:
         self,
         play: Callable[[int], Coroutine[Any, Any, Groups]],
         sampler: Model,
-        futures: Futures,
         ahead: int,
         steps: range,
     ) -> None:
         self.play = play
+        self.sampler = sampler if isinstance(sampler, PolicyModel) else None
+        """None: a policy elsewhere, which has no copies."""
         self.copies = sampler.ahead if isinstance(sampler, PolicyModel) else []
-        self.futures = futures
         self.ahead = ahead
         self.steps = steps
         self._under_way: dict[int, asyncio.Task[StepRollouts]] = {}
 
     async def __aenter__(self) -> RolloutSchedule:
+        if self.sampler is not None:
+            self.sampler.resume_at(self.steps.start)
         for step in range(self.steps.start, self.steps.start + self.ahead):
             self.copies[step % self.ahead].version = max(step - self.ahead, 0)
             self._begin(step)
@@ -67,19 +68,23 @@ class RolloutSchedule:
         """The replies of a step."""
         if self.ahead:
             return await self._under_way.pop(step)
-        await self.futures.follow(step)
+        self._renew(step)
         return await self._play(step)
 
-    async def start_next(self, step: int) -> None:
+    def start_next(self, step: int) -> None:
         """A step is about to be learned: its weights, as they are before that, begin to play the step they are for."""
         if self.ahead:
-            await self.futures.follow(step)
+            self._renew(step)
             self.copies[step % self.ahead].catch_up(step)
             self._begin(step + self.ahead)
 
     async def learn(self, work: Callable[[], T]) -> T:
         """Learn from a step: in a thread where others are played meanwhile."""
         return await in_thread(work) if self.ahead else work()
+
+    def _renew(self, step: int) -> None:
+        if self.sampler is not None:
+            self.sampler.renew(step)
 
     async def _play(self, step: int) -> StepRollouts:
         """Play a step, and note where the time went."""
@@ -94,7 +99,7 @@ class RolloutSchedule:
     def _begin(self, step: int) -> None:
         if step in self.steps:
             context = contextvars.copy_context()
-            context.run(PLAYING.set, step % self.ahead)
+            context.run(PLAYING.set, step)
             self._under_way[step] = asyncio.get_running_loop().create_task(self._play(step), context=context)
 
 

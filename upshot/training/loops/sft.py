@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from upshot.tasks.datasets.records import read_dialogues
 from upshot.training.learner.batch import Datum
 from upshot.training.loops.base import Logs, LoopRun
 from upshot.training.loops.evaluate import read_held_out_dialogues, sft_loss
+from upshot.training.loops.minibatches import Round, pick, update
 from upshot.training.loops.phase import TrainingPhase
 from upshot.training.objectives.objectives import Sft
 
@@ -49,28 +49,6 @@ class Dialogues(Sequence[Datum]):
         return self._rendered[index]
 
 
-def pick(size: int, count: int, step: int, seed: int) -> list[int]:
-    """The items of a step: passes over the data in a new order each, position a function of the step alone."""
-    chosen = []
-    for place in range(step * count, (step + 1) * count):
-        epoch, position = divmod(place, size)
-        chosen.append(_order(size, derive_seed(seed, "epoch", epoch))[position])
-    return chosen
-
-
-_orders: dict[tuple[int, int], list[int]] = {}
-
-
-def _order(size: int, seed: int) -> list[int]:
-    if (size, seed) not in _orders:
-        order = list(range(size))
-        random.Random(seed).shuffle(order)
-        if len(_orders) > 8:
-            _orders.clear()
-        _orders[size, seed] = order
-    return _orders[size, seed]
-
-
 async def train(run: LoopRun, config: TrainConfig) -> None:
     """Imitate the dialogues of `train.data`, or the task's own, up to `train.steps`."""
     dialogues = read_dialogues(config.data) if config.data else run.task.dialogues("train")
@@ -96,5 +74,6 @@ async def train(run: LoopRun, config: TrainConfig) -> None:
         if not units:
             raise UserError("no assistant turn to imitate is left within the context; raise model.max_context")
         with step.learning():
-            step.logs = learner.forward_backward(units, Sft()) | learner.step() | step.evaluation
+            order = derive_seed(seed, "minibatches", step.number)
+            step.logs = update(learner, Round(units, Sft), order) | step.evaluation
     await phase.finish(evaluate)

@@ -8,12 +8,21 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from upshot.training.metrics.best import evaluated_step
 
 THOUGHTS = "rollout/thought_tokens"
 WINDOW = 10
 """Steps that the start and the present are means over."""
+HELD_OUT = "eval/reward/mean"
+FALL, HELD_OUT_FALL = 0.25, 0.15
+"""Of its best, what the reward has lost when it is said to fall; held-out rows are the same every time."""
+FALLING = (
+    "Lower train.lr, train the futures' turns too (credit.by=tree), or set train.kl.weight; the best checkpoint of the "
+    "evaluations (eval.every) is kept"
+)
 
 
 def bad_step(logs: Mapping[str, Any]) -> str | None:
@@ -25,66 +34,132 @@ def bad_step(logs: Mapping[str, Any]) -> str | None:
 
 
 @dataclass(frozen=True)
+class Past:
+    """What is known of a metric: means over `WINDOW` steps."""
+
+    first: float
+    now: float
+    best: float
+    """The largest there was."""
+    best_step: int
+    """The last step of that window."""
+    noise: float
+    """How far the mean of the last window may be off by chance."""
+
+
+@dataclass(frozen=True)
 class Alarm:
-    """A metric, when its mean over the last steps is alarming beside that of the first ones, and the way out."""
+    """A metric, when its mean over the last steps is alarming beside those before, and the way out."""
 
     metric: str
-    rings: Callable[[float, float], bool]
-    """(first, now) → whether to say it."""
+    rings: Callable[[Past], bool]
     words: str
-    """With {first} and {now}."""
+    """With {first}, {now}, {best} and {best_step}."""
+    window: int = WINDOW
+    """Lines that a mean is over."""
 
 
 ALARMS = (
     Alarm(
         "policy/entropy",
-        lambda first, now: now < 0.1 * first,
+        lambda past: past.now < 0.1 * past.first,
         "entropy fell from {first:.3g} to {now:.3g} nats a token: the policy says nearly the same every time. Lower "
         "train.lr, raise episode.temperature or train.clip.high, or set train.kl.weight; checkpoints before are better",
     ),
     Alarm(
         "rollout/reply_tokens",
-        lambda first, now: now < 0.25 * first,
+        lambda past: past.now < 0.25 * past.first,
         "replies shrank from {first:.3g} to {now:.3g} tokens: look at rollouts.jsonl whether something short is "
         "rewarded for nothing (a metric that counts tokens, an empty answer)",
     ),
     Alarm(
         THOUGHTS,
-        lambda first, now: now < 0.25 * first,
+        lambda past: past.now < 0.25 * past.first,
         "thoughts shrank from {first:.3g} to {now:.3g} tokens: the policy stops thinking. Lower train.lr or set "
         "train.kl.weight, and look whether a metric punishes length",
     ),
     Alarm(
         "rollout/cut",
-        lambda first, now: now > 0.5 and now > first + 0.1,
+        lambda past: past.now > 0.5 and past.now > past.first + 0.1,
         "{now:.0%} of the replies are cut at episode.max_tokens (first {first:.0%}): raise it, or give "
         "reward.overlong a penalty",
     ),
     Alarm(
         "reward/flat_groups",
-        lambda first, now: now > 0.8,
+        lambda past: past.now > 0.8,
         "in {now:.0%} of the groups all replies earn the same, and nothing is learned from those: take rows of another "
         "difficulty, raise train.group_size or episode.temperature, or add a metric that tells replies apart",
     ),
+    Alarm(
+        "reward/mean",
+        lambda past: past.now < past.best - max(FALL * abs(past.best), 3 * past.noise),
+        "the reward fell from {best:.3g} (steps until {best_step}) to {now:.3g}: what was learned is being lost. "
+        + FALLING,
+    ),
+    Alarm(
+        HELD_OUT,
+        lambda past: past.now < past.best - HELD_OUT_FALL * abs(past.best),
+        "the held-out reward fell from {best:.3g} at step {best_step} to {now:.3g}: that checkpoint is better than the "
+        "last one. " + FALLING,
+        window=2,
+    ),
+    Alarm(
+        "rollout/futures_left",
+        lambda past: past.best > 0.2 and past.now < 0.5 * past.best,
+        "the user ended {best:.0%} of the futures (steps until {best_step}) and ends {now:.0%} now: conversations no "
+        "longer come to their end. Look at the futures in the report. " + FALLING,
+    ),
+    Alarm(
+        "rollout/future_repeats",
+        lambda past: past.now > 0.3 and past.now > past.first + 0.2,
+        "{now:.0%} of the policy's turns in futures repeat one that it said before (first {first:.0%}): it has "
+        "forgotten how to go on. " + FALLING,
+    ),
 )
+
+
+@dataclass
+class _Watch:
+    """What was seen of one metric."""
+
+    values: list[float] = field(default_factory=list)
+    """The last ones, as many as a window has."""
+    first: float | None = None
+    best: float = -math.inf
+    best_step: int = 0
+
+    def add(self, value: float, step: int, window: int) -> Past | None:
+        """Take note of a value; what is known, once there is a whole window."""
+        self.values.append(value)
+        del self.values[:-window]
+        if len(self.values) < window:
+            return None
+        # Of two evaluations the better one: it has fallen when both are low.
+        now = statistics.fmean(self.values) if window == WINDOW else max(self.values)
+        if self.first is None:
+            self.first = now
+        if now > self.best:
+            self.best, self.best_step = now, step
+        noise = statistics.stdev(self.values) / math.sqrt(window)
+        return Past(self.first, now, self.best, self.best_step, noise)
 
 
 class Alarms:
     """Watches the lines of a phase; each alarm is said when it begins, and again only after it was over."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, list[float]] = {}
-        self._first: dict[str, float] = {}
+        self._seen: dict[str, _Watch] = {}
         self.ringing: dict[str, str] = {}
         """What is said now, by metric."""
 
-    def watch(self, logs: Mapping[str, Any]) -> list[str]:
-        """Take note of a line; what to say about it for the first time."""
+    def watch(self, logs: Mapping[str, Any], step: int = 0) -> list[str]:
+        """Take note of the line of a step; what to say about it for the first time."""
         said = []
         if "rollout/reply_tokens" in logs:  # who thinks no more has no thoughts to count
-            logs = {THOUGHTS: 0.0, **logs} if self._seen.get(THOUGHTS) else logs
+            logs = {THOUGHTS: 0.0, **logs} if THOUGHTS in self._seen else logs
         for alarm in ALARMS:
-            text = self._judge(alarm, logs.get(alarm.metric))
+            at = evaluated_step({**logs, "step": step}) if alarm.metric == HELD_OUT else step
+            text = self._judge(alarm, logs.get(alarm.metric), at)
             if text is None:
                 self.ringing.pop(alarm.metric, None)
             elif alarm.metric not in self.ringing:
@@ -92,14 +167,10 @@ class Alarms:
                 self.ringing[alarm.metric] = text
         return said
 
-    def _judge(self, alarm: Alarm, value: float | None) -> str | None:
+    def _judge(self, alarm: Alarm, value: float | None, step: int) -> str | None:
         if value is None:
             return self.ringing.get(alarm.metric)  # a line that says nothing of it
-        seen = self._seen.setdefault(alarm.metric, [])
-        seen.append(value)
-        del seen[:-WINDOW]
-        if len(seen) < WINDOW:
+        past = self._seen.setdefault(alarm.metric, _Watch()).add(value, step, alarm.window)
+        if past is None or not alarm.rings(past):
             return None
-        now = statistics.fmean(seen)
-        first = self._first.setdefault(alarm.metric, now)
-        return alarm.words.format(first=first, now=now) if alarm.rings(first, now) else None
+        return alarm.words.format(first=past.first, now=past.now, best=past.best, best_step=past.best_step)

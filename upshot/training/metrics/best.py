@@ -13,6 +13,14 @@ ONLY = ("eval/", "time/eval")
 DEFAULTS = {"sft": "eval/loss/nll", "dpo": "eval/loss/dpo"}
 
 
+def best_metric(recipe: Recipe) -> str | None:
+    """What makes a checkpoint the best one; None where none is kept as such."""
+    wanted = recipe.train.save.best
+    if wanted != "auto":
+        return wanted
+    return DEFAULTS.get(recipe.train.method, "eval/reward/mean") if recipe.eval.every else None
+
+
 class BestMark(NamedTuple):
     """What an evaluation said of the best model so far."""
 
@@ -32,7 +40,7 @@ class BestTracker:
     @classmethod
     def from_lines(cls, recipe: Recipe, lines: Iterable[Mapping[str, Any]]) -> BestTracker:
         """What a run's evaluations are compared by, with those that its lines tell of."""
-        tracker = cls(recipe.train.save.best or DEFAULTS.get(recipe.train.method, "eval/reward/mean"))
+        tracker = cls(best_metric(recipe) or DEFAULTS.get(recipe.train.method, "eval/reward/mean"))
         for line in lines:
             tracker.add(evaluated_step(line), line)
         return tracker
@@ -52,10 +60,20 @@ class BestTracker:
         ordered = [self.values[step] for step in sorted(self.values)]
         return len(ordered) - 1 - ordered.index((min if self.smallest else max)(ordered)) if ordered else 0
 
+    def lost(self) -> str:
+        """What the last evaluation has lost since the best one, in words; '' where it is the best."""
+        if not self.since_best():
+            return ""
+        last, best = self.values[max(self.values)], (min if self.smallest else max)(self.values.values())
+        step = next(step for step, value in sorted(self.values.items()) if value == best)
+        return f"{self.metric} is {last:.4g} at the end and was {best:.4g} after step {step}"
+
 
 def check_evaluations(recipe: Recipe) -> None:
     """Refuse evaluations of nothing, a metric that none of them has, and what hangs on them where none comes."""
     metric, config = recipe.train.save.best, recipe.eval
+    if metric == "auto":
+        metric = None
     if metric is not None:
         words = metric.split()
         if len(words) > 2 or not words[-1].startswith("eval/") or (len(words) == 2 and words[0] not in ("min", "max")):

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from upshot.core.score import Score
 from upshot.rewards.credit import MAIN
 from upshot.rollout.policy import is_cut
-from upshot.rollout.rollout import Rollout
+from upshot.rollout.rollout import Future, Rollout
+from upshot.rollout.tree import measure_tree
 from upshot.training.loops.dynamic_sampling import is_flat
 
 
@@ -38,20 +39,28 @@ def summarise(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     for reason, count in missing_reasons(replies).items():
         out[f"missing/{reason}"] = float(count)
     out |= _shape(replies)
+    out |= measure_tree(replies)
     return out
 
 
 def by_group(
-    replies: Iterable[Rollout], groups_of: Callable[[Rollout], Mapping[str, str]], value: Callable[[Rollout], Score]
+    replies: Iterable[Rollout],
+    groups_of: Callable[[Rollout], Mapping[str, str]],
+    scores: Callable[[Rollout], Mapping[str, Score]] = lambda reply: {"reward": reply.reward.total},
 ) -> dict[str, float]:
     """Means by the task's groups: {'by/opening=ambiguous/reward': …}."""
     values: dict[str, list[float]] = {}
     for reply in replies:
-        score = value(reply).value
-        if score is not None:
-            for name, group in groups_of(reply).items():
-                values.setdefault(f"by/{name}={group}/reward", []).append(score)
+        present = {called: score.value for called, score in scores(reply).items() if score.value is not None}
+        for name, group in groups_of(reply).items() if present else ():
+            for called, value in present.items():
+                values.setdefault(f"by/{name}={group}/{called}", []).append(value)
     return {key: statistics.fmean(values[key]) for key in sorted(values)}
+
+
+def every_score(reply: Rollout) -> dict[str, Score]:
+    """A reply's reward and the means of its metrics."""
+    return {"reward": reply.reward.total, **{f"metric/{name}": mean for name, mean in reply.reward.means.items()}}
 
 
 def missing_reasons(replies: Iterable[Rollout]) -> dict[str, int]:
@@ -97,4 +106,14 @@ def _shape(replies: Sequence[Rollout]) -> dict[str, float]:
         [float(len(future.conversation.turns) - future.shared) for future in futures],
     )
     out["rollout/futures"] = float(len(futures))
+    talked = [future for future in futures if future.by == "user" and future.missing is None]
+    put_mean(out, "rollout/futures_left", [float(f.conversation.ended not in ("window", "length")) for f in talked])
+    put_mean(out, "rollout/future_repeats", [float(again) for f in talked for again in _repeats(f)])
     return out
+
+
+def _repeats(future: Future) -> list[bool]:
+    """Of each turn that the policy took in a future: whether it had said the same in that conversation before."""
+    turns = [turn.message for turn in future.conversation.turns]
+    own = [at for at in range(future.shared, len(turns)) if turns[at].role == "assistant"]
+    return [any(turns[at] == before for before in turns[:at]) for at in own]

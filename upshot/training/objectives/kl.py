@@ -1,8 +1,8 @@
 """The KL divergence taken off the reward: `train.kl.where: reward`.
 
 A reply's main reward is lessened by kl x the sum over its sampled tokens of log p_sampled - log p_initial. Credited by
-turns, a turn pays for its own tokens and those after it, as it earns. Other parts (a classmate's) pay nothing: the
-tokens they are credited with pay already.
+turns, a turn pays for its own tokens and those after it as it earns: discounted by `credit.gamma` a turn. Other parts
+(a classmate's) pay nothing: the tokens they are credited with pay already.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from upshot.core.score import Score
-from upshot.rewards.credit import MAIN, Credit
-from upshot.rollout.rollout import Rollout
+from upshot.rewards.credit import MAIN, Credit, is_turn
+from upshot.rollout.rollout import Branch, Rollout
 from upshot.training.learner.batch import Datum
 from upshot.training.objectives.mismatch import LogprobSource
 
 
 def charge_replies(
-    learner: LogprobSource, groups: Sequence[Sequence[Rollout]]
+    learner: LogprobSource, groups: Sequence[Sequence[Rollout | Branch]]
 ) -> tuple[list[list[Credit | None]], dict[str, float]]:
     """The credits of a step's replies with the divergence taken off, and what to log."""
     replies = [reply for group in groups for reply in group if reply.credit is not None]
@@ -37,9 +37,15 @@ def charge_replies(
 
 def charge_credit(credit: Credit, costs: Sequence[float]) -> Credit:
     """The credit after its main parts paid for the tokens from the first one they are credited with to the end."""
-    parts = dict(credit.parts)
-    for name, score in credit.parts.items():
-        starts = [span.start for span in credit.spans if name in span.parts]
-        if score.value is not None and starts and (name == MAIN or name.startswith("turn ")):
-            parts[name] = Score(score.value - math.fsum(costs[min(starts) :]))
-    return replace(credit, parts=parts)
+    starts = {
+        name: min((s.start for s in credit.spans if name in s.parts), default=len(costs)) for name in credit.parts
+    }
+    owed = {MAIN: math.fsum(costs[starts[MAIN] :])} if MAIN in starts else {}
+    after, end = 0.0, len(costs)
+    for turn in sorted(filter(is_turn, starts), key=lambda name: starts[name], reverse=True):
+        after, end = math.fsum(costs[starts[turn] : end]) + credit.gamma * after, starts[turn]
+        owed[turn] = after
+    paid = {
+        name: Score(s.value - owed[name]) for name, s in credit.parts.items() if name in owed and s.value is not None
+    }
+    return replace(credit, parts={**credit.parts, **paid})

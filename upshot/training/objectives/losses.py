@@ -40,12 +40,16 @@ class Denominator:
 
     mode: str
     sequences: int
+    """Of those that are counted."""
     tokens: int
+    """Of those that are counted."""
     max_tokens: int
 
 
 def normalise(loss_M: Tensor, batch: TrainBatch, by: Denominator) -> Tensor:
     """Token losses → a scalar: 'sequence', 'token' or 'constant' (see the recipe's train.length_norm)."""
+    if batch.share is not None:
+        loss_M = loss_M * batch.share[batch.owner]
     if by.mode == "sequence":
         return (batch.sums(loss_M) / batch.counts().clamp(min=1)).sum() / max(by.sequences, 1)
     if by.mode == "token":

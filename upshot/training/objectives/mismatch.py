@@ -60,6 +60,10 @@ class MismatchObjective(Objective):
             self._gaps.append(torch.stack([torch.full_like(gap[0], len(gap)), gap.sum(), gap.amax()]))
         return self.inner.loss(batch, found)
 
+    def weight(self, name: str) -> float:
+        """The objective's own."""
+        return self.inner.weight(name)
+
     def drift(self, ranks: Ranks = ALONE) -> dict[str, float]:
         """Mean and largest difference since `begin`, over all ranks; nothing where nothing was sampled."""
         own = [gap.tolist() for gap in self._gaps]  # at the end: the device is not waited for in between

@@ -33,16 +33,23 @@ class Objective(ABC):
 
     def begin(self, data: Sequence[Datum], max_tokens: int, mode: str) -> None:
         """Count the step's sequences and tokens."""
-        tokens = sum(len(datum.places) for datum in data)
-        self.by = losses.Denominator(mode, len(data), tokens, max_tokens)
+        counted = [len(datum.places) for datum in data if datum.counted]
+        self.by = losses.Denominator(mode, len(counted), sum(counted), max_tokens)
+        self.tokens = sum(len(datum.places) for datum in data)
 
     @abstractmethod
     def loss(self, batch: TrainBatch, found: ForwardOutput) -> tuple[Tensor, Logs]:
         """This micro-batch's share of the loss and of the logged values."""
 
+    def weight(self, name: str) -> float:
+        """How many of the data a value that is logged under this name is a mean over: sequences or trained tokens."""
+        if not name.startswith("loss/"):
+            return max(self.tokens, 1)
+        return max(self.by.tokens if self.by.mode == "token" else self.by.sequences, 1)
+
     def share(self, per_token: Tensor) -> Tensor:
         """This micro-batch's share of a mean over the step's trained tokens."""
-        return per_token.detach().sum() / max(self.by.tokens, 1)
+        return per_token.detach().sum() / max(self.tokens, 1)
 
 
 class Sft(Objective):
@@ -109,6 +116,10 @@ class Dpo(Objective):
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
+
+    def weight(self, name: str) -> float:
+        """All that is logged are means over pairs."""
+        return max(self.by.sequences // 2, 1)
 
     def loss(self, batch: TrainBatch, found: ForwardOutput) -> tuple[Tensor, Logs]:
         """Mean over pairs of the preference loss."""

@@ -20,7 +20,7 @@ from verl.utils.distributed import destroy_global_process_group, initialize_glob
 
 from upshot.config.load import load_recipe
 from upshot.core.conversation import derive_seed
-from upshot.training.loops.sft import pick
+from upshot.training.loops.minibatches import pick
 from upshot.verl.plan import RECIPE
 
 

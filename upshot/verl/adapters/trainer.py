@@ -23,8 +23,8 @@ from verl.utils.dataset.rl_dataset import collate_fn
 from upshot.rollout.play import count_earlier
 from upshot.training.loops.dynamic_sampling import ask_until_varied
 from upshot.training.loops.evaluate import summarise_held_out
+from upshot.training.loops.minibatches import pick
 from upshot.training.loops.rl import measure, other_rows, stop_if_missing
-from upshot.training.loops.sft import pick
 from upshot.training.metrics.step import summarise
 from upshot.verl.adapters.critic import CriticWorker
 from upshot.verl.adapters.loop import recipe_here, recipe_path

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from tests.patience import patience, wait_until
 from tests.training.workshop import metrics, recipe
 from upshot.config.load import dump_recipe
 from upshot.run.folder import RunFolder
 from upshot.run.run import train
 
 ROOT = Path(__file__).parents[4]
-SECONDS = 120
 pytestmark = pytest.mark.slow
 
 
@@ -69,12 +68,7 @@ def rank(number: int, agent: int) -> int:
 
 def after_steps(folder: Path, steps: int) -> None:
     """Return when so many steps have their line."""
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
-        if (folder / "metrics.jsonl").is_file() and len(metrics(folder)) >= steps:
-            return
-        time.sleep(0.1)
-    raise TimeoutError
+    wait_until(lambda: (folder / "metrics.jsonl").is_file() and len(metrics(folder)) >= steps, 120)
 
 
 def begin(folder: Path, **settings: Any) -> str:
@@ -97,13 +91,13 @@ def test_a_signal_saves_the_same_step_on_all_ranks_and_the_run_goes_on(
     with torchrun(begin(folder, method=method)) as agent:
         after_steps(folder, 3)
         agent.send_signal(number)
-        agent.wait(SECONDS)
+        agent.wait()
     latest = RunFolder.open(folder).latest()
     assert state(folder)["state"] == "stopped" and latest is not None
     assert latest.step == metrics(folder)[-1]["step"]
     longer = latest.step + 2
     with torchrun("--resume", str(folder), f"train.steps={longer}") as agent:
-        told, _ = agent.communicate(timeout=SECONDS)
+        told, _ = agent.communicate()
     assert agent.returncode == 0, told
     assert told.count("run folder") == 1, "the first rank alone tells"
     train(recipe(tmp_path / "one", warm=False, method=method, steps=longer, save={"every": 0}, more=reward("Lottery")))
@@ -120,12 +114,12 @@ def test_a_rank_that_is_killed_ends_all_at_once_with_the_reason_and_the_last_che
         after_steps(folder, 5)
         process = rank(lost, agent.pid)
         os.kill(process, signal.SIGKILL)
-        told, _ = agent.communicate(timeout=25)
+        told, _ = agent.communicate(timeout=patience(25))  # torch's own limit is minutes
     assert agent.returncode and f"rank {lost} (process {process}) is gone" in told
     latest = RunFolder.open(folder).latest()
     assert latest is not None and latest.step % 2 == 0
     with torchrun("--resume", str(folder), f"train.steps={latest.step + 1}") as agent:
-        told, _ = agent.communicate(timeout=SECONDS)
+        told, _ = agent.communicate()
     assert agent.returncode == 0, told
 
 
@@ -134,7 +128,7 @@ def test_an_error_on_one_rank_ends_all_with_its_reason(where: str, saved: bool, 
     folder = tmp_path / "run"
     file = begin(folder, more=reward("BreaksOnOneRank"), save={"every": 2})
     with torchrun(file, UPSHOT_TEST_BREAKS=where) as agent:
-        told, _ = agent.communicate(timeout=SECONDS)
+        told, _ = agent.communicate()
     assert agent.returncode and "this rank is broken" in told, told
     latest, last = RunFolder.open(folder).latest(), metrics(folder)[-1]["step"]
     assert latest is not None and state(folder)["state"] == "stopped"
@@ -146,11 +140,11 @@ def test_an_error_on_one_rank_ends_all_with_its_reason(where: str, saved: bool, 
 def test_a_dry_run_and_a_fault_in_a_recipe_are_told_once(tmp_path: Path) -> None:
     file = begin(tmp_path / "run")
     with torchrun(file, "--dry-run") as agent:
-        told, _ = agent.communicate(timeout=SECONDS)
+        told, _ = agent.communicate()
     assert agent.returncode == 0 and told.count("ranks      2 processes") == 1
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").write_text("{}")
     (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps({"phase": "rl", "step": 1}) + "\n")
     with torchrun(file) as agent:
-        told, _ = agent.communicate(timeout=SECONDS)
+        told, _ = agent.communicate()
     assert agent.returncode and told.count("already holds a run") == 1

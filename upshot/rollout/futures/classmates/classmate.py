@@ -10,16 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message
-from upshot.core.thought import MARKERS, find_thought
+from upshot.core.thought import find_thought
 from upshot.models.base import Completion, Model, Request
 from upshot.models.rendering import Renderer
+from upshot.rollout.futures.classmates.options import ClassmateConfig
 
 IN_WORDS = """\
 {question}
@@ -30,28 +27,6 @@ Somebody has thought about this:
 
 {wish}"""
 WISHES = {"answer": "Give the answer that follows from it.", "continue": "Go on from there, then give the answer."}
-
-
-class ClassmateConfig(BaseModel):
-    """One classmate in a recipe: the name of a model, or a mapping with it."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-
-    name: str
-    """One of the recipe's `models`."""
-    weight: float = Field(1.0, ge=0)
-    """Its share of the mean over classmates."""
-    think: tuple[str, str] = MARKERS
-    """The markers around its thoughts."""
-    tokenizer: str | None = None
-    """For a model behind an endpoint: folder or Hub name of its tokenizer; None: it is told in words."""
-    system: str = ""
-    """A system prompt of its own, put before the row's messages."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_text(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +70,9 @@ class Classmate:
         """Find the tokenizer: the model's own, or the one that the recipe names."""
         tokenizer = self.model.tokenizer
         if tokenizer is None and self.config.tokenizer is not None:
-            from transformers import AutoTokenizer
+            from upshot.models.local import load_tokenizer
 
-            from upshot.models.local import local_path
-
-            named = self.config.tokenizer
-            path = named if (Path(named) / "tokenizer_config.json").is_file() else local_path(named)
-            tokenizer = AutoTokenizer.from_pretrained(path)
+            tokenizer = load_tokenizer(self.config.tokenizer)
         self._renderer = Renderer(tokenizer) if tokenizer is not None else None
 
     async def answer(self, handed: ClassmatePrompt, n: int, seed: int) -> list[ClassmateAnswer]:

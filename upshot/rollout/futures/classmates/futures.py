@@ -4,9 +4,10 @@ M frozen classmates get (part of) the thought and sample R answers each; the tas
 reward is that of the reply itself. The kept thought is credited with main + classmate, all other tokens with main, or
 everything with both.
 
-`reward` says what the classmates' scores are taken as: `vanilla` as they are; `without-thought` minus what the same
-classmate reaches without any thought; `steps` the gain at several cut points, each credited to its own stretch of the
-thought; `other-question` and `similar-question` the thought is shown before another row's question and scored there.
+`reward` says what the classmates' scores are taken as: `vanilla` as they are; `without-thought` by how much they are
+above what the same classmate reaches without any thought, 0 where they are not; `steps` the gain at several cut points,
+each credited to its own stretch of the thought; `other-question` and `similar-question` the thought is shown before
+another row's question, the same for all replies to a row, and scored there.
 
 The ideas have files of their own: options.py (what a recipe may say), thought_cut.py (what is handed on), panel.py
 (asking and verifying), baselines.py (answers without the thought), similar.py (other questions), parts.py (scores →
@@ -16,11 +17,12 @@ parts of the reward), metrics.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from upshot.config.sampling import Sampling
-from upshot.core.conversation import Conversation, derive_seed
+from upshot.core.conversation import Conversation, Row, derive_seed
 from upshot.core.score import Score
 from upshot.rewards.build import build_metric
 from upshot.rewards.credit import Credit, relabel
@@ -51,12 +53,15 @@ class Classmates(Futures):
         self.main = Talk(own.metrics, own.weights, own.user, options.samples, options.rounds, own.credit)
         self.every_turn = self.main.every_turn
         self.renderer = own.renderer
+        self.whole_reply = options.thought == "reply"
         sampling = Sampling(options.max_tokens, options.temperature)
         classmates = find_classmates(options.classmates, own.models, sampling)
-        metric = build_metric(options.metric, {}, "futures.metric", **own.by_name())
+        metric = own.metrics.get(options.metric)
+        if metric is None:
+            metric = build_metric(options.metric, {}, "futures.metric", **own.by_name())
         self.panel = Panel(classmates, task, metric, options.samples, options.likelihood_share)
         self.baselines = Baselines(self.panel, own.seed)
-        self.others = OtherQuestions(task, options.similar_by if options.reward == "similar-question" else "")
+        self.others = OtherQuestions(task, own.seed, options.similar_by if options.reward == "similar-question" else "")
 
     async def start(self) -> None:
         """Find the classmates' tokenizers."""
@@ -88,7 +93,7 @@ class Classmates(Futures):
         """Every classmate's answers to every cut of the thought."""
         cuts = self._cut(reply)
         if self.options.has_baselines and cuts:
-            await self.baselines.ask(reply.conversation.row)
+            await self.baselines.ask(asked_row(reply.conversation))
         answers = [self._ask(reply.conversation, one, cut) for cut in cuts for one in self.panel.classmates]
         return [future for futures in await asyncio.gather(*answers) for future in futures]
 
@@ -96,14 +101,16 @@ class Classmates(Futures):
         """What is handed on; nothing of a policy whose ids cannot be read."""
         if self.renderer is None:
             return []
-        return cut_thought(reply.conversation, self.options.keep, self.options.stretches, self.renderer.decode)
+        return cut_thought(
+            reply.conversation, self.options.keep, self.options.stretches, self.renderer.decode, self.whole_reply
+        )
 
     async def _ask(self, episode: Conversation, classmate: Classmate, cut: CutPoint) -> list[Future]:
         """One classmate's answers to one cut, verified."""
-        asked = replace(episode.row, messages=tuple(turn.message for turn in episode.turns[:-1]))
+        asked = asked_row(episode)
         prompt = ClassmatePrompt(asked.messages, cut.text, self.options.mode)
         if self.options.asks_another_question:
-            other = self.others.row(episode)
+            other = self.others.row(episode.row)
             messages = before_another(asked.messages, cut.text, other.messages)
             asked, prompt = other, ClassmatePrompt(messages, "", self.options.mode)
         seed = derive_seed(episode.seed, CLASSMATE, classmate.name, cut.number)
@@ -124,14 +131,16 @@ class Classmates(Futures):
     def score(self, reply: Rollout) -> tuple[Reward, Credit]:
         """Main and classmate parts, and the tokens that earn them."""
         reward, credit = self.main.score(reply)
-        known = self.baselines.known(reply.conversation.row)
-        parts = classmate_parts(reply.futures, self.options, known, _verdict(reward))
+        known = self.baselines.known(asked_row(reply.conversation))
+        cuts = self._cut(reply)
+        parts = classmate_parts(reply.futures, [cut.number for cut in cuts], self.options, known, _verdict(reward))
         spans = credit.spans
         if self.options.tokens == "all":
+            earned = tuple(name for name, part in parts.items() if not part.is_missing)  # what is not costs no token
             for at, sample in reply.conversation.places():
-                spans = relabel(spans, at, at + len(sample.ids), tuple(parts))
+                spans = relabel(spans, at, at + len(sample.ids), earned)
         else:
-            for cut in self._cut(reply):
+            for cut in cuts:
                 spans = relabel(spans, cut.start, cut.stop, (self.options.part_name(cut.number),))
         total = Credit({"main": reward.total, **parts}, ()).total(("main", *parts))
         return replace(reward, total=total), replace(credit, parts={**credit.parts, **parts}, spans=spans)
@@ -142,13 +151,21 @@ class Classmates(Futures):
 
     def measure(self, replies: Sequence[Rollout]) -> dict[str, float]:
         """Classmates' scores, lengths of thoughts and answers, cut answers, agreement."""
-        return classmate_metrics(replies, [classmate.name for classmate in self.panel.classmates])
+        names = [classmate.name for classmate in self.panel.classmates]
+        return classmate_metrics(replies, names, self.whole_reply)
 
-    async def follow(self, step: int) -> None:
-        """Baselines of a classmate that follows the policy are asked again."""
-        for classmate in self.panel.classmates:
-            if await classmate.model.follow(step):
-                self.baselines.forget(classmate.name)
+    def state(self) -> dict[str, Any]:
+        """The baselines that are known."""
+        return {"baselines": self.baselines.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Ask no baseline again that was known."""
+        self.baselines.restore(state.get("baselines", {}))
+
+
+def asked_row(episode: Conversation) -> Row:
+    """What the last reply answers: the row with everything that was said before it."""
+    return replace(episode.row, messages=tuple(turn.message for turn in episode.turns[:-1]))
 
 
 def _verdict(reward: Reward) -> Score:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from upshot.core.score import Score
 from upshot.rollout.futures.classmates.options import CLASSMATE
 from upshot.rollout.futures.classmates.parts import agreement
-from upshot.rollout.futures.classmates.thought_cut import last_sample
+from upshot.rollout.futures.classmates.thought_cut import last_sample, thought_span
 from upshot.rollout.rollout import Rollout
 
 
-def classmate_metrics(replies: Sequence[Rollout], names: Sequence[str]) -> dict[str, float]:
+def classmate_metrics(replies: Sequence[Rollout], names: Sequence[str], whole_reply: bool = False) -> dict[str, float]:
     """Classmates' scores, lengths of thoughts and answers, answers that were cut, agreement."""
     out: dict[str, float] = {}
 
@@ -30,7 +30,8 @@ def classmate_metrics(replies: Sequence[Rollout], names: Sequence[str]) -> dict[
     put("answer_tokens", [float(note["tokens"]) for note in notes])
     put("cut", [float(note["finish"] == "length") for note in notes])
     places = [place for reply in replies if (place := last_sample(reply.conversation)) is not None]
-    lengths = [(s.thought[1] - s.thought[0] if s.thought else 0, len(s.ids) - s.answer) for _, s in places]
+    spans = [(thought_span(sample, whole_reply), sample) for _, sample in places]
+    lengths = [(stop - start, len(sample.ids) - sample.answer) for (start, stop), sample in spans]
     put("thought_length", [float(thought) for thought, _ in lengths])
     put("reply_length", [float(answer) for _, answer in lengths])
     put("no_thought", [float(thought == 0) for thought, _ in lengths])

@@ -1,29 +1,57 @@
-"""What a recipe may say of classmates, below `futures`."""
+"""What a recipe may say of classmates, below `futures`: checked by the same system as the recipe's own sections."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from upshot.rollout.futures.classmates.classmate import ClassmateConfig
+from pydantic import field_validator, model_validator
+
+from upshot.config.bounds import Count, NonNegative, Share, Whole, Words
+from upshot.config.recipe import Section
+from upshot.core.thought import MARKERS
 from upshot.rollout.futures.classmates.thought_cut import WHOLE_THOUGHT, ThoughtCut
 
 CLASSMATE = "classmate"
 """The part of the reward that classmates give, and the name of their verdicts."""
 Kind = Literal["vanilla", "without-thought", "steps", "other-question", "similar-question"]
 Gate = Literal["always", "no_classmate", "no_classmate_when_main_incorrect", "neg_classmate_when_main_incorrect"]
+ONLY_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
+    "mix": ("measure", ("mixed",)),
+    "cuts": ("reward", ("steps",)),
+    "similar_by": ("reward", ("similar-question",)),
+    "right_from": ("gate", ("no_classmate_when_main_incorrect", "neg_classmate_when_main_incorrect")),
+}
+"""Options that do nothing without another one."""
 
 
-@dataclass(frozen=True)
-class ClassmatesOptions:
+class ClassmateConfig(Section):
+    """One classmate in a recipe: the name of a model, or a mapping with it."""
+
+    short_key: ClassVar[str] = "name"
+
+    name: Words
+    """One of the recipe's `models`."""
+    weight: NonNegative = 1.0
+    """Its share of the mean over classmates; 0: it is asked and logged, and decides nothing."""
+    think: tuple[Words, Words] = MARKERS
+    """The markers around its thoughts."""
+    tokenizer: str | None = None
+    """For a model behind an endpoint: folder or Hub name of its tokenizer; None: it is told in words."""
+    system: str = ""
+    """A system prompt of its own, put before the row's messages."""
+
+
+class ClassmatesOptions(Section):
     """The options of the futures `classmates`."""
 
     classmates: list[ClassmateConfig]
     """Names among the recipe's models, each alone or with weight, think, tokenizer, system."""
-    samples: int = 1
+    samples: Count = 1
     """Answers of each classmate to each thought."""
-    rounds: int = 0
+    rounds: Whole = 0
     """Rounds of talk for the main reward; 0: none."""
+    thought: Literal["marked", "reply"] = "marked"
+    """marked: what stands between the markers of `episode.think`. reply: the whole reply is the thought."""
     keep: ThoughtCut = WHOLE_THOUGHT
     """How much of the thought is handed on: a share, [low, high] drawn by reply, first-K-tokens, last-K-tokens."""
     mode: Literal["answer", "continue"] = "answer"
@@ -32,9 +60,9 @@ class ClassmatesOptions:
     """What the classmates' scores are taken as: see `futures.py`."""
     measure: Literal["sampled", "likelihood", "mixed"] = "sampled"
     """Sampled answers, the likelihood of the reference answer, or both."""
-    mix: float = 0.5
+    mix: Share = 0.5
     """measure mixed: the likelihood's share."""
-    cuts: int = 4
+    cuts: Count = 4
     """reward steps: into so many stretches the thought is cut."""
     weight: float = 1.0
     """Of the classmate part."""
@@ -46,12 +74,32 @@ class ClassmatesOptions:
     """kept: the thought that was handed on earns the part. all: every token does."""
     similar_by: Literal["words", "key"] = "words"
     """reward similar-question: found by its words (tf-idf), or by the task's own key."""
-    metric: str = "verifier"
-    """What scores a classmate's answer."""
-    max_tokens: int = 512
+    metric: Words = "verifier"
+    """What scores a classmate's answer: one of `reward.metrics`, as it stands there, or another metric by name."""
+    max_tokens: Count = 512
     """Most tokens of a classmate's answer."""
-    temperature: float = 1.0
+    temperature: NonNegative = 1.0
     """Of the classmates."""
+
+    @field_validator("classmates")
+    @classmethod
+    def _each_once(cls, named: list[ClassmateConfig]) -> list[ClassmateConfig]:
+        names = [config.name for config in named]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"'{twice}' is there twice; name it once, with a weight or more `samples`")
+        if not any(config.weight for config in named):
+            raise ValueError("name at least one of the recipe's models, with a weight above 0")
+        return named
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> ClassmatesOptions:
+        """Refuse options that would do nothing, rather than ignore them."""
+        for option, (other, values) in ONLY_WITH.items():
+            differs = getattr(self, option) != type(self).model_fields[option].default
+            if differs and getattr(self, other) not in values:
+                raise ValueError(f"'{option}' does nothing without {other}: {' or '.join(values)}")
+        return self
 
     @property
     def likelihood_share(self) -> float:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from upshot.config.sampling import Sampling
-from upshot.core.conversation import Conversation, Message, derive_seed
+from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.core.errors import UserError, did_you_mean
-from upshot.core.score import Score
+from upshot.core.score import Reason, Score
 from upshot.core.stopwatch import at_work
 from upshot.models.base import Model
 from upshot.rewards.metric import Metric, score_by
-from upshot.rollout.futures.classmates.classmate import Classmate, ClassmateAnswer, ClassmateConfig, ClassmatePrompt
-from upshot.rollout.futures.classmates.options import CLASSMATE
+from upshot.rollout.futures.classmates.classmate import Classmate, ClassmateAnswer, ClassmatePrompt
+from upshot.rollout.futures.classmates.options import CLASSMATE, ClassmateConfig
 from upshot.rollout.rollout import Future
 from upshot.tasks.base import Task
 
@@ -41,24 +41,33 @@ class Panel:
     async def ask(self, classmate: Classmate, prompt: ClassmatePrompt, conversation: Conversation) -> list[Future]:
         """Answers of one classmate as futures of one conversation, scored; a call that fails makes them missing."""
         sampled, weighed = self.likelihood_share < 1, self.likelihood_share > 0
+        reference = self._reference(conversation.row) if weighed else ""
+        if weighed and not reference:
+            return self._all_missing(conversation, Score.missing(Reason.BAD_ROW, "no reference answer to weigh"))
         jobs: list[Any] = []
         if sampled:
             jobs.append(classmate.answer(prompt, self.samples, conversation.seed))
         if weighed:
-            jobs.append(classmate.likelihood(prompt, self.task.answer_text(conversation.row)))
+            jobs.append(classmate.likelihood(prompt, reference))
         try:
             with at_work("futures"):
                 results = await asyncio.gather(*jobs)
         except UserError:
             raise
         except Exception as error:
-            failed = Score.failed(error, classmate.name)
-            forks = [_fork(conversation, index) for index in range(self.samples if sampled else 1)]
-            return [Future(fork, missing=failed.reason, scores={CLASSMATE: failed}) for fork in forks]
+            return self._all_missing(conversation, Score.failed(error, classmate.name))
         answers: list[ClassmateAnswer | None] = results[0] if sampled else [None]
         likelihood = results[-1] if weighed else 0.0
         scored = (self._score(_fork(conversation, i), answer, likelihood) for i, answer in enumerate(answers))
         return list(await asyncio.gather(*scored))
+
+    def _reference(self, row: Row) -> str:
+        """The right answer, as a reply would say it; empty where the row has none."""
+        return self.task.answer_text(row).strip() if row.reference is not None else ""
+
+    def _all_missing(self, conversation: Conversation, failed: Score) -> list[Future]:
+        forks = [_fork(conversation, index) for index in range(self.samples if self.likelihood_share < 1 else 1)]
+        return [Future(fork, missing=failed.reason, scores={CLASSMATE: failed}) for fork in forks]
 
     async def _score(self, conversation: Conversation, answer: ClassmateAnswer | None, likelihood: float) -> Future:
         """One answer and its verdict; without an answer the likelihood is the score."""
@@ -98,8 +107,6 @@ def find_classmates(
             raise UserError(
                 f"futures.classmates names '{config.name}', which is no model; {did_you_mean(config.name, models)}"
             )
-    if not configs:
-        raise UserError("futures.classmates is empty; name at least one of the recipe's models")
     return [Classmate(config, models[config.name], sampling) for config in configs]
 
 

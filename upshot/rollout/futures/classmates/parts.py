@@ -1,7 +1,7 @@
 """What classmates made of a thought → the classmate part of the reward. Pure functions.
 
 Mean over the samples of a classmate, weighted mean over the classmates, times the weight of the part. What is missing
-leaves its mean; a part is missing only when nobody's answer is left.
+leaves its mean; a part is missing only when nobody's answer that counts is left.
 """
 
 from __future__ import annotations
@@ -17,31 +17,49 @@ from upshot.rollout.rollout import Future
 
 def classmate_parts(
     futures: Sequence[Future],
+    stretches: Sequence[int],
     options: ClassmatesOptions,
     baselines: Mapping[str, Sequence[Score]],
     main: Score,
 ) -> dict[str, Score]:
-    """The classmate part of a reply's reward, by name; with `steps` one for every stretch of the thought.
+    """The classmate part of a reply's reward, by name; with `steps` one for every stretch that the thought has.
 
-    `baselines`: what each classmate reaches without a thought. `main`: the verdict on the reply itself.
+    `stretches`: those handed on, by number; none: there is no thought, and every part is missing. `baselines`: what
+    each classmate reaches without a thought. `main`: the verdict on the reply itself.
     """
     weights = {config.name: config.weight for config in options.classmates}
-    cuts: dict[int, dict[str, list[Score]]] = defaultdict(lambda: defaultdict(list))
+    samples: dict[int, dict[str, list[Score]]] = defaultdict(lambda: defaultdict(list))
     for future in futures:
         if future.cut:
-            cuts[future.cut][future.by].append(future.scores[CLASSMATE])
+            samples[future.cut][future.by].append(future.scores[CLASSMATE])
+    before = {name: mean_score(baselines.get(name, ()), f"{name}: no baseline") for name in weights}
     out: dict[str, Score] = {}
-    before = baselines
-    for number in range(1, options.stretches + 1):
-        reached: dict[str, list[Score]] = dict(cuts[number])
-        change = gains_over(reached, before) if options.has_baselines else reached
-        part = weighted_mean(change, weights) if reached else Score.missing(Reason.NO_THOUGHT)
-        detail = {name: mean_score(scores).to_dict() for name, scores in reached.items()}
-        part = replace(part, detail={**part.detail, "classmates": detail})
+    for number in stretches or range(1, options.stretches + 1):
+        reached = {name: mean_score(scores) for name, scores in samples[number].items()}
+        part = Score.missing(Reason.NO_THOUGHT, "the reply has no thought to hand on")
+        if reached:
+            part = weighted_mean(_gains(reached, before, options), weights)
+        part = replace(part, detail={**part.detail, "classmates": {n: mean.to_dict() for n, mean in reached.items()}})
         part = apply_gate(part, options.gate, main, options.right_from)
         out[options.part_name(number)] = _scale(part, options.weight)
-        before = reached if options.reward == "steps" and reached else before
+        before = reached or before
     return out
+
+
+def _gains(
+    reached: Mapping[str, Score], before: Mapping[str, Score], options: ClassmatesOptions
+) -> Mapping[str, Score]:
+    """What each classmate's mean is taken as.
+
+    Against no thought at all only what is gained counts: the plain difference is the same number less for all replies
+    of a group, and every estimator that compares them would take it off again.
+    """
+    if not options.has_baselines:
+        return reached
+    gains = {name: minus(mean, before[name]) for name, mean in reached.items()}
+    if options.reward == "steps":
+        return gains
+    return {name: gain if gain.value is None else Score(max(gain.value, 0.0)) for name, gain in gains.items()}
 
 
 def is_right(verdict: Score, right_from: float) -> bool:
@@ -49,25 +67,14 @@ def is_right(verdict: Score, right_from: float) -> bool:
     return verdict.value is not None and verdict.value >= right_from - 1e-9
 
 
-def weighted_mean(by_classmate: Mapping[str, Sequence[Score]], weights: Mapping[str, float]) -> Score:
-    """The mean over each classmate's samples, averaged over the classmates that have one, by weight."""
-    means = {name: mean_score(scores, f"{name}: no sample") for name, scores in by_classmate.items()}
-    present = {name: mean.value for name, mean in means.items() if mean.value is not None}
+def weighted_mean(means: Mapping[str, Score], weights: Mapping[str, float]) -> Score:
+    """The mean over the classmates that have one, by weight; one of weight 0 never decides."""
+    counted = {name: mean for name, mean in means.items() if weights[name] > 0}
+    present = {name: mean.value for name, mean in counted.items() if mean.value is not None}
+    if not present:
+        return mean_score(counted.values(), "no classmate")
     total = sum(weights[name] for name in present)
-    if not present or total <= 0:
-        return mean_score(means.values(), "no classmate")
     return Score(sum(weights[name] * value for name, value in present.items()) / total)
-
-
-def gains_over(
-    by_classmate: Mapping[str, Sequence[Score]], before: Mapping[str, Sequence[Score]]
-) -> dict[str, list[Score]]:
-    """Each sample minus what the same classmate reaches without; missing where that mean is."""
-    out: dict[str, list[Score]] = {}
-    for name, scores in by_classmate.items():
-        base = mean_score(before.get(name, ()), f"{name}: no baseline")
-        out[name] = [_minus(score, base) for score in scores]
-    return out
 
 
 def apply_gate(part: Score, gate: str, main: Score, right_from: float = 1.0) -> Score:
@@ -98,7 +105,8 @@ def agreement(by_classmate: Mapping[str, Sequence[Score]]) -> float | None:
     return sum(a == b for a, b in pairs) / len(pairs) if pairs else None
 
 
-def _minus(score: Score, base: Score) -> Score:
+def minus(score: Score, base: Score) -> Score:
+    """The difference of two scores; missing where one of them is."""
     if score.value is None or base.value is None:
         return score if score.value is None else base
     return Score(score.value - base.value)

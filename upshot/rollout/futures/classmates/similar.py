@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from upshot.core.conversation import Conversation, Message, Row, derive_seed
+from upshot.core.conversation import Message, Row, derive_seed
 from upshot.core.errors import UserError
 from upshot.tasks.base import Task
 
@@ -31,25 +31,26 @@ Now answer another question.
 
 
 class OtherQuestions:
-    """Draws another row of the task's training split for a conversation, by its own seed."""
+    """Pairs every row with another one of the task's training split: all replies to a row are asked the same."""
 
-    def __init__(self, task: Task, similar_by: str = "") -> None:
+    def __init__(self, task: Task, seed: int, similar_by: str = "") -> None:
         self.task = task
+        self.seed = seed
+        """The run's: which one it is depends on the row alone, so that the replies of a group can be compared."""
         self.similar_by = similar_by
         """'': any other row. words: among the nearest by tf-idf. key: with the same `Task.similar_key`."""
         self._near: dict[str, list[int]] = {}
 
-    def row(self, conversation: Conversation) -> Row:
-        """Another row for this conversation."""
+    def row(self, first: Row) -> Row:
+        """The row that is paired with this one."""
         rows = self.rows
-        own = conversation.row.id
-        near = self._alike(conversation.row) if self.similar_by else range(len(rows))
-        candidates = [index for index in near if rows[index].id != own] or [
-            index for index in range(len(rows)) if rows[index].id != own
+        near = self._alike(first) if self.similar_by else range(len(rows))
+        candidates = [index for index in near if rows[index].id != first.id] or [
+            index for index in range(len(rows)) if rows[index].id != first.id
         ]
         if not candidates:
             raise UserError(f"task '{self.task.name}' has one row; helping another question needs two")
-        return rows[candidates[derive_seed(conversation.seed, "other") % len(candidates)]]
+        return rows[candidates[derive_seed(self.seed, "other", first.id) % len(candidates)]]
 
     @cached_property
     def rows(self) -> list[Row]:

@@ -14,7 +14,6 @@ from itertools import pairwise
 from typing import Any
 
 from upshot.core.conversation import Conversation, Sample, derive_seed
-from upshot.core.errors import UserError
 
 _TOKENS = re.compile(r"(first|last)-(\d+)-tokens")
 
@@ -36,23 +35,21 @@ class ThoughtCut:
         """A recipe's spec is read where the options of futures are checked."""
         from pydantic_core import core_schema
 
-        return core_schema.no_info_plain_validator_function(lambda spec: cls.parse(spec, "futures.keep"))
+        return core_schema.no_info_plain_validator_function(cls.parse)
 
     @classmethod
-    def parse(cls, spec: Any, where: str = "keep") -> ThoughtCut:
-        """A keep spec of a recipe."""
+    def parse(cls, spec: Any) -> ThoughtCut:
+        """A keep spec of a recipe; `ValueError` for anything else."""
         if isinstance(spec, ThoughtCut):
             return spec
-        if isinstance(spec, int | float) and not isinstance(spec, bool) and 0 < spec <= 1:
+        if _is_share(spec):
             return cls(float(spec), float(spec))
-        if isinstance(spec, list | tuple) and len(spec) == 2 and 0 < spec[0] <= spec[1] <= 1:
+        if isinstance(spec, list | tuple) and len(spec) == 2 and all(map(_is_share, spec)) and spec[0] <= spec[1]:
             return cls(float(spec[0]), float(spec[1]))
         found = _TOKENS.fullmatch(spec) if isinstance(spec, str) else None
         if found and int(found[2]) > 0:
             return cls(first=int(found[2])) if found[1] == "first" else cls(last=int(found[2]))
-        raise UserError(
-            f"{where} is {spec!r}; give a share above 0 and up to 1, [low, high], 'first-K-tokens' or 'last-K-tokens'"
-        )
+        raise ValueError("give a share above 0 and up to 1, [low, high], 'first-K-tokens' or 'last-K-tokens'")
 
     def span(self, start: int, stop: int, rng: random.Random) -> tuple[int, int]:
         """The kept tokens of the thought [start, stop); empty only when the thought is."""
@@ -63,6 +60,10 @@ class ThoughtCut:
             return stop - min(self.last, length), stop
         share = self.low if self.low == self.high else rng.uniform(self.low, self.high)
         return start, start + min(self.first or max(1, int(length * share)), length)
+
+
+def _is_share(spec: Any) -> bool:
+    return isinstance(spec, int | float) and not isinstance(spec, bool) and 0 < spec <= 1
 
 
 WHOLE_THOUGHT = ThoughtCut()
@@ -82,14 +83,23 @@ class CutPoint:
 
 
 def cut_thought(
-    conversation: Conversation, keep: ThoughtCut, stretches: int, decode: Callable[[Sequence[int]], str]
+    conversation: Conversation,
+    keep: ThoughtCut,
+    stretches: int,
+    decode: Callable[[Sequence[int]], str],
+    whole_reply: bool = False,
 ) -> list[CutPoint]:
-    """What is handed on of the last turn's thought, at the end of each stretch; nothing where there is no thought."""
+    """What is handed on of the last turn's thought, at the end of each stretch; nothing where there is no thought.
+
+    `whole_reply`: all that was sampled counts as the thought, markers or not.
+    """
     place = last_sample(conversation)
-    if place is None or place[1].thought is None:
+    if place is None:
         return []
     at, sample = place
-    start, stop = sample.thought or (0, 0)
+    start, stop = thought_span(sample, whole_reply)
+    if whole_reply and sample.finish == "stop" and not decode(sample.ids[-1:]):
+        stop -= 1  # the end of the turn is nobody's thought
     first, last = keep.span(start, stop, random.Random(derive_seed(conversation.seed, "keep")))
     edges = [first + (last - first) * number // stretches for number in range(stretches + 1)]
     cuts = []
@@ -99,6 +109,11 @@ def cut_thought(
         if high > low and text:
             cuts.append(CutPoint(number, at + first, at + low, at + high, text))
     return cuts
+
+
+def thought_span(sample: Sample, whole_reply: bool) -> tuple[int, int]:
+    """Where the thought of a turn stands among its ids; empty where it has none."""
+    return (0, len(sample.ids)) if whole_reply else sample.thought or (0, 0)
 
 
 def last_sample(conversation: Conversation) -> tuple[int, Sample] | None:

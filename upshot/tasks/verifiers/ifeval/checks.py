@@ -1,7 +1,8 @@
 """Instruction-following checks, one small function a kind, with the public IFEval names and argument names.
 
-A check takes the response and the constraint's keyword arguments and says whether it is kept. All are linear in the
-response. What IFEval leaves to libraries (sentence splitting, language detection) is done by simple rules here.
+A check takes the response and the constraint's keyword arguments and says whether it is kept, or None where that does
+not show. All are linear in the response. What IFEval leaves to a library is done by simple rules here (sentences) or by
+another one (`languages`).
 """
 
 from __future__ import annotations
@@ -10,19 +11,20 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from upshot.tasks.verifiers.ifeval.languages import is_language
 
-Check = Callable[..., bool]
+Check = Callable[..., bool | None]
+Kind = TypeVar("Kind", bound=Check)
 CHECKS: dict[str, Check] = {}
 """Checks by IFEval instruction id."""
 
 
-def check(name: str) -> Callable[[Check], Check]:
+def check(name: str) -> Callable[[Kind], Kind]:
     """Decorator: make a check known by its id."""
 
-    def add(function: Check) -> Check:
+    def add(function: Kind) -> Kind:
         CHECKS[name] = function
         return function
 
@@ -92,7 +94,7 @@ def letter_frequency(text: str, letter: str, let_frequency: int, let_relation: s
 
 
 @check("language:response_language")
-def response_language(text: str, language: str) -> bool:
+def response_language(text: str, language: str) -> bool | None:
     """The response is in a language, given by its ISO code."""
     return is_language(text, language)
 
@@ -221,13 +223,13 @@ def capital_words(text: str, capital_frequency: int, capital_relation: str | Non
 @check("change_case:english_capital")
 def english_capital(text: str) -> bool:
     """English, in capitals only."""
-    return text.isupper() and is_language(text.lower(), "en")
+    return text.isupper() and is_language(text.lower(), "en") is not False  # what is asked for is the case
 
 
 @check("change_case:english_lowercase")
 def english_lowercase(text: str) -> bool:
     """English, in lower case only."""
-    return text.islower() and is_language(text, "en")
+    return text.islower() and is_language(text, "en") is not False
 
 
 @check("punctuation:no_comma")
@@ -240,8 +242,8 @@ class UnknownKind(ValueError):
     """A constraint of a kind that nobody knows."""
 
 
-def keeps(text: str, name: str, arguments: dict[str, Any]) -> bool:
-    """Whether a response keeps one constraint; arguments that the kind does not take are ignored."""
+def keeps(text: str, name: str, arguments: dict[str, Any]) -> bool | None:
+    """Whether a response keeps one constraint, None: it does not show. Arguments that the kind has not are ignored."""
     function = CHECKS.get(name)
     if function is None:
         raise UnknownKind(f"unknown kind '{name}'")

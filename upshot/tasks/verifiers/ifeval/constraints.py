@@ -98,24 +98,38 @@ class ConstraintsVerifier(Verifier):
         variants = loose_variants(response) if self.mode == "loose" else [response]
         kept: list[bool] = []
         broken: list[str] = []
-        unknown: dict[str, str] = {}
+        unknown: dict[str, Score] = {}
         for name, given in wanted:
             try:
-                kept.append(any(keeps(text, name, given) for text in variants))
+                verdict = keeps_any(variants, name, given)
             except UnknownKind as error:
-                unknown[name] = str(error)
+                hint = did_you_mean(name, CHECKS)
+                unknown[name] = Score.missing(Reason.BAD_ROW, f"constraints: {error}", hint=hint)
             except (TypeError, ValueError, AttributeError, LookupError) as error:  # wrong arguments
                 if not self.partial:
                     raise
-                unknown[name] = f"'{name}': {error}"
+                unknown[name] = Score.missing(Reason.BAD_ROW, f"constraints: '{name}': {error}")
             else:
-                broken += [] if kept[-1] else [name]
+                if verdict is None:
+                    unknown[name] = Score.missing(Reason.UNDECIDED, f"constraints: '{name}' does not show")
+                else:
+                    kept.append(verdict)
+                    broken += [] if verdict else [name]
         if unknown and (not kept or (not self.partial and not broken)):  # what is known does not settle the row
-            name, why = next(iter(unknown.items()))
-            hint = did_you_mean(name, CHECKS) if name not in CHECKS else ""
-            return Score.missing(Reason.BAD_ROW, f"constraints: {why}", hint=hint)
+            return next(iter(unknown.values()))
         value = sum(kept) / len(kept) if self.partial else float(all(kept))
         return Score(value, detail={"broken": broken} | ({"unknown": list(unknown)} if unknown else {}))
+
+
+def keeps_any(variants: Sequence[str], name: str, arguments: dict[str, Any]) -> bool | None:
+    """Whether one reading of a response keeps a constraint; None where none does and of one it does not show."""
+    open_ = False
+    for text in variants:
+        verdict = keeps(text, name, arguments)
+        if verdict:
+            return True
+        open_ |= verdict is None
+    return None if open_ else False
 
 
 def loose_variants(response: str) -> list[str]:

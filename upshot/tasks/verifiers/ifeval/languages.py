@@ -16,22 +16,24 @@ LANGUAGES = (*LATIN.split(), *OTHER_SCRIPTS.split())
 SURE = 0.5
 """From this probability of the best guess on, the text is in that language and in no other."""
 POSSIBLE = 0.1
-"""Below it: a text of two words may be in any language at least so likely, relative to the best guess."""
+"""Below it: whether a text is in a language at least so likely, relative to the best guess, is open."""
 
 
-def is_language(text: str, code: str) -> bool:
-    """Whether a text is in the language of an ISO 639-1 code; a text too short to tell is given the benefit."""
+def is_language(text: str, code: str) -> bool | None:
+    """Whether a text is in the language of an ISO 639-1 code; None where two words, or none, do not tell."""
     code = code.lower().split("-")[0]
     text = text[:20_000]
     if not re.search(r"[^\W\d_]", text):
-        return True
+        return None
     if code in OTHER_SCRIPTS.split() and text.isascii():
         return False
     ranked = dict(model("" if code in LANGUAGES else code).rank(text))
-    best, likelihood = max(ranked.items(), key=lambda item: item[1])
-    if code not in ranked:  # nobody can tell
+    if code not in ranked:
+        return None
+    likelihood, second = sorted(ranked.values(), reverse=True)[:2]
+    if ranked[code] == likelihood > second:
         return True
-    return code == best or (likelihood < SURE and ranked[code] >= POSSIBLE * likelihood)
+    return None if likelihood < SURE and ranked[code] >= POSSIBLE * likelihood else False
 
 
 @lru_cache(maxsize=8)

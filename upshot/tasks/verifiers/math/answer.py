@@ -7,6 +7,8 @@ import re
 MAX_REPLY = 200_000
 MAX_ANSWER = 1_000
 """A longer final answer is compared by string equality only: no exam has one, and parsing it takes seconds."""
+_DEEPEST = 8
+"""Boxes inside each other that are opened."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*")
 _MINERVA = re.compile(
@@ -51,12 +53,23 @@ def boxed_answer(text: str) -> str | None:
     found = boxes(text)
     if not found:
         return None
-    parts = [found[-1][2]]
+    parts = [_unbox(found[-1][2])]
     for (_, stop, content), (start, _, _) in zip(found[-2::-1], found[:0:-1], strict=False):
         if start - stop > 40 or not _JOIN.fullmatch(text[stop:start]):
             break
-        parts.append(content)
+        parts.append(_unbox(content))
     return ", ".join(reversed(parts))
+
+
+def _unbox(content: str) -> str:
+    """The content of a box without the boxes inside it: a box around a box says nothing."""
+    for _ in range(_DEEPEST):
+        inner = boxes(content)
+        for start, stop, inside in reversed(inner):
+            content = content[:start] + inside + content[stop:]
+        if not inner:
+            break
+    return content
 
 
 def final_answer(text: str, boxed_only: bool = False) -> str | None:

@@ -1,6 +1,6 @@
 """Whether two mathematical answers are the same, by their kinds and exact values.
 
-Each answer is read as what it is (`math_reading`); things of different kinds are different: an equation, a relation or
+Each answer is read as what it is (`reading`); things of different kinds are different: an equation, a relation or
 a text about a number is not that number. Algebra (`algebra`) is asked only where both are of one kind and the values
 inside are beyond `expressions`.
 """
@@ -27,6 +27,7 @@ from upshot.tasks.verifiers.math.kinds import (
     Kind,
     Matrix,
     Opaque,
+    Ratio,
     Reals,
     Value,
     Words,
@@ -96,11 +97,10 @@ def same_kind(given: Kind, wanted: Kind) -> bool | None:
         return _spelling(given) == _spelling(wanted)
     if isinstance(given, Equation) or isinstance(wanted, Equation):
         return _same_equation(given, wanted)
-    if isinstance(given, Matrix) and isinstance(wanted, Matrix):
-        if [len(row) for row in given.rows] != [len(row) for row in wanted.rows]:
-            return False
-        pairs = zip(given.rows, wanted.rows, strict=True)
-        return all_of(same_kind(a, b) for row, other in pairs for a, b in zip(row, other, strict=True))
+    if isinstance(given, Ratio) or isinstance(wanted, Ratio):
+        return _same_ratio(given, wanted)
+    if isinstance(given, Matrix) or isinstance(wanted, Matrix):
+        return _same_matrix(given, wanted)
     if isinstance(given, Assignments) or isinstance(wanted, Assignments):
         return _same_assignments(given, wanted)
     if isinstance(given, Opaque) and isinstance(wanted, Opaque):
@@ -207,6 +207,56 @@ def _difference(kind: Kind) -> str | None:
     return f"({kind.name})-({kind.text})" if isinstance(kind, Value) and kind.name else None
 
 
+def _same_ratio(given: Kind, wanted: Kind) -> bool | None:
+    """3 : 4 is 6 : 8 and, of two, the fraction."""
+    if isinstance(given, Ratio) and isinstance(wanted, Ratio):
+        (first, *rest), (other, *others) = given.parts, wanted.parts
+        if len(rest) != len(others):
+            return False
+        return all_of(same_value(f"({a})*({other})", f"({b})*({first})") for a, b in zip(rest, others, strict=True))
+    one, two = _as_fraction(given), _as_fraction(wanted)
+    return _same_named(one, two) if isinstance(one, Value) and isinstance(two, Value) else False
+
+
+def _as_fraction(kind: Kind) -> Kind:
+    two = isinstance(kind, Ratio) and len(kind.parts) == 2
+    return Value("\\frac{{{}}}{{{}}}".format(*kind.parts)) if two else kind  # type: ignore[union-attr]
+
+
+def _same_matrix(given: Kind, wanted: Kind) -> bool | None:
+    """Cell by cell; a row or column is the vector in brackets."""
+    flat = isinstance(given, Collection) or isinstance(wanted, Collection)  # which has no direction
+    one, two = _as_matrix(given, flat), _as_matrix(wanted, flat)
+    if one is None or two is None:
+        return False
+    if [len(row) for row in one.rows] != [len(row) for row in two.rows]:
+        return False
+    pairs = [(a, b) for row, other in zip(one.rows, two.rows, strict=True) for a, b in zip(row, other, strict=True)]
+    if not one.factor and not two.factor:
+        return all_of(same_kind(a, b) for a, b in pairs)
+    return all_of(_same_multiple(a, one.factor, b, two.factor) for a, b in pairs)
+
+
+def _as_matrix(kind: Kind, flat: bool) -> Matrix | None:
+    """A matrix, or a vector as its one row; `flat`: a column, too."""
+    if isinstance(kind, Collection) and kind.brackets in ("()", "[]"):
+        return Matrix((kind.items,))
+    if not isinstance(kind, Matrix):
+        return None
+    column = flat and all(len(row) == 1 for row in kind.rows)
+    return Matrix((tuple(cell for row in kind.rows for cell in row),), kind.factor) if column else kind
+
+
+def _same_multiple(given: Kind, factor: str, wanted: Kind, other: str) -> bool | None:
+    """Whether two cells are the same, each times what stands before its matrix."""
+    if not (isinstance(given, Value) and isinstance(wanted, Value)):
+        return None
+    cell = evaluate_at(given.text)
+    if isinstance(cell, PointValue) and cell.undone:
+        return False
+    return same_value(f"({factor or 1})*({given.text})", f"({other or 1})*({wanted.text})")
+
+
 def _same_assignments(given: Kind, wanted: Kind) -> bool | None:
     """x = 1, y = 2 is the point (1, 2)."""
     if isinstance(given, Assignments) and isinstance(wanted, Assignments):
@@ -227,7 +277,8 @@ def _same_set(given: Kind, wanted: Kind) -> bool | None:
     if isinstance(given, Collection) and isinstance(wanted, Collection):
         loose = ("", "⦃⦄")
         if given.brackets in loose and wanted.brackets in loose:
-            return _in_any_order(given.items, wanted.items)
+            once = given.brackets == "⦃⦄" and len(given.items) > len(wanted.items)
+            return _in_any_order(_distinct(given.items) if once else given.items, wanted.items)
         verdict = _in_order(given.items, wanted.items) if given.brackets == wanted.brackets else False
         if verdict is not None or as_reals(given) is None:
             return verdict
@@ -240,6 +291,15 @@ def _same_set(given: Kind, wanted: Kind) -> bool | None:
     if isinstance(given, Reals) and isinstance(wanted, Reals) and given.variable and wanted.variable:
         return first.same(second) if given.variable == wanted.variable else False
     return first.same(second)
+
+
+def _distinct(items: Sequence[Kind]) -> list[Kind]:
+    """What a set has, each once, however often it is named."""
+    out: list[Kind] = []
+    for item in items:
+        if not any(item == other or same_kind(item, other) for other in out):
+            out.append(item)
+    return out
 
 
 def _in_order(items: Sequence[Kind], others: Sequence[Kind]) -> bool | None:

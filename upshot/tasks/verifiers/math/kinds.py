@@ -1,4 +1,4 @@
-"""The kinds of things that a mathematical answer can be; `math_reading` tells which one it is."""
+"""The kinds of things that a mathematical answer can be; `reading` tells which one it is."""
 
 from __future__ import annotations
 
@@ -51,9 +51,17 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Rows of values."""
+    """Rows of values, and what all of them are times."""
 
     rows: tuple[tuple[Kind, ...], ...]
+    factor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How several values stand to each other: 3 : 4."""
+
+    parts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +86,4 @@ class Opaque:
     text: str
 
 
-Kind = Value | Collection | Assignments | Equation | Chain | Matrix | Reals | Words | Opaque
+Kind = Value | Collection | Assignments | Equation | Chain | Matrix | Ratio | Reals | Words | Opaque

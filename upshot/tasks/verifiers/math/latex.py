@@ -15,6 +15,7 @@ _UNICODE = {
     "≠": "\\ne ", "≈": "\\approx ", "∈": "\\in ", "∪": "\\cup ", "∩": "\\cap ", "∖": "\\setminus ", "∅": "\\emptyset ",
     "ℝ": "\\R ", "±": "\\pm ", "°": "^\\circ ", "∨": "\\lor ", "∧": "\\land ", "\u2062": "", "\u200b": "", "\xa0": " ",
     "\u2009": "\\,", "\u202f": "\\,", "…": "\\ldots ", "∛": "\\sqrt[3]",
+    "⟨": "(", "⟩": ")", "\u2329": "(", "\u232a": ")", "\u3008": "(", "\u3009": ")", "∶": ":",
     "½": "\\frac{1}{2}", "⅓": "\\frac{1}{3}", "⅔": "\\frac{2}{3}", "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}",
     "⅕": "\\frac{1}{5}", "⅖": "\\frac{2}{5}", "⅗": "\\frac{3}{5}", "⅘": "\\frac{4}{5}", "⅙": "\\frac{1}{6}",
     "⅚": "\\frac{5}{6}", "⅛": "\\frac{1}{8}", "⅜": "\\frac{3}{8}", "⅝": "\\frac{5}{8}", "⅞": "\\frac{7}{8}",
@@ -52,7 +53,8 @@ _OVER = re.compile(r"\{([^{}]*)\\over(?![a-z])\s*([^{}]*)\}")
 
 def canonical(text: str) -> str:
     """The one spelling of an answer, its spaces kept."""
-    out = _unwrap(text.strip()).replace("\\\\", NEW_ROW).replace("{bmatrix}", "{pmatrix}")
+    out = _unwrap(text.strip()).replace("\\\\", NEW_ROW)
+    out = re.sub(r"\{(?:[bBp]|small)matrix\}", "{matrix}", out)
     out = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+", lambda m: "^{" + "".join(_RAISED[c] for c in m[0]) + "}", out)
     out = re.sub("[₀-₉]+", lambda m: "_{" + "".join(_LOWERED[c] for c in m[0]) + "}", out)
     out = _CHARACTERS.sub(lambda m: _UNICODE[m[0]], out)

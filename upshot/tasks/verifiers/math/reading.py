@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
+from upshot.tasks.verifiers.math.expressions import PointValue, evaluate_at
 from upshot.tasks.verifiers.math.kinds import (
     Assignments,
     Chain,
@@ -19,6 +20,7 @@ from upshot.tasks.verifiers.math.kinds import (
     Kind,
     Matrix,
     Opaque,
+    Ratio,
     Reals,
     Value,
     Words,
@@ -33,7 +35,13 @@ _RELATION = re.compile(
     r"\\(?:le|ge|ne|approx|in|equiv|sim|cong|subset|subseteq|perp|parallel|to|mapsto)(?![a-z])|[=<>]"
 )
 _SET_OPERATOR = re.compile(r"\\(?:cup|cap|setminus)(?![a-z])")
-_ENVIRONMENT = re.compile(r"\\begin\{p?matrix\}(?:\{[^{}]*\})?(.*)\\end\{p?matrix\}")
+_MATRIX = re.compile(
+    r"(.*?)(?:\\(?:cdot|times) ?|\*)?"  # what it is times, if anything
+    r"[(\[]?\\begin\{(matrix|array)\}(?:\{[^{}]*\})?((?:(?!\\begin).)*)\\end\{\2\}[)\]]?"
+)
+_ROW_END = re.compile(rf"{NEW_ROW}(?:\[[\d.]+[a-z]{{2}}\])?")
+_COLON = re.compile(":|⟪to⟫")
+_ANGLES = re.compile(r"<([^<>=]*,[^<>=]*)>")
 _BASE = re.compile(r"\(?([0-9A-F]+)\)?_(?:\{(\d{1,2})\}|(\d))")
 _SUBJECT = (
     r"(?:\\overline\{[A-Z]{2}\}|\[[A-Z]{3,5}\]|\|[A-Z]{1,3}\||[a-zA-Z](?:\^\{-1\})?"
@@ -45,6 +53,8 @@ _NAME = re.compile(
 )
 _BARE_JOIN = re.compile(r"⟪[^⟪⟫]*⟫|(?<![a-zA-Z\\])(and|or)(?![a-zA-Z])")
 _FRENCH = re.compile(r"([\]\[(])([^\[\]()]*,[^\[\]()]*)([\[\])])")
+_SIGNS = {"": "", "+": "", "-": "-1"}
+"""What stands before a matrix that is times one, or minus one."""
 _SAID_SETS = {
     **dict.fromkeys(("no solution", "no solutions", "no real solution", "no real solutions", "empty set"), EMPTY),
     **dict.fromkeys(("all real numbers", "all reals"), ALL),
@@ -58,7 +68,8 @@ def kind_of(answer: str) -> Kind:
     dressed = split_unit(text)
     if dressed is None:
         return Opaque(closed_up(text))
-    found = _read(closed_up(dressed.body))
+    body = closed_up(dressed.body)
+    found = _read(f"({vector[1]})" if (vector := _ANGLES.fullmatch(body)) else body)
     if not dressed.unit:
         return found
     if isinstance(found, Value) and not found.base:
@@ -90,7 +101,14 @@ def _read(text: str, depth: int = 0) -> Kind:
     parts = top_level(text, _SET_OPERATOR)
     if len(parts) > 1:
         return combine_sets([_read(part, depth + 1) for part in parts[::2]], parts[1::2]) or Opaque(text)
+    terms = top_level(text, _COLON)[::2]
+    if len(terms) > 1:
+        return Ratio(tuple(terms)) if all(map(_is_plain, terms)) else Opaque(text)
     return _single(text, depth)
+
+
+def _is_plain(text: str) -> bool:
+    return isinstance(evaluate_at(text), PointValue)
 
 
 def _words(text: str) -> Words | Reals | None:
@@ -110,16 +128,17 @@ def _single(text: str, depth: int) -> Kind:
         return Reals(ALL)
     if text in ("\\emptyset", "⦃⦄"):
         return Reals(EMPTY)
-    if environment := _ENVIRONMENT.fullmatch(text):
-        rows = [row for row in environment[1].split(NEW_ROW) if row.strip()]
-        return Matrix(tuple(tuple(_read(cell, depth + 1) for cell in row.split("&")) for row in rows))
+    if (matrix := _MATRIX.fullmatch(text)) and (matrix[1] in _SIGNS or _is_plain(matrix[1])):
+        rows = [row for row in _ROW_END.split(matrix[3]) if row.strip()]
+        cells = tuple(tuple(_read(cell, depth + 1) for cell in row.split("&")) for row in rows)
+        return Matrix(cells, _SIGNS.get(matrix[1], matrix[1]))
     if base := _BASE.fullmatch(text):
         return Value(base[1], base=int(base[2] or base[3]))
     if french := _FRENCH.fullmatch(text):
         opening, closing = "(" if french[1] == "]" else french[1], ")" if french[3] == "[" else french[3]
         text = f"{opening}{french[2]}{closing}"
     if text[0] in "([⦃" and text[-1] in ")]⦄" and _encloses(text):
-        return _read_enclosed(text, depth) or Value(text)
+        return _read_enclosed(text, depth) or (_read(text[1:-1], depth + 1) if ":" in text else Value(text))
     if "\\pm" in text and text.count("\\pm") == 1 and "\\mp" not in text:
         both = (text.replace("\\pm", "+", 1).removeprefix("+"), text.replace("\\pm", "-", 1))
         return Collection("", tuple(_read(one.strip(), depth + 1) for one in both))
@@ -168,8 +187,8 @@ def _several(pieces: list[str], joins: list[str], depth: int) -> Kind:
 
 
 def _assigned_name(piece: str) -> str | None:
-    name, equals, _ = piece.partition("=")
-    return name if equals and _NAME.fullmatch(name) else None
+    left, equals, right = piece.partition("=")
+    return next((side for side in (left, right) if equals and _NAME.fullmatch(side)), None)
 
 
 def _read_relation(sides: list[str], relations: list[str], depth: int) -> Kind:
@@ -196,6 +215,8 @@ def _equal(sides: list[str], relations: list[str], depth: int) -> Kind | None:
         if not all(relation == "\\approx" for relation in relations[at:]) or len(exact) == 1:
             return _read(exact[0], depth + 1) if len(exact) == 1 else None
         sides = exact
+    if len(sides) == 2 and not _NAME.fullmatch(sides[0]) and _NAME.fullmatch(sides[1]):
+        sides = sides[::-1]  # 3 = x
     name, *values = sides
     tuple_name = re.fullmatch(r"\([a-zA-Z](?:,[a-zA-Z])+\)", name)
     if not (_NAME.fullmatch(name) or tuple_name):

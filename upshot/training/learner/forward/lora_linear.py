@@ -103,9 +103,12 @@ class Product:
 
     def holds(self, modules: Sequence[Any]) -> bool:
         """Whether the projections are still these, plain, and where they were."""
+        now = [module._parameters.get(kind) for kind in ("weight", "bias") for module in modules]
+        own = [p for p in now if p is not None]
         return (
             bool(self.places)
-            and all(m._parameters.get("weight") is p for m, p in zip(modules, self.parameters, strict=True))
+            and len(own) == len(self.parameters)
+            and all(a is b for a, b in zip(own, self.parameters, strict=True))
             and self.places == [p.data_ptr() for p in self.parameters]
             and self.needs == [p.requires_grad for p in self.parameters]
         )

@@ -6,6 +6,7 @@ No weights are loaded: a plan is made from a config.json, or of a model that som
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from upshot.config.model_spec import ModelSpec
@@ -19,6 +20,7 @@ from upshot.training.learner.memory.choice import choose, smallest, unlimited
 from upshot.training.learner.memory.plan import HelperModel, MemoryJob, MemoryPlan, step_bytes, usable
 from upshot.training.learner.memory.shape import SEVEN, ModelShape, read_config
 from upshot.training.learner.memory.table import arithmetic
+from upshot.training.snapshots import states_at_once
 
 # The device
 
@@ -116,7 +118,10 @@ def _helpers(recipe: Recipe, policy: ModelShape, size: int) -> Iterator[HelperMo
                 targets = list(lora.targets or SEVEN)
                 fresh = spec.model == "policy@start"
                 own = policy.adapters(lora.r, targets) * 4 + (0 if fresh else policy.merged(targets) * size)
-            yield HelperModel(name, own, sum(step_bytes(policy, size)), policy.kv_numbers * size, copy=True)
+            every = spec.model.partition("@")[2]
+            states = states_at_once(int(every), len(ahead)) if every.isdigit() and name not in ahead else 1
+            one = HelperModel(name, own, sum(step_bytes(policy, size)), policy.kv_numbers * size, copy=True)
+            yield from (replace(one, name=name if not number else f"{name} ({number})") for number in range(states))
         elif spec.kind == "local" and spec not in seen:  # roles with the same spec share one model (models/connect.py)
             seen.append(spec)
             config = read_config(local_path(spec.model)) if spec.device in ("auto", recipe.model.device) else None

@@ -98,7 +98,7 @@ class MemoryJob:
     def wanted(self) -> int:
         """Tokens whose keys and values are of use at once: all replies and futures of a step at their longest."""
         config, episode, futures = self.recipe.train, self.recipe.episode, self.recipe.futures
-        replies = min(config.prompts_per_step * config.group_size * max(futures.samples, 1), ROWS)
+        replies = min(config.prompts_per_step * config.group_size * futures.leaves, ROWS)
         turns = episode.max_turns + 2 * futures.rounds
         length = self.recipe.model.max_context or PROMPT + turns * episode.max_tokens
         return max(replies * min(length, self.shape.context or length), self.least)

@@ -40,5 +40,5 @@ def surrogate(name: str, options: Mapping[str, Any] | None = None, where: str = 
     """The surrogate behind a name or path, with its options."""
     function = surrogates.get(name, where)
     given = {"batch": None, "logprobs_M": None, "config": None}
-    checked = check_options(function, dict(options or {}), given, f"surrogate '{name}'", where)
+    checked = check_options(function, options or {}, given, f"surrogate '{name}'", where)
     return partial(function, **{key: value for key, value in checked.items() if key not in given})

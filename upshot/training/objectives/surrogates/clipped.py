@@ -18,10 +18,16 @@ def clipped(batch: TrainBatch, logprobs_M: Tensor, config: TrainConfig) -> Polic
 
 @surrogates.register("gspo")
 def gspo(batch: TrainBatch, logprobs_M: Tensor, config: TrainConfig) -> PolicyLoss:
-    """The same with one ratio a sequence: the geometric mean of its tokens' (GSPO). Clip narrowly: 3e-4 or so."""
+    """The same with one ratio a sequence: the geometric mean of its tokens' (GSPO). Clip narrowly: 3e-4 or so.
+
+    It is GSPO-token: the ratio is the sequence's, its gradient the token's own. Where all tokens of a sequence have one
+    advantage that is GSPO's gradient; where spans have different ones, each token is pushed by its own and not by their
+    mean.
+    """
     difference = logprobs_M - batch.columns["old"]
-    means = batch.sums(difference) / batch.counts().clamp(min=1)
-    return pessimistic(means[batch.owner].exp(), batch, config)
+    means = batch.sums(difference.detach()) / batch.counts().clamp(min=1)
+    own = logprobs_M - logprobs_M.detach()  # 0, with the token's gradient
+    return pessimistic((means[batch.owner] + own).exp(), batch, config)
 
 
 def pessimistic(ratio_M: Tensor, batch: TrainBatch, config: TrainConfig) -> PolicyLoss:

@@ -1,0 +1,159 @@
+"""Tables and curves of docs/results.md, from the metrics of the runs in docs/results/.
+
+    python docs/draw_results.py          # writes docs/fall-and-hold.svg and prints the tables
+
+A file is one run: the lines of its metrics.jsonl with the keys that are needed here. Runs whose names differ only in
+the number after the last dash are seeds of one setting.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parent
+RUNS = DOCS / "results"
+T_95 = {2: 12.71, 3: 4.30}
+"""Student's t for a 95 % interval of the mean of so many runs."""
+AMBIGUOUS, CLEAR = (f"eval/by/opening={kind}" for kind in ("ambiguous", "unambiguous"))
+ASKS = "metric/upshot.tasks.withheld:asks"
+SETTINGS = {
+    "reply": "credit to the reply, on openings",
+    "depths": "the same, on prompts of all depths",
+    "kl": "the same on openings, KL 0.02",
+    "tree2": "**tree**, 2 futures",
+    "tree4": "**tree**, 4 futures",
+    "inside": "user inside the episode",
+}
+
+
+def evaluations(run: Path) -> list[tuple[int, dict[str, Any]]]:
+    """The evaluations of a run by the step whose model they are of."""
+    lines = [json.loads(line) for line in run.read_text().splitlines()]
+    found = [(line["step"] - ("reward/mean" in line), line) for line in lines if "eval/reward/mean" in line]
+    return sorted(dict(found).items())
+
+
+def seeds(name: str, folder: str = "withheld") -> list[Path]:
+    """The runs of a setting with seeds 1 to 3."""
+    return [RUNS / folder / f"{name}-{seed}.jsonl" for seed in (1, 2, 3)]
+
+
+def interval(values: Sequence[float]) -> str:
+    """Mean ± half of the 95 % interval."""
+    if len(values) < 2:
+        return f"{values[0]:.2f}"
+    half = T_95[len(values)] * statistics.stdev(values) / len(values) ** 0.5
+    return f"{statistics.fmean(values):.2f} ± {half:.2f}"
+
+
+def row(name: str, label: str) -> list[str]:
+    """One setting: scores at the end and at their worst after step 40, questions, tokens."""
+    ends, worst = [], []
+    for run in seeds(name):
+        found = evaluations(run)
+        ends.append(found[-1])
+        late = [line for step, line in found if step >= 40]
+        worst.append(min(line[f"{CLEAR}/reward"] for line in late))
+    steps = sorted({step for step, _ in ends})
+    last = [line for _, line in ends]
+
+    def cell(key: str) -> str:
+        return interval([line[key] for line in last])
+
+    return [
+        label,
+        cell(f"{AMBIGUOUS}/reward"),
+        cell(f"{CLEAR}/reward"),
+        interval(worst),
+        f"{statistics.fmean(line[f'{AMBIGUOUS}/{ASKS}'] for line in last):.2f}",
+        f"{statistics.fmean(line[f'{CLEAR}/{ASKS}'] for line in last):.2f}",
+        f"{statistics.fmean(line['eval/metric/token_amount'] for line in last):.1f}",
+        " to ".join(str(step) for step in dict.fromkeys((steps[0], steps[-1]))),
+    ]
+
+
+def table() -> str:
+    """The table of the task `withheld`, in Markdown."""
+    head = ["setting", "ambiguous", "unambiguous", "worst unambiguous after step 40", "asks, ambiguous"]
+    head += ["asks, unambiguous", "tokens", "after step"]
+    start = [evaluations(run)[0][1] for run in seeds("reply")]
+    before = ["after SFT", *(interval([line[f"{kind}/reward"] for line in start]) for kind in (AMBIGUOUS, CLEAR)), ""]
+    before += [f"{statistics.fmean(line[f'{kind}/{ASKS}'] for line in start):.2f}" for kind in (AMBIGUOUS, CLEAR)]
+    before += [f"{statistics.fmean(line['eval/metric/token_amount'] for line in start):.1f}", "0"]
+    rows = [head, ["---"] * len(head), before, *(row(name, label) for name, label in SETTINGS.items())]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+
+
+def quickstart_table() -> str:
+    """The quickstart along the tree, seed by seed, in Markdown."""
+    last = [evaluations(run)[-1][1] for run in seeds("tree", "quickstart")]
+    rows = [["seed", "1", "2", "3"], ["---"] * 4]
+    rows += [
+        [label, *(f"{line[f'{kind}/reward']:.3f}" for line in last)]
+        for label, kind in (("ambiguous", AMBIGUOUS), ("unambiguous", CLEAR))
+    ]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+
+
+WIDTH, HEIGHT, LEFT, TOP, GAP = 980, 330, 52, 58, 60
+CURVES = {"reply": ("#b4532a", "credit to the reply (as published)"), "tree2": ("#1f6f5c", "along the tree")}
+
+
+def draw() -> str:
+    """The picture: reward on both kinds of openings over the steps; a thin line a seed, a thick one their mean."""
+    wide = (WIDTH - LEFT - GAP - 20) // 2
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + TOP + 50}" '
+        'font-family="system-ui, sans-serif" font-size="14">',
+        f'<rect width="{WIDTH}" height="{HEIGHT + TOP + 50}" fill="#fff"/>',
+    ]
+    for number, (colour, label) in enumerate(CURVES.values()):
+        x = LEFT + number * 300
+        parts.append(f'<path d="M{x} 22h26" stroke="{colour}" stroke-width="4"/>')
+        parts.append(f'<text x="{x + 34}" y="27" fill="#222">{label}</text>')
+    for panel, (kind, title) in enumerate(((AMBIGUOUS, "a number is withheld"), (CLEAR, "nothing is withheld"))):
+        parts += _panel(LEFT + panel * (wide + GAP), wide, f"{kind}/reward", title)
+    parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT + TOP + 44}" text-anchor="middle" fill="#555">')
+    parts.append("step; held-out reward of SmolLM2-135M on word problems, three seeds</text></svg>")
+    return "\n".join(parts) + "\n"
+
+
+def _panel(left: int, wide: int, key: str, title: str) -> list[str]:
+    def x(step: float) -> float:
+        return round(left + wide * step / 200, 1)
+
+    def y(value: float) -> float:
+        return round(TOP + HEIGHT * (1 - max(value, 0.0)), 1)
+
+    out = [f'<text x="{left}" y="{TOP - 10}" fill="#222" font-weight="600">{title}</text>']
+    for value in (0.0, 0.25, 0.5, 0.75, 1.0):
+        out.append(f'<path d="M{left} {y(value)}h{wide}" stroke="#ddd"/>')
+        out.append(f'<text x="{left - 6}" y="{y(value) + 5}" text-anchor="end" fill="#555">{value:g}</text>')
+    for step in (0, 50, 100, 150, 200):
+        out.append(f'<text x="{x(step)}" y="{TOP + HEIGHT + 20}" text-anchor="middle" fill="#555">{step}</text>')
+    for name, (colour, _) in CURVES.items():
+        runs = [evaluations(run) for run in seeds(name)]
+        for run in runs:
+            points = " ".join(f"{x(step)},{y(line[key])}" for step, line in run)
+            out.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-opacity=".35"/>')
+        shared = [step for step, _ in runs[0] if all(step in dict(run) for run in runs)]
+        mean = [(step, statistics.fmean(dict(run)[step][key] for run in runs)) for step in shared]
+        points = " ".join(f"{x(step)},{y(value)}" for step, value in mean)
+        out.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="3.5"/>')
+    return out
+
+
+def main() -> int:
+    """Draw and print."""
+    (DOCS / "fall-and-hold.svg").write_text(draw())
+    print(table(), quickstart_table(), sep="\n\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

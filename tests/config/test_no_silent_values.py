@@ -1,0 +1,229 @@
+"""No value of a recipe is silently wrong: out of bounds, idle or contradictory ones are refused before any work."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from upshot.config.load import load_recipe
+from upshot.config.reference import sections
+from upshot.config.registry import Registry, check_options, option_types
+from upshot.core.errors import UserError
+from upshot.models.tool_calls.base import parsers
+from upshot.rewards.advantages.base import estimators
+from upshot.rewards.metric import metrics
+from upshot.rewards.workers.base import managers
+from upshot.rollout.check_names import check_names
+from upshot.rollout.dependencies import FUTURE_NAMES
+from upshot.rollout.futures.base import kinds
+from upshot.run.checks import find, refuse
+from upshot.run.plan import plan
+from upshot.tasks.base import tasks
+from upshot.tasks.datasets import files
+from upshot.tasks.participants.base import users
+from upshot.tasks.verifiers.base import verifiers
+from upshot.training.objectives.surrogates.base import surrogates
+
+KINDS: list[Registry[Any]] = [tasks, metrics, users, managers, kinds, estimators, surrogates, verifiers, parsers]
+ELSEWHERE = {("talk", "samples"), ("talk", "rounds"), ("judged", "low"), ("judged", "high")}
+ELSEWHERE |= {("classmates", "weight"), ("classmates", "right_from")}
+"""Numbers without bounds of their own: `futures` bounds them, the range is checked as a whole, or any will do."""
+
+
+def refused(recipe: str, *overrides: str) -> str:
+    """What is said when the recipe is loaded and its names are checked."""
+    with pytest.raises(UserError) as said:
+        check_names(load_recipe(recipe, list(overrides)).recipe)
+    return str(said.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("reward.metrics=[]", "reward.metrics is empty: every reply would be worth 0"),
+        ("reward.metrics=[{name: verifier, weight: 0}]", "all weights in reward.metrics are 0"),
+        ("train.optimizer.betas=[1.5,2]", "train.optimizer.betas.0 = 1.5: input should be less than 1"),
+        ("model.tiny.heads=3", "model.tiny.hidden is 128, which 3 heads cannot share in pairs"),
+        ("model.tiny.layers=0", "model.tiny.layers = 0: input should be greater than or equal to 1"),
+        ("reward.metrics=[{name: verifier, clamp: [1, -1]}]", "clamp = .*first bound must be below the second"),
+        ("train.importance={rule: mask, low: 3, high: 1}", "importance.low is 3 and high is 1; low must be below"),
+        ("budget.max_calls=-5", "budget.max_calls = -5: input should be greater than or equal to 0"),
+        ("budget.max_dollars=-0.1", "budget.max_dollars = -0.1: input should be greater"),
+        ("episode.think=['','']", "episode.think.0 = '': "),
+        ("credit.split=true", "credit.split is of credit by turns; set credit.by=turns"),
+        ("credit.gamma=0.5", "credit.gamma is of credit by turns"),
+        ("train.group_size=1", "train.group_size is 1, but 'dr-grpo' compares the replies"),
+        ("train={group_size: 1, advantage: {name: reinforce++, baseline: group}}", "but 'reinforce\\+\\+' compares"),
+        ("train={loss: reinforce, minibatches: 2}", "'reinforce' has no ratio, and of train.minibatches=2 all but"),
+        ("train={loss: reinforce, async_steps: 1}", "'reinforce' has no ratio, and with train.async_steps=1"),
+        ("seed=-1", "seed = -1: input should be greater than or equal to 0"),
+    ],
+)
+def test_a_value_that_would_train_on_nothing_or_fall_over_is_refused(override: str, message: str) -> None:
+    assert re.search(message, refused("quickstart", override)), refused("quickstart", override)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("futures.keep=[0.2,a]", "futures: keep = [0.2, 'a']: give a share above 0"),
+        ("futures={name: classmates, classmates: [peer], reward: steps, cuts: 0}", "futures: cuts = 0: input should"),
+        ("futures.weight=.nan", "futures: weight = nan: input should be a finite number"),
+        ("futures.classmates=[peer, peer]", "'peer' is there twice"),
+        ("futures.classmates=[{name: peer, weight: 0}]", "with a weight above 0"),
+        ("futures.classmates=[]", "name at least one of the recipe's models"),
+        ("futures={name: classmates, classmates: [peer], measure: mixed, mix: 7}", "futures: mix = 7: input should"),
+        ("futures.mix=0.2", "'mix' does nothing without measure: mixed"),
+        ("futures.classmates=[{name: peer, think: ['', '']}]", "classmates.0.think.0 = ''"),
+        ("futures.max_tokens=0", "futures: max_tokens = 0: input should be greater"),
+        ("futures.cutz=3", "unknown option 'cutz' of kind of future 'classmates' in futures; did you mean 'cuts'?"),
+        ("episode.think=null", "set episode.think, or futures.thought=reply"),
+    ],
+)
+def test_options_of_classmates_have_bounds_like_the_recipes_own_keys(override: str, message: str) -> None:
+    assert message in refused("classmate-mini", override)
+
+
+def test_a_reward_of_nothing_is_refused_only_where_nothing_else_pays() -> None:
+    silent = "reward.metrics=[{name: verifier, weight: 0}]"
+    check_names(load_recipe("classmate-mini", [silent]).recipe)  # the classmates pay
+    check_names(load_recipe("gsm8k-turns", [silent]).recipe)  # the environment may
+    check_names(load_recipe("quickstart", ["reward.metrics=[]", "train.method=sft"]).recipe)
+    assert "all weights in reward.metrics are 0" in refused("classmate-mini", silent, "futures.weight=0")
+
+
+def test_a_step_wide_baseline_and_an_importance_weight_are_ways_out() -> None:
+    check_names(load_recipe("quickstart", ["train.group_size=1", "train.advantage=reinforce++"]).recipe)
+    check_names(load_recipe("quickstart", ["train={loss: reinforce, async_steps: 1, importance: truncate}"]).recipe)
+
+
+@pytest.mark.parametrize("registry", KINDS, ids=lambda registry: registry.kind.replace(" ", "-"))
+def test_every_number_among_the_options_of_a_named_thing_is_bounded(registry: Registry[Any]) -> None:
+    wanting = []
+    for name in registry.names():
+        kinds_of = option_types(registry.get(name))
+        own = {key for key in kinds_of if key not in FUTURE_NAMES or key == "seed"}
+        wanting += [(name, key) for key in sorted(own) if kinds_of[key] is Any and key != "model"]
+        wanting += [(name, key) for key in sorted(own) if _has_free_number(kinds_of[key])]
+    assert set(wanting) <= ELSEWHERE
+
+
+def _has_free_number(annotation: Any) -> bool:
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Annotated, typing.Literal):
+        return False
+    return annotation in (int, float) or any(map(_has_free_number, typing.get_args(annotation)))
+
+
+def test_an_annotation_for_the_type_checker_alone_leaves_the_others_checked() -> None:
+    def thing(helper: NowhereToBeFound, size: int) -> None:  # type: ignore[name-defined]  # noqa: F821
+        """An option beside something that only a type checker imports."""
+
+    with pytest.raises(UserError, match="size = 'big': input should be a valid integer"):
+        check_options(thing, {"size": "big"}, {"helper": None}, "thing", "")
+
+
+ODD: list[Any] = [
+    None, True, False, 0, 1, -1, 3, 10**30, 0.5, -0.5, 1e-12, 1e308, float("nan"), float("inf"), -float("inf"),
+    "", " ", "x", "auto", "none", "0", "-1", "policy", "a.b:C", "no_such:Thing", "http://", "no/such/file", "\0", "ü",
+    "%s{}", [], [0], [1, -1], ["a", "a"], ["", ""], [None], [[]], [0.2, "a"], {}, {"name": "x"}, {"name": 3}, {"": 0},
+    {"a": {}},
+]  # fmt: skip
+"""Values that somebody might put anywhere."""
+SAMPLE = str(Path(__file__).parent.parent / "tasks" / "gsm8k_sample.jsonl")
+SMALL = {"model": {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 16}}, "episode": {"max_tokens": 8}}
+BASES: dict[str, dict[str, Any]] = {
+    "talk": {"task": {"name": "slots", "rows_per_split": 8}, "futures": {"samples": 2, "rounds": 1}},
+    "thoughts": {
+        "task": {"name": "ciphers", "limit": 8},
+        "models": {"peer": "policy@start"},
+        "futures": {"name": "classmates", "classmates": ["peer"]},
+    },
+    "task": {"task": {"name": "gsm8k", "file": "arithmetic", "limit": 8}, "models": {"peer": "scripted:echo"}},
+}
+
+
+def keys() -> dict[str, Any]:
+    """Every key of the reference and the options of all things that it can name, with their types."""
+    out: dict[str, Any] = {}
+    for title, model, _ in sections():
+        prefix = "" if title == "top level" else f"{title.replace('NAME', 'peer').replace('.N', '.0')}."
+        out |= {f"{prefix}{name}": field.annotation for name, field in model.model_fields.items()}
+    places = {"task": tasks, "futures": kinds, "futures.user": users, "reward.manager": managers}
+    places |= {"reward.metrics": metrics, "train.advantage": estimators, "train.loss": surrogates}
+    for place, registry in places.items():
+        inner = f"{place}.0" if place == "reward.metrics" else place
+        for name in registry.names():
+            out |= {f"{place}={name}|{inner}.{key}": kind for key, kind in _options(registry.get(name)).items()}
+    return {key: kind for key, kind in out.items() if key not in ("run_dir", "trackers", "serve")}
+
+
+def _options(thing: Any) -> dict[str, Any]:
+    return {key: kind for key, kind in option_types(thing).items() if key not in FUTURE_NAMES}
+
+
+def words(annotation: Any) -> list[Any]:
+    """The texts that an annotation lists."""
+    parts = typing.get_args(annotation)
+    return (
+        list(parts) if typing.get_origin(annotation) is typing.Literal else [w for part in parts for w in words(part)]
+    )
+
+
+def nowhere(name: str, *_: Any) -> Any:
+    raise UserError(f"cannot load '{name}'")
+
+
+def dry_run(base: str, key: str, value: Any, folder: Path) -> str:
+    """The plan of a recipe with an odd value, '' where it is refused; anything but a `UserError` is a traceback."""
+    setting, _, last = key.rpartition("|")
+    place, _, name = setting.partition("=")
+    file = {"file": SAMPLE} if place == "task" and "file" in _options(tasks.get(name)) else {}
+    given = {place: [{"name": name}] if place == "reward.metrics" else {"name": name, **file}} if place else {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "_hub", nowhere)
+        try:
+            changed = {**given, "run_dir": str(folder / "run"), last: value}
+            recipe = load_recipe({**SMALL, **copy.deepcopy(BASES[base])}, changed).recipe
+            refuse(find(recipe, offline=True))
+            return plan(recipe)
+        except UserError as error:
+            assert str(error).strip() and "\n" not in str(error).strip(), "one line that says what is wrong"
+            return ""
+
+
+KEYS = keys()
+PAIRS = st.sampled_from(sorted(KEYS)).flatmap(
+    lambda key: st.tuples(st.just(key), st.sampled_from(ODD) | st.sampled_from([*words(KEYS[key]), *ODD[-3:]]))
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.sampled_from(sorted(BASES)), PAIRS)
+def test_an_odd_value_anywhere_is_planned_or_refused_and_never_a_traceback(
+    tmp_path_factory: pytest.TempPathFactory, base: str, pair: tuple[str, Any]
+) -> None:
+    logging.disable(logging.WARNING)
+    try:
+        dry_run(base, *pair, tmp_path_factory.getbasetemp())
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def test_the_odd_values_reach_every_section_and_every_kind_of_named_thing() -> None:
+    assert len(KEYS) > 300
+    for part in (
+        "train.optimizer.betas",
+        "model.tiny.heads",
+        "futures=classmates|futures.keep",
+        "task=slots|task.vague",
+    ):
+        assert part in KEYS

@@ -1,0 +1,67 @@
+"""Deadlines that follow the machine: one that is slow, or busy with other things, is given more time.
+
+A deadline of a test only keeps it from waiting for ever. It is said in seconds of a quiet machine and stretched by how
+much longer things take here and now. What a test is about is seen by events, counts and states, never by the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+Seen = TypeVar("Seen")
+LOOP_S = 0.02
+"""What the loop below takes on the machine that the deadlines were written for."""
+
+
+@lru_cache(maxsize=1)
+def _slower() -> float:
+    """How many times longer than there a loop takes here, other programs left out."""
+
+    def loop() -> float:
+        began = time.process_time()
+        sum(i * i % 7 for i in range(100_000))
+        return time.process_time() - began
+
+    return min(loop() for _ in range(3)) / LOOP_S
+
+
+def _crowded() -> float:
+    """How many programs there are for each core that want to run."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    waiting = os.getloadavg()[0]
+    if (now := Path("/proc/loadavg")).exists():  # the average is a minute late
+        waiting = max(waiting, float(now.read_text().split()[3].partition("/")[0]))
+    return waiting / cores
+
+
+def patience(seconds: float) -> float:
+    """So many seconds of a quiet machine, as long as they are here and now."""
+    return seconds * max(1.0, _slower()) * max(1.0, _crowded())
+
+
+def wait_until(happened: Callable[[], Seen], seconds: float = 60.0, pause: float = 0.02) -> Seen:
+    """What `happened` says as soon as that is true; an `AssertionError` when it never is."""
+    left = seconds
+    while not (seen := happened()):
+        assert left > 0, f"it did not happen within {seconds:g} s of a quiet machine"
+        began = time.monotonic()
+        time.sleep(pause)
+        left -= (time.monotonic() - began) * seconds / patience(seconds)
+    return seen
+
+
+async def until(happened: Callable[[], Seen], seconds: float = 60.0, pause: float = 0.005) -> Seen:
+    """`wait_until` on the event loop."""
+    left = seconds
+    while not (seen := happened()):
+        assert left > 0, f"it did not happen within {seconds:g} s of a quiet machine"
+        began = time.monotonic()
+        await asyncio.sleep(pause)
+        left -= (time.monotonic() - began) * seconds / patience(seconds)
+    return seen

@@ -1,0 +1,330 @@
+"""Learning along the tree: held against the exact gradient of what it climbs, on a policy small enough to enumerate.
+
+The policy is a table: what was last heard → two words. The user answers with one of two words, by a table too. So all
+conversations can be written down with their probabilities, and both the objective (the expected reward of a reply's
+futures) and the mean of the estimator are sums.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.workshop import learner, metrics, recipe
+from upshot.cli import main
+from upshot.config.recipe import Recipe, TrainConfig
+from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
+from upshot.core.errors import UserError
+from upshot.core.score import Score
+from upshot.rewards.reward import MetricWeight
+from upshot.rollout.check_names import check_names
+from upshot.rollout.futures.base import CreditRule
+from upshot.rollout.futures.talk import Talk
+from upshot.rollout.rollout import Future, Rollout
+from upshot.rollout.tree import measure_tree
+from upshot.run.run import train
+from upshot.training.learner.batch import Datum
+from upshot.training.loops import online_dpo, ppo, rl
+from upshot.training.objectives.objectives import PolicyGradient
+
+Theta = dict[int, list[float]]
+"""By what was last heard: the logits of the two words."""
+Words = tuple[int, ...]
+"""Policy, user, policy, user, policy …"""
+POLICY: Theta = {9: [0.2, -0.4], 0: [0.5, 0.1], 1: [-0.3, 0.6]}
+User = dict[int, list[float]]
+USER: User = {0: [0.7, 0.3], 1: [0.4, 0.6]}
+"""By what the policy said: the probabilities of the user's two words."""
+ECHO: User = {0: [1, 0], 1: [0, 1]}
+OPENING = 9
+ROW = Row("r", (Message("user", "?"),))
+
+
+def softmax(logits: Sequence[float]) -> list[float]:
+    total = sum(map(math.exp, logits))
+    return [math.exp(x) / total for x in logits]
+
+
+def worth(words: Words) -> float:
+    """The reward of a conversation: any function of all that was said."""
+    return random.Random(repr(words)).uniform(-1, 1)
+
+
+def endings(theta: Theta, said: Words, rounds: int, user: User = USER) -> Iterator[tuple[Words, float]]:
+    """All conversations that may come of one, with their probabilities."""
+    if rounds == 0:
+        yield said, 1.0
+        return
+    for heard, word in itertools.product((0, 1), (0, 1)):
+        chance = user[said[-1]][heard] * softmax(theta[heard])[word]
+        for whole, after in endings(theta, (*said, heard, word), rounds - 1, user) if chance else ():
+            yield whole, chance * after
+
+
+def objective(theta: Theta, rounds: int, user: User = USER) -> float:
+    first = softmax(theta[OPENING])
+    return sum(first[w] * p * worth(whole) for w in (0, 1) for whole, p in endings(theta, (w,), rounds, user))
+
+
+def exact_gradient(rounds: int, user: User = USER) -> dict[tuple[int, int], float]:
+    """By central differences of the objective."""
+    out = {}
+    for state, word in itertools.product(POLICY, (0, 1)):
+        values = []
+        for step in (1e-5, -1e-5):
+            theta = {key: list(logits) for key, logits in POLICY.items()}
+            theta[state][word] += step
+            values.append(objective(theta, rounds, user))
+        out[state, word] = (values[0] - values[1]) / 2e-5
+    return out
+
+
+def conversation(words: Words) -> Conversation:
+    """What a policy and a user with these words would leave behind; each word one token."""
+    turns = [Turn(ROW.messages[0])]
+    heard = OPENING
+    for at, word in enumerate(words):
+        if at % 2:
+            turns.append(Turn(Message("user", str(word))))
+            heard = word
+        else:
+            logprob = math.log(softmax(POLICY[heard])[word])
+            turns.append(Turn(Message("assistant", str(word)), Sample((heard,), (word,), (logprob,), "stop")))
+    return Conversation(ROW, turns=tuple(turns))
+
+
+def future(words: Words, path: tuple[int, ...], forks: tuple[int, ...]) -> Future:
+    scores = {"worth": Score(worth(words))}
+    return Future(conversation(words), forks[0], "user", scores=scores, path=path, forks=forks)
+
+
+def scored(reply: Rollout, by: str) -> Rollout:
+    talk = Talk({}, {"worth": MetricWeight()}, credit=CreditRule(by))
+    reply.reward, reply.credit = talk.score(reply)
+    return reply
+
+
+def flat_trees(rounds: int, samples: int) -> Iterator[tuple[Words, list[Words], float]]:
+    """Every reply with every set of its futures, and how likely that is."""
+    for word, first in enumerate(softmax(POLICY[OPENING])):
+        for ways in itertools.product(list(endings(POLICY, (word,), rounds)), repeat=samples):
+            yield (word,), [words for words, _ in ways], first * math.prod(p for _, p in ways)
+
+
+class Sampled:
+    """No learner: nothing is asked of it."""
+
+    def __init__(self, **config: object) -> None:
+        self.config = TrainConfig.model_validate(config)
+
+    def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
+        raise AssertionError
+
+    values = logprobs
+
+
+def gradient(lesson: rl.Lesson, replies: int) -> dict[tuple[int, int], float]:
+    """What the loss of a lesson climbs: advantage × share × ∇ log p, over the number of replies."""
+    out = dict.fromkeys(itertools.product(POLICY, (0, 1)), 0.0)
+    for _, datum in lesson:
+        for at in datum.places:
+            heard, said = datum.ids[at - 1], datum.ids[at]
+            for word, p in enumerate(softmax(POLICY[heard])):
+                out[heard, word] += datum.share * datum.advantages[at] * ((word == said) - p) / replies
+    return out
+
+
+def mean_estimate(by: str, rounds: int) -> dict[tuple[int, int], float]:
+    """The mean over all that two replies with two futures each may come to."""
+    mean = dict.fromkeys(itertools.product(POLICY, (0, 1)), 0.0)
+    source = Sampled(advantage="rloo")
+    for pair in itertools.product(list(flat_trees(rounds, 2)), repeat=2):
+        group = [
+            scored(Rollout(conversation(said), futures=[future(w, (i,), (2,)) for i, w in enumerate(ways)]), by)
+            for said, ways, _ in pair
+        ]
+        chance = pair[0][2] * pair[1][2]
+        for key, value in gradient(rl.lesson_of(source, [group])[0], 2).items():
+            mean[key] += chance * value
+    return mean
+
+
+def test_along_the_tree_the_estimator_is_the_exact_gradient() -> None:
+    exact, found = exact_gradient(1), mean_estimate("tree", 1)
+    assert found == pytest.approx(exact, abs=1e-8)
+
+
+def test_the_reply_alone_is_only_a_part_of_the_gradient() -> None:
+    """Why there is a tree. What the policy says later moves the reward too, and by reply nobody tells it so."""
+    exact, found = exact_gradient(1), mean_estimate("reply", 1)
+    first = {key: value for key, value in found.items() if key[0] == OPENING}
+    assert first == pytest.approx({key: exact[key] for key in first}, abs=1e-8), "of the reply's own words it is right"
+    later = [exact[key] for key in exact if key[0] != OPENING]
+    assert max(map(abs, later)) > 0.05 and all(found[key] == 0 for key in found if key[0] != OPENING)
+
+
+def forked_trees() -> Iterator[tuple[Words, list[Future], float]]:
+    """Every reply with two ways on, each of which forks in two after a round."""
+    one = {w: list(endings(POLICY, (w,), 1, ECHO)) for w in (0, 1)}
+    twigs = {words: list(endings(POLICY, words, 1, ECHO)) for w in one for words, _ in one[w]}
+    for word, first in enumerate(softmax(POLICY[OPENING])):
+        for (left, p), (right, q) in itertools.product(one[word], repeat=2):
+            for below in itertools.product(*(itertools.product(twigs[way], repeat=2) for way in (left, right))):
+                leaves = [
+                    future(whole, (way, i), (2, 4))
+                    for way, pair in enumerate(below)
+                    for i, (whole, _) in enumerate(pair)
+                ]
+                yield (word,), leaves, first * p * q * math.prod(c for pair in below for _, c in pair)
+
+
+def test_forks_at_later_rounds_give_the_exact_gradient_of_the_later_turns() -> None:
+    """One reply has nobody to be compared with and is silent: what is left is the part of all its later turns."""
+    mean = dict.fromkeys(itertools.product(POLICY, (0, 1)), 0.0)
+    source, total, expected = Sampled(advantage="rloo"), 0.0, 0.0
+    for said, leaves, chance in forked_trees():
+        reply = scored(Rollout(conversation(said), futures=leaves), "tree")
+        total, expected = total + chance, expected + chance * (reply.reward.total.value or 0.0)
+        for key, value in gradient(rl.lesson_of(source, [[reply]])[0], 1).items():
+            mean[key] += chance * value
+    exact = exact_gradient(2, ECHO)
+    assert total == pytest.approx(1) and expected == pytest.approx(objective(POLICY, 2, ECHO))
+    assert {k: v for k, v in mean.items() if k[0] != OPENING} == pytest.approx(
+        {k: v for k, v in exact.items() if k[0] != OPENING}, abs=1e-8
+    )
+
+
+def test_the_loss_adds_the_futures_to_the_replies_and_changes_nothing_of_theirs() -> None:
+    """The gradient of the loss is the sum that the proof is about: shares count, and only replies divide."""
+    teacher = learner(length_norm="constant", advantage="dr-grpo")
+    rng = random.Random(0)
+
+    def datum(length: int, **more: object) -> Datum:
+        ids = [rng.randrange(7, 50) for _ in range(length)]
+        found = Datum(ids, [0] * 3 + [1] * (length - 3), advantages=[rng.gauss(0, 1) for _ in ids], **more)  # type: ignore[arg-type]
+        (found.old,) = teacher.logprobs([found])
+        return found
+
+    def gradients(units: Sequence[Sequence[Datum]]) -> list[torch.Tensor]:
+        teacher.module.zero_grad()
+        teacher.forward_backward(units, PolicyGradient(teacher.config))
+        return [p.grad.clone() for p in teacher.parameters if p.grad is not None]
+
+    replies = [datum(9), datum(7)]
+    below = [datum(12, share=0.25, counted=False), datum(11, share=0.5, counted=False)]
+    whole = gradients([[replies[0], *below], [replies[1]]])
+    alone = gradients([[reply] for reply in replies])
+    added = [torch.zeros_like(g) for g in alone]
+    for one in below:
+        one.counted, share, one.share = True, one.share, 1.0
+        added = [total + share * own / 2 for total, own in zip(added, gradients([[one]]), strict=True)]
+    for got, first, second in zip(whole, alone, added, strict=True):
+        assert torch.allclose(got, first + second, atol=1e-6)
+
+
+def silent_reply(values: Mapping[tuple[int, ...], float | None]) -> Rollout:
+    words = {0: (0, 0, 0), 1: (0, 1, 1), 2: (0, 0, 1)}
+    futures = []
+    for path, value in values.items():
+        one = future(words[path[0]], path, (2,))
+        one.scores = {"worth": Score.missing("timeout") if value is None else Score(value)}
+        futures.append(one)
+    return scored(Rollout(conversation((0,)), futures=futures), "tree")
+
+
+def test_what_cannot_be_compared_teaches_nothing_and_is_counted() -> None:
+    replies = [
+        silent_reply({(0,): 1.0, (1,): 0.0}),
+        silent_reply({(0,): 1.0, (1,): None}),
+        silent_reply({(0,): 0.5, (1,): 0.5}),
+        silent_reply({(0,): 1.0, (1,): None, (2,): 0.0}),
+    ]
+    found = measure_tree(replies)
+    assert found == {
+        "tree/forks": 4,
+        "tree/branches": 4,
+        "tree/missing": 2,
+        "tree/alone": 1,
+        "tree/flat": 1,
+        "tree/unsaid": 0,
+    }
+    lesson, _ = rl.lesson_of(Sampled(advantage="dr-grpo"), [replies])
+    below = [datum for _, datum in lesson if not datum.counted]
+    assert [datum.share for datum in below] == [0.5] * 4, "one over those siblings that have a reward"
+    assert [datum.advantages[-1] for datum in below] == [0.5, -0.5] * 2
+
+
+def test_a_branch_in_which_only_the_user_spoke_is_a_sibling_and_trains_nothing() -> None:
+    left = future((0, 1), (0,), (2,))
+    said = future((0, 0, 1), (1,), (2,))
+    left.scores, said.scores = {"worth": Score(1.0)}, {"worth": Score(0.0)}
+    reply = scored(Rollout(conversation((0,)), futures=[left, said]), "tree")
+    lesson, _ = rl.lesson_of(Sampled(advantage="dr-grpo"), [[reply]])
+    (below,) = [datum for _, datum in lesson if not datum.counted]
+    assert below.mask == [0, 0, 0, 1] and below.advantages[-1] == -0.5
+
+
+def test_ppo_takes_every_branch_as_a_trajectory_and_online_dpo_pairs_the_siblings() -> None:
+    reply = silent_reply({(0,): 1.0, (1,): 0.0})
+    teacher = learner(value_head=True, method="ppo")
+    lesson, _ = ppo.lesson_of(teacher, [[reply]])
+    assert [sum(datum.mask) for _, datum in lesson] == [1, 1, 1] and [d.counted for _, d in lesson] == [
+        True,
+        False,
+        False,
+    ]
+    assert [datum.returns[datum.places[-1]] for _, datum in lesson] == pytest.approx([0.5, 1.0, 0.0])
+    pairs, left_out = online_dpo.best_and_worst([[reply], *reply.siblings], 0.1)
+    ((best, worst),) = pairs
+    assert (best.reward.total.value, worst.reward.total.value) == (1.0, 0.0) and left_out == {"missing": 1}
+
+
+def along_the_tree(folder: Path, **changes: object) -> Recipe:
+    """A talkative user, and a reward that tells all futures apart."""
+    more = {
+        "credit": "tree",
+        "models": {"user": "scripted:tests.training.helpers:customer"},
+        "futures": {"samples": [2, 2], "rounds": 2, "user": {"name": "llm"}},
+        "reward": {"metrics": ["tests.training.helpers:Lottery"]},
+    }
+    return recipe(folder, warm=False, more=more, **changes)
+
+
+@pytest.mark.parametrize("method", ["rl", "ppo", "online-dpo"])
+def test_every_method_trains_along_the_tree(tmp_path: Path, method: str) -> None:
+    train(along_the_tree(tmp_path / "run", method=method, steps=1, minibatches=2))
+    last = metrics(tmp_path / "run")[-1]
+    assert (last["tree/forks"], last["tree/branches"] + 2 * last["tree/flat"]) == (12 * 3, 12 * 6)
+    line = json.loads((tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()[0])
+    assert [one["path"] for one in line["futures"]] == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    first, second = (one["branches"] for one in line["futures"][:2])
+    assert first[0] == second[0] and first[1]["start"] == second[1]["start"] == first[0]["start"] + 2
+    if method != "online-dpo":
+        assert first[1]["advantage"] != second[1]["advantage"]
+
+
+def test_a_run_along_the_tree_resumes_exactly(tmp_path: Path) -> None:
+    for name in ("whole", "halves"):
+        train(along_the_tree(tmp_path / name, steps=2 if name == "whole" else 1))
+    assert main(["train", "--quiet", "--resume", str(tmp_path / "halves"), "train.steps=2"]) == 0
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "halves")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"futures": {"samples": [2, 2], "rounds": 1}}, "as many rounds, or fewer forks"),
+        ({"credit": "tree", "futures": {"samples": 1, "rounds": 1}}, "take 2 or more"),
+    ],
+)
+def test_a_tree_that_could_teach_nothing_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        check_names(recipe(tmp_path, more=changes))

@@ -1,0 +1,77 @@
+"""A run that falls is told; one that holds is left alone. The curves are those of real runs (docs/results)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.training.workshop import recipe
+from upshot.run.run import train
+from upshot.training.metrics.alarms import Alarms
+from upshot.training.metrics.best import BestTracker
+
+CURVES = Path(__file__).parents[3] / "docs" / "results"
+
+
+def rung(name: str) -> dict[str, int]:
+    """Which metrics rang in a run, and when first."""
+    alarms, first = Alarms(), {}
+    for text in (CURVES / f"{name}.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        alarms.watch(line, line["step"])
+        for metric in alarms.ringing:
+            first.setdefault(metric, line["step"])
+    return first
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_published_objective_on_openings_alone_falls_and_rings(seed: int) -> None:
+    found = rung(f"withheld/reply-{seed}")
+    assert found["reward/mean"] < 80 and found["eval/reward/mean"] < 90, found
+
+
+@pytest.mark.parametrize("name", [f"withheld/{kind}-{seed}" for kind in ("tree2", "tree4") for seed in (1, 2, 3)])
+def test_along_the_tree_nothing_rings(name: str) -> None:
+    assert not {"reward/mean", "eval/reward/mean"} & set(rung(name))
+
+
+def test_the_words_name_the_best_step_and_the_way_out() -> None:
+    alarms = Alarms()
+    for step in range(1, 31):
+        alarms.watch({"reward/mean": 0.8 if step <= 15 else 0.2}, step)
+    (text,) = alarms.ringing.values()
+    assert "fell from 0.8 (steps until 10) to 0.44" in text and "credit.by=tree" in text and "train.kl" in text
+
+
+def test_evaluations_that_stay_low_ring_and_one_low_one_does_not() -> None:
+    alarms = Alarms()
+    for step, value in enumerate([0.5, 0.9, 0.4, 0.9, 0.4]):
+        alarms.watch({"eval/reward/mean": value}, 10 * step)
+        assert not alarms.ringing
+    alarms.watch({"eval/reward/mean": 0.5}, 50)
+    assert "the held-out reward fell from 0.9 at step 10 to 0.5" in alarms.ringing["eval/reward/mean"]
+
+
+def test_futures_that_no_longer_end_and_turns_that_repeat_ring() -> None:
+    alarms = Alarms()
+    for step in range(40):
+        late = step >= 20
+        alarms.watch({"rollout/futures_left": 0.1 if late else 0.9, "rollout/future_repeats": 0.8 * late}, step)
+    assert set(alarms.ringing) == {"rollout/futures_left", "rollout/future_repeats"}
+
+
+def test_the_run_says_when_its_last_model_is_worse_than_its_best(tmp_path: Path) -> None:
+    tracker = BestTracker("eval/reward/mean")
+    for step, value in ((0, 0.1), (10, 0.8), (20, 0.3)):
+        tracker.add(step, {"eval/reward/mean": value})
+    assert tracker.lost() == "eval/reward/mean is 0.3 at the end and was 0.8 after step 10"
+    tracker.add(30, {"eval/reward/mean": 0.9})
+    assert tracker.lost() == ""
+
+
+def test_the_best_checkpoint_is_kept_wherever_there_are_evaluations(tmp_path: Path) -> None:
+    train(recipe(tmp_path / "run", warm=False, steps=2, more={"eval": {"every": 1, "rows": 4}}))
+    best = json.loads((tmp_path / "run" / "checkpoints" / "best.json").read_text())
+    assert best["metric"] == "eval/reward/mean"

@@ -1,0 +1,136 @@
+"""The loop in pieces learns as a run does: method, KL, importance, minibatches; what it cannot do it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+import upshot
+from tests.tiny import SHAPE
+from upshot.config.recipe import Recipe
+from upshot.core.errors import UserError
+from upshot.core.score import Score
+from upshot.rewards.credit import credit_sampled
+from upshot.rewards.reward import Reward
+from upshot.rollout.rollout import Rollout
+from upshot.training.loops import online_dpo, ppo, rl
+from upshot.training.trainer import OF_RUNS, Trainer
+
+WORDS = ["which", "size", "please", "here", "is", "a", "lamp", "?"]
+ROW = upshot.Row("r", (upshot.Message("user", "a lamp please"),))
+
+
+def made(**train: Any) -> Trainer:
+    shape = {"hidden": SHAPE.hidden, "layers": 1, "heads": 2, "mlp": 32}
+    return Trainer.tiny(WORDS, shape=shape, max_tokens=5, **{"lr": 1e-2, **train})
+
+
+def groups(trainer: Trainer) -> list[list[Rollout]]:
+    """Two groups of replies, worth what their number is."""
+    found = asyncio.run(trainer.sample([ROW, ROW], 4, seed=1))
+    for number, reply in enumerate(reply for group in found for reply in group):
+        total = Score(float(number % 3))
+        reply.reward, reply.credit = Reward(total), credit_sampled(total, reply.conversation.mask)
+    return found
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer.learner.parameters])
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        {},
+        {"kl": 100.0},
+        {"kl": {"weight": 2.0, "where": "reward"}},
+        {"importance": "mask", "kl": 0.1},
+        {"method": "ppo", "kl": 0.1},
+        {"method": "online-dpo"},
+    ],
+    ids=str,
+)
+def test_in_pieces_and_as_a_round_the_weights_are_those_of_a_run(train: dict[str, Any]) -> None:
+    learn = {"ppo": ppo.learn, "online-dpo": online_dpo.learn}.get(train.get("method", "rl"), rl.learn)
+    found = []
+    for way in ("pieces", "round", "run"):
+        trainer = made(**train)
+        for step in range(2):  # in the second the policy is no longer the reference
+            played = groups(trainer)
+            if way == "pieces":
+                logs = trainer.forward_backward(played) | trainer.step()
+            elif way == "round":
+                logs = trainer.learn(played, seed=step)
+            else:
+                logs = learn(trainer.learner, played, step)
+        found.append((weights(trainer), {k: v for k, v in logs.items() if not k.startswith("policy/drift")}))
+    assert torch.equal(found[0][0], found[2][0]) and torch.equal(found[1][0], found[2][0])
+    assert found[0][1] == found[1][1] == found[2][1]
+
+
+def after(trainer: Trainer, steps: int = 2, **learn: Any) -> torch.Tensor:
+    for _ in range(steps):
+        trainer.learn(groups(trainer), **learn)
+    return weights(trainer)
+
+
+def test_no_setting_is_without_effect() -> None:
+    plain = after(made())
+    settings: list[dict[str, Any]] = [
+        {"kl": 100.0},
+        {"kl": {"weight": 1.0, "where": "reward"}},
+        {"minibatches": 2},
+        {"method": "ppo"},
+        {"method": "online-dpo"},
+        {"importance": {"rule": "truncate", "high": 0.5, "low": 0.1}},
+    ]
+    for setting in settings:
+        assert not torch.equal(after(made(**setting)), plain), setting
+
+
+def test_a_round_takes_as_many_steps_as_it_has_minibatches_and_one_gradient_is_refused() -> None:
+    trainer = made(minibatches=3)
+    played = groups(trainer)
+    trainer.learn(played)
+    assert trainer.learner.steps == 3
+    with pytest.raises(UserError, match=r"train.minibatches is 3.*learn\(groups\)"):
+        trainer.forward_backward(played)
+
+
+@pytest.mark.parametrize("key", OF_RUNS)
+def test_what_only_a_run_has_a_use_for_is_refused(key: str) -> None:
+    field = Recipe.model_fields["train"].annotation.model_fields[key]  # type: ignore[union-attr]
+    value = field.get_default(call_default_factory=True) or 2
+    with pytest.raises(UserError, match=f"Trainer takes no '{key}'"):
+        made(**{key: value})
+
+
+def test_methods_that_learn_from_files_are_refused() -> None:
+    with pytest.raises(UserError, match="no method 'dpo'"):
+        made(method="dpo")
+    with pytest.raises(UserError, match=r"imitate\(dialogues\)"):
+        made(method="sft").learn([])
+
+
+def test_given_advantages_stay_and_estimated_ones_are_estimated_again() -> None:
+    trainer = made()
+    played = groups(trainer)
+    trainer.forward_backward(played)
+    for number, group in enumerate(played):
+        for reply in group:
+            reply.advantages = [0.5] * len(reply.credit.spans)  # type: ignore[union-attr]
+        with nullcontext() if number else pytest.raises(UserError, match="others none"):
+            trainer.forward_backward(played)
+    assert all(set(reply.advantages) == {0.5} for reply in played[0])
+    with pytest.raises(UserError, match=r"train.kl.where is 'reward'"):
+        made(kl={"weight": 1.0, "where": "reward"}).forward_backward(played)
+    trainer, again = made(), groups(made())
+    trainer.forward_backward(again)
+    for reply in again[0]:
+        reply.credit = credit_sampled(Score(1.0), reply.conversation.mask)
+    trainer.forward_backward(again)
+    assert {a for reply in again[0] for a in reply.advantages} == {0.0}, "all alike now"

@@ -1,0 +1,105 @@
+"""Values from outside → checked ones, by pydantic; what is wrong becomes one line that names key, value and way out.
+
+One system for everything a recipe can say: its sections are models (`recipe/`), the options of a named thing are the
+annotated parameters of its constructor (`registry.py`), and all of them are told by `explain_error`.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from upshot.config import bounds
+from upshot.core.errors import UserError, did_you_mean
+
+SHOWN = 80
+"""So many characters of a wrong value are repeated."""
+
+
+def check_value(name: str, value: Any, kind: Any) -> Any:
+    """A value of the kind that an argument wants; `UserError` for any other."""
+    try:
+        return _adapter(kind).validate_python(value)
+    except PydanticSchemaGenerationError:  # a kind of somebody's own that pydantic knows nothing of
+        return value
+    except ValidationError as error:
+        raise UserError(explain_error(error, place=name)) from None
+
+
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """What checks a kind of value; not a number is no number, except where a model of its own takes it."""
+    config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
+    own_config = isinstance(kind, type) and (issubclass(kind, BaseModel) or hasattr(kind, "__dataclass_fields__"))
+    return TypeAdapter(kind) if own_config else TypeAdapter(kind, config=config)
+
+
+def explain_error(error: ValidationError, root: type[BaseModel] | None = None, place: str = "") -> str:
+    """The first thing that is wrong, as one line; `root`: whose keys are known, `place`: the key before its own."""
+    first = first_error(error)
+    inner = [str(part) for part in first["loc"]]
+    path = [*([place] if place else []), *inner]
+    key = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        section = model_at(root, inner[:-1]) if root is not None else None
+        return unknown_key("key", path[-1], section.model_fields if section is not None else (), ".".join(path[:-1]))
+    if first["type"] == "missing":
+        return f"'{key}' is needed and not there"
+    message = _message(first)
+    if isinstance(first["input"], Mapping) and first["type"] == "value_error":  # what two keys together mean
+        return message if key in message else f"{key}: {message}"
+    return f"{key} = {_shown(first['input'])}: {message[0].lower()}{message[1:]}"
+
+
+def _message(error: ErrorDetails) -> str:
+    """What pydantic says of an error; of a predicate of ours, what its docstring says."""
+    text = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "predicate_failed":
+        found = getattr(bounds, text.split()[1].rpartition(".")[2], None)
+        text = (found.__doc__ or text).rstrip(".") if found is not None else text
+    return text
+
+
+def first_error(error: ValidationError) -> ErrorDetails:
+    """What is told of several errors. What is not there comes last: a mistyped key is one too many, one too few."""
+    found = error.errors()
+    return next((one for one in found if one["type"] != "missing"), found[0])
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+def unknown_key(what: str, key: str, known: Iterable[str], where: str = "") -> str:
+    """What is said of a key that nobody knows."""
+    place = f" in {where}" if where else ""
+    return f"unknown {what} '{key}'{place}; {did_you_mean(key, known)}"
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The pydantic models that an annotation speaks of."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in typing.get_args(annotation) for model in models_in(part)]
+
+
+def model_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | None:
+    """The model behind a dotted key, None where there is none (options of a named thing, plain values)."""
+    parts = iter(path)
+    for part in parts:
+        if part.isdigit():
+            continue
+        info = model.model_fields.get(part)
+        if info is None:
+            return None
+        found = models_in(info.annotation)
+        if not found:
+            return None
+        model = found[0]
+        if getattr(info.annotation, "__origin__", None) is dict:
+            next(parts, None)  # the name of one of them
+    return model

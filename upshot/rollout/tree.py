@@ -1,0 +1,135 @@
+"""The tree below a reply: which futures went on from the same words, what each branch is worth, and who is compared.
+
+A reply's futures are leaves. Where they forked they have siblings: branches that went on from the same words. A
+branch is worth the mean of what is below it, each fork counting its ways alike, and so is the reply. What the policy
+said in a branch is judged beside its siblings, from the state in which it was said: the reply's own advantage says
+nothing about it. Nothing is sampled for that, and nothing is trained twice.
+
+It knows neither how futures are played nor how advantages are estimated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from upshot.core.conversation import Conversation, derive_seed
+from upshot.core.score import Score, mean_score
+from upshot.rewards.credit import MAIN, Credit, Span, only
+from upshot.rewards.reward import MetricWeight, combine
+from upshot.rollout.rollout import Branch, Future, Rollout
+
+SAME = 1e-9
+"""Rewards closer than this are alike."""
+
+
+def children(futures: Iterable[Future], depth: int = 0) -> list[list[Future]]:
+    """Futures by the way that they took at the fork of a depth, in order; one without a path has a way of its own."""
+    ways: dict[int | str, list[Future]] = {}
+    for number, future in enumerate(futures):
+        ways.setdefault(future.path[depth] if future.path else f"own {number}", []).append(future)
+    return list(ways.values())
+
+
+def mean_by_way(futures: Sequence[Future], depth: int = 0) -> list[Mapping[str, Score]]:
+    """The scores of every way at a fork: a future's own, or where it forked again the means of what came of it."""
+    return [
+        way[0].scores if len(way[0].path) <= depth + 1 else _means(mean_by_way(way, depth + 1))
+        for way in children(futures, depth)
+    ]
+
+
+def _means(scores: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
+    names = dict.fromkeys(name for own in scores for name in own)
+    return {name: mean_score(own[name] for own in scores if name in own) for name in names}
+
+
+def grow(futures: Sequence[Future], weights: Mapping[str, MetricWeight], tokens: str = "all") -> list[list[Branch]]:
+    """The branches of every fork below a reply, credited with what came of them; those nearest to the reply first."""
+    level = [(list(futures), 1.0)]
+    out: list[list[Branch]] = []
+    depth = 0
+    while level:
+        after = []
+        for some, share in level:
+            ways = children(some, depth)
+            branches = [_branch(way, depth, weights, tokens) for way in ways]
+            present = sum(not branch.reward.total.is_missing for branch in branches)
+            for way, branch in zip(ways, branches, strict=True):
+                branch.share = share / max(present, 1)
+                if len(way[0].path) > depth + 1:
+                    after.append((way, branch.share))
+            out.append(branches)
+        level, depth = after, depth + 1
+    return out
+
+
+def draw(forks: list[list[Branch]], part: float) -> list[list[Branch]]:
+    """A random part of the forks, each standing for those that were left out: in the mean nothing changes.
+
+    Which ones hangs on the conversations' own seeds, so that a resumed run draws the same.
+    """
+    if part == 1:
+        return forks
+    drawn = [fork for fork in forks if derive_seed(fork[0].conversation.seed, "draw", fork[0].path) < part * 2**63]
+    for fork in drawn:
+        for branch in fork:
+            branch.share /= part
+    return drawn
+
+
+def _branch(futures: Sequence[Future], depth: int, weights: Mapping[str, MetricWeight], tokens: str) -> Branch:
+    """The branch that some futures run through after the fork of a depth."""
+    first = futures[0]
+    forked_again = len(first.path) > depth + 1
+    whole, start = first.conversation, first.forks[depth]
+    conversation = whole
+    if forked_again:
+        conversation = Conversation(whole.row, whole.seed, whole.key, whole.turns[: first.forks[depth + 1]])
+    scores = mean_by_way(futures, depth + 1) if forked_again else [first.scores]
+    reward = combine(scores, weights)
+    spans = only(_own_spans(conversation, start), conversation, tokens)
+    return Branch(conversation, first.path[: depth + 1], start, reward, Credit({MAIN: reward.total}, spans))
+
+
+def _own_spans(conversation: Conversation, start: int) -> tuple[Span, ...]:
+    """The tokens that the policy sampled from a turn on."""
+    before = sum(turn.sample is not None for turn in conversation.turns[:start])
+    places = list(conversation.places())[before:]
+    return tuple(Span(at, at + len(sample.ids)) for at, sample in places if sample.ids)
+
+
+def compared(replies: Iterable[Rollout]) -> list[list[list[Branch]]]:
+    """The branches that have something to learn from their siblings, by how deep their fork is; fork by fork."""
+    levels: dict[int, list[list[Branch]]] = {}
+    for reply in replies:
+        for branches in reply.siblings:
+            if why_silent(branches) is None:
+                levels.setdefault(len(branches[0].path), []).append(branches)
+    return [levels[depth] for depth in sorted(levels)]
+
+
+def why_silent(branches: Sequence[Branch]) -> str | None:
+    """Why the branches of a fork teach nothing; None where they do.
+
+    alone: fewer than two have a reward. flat: all are worth the same. unsaid: the policy said nothing in any of them.
+    """
+    values = [branch.reward.total.value for branch in branches if branch.reward.total.value is not None]
+    if len(values) < 2:
+        return "alone"
+    if max(values) - min(values) < SAME:
+        return "flat"
+    return None if any(branch.credit.trains for branch in branches) else "unsaid"
+
+
+def measure_tree(replies: Sequence[Rollout]) -> dict[str, float]:
+    """Of a step's forks below replies: how many teach, why the others do not, and how many branches are missing."""
+    forks = [branches for reply in replies for branches in reply.siblings]
+    if not forks:
+        return {}
+    reasons = [why_silent(branches) for branches in forks]
+    missing = sum(branch.reward.total.is_missing for branches in forks for branch in branches)
+    teaching = [branches for branches, why in zip(forks, reasons, strict=True) if why is None]
+    trained = sum(branch.credit.trains for branches in teaching for branch in branches)
+    counts = {why: float(reasons.count(why)) for why in ("alone", "flat", "unsaid")}
+    out = {"forks": float(len(forks)), "branches": float(trained), "missing": float(missing), **counts}
+    return {f"tree/{name}": value for name, value in out.items()}

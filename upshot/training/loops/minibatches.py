@@ -1,0 +1,109 @@
+"""A step's items, and a round of updates on what it teaches: minibatches with an optimizer step on each, logged as one.
+
+What is logged of a round is what its minibatches came to together: means weighed by what each of them is a mean over,
+the updates that were skipped counted, the drift that of the first (later ones have other weights than the sampler had).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeVar
+
+from upshot.core.conversation import derive_seed
+from upshot.training.learner.batch import Datum
+from upshot.training.learner.learner import Learner
+from upshot.training.loops.base import Logs
+from upshot.training.objectives.mismatch import MismatchObjective, logged_drift
+from upshot.training.objectives.objectives import Objective
+
+T = TypeVar("T")
+
+
+@dataclass
+class Round:
+    """What is learned in a step."""
+
+    units: Sequence[Sequence[Datum]]
+    """Data that stay together in a minibatch."""
+    objective: Callable[[], Objective]
+    logs: Logs = field(default_factory=dict)
+    """What there is to log of it before anything is learned."""
+    counts: Logs = field(default_factory=dict)
+    """What it is made of."""
+
+
+def update(learner: Learner, given: Round, seed: int) -> Logs:
+    """An optimizer step on each minibatch of a round; what to log."""
+    found: list[tuple[Logs, Objective]] = []
+    steps: list[Logs] = []
+    drift = logged_drift(given.logs)
+    for part in minibatches(given.units, learner.config.minibatches, seed):
+        objective = MismatchObjective(given.objective())
+        found.append((learner.forward_backward(part, objective), objective))
+        drift = drift or objective.drift(learner.ranks)
+        steps.append(learner.step())
+    return given.logs | join_means(found) | join_steps(steps) | drift | given.counts
+
+
+def minibatches(units: Sequence[T], parts: int, seed: int) -> list[list[T]]:
+    """So many parts of nearly the same size, shuffled by the seed; fewer where there are not so many units."""
+    parts = min(parts, len(units))
+    order = pick(len(units), len(units), 0, seed) if parts > 1 else range(len(units))
+    ends = [len(units) * part // parts for part in range(parts + 1)] if parts else []
+    return [[units[i] for i in order[start:stop]] for start, stop in pairwise(ends)]
+
+
+def pick(size: int, count: int, step: int, seed: int) -> list[int]:
+    """The items of a step: passes over the data in a new order each, position a function of the step alone."""
+    chosen = []
+    for place in range(step * count, (step + 1) * count):
+        epoch, position = divmod(place, size)
+        chosen.append(_order(size, derive_seed(seed, "epoch", epoch))[position])
+    return chosen
+
+
+_orders: dict[tuple[int, int], list[int]] = {}
+
+
+def _order(size: int, seed: int) -> list[int]:
+    if (size, seed) not in _orders:
+        order = list(range(size))
+        random.Random(seed).shuffle(order)
+        if len(_orders) > 8:
+            _orders.clear()
+        _orders[size, seed] = order
+    return _orders[size, seed]
+
+
+def join_means(found: Sequence[tuple[Mapping[str, float], Objective]]) -> Logs:
+    """The means of several minibatches as those of all their data."""
+    if len(found) == 1:
+        return dict(found[0][0])
+    out: Logs = {}
+    for name in dict.fromkeys(name for logs, _ in found for name in logs):
+        values = [(logs[name], objective.weight(name)) for logs, objective in found if name in logs]
+        out[name] = _weighted(values)
+    return out
+
+
+def join_steps(steps: Sequence[Mapping[str, float]]) -> Logs:
+    """What several optimizer steps came to: how many were skipped, the mean norm of the gradients, the last rate."""
+    if not steps:
+        return {}
+    return {
+        **steps[-1],
+        "train/grad_norm": _weighted([(step["train/grad_norm"], 1.0) for step in steps]),
+        "train/skipped": math.fsum(step["train/skipped"] for step in steps),
+    }
+
+
+def _weighted(values: Sequence[tuple[float, float]]) -> float:
+    """The mean of values with their weights; one alone is itself, to the last bit."""
+    if len(values) == 1:
+        return values[0][0]
+    # No fsum: a gradient that is not finite has to show.
+    return sum(value * weight for value, weight in values) / sum(weight for _, weight in values)
