@@ -378,6 +378,35 @@ def test_the_notes_on_tests_are_out_of_the_programs_reach(box: Any) -> None:
     assert result.value == 0, result
 
 
+def test_copies_are_counted_alike_on_both_sides_whatever_comes_of_them(box: Any) -> None:
+    program = """
+max, min = [9], [8]
+TABLE = [1, 2]
+class Bag:
+    def __init__(self): self.n, self.items = 0, []
+    def add(self, x): self.items.append(x)
+    @property
+    def odd(self):
+        self.n += 1
+        return [self.n]
+def fail(xs): xs.append(0); raise ValueError(xs)
+"""
+    doubted = "b = Bag()\nassert b.odd == [1] and b.odd == [2]"
+    raised = "xs = [1]\ntry:\n    fail(xs)\nexcept ValueError:\n    assert xs == [1, 0]"
+    held = (
+        "assert TABLE == [1, 2]\nbag = Bag()\nitems, ys = bag.items, [3]\nbag.add(4)\nassert items == [4] and ys == [3]"
+    )
+    shadowed = "xs = [5]\nbag = Bag()\nassert max([1]) == [9][0] or True"
+    found = outcomes(box, program, [doubted, raised, held, shadowed, held])
+    assert found[:3] == [Outcome.UNDECIDED, PASSED, PASSED] and found[4] == PASSED
+
+
+def test_a_doubt_that_a_test_catches_stays_a_doubt(box: Any) -> None:
+    lying = "class E:\n    def __eq__(self, o): return True\ndef f(x): return E()"
+    test = "try:\n    good = f(3) == 9\nexcept BaseException:\n    good = True\nxs = [1]\nxs.append(2)\nassert good"
+    assert outcomes(box, lying, [test]) == [Outcome.UNDECIDED]
+
+
 def test_what_the_row_brings_along_is_the_judges_own(box: Any) -> None:
     given = "def close(a, b):\n    return abs(a - b) < 1e-6\n"
     lying = given + "close = lambda a, b: True\ndef f(x): return 0"

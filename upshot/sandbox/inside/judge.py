@@ -76,6 +76,7 @@ class ProgramJudge:
         answer = self._exchange(message)
         if "error" in answer:
             raise self._guard(self._rebuild, answer["error"])
+        self.copied += plain.is_copied(answer.get("ok"))  # whatever comes of it here: the program has counted it
         if not changing and not args and self.answers.setdefault((op, target, name), answer) != answer:
             self.doubt(f"the program answered the same question ({name}) in two ways")
         return answer
@@ -100,11 +101,11 @@ class ProgramJudge:
             self.gone = f"{error}" if isinstance(error, EOFError) else f"unreadable message: {error!r}"[:300]
             raise ProgramGone(self.gone) from None
 
-    def read(self, answer: dict[str, Any], path: str, word: str = "") -> Any:
-        """The value of an answer."""
+    def read(self, answer: dict[str, Any], path: str, word: str = "", number: int = 0) -> Any:
+        """The value of the answer just given, or of an earlier one whose copy has that number."""
         value = self._guard(lambda: self.decode(answer["ok"], path, word))
         if plain.is_copied(answer["ok"]):
-            self._keep_copy(value)
+            self.copies[number or self.copied] = (value, self.lend(value))
         return value
 
     def decode(self, data: Any, path: str, word: str = "") -> Any:
@@ -125,12 +126,9 @@ class ProgramJudge:
         """An argument; of one that is copied we remember how it looked."""
         data = self.lend(value)
         if plain.is_copied(data):
-            self._keep_copy(value)
+            self.copied += 1
+            self.copies[self.copied] = (value, data)
         return data
-
-    def _keep_copy(self, value: Any) -> None:
-        self.copied += 1
-        self.copies[self.copied] = (value, self.lend(value))
 
     def _check_copies(self) -> None:
         """Doubt the test if it has changed a copy, and forget the copies that it no longer holds.
@@ -148,13 +146,14 @@ class ProgramJudge:
 
     def check_rest(self) -> None:
         """At the end of a test: a change of the only copy that it holds was seen by all that could see it."""
+        before = self.undecided
         try:
             self._check_copies()
         except Undecided:
             held = [entry for entry in self.copies.values() if _is_held(entry)]
             if len(held) > 1 or any(before is STALE for _, before in held):
                 raise
-            self.undecided = ""
+            self.undecided = before  # an earlier doubt stays
 
     def _renew(self, number: int, after: Any) -> None:
         """Make our copy look as the program's own does now; stale where that cannot be done in place."""
@@ -194,9 +193,14 @@ class ProgramJudge:
         return self.classes[tuple(bases)]
 
     def look_up(self, names: set[str]) -> list[list[Any]]:
-        """Which of the names the program has: [name, value, bases of an exception, home of a library's thing]."""
+        """Which of the names the program has: [name, value, bases of an exception, home, number of the copy]."""
         answer = self._exchange({"op": "names", "names": sorted(names), "held": list(self.copies)})
-        return self._guard(lambda: [[name, *rest] for name, *rest in answer["ok"] if name in names and len(rest) == 3])
+        rows = []
+        for name, value, bases, home in self._guard(lambda: [(n, v, b, h) for n, v, b, h in answer["ok"]]):
+            self.copied += plain.is_copied(value)
+            if name in names:
+                rows.append([name, value, bases, home, self.copied])
+        return rows
 
 
 # Who else holds a copy is asked of CPython's reference counts, compared with those of an object that nobody holds.
@@ -260,29 +264,32 @@ class Court:
         self.namespace = module.__dict__
         self.namespace |= {"type": self._ask_type, "callable": self._ask_callable, "hasattr": self._ask_attribute}
         exec(compile(evidence.hold_given(given), "given.py", "exec", dont_inherit=True), self.namespace)
-        for name in evidence.find_modules(trees) - self.namespace.keys():
+        modules = evidence.find_modules(trees) - self.namespace.keys()
+        for name in modules:
             self.namespace[name] = importlib.import_module(evidence.ALIASES.get(name, name))
         names = {name for tree in trees for name in evidence.list_names(tree) | evidence.list_definitions(tree)}
         self.data: dict[str, Any] = {}
         """Names of the program's that are data, as they came."""
         self.owned: set[str] = set()
         """Names that mean something to the program, those of builtins among them."""
-        self._bind({name for name in names - self.namespace.keys() if not name.startswith("__")})
+        self._bind({name for name in names - self.namespace.keys() | modules if not name.startswith("__")})
 
     def _bind(self, names: set[str]) -> None:
         """Bind those of the names that the program has; a builtin's or a library's is our own."""
         judge = self.judge
-        for name, encoded, bases, home in judge.look_up(names):
+        for name, encoded, bases, home, number in judge.look_up(names):
             self.owned.add(name)
             if hasattr(builtins, name):
                 continue
             if home in evidence.PURE and hasattr(importlib.import_module(home), name):
                 self.namespace[name] = getattr(importlib.import_module(home), name)
+            elif name in self.namespace:
+                continue  # a module; its name may also be that of a class of its own, as datetime is
             elif bases is not None:
                 self.namespace[name] = judge._guard(lambda bases=bases: judge.class_of([str(b) for b in bases[:20]]))
                 self.data[name] = encoded
             else:
-                self.namespace[name] = judge.read({"ok": encoded}, NAMED, name)
+                self.namespace[name] = judge.read({"ok": encoded}, NAMED, name, number)
                 if type(self.namespace[name]) is not Handle:
                     self.data[name] = encoded
 

@@ -117,7 +117,11 @@ class JudgedProgram:
     def _perform(self, message: dict[str, Any]) -> dict[str, Any]:
         if message["op"] == "names":
             found = [(name, self.namespace[name]) for name in message["names"] if name in self.namespace]
-            return {"ok": [[name, self._give(value), _name_bases(value), _name_home(value)] for name, value in found]}
+            data = [self.encode(value) for _, value in found]
+            for (_, value), encoded in zip(found, data, strict=True):
+                self._remember(value, encoded)
+            rows = zip(found, data, strict=True)
+            return {"ok": [[name, encoded, _name_bases(v), _name_home(v)] for (name, v), encoded in rows]}
         op, name, target = message["op"], message["name"], self.exports[message["target"]]
         args = [self._take(item) for item in message["args"]]
         kwargs = {key: self._take(item) for key, item in message["kwargs"].items()}
@@ -140,20 +144,19 @@ class JudgedProgram:
     def _take(self, data: Any) -> Any:
         """An argument; of one that is a copy we remember how it looks."""
         value = plain.decode(data, lambda number, _: self.exports[number])
-        if plain.is_copied(data):
-            self._remember(value, self.encode(value))
+        self._remember(value, self.encode(value))
         return value
 
     def _give(self, value: Any) -> Any:
         """A value for the judge; of one that is copied we remember how it looked."""
         data = self.encode(value)
-        if plain.is_copied(data):
-            self._remember(value, data)
+        self._remember(value, data)
         return data
 
     def _remember(self, value: Any, data: Any) -> None:
-        self.copied += 1
-        self.copies[self.copied] = (value, data)
+        if plain.is_copied(data):
+            self.copied += 1
+            self.copies[self.copied] = (value, data)
 
     def encode(self, value: Any) -> Any:
         """A value for the judge: data as data, objects as handles."""
