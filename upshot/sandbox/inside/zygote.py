@@ -143,7 +143,8 @@ class ZygoteProcess:
             poller.register(descriptor, select.POLLIN)
         deadline = started + limits["wall_seconds"]
         while by_fd:
-            timeout = min(one.check(limits["cpu_seconds"], deadline) for one in by_fd.values())
+            wall = limits["wall_seconds"]  # at most twice: the supervisor does not wait for ever
+            timeout = min(one.check(limits["cpu_seconds"], deadline, wall) for one in by_fd.values())
             for descriptor, event in poller.poll(max(1, int(timeout * 1000) + 1)):
                 if descriptor not in by_fd:
                     if event & (select.POLLHUP | select.POLLERR):
@@ -178,7 +179,7 @@ class WatchedChild:
         self.status = 0
         self.usage: resource.struct_rusage | None = None
 
-    def check(self, cpu_limit: float, deadline: float) -> float:
+    def check(self, cpu_limit: float, deadline: float, most_extra: float) -> float:
         """End the child if a clock has run out; otherwise the seconds until the next look."""
         now = time.monotonic()
         try:
@@ -186,7 +187,7 @@ class WatchedChild:
         except OSError:
             return 0.001
         if now >= deadline:  # what a busy machine kept from the run is not the run's to pay for
-            deadline += cpu_time.spent_waiting(self.zygote.proc, self.pid)
+            deadline += min(cpu_time.spent_waiting(self.zygote.proc, self.pid), most_extra)
         if self.cpu >= cpu_limit or now >= deadline:
             self.kill("cpu" if self.cpu >= cpu_limit else "wall")
             return 1.0

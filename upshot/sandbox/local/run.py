@@ -33,7 +33,7 @@ from upshot.sandbox.local.zygotes import Zygote, ZygoteGone
 SLACK = 8192
 """Room behind the limit: the kernel refuses a write that would cross the end by whole pages."""
 PATIENCE = 10.0
-"""Seconds beyond the wall cap before a silent zygote is given up."""
+"""Seconds beyond the wall cap, at its longest, before a silent zygote is given up."""
 OWN_RESULTS_BYTES = 4096
 """For what a judged program writes where its results would go; the judge's results are the ones read."""
 NOTES_BYTES = 1 << 20
@@ -84,7 +84,7 @@ class RunRequest:
             # Our copies of the wire between program and judge: while they are open, neither sees the other end.
             self._close("program's wire", "judge's wire")
             try:
-                reply = await zygote.finish(float(self.request_limits["wall_seconds"]) + PATIENCE)
+                reply = await zygote.finish(2 * float(self.request_limits["wall_seconds"]) + PATIENCE)
             except ZygoteGone:
                 # Gone because the run's own group ran out of memory: what brings that about is the program.
                 if group is None or not group.new_oom_kills():
