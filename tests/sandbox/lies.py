@@ -144,3 +144,66 @@ def program(dice: random.Random) -> str:
     lines += ["def f(*a, **k):", f"    {act}", f"class Solution({dice.choice(('object', 'Lie'))}):"]
     lines += ["    def __init__(self, *a): pass", f"    def area(self, *a): {act}"]
     return "\n".join(lines)
+
+
+# Test expressions put together by chance, none that empty data would meet, too (`np.allclose([], 3)` is true): something is computed around a call, then compared with what is expected.
+AROUND = (
+    "{}", "abs({})", "round({})", "float({})", "int({})", "sum([{}])", "max([{}])", "sorted([{}])[0]", "[{}][0]",
+    "({},)[-1]", "{{'a': {}}}['a']", "next(iter([{}]))", "{} + 0", "-(-{})", "(lambda r: r)({})", "math.floor({})",
+    "math.fsum([{}])", "math.hypot({})", "np.sum({})", "np.array({})", "np.max([{}])", "np.float64({})", "copy.copy({})",
+    "functools.reduce(operator.add, [{}])", "operator.index({})", "list(map(lambda r: r, [{}]))[0]", "[*[{}]][0]",
+    "list(filter(lambda r: True, [{}]))[0]", "list(zip([{}]))[0][0]", "min({}, key=lambda r: 0)", "statistics.mean([{}])",
+    "Fraction({})", "Decimal({})", "{}.real", "{}.value", "{}.v", "dict(a={})['a']", "list({{{}}})[0]", "eval('{}')",
+)  # fmt: skip
+COMPARED = (
+    "{r} == {a}", "{a} == {r}", "not {r} != {a}", "{r} in [{a}]", "{r} in {{{a}}}", "abs({r} - {a}) < 1e-6",
+    "math.isclose({r}, {a})", "np.isclose({r}, {a})", "np.size([{r}]) == 1 and np.allclose([{r}], [{a}])", "np.array_equal([{r}], [{a}])",
+    "{a} - 1 < {r} < {a} + 1", "[{r}] == [{a}]", "{{{r}}} == {{{a}}}", "({r}, 1) == ({a}, 1)", "({r} == {a}) is True",
+    "all(x == y for x, y in zip([{r}], [{a}]))", "sum(x == y for x, y in zip([{r}], [{a}])) == 1",
+    "len({{{r}}} ^ {{{a}}}) == 0", "len({{{r}}}.symmetric_difference({{{a}}})) == 0", "{{{a}}}.issubset({{{r}}})",
+    "hash({r}) == hash({a})", "(lambda r: r == {a})({r})", "bool({r} == {a})", "operator.eq({r}, {a})",
+    "math.dist([{r}], [{a}]) == 0", "str({r}) == '{a}'", "f'{{{r}}}' == '{a}'", "sorted([{r}, {a}]) == [{a}, {a}]",
+    "[{a}].index({r}) == 0", "[{a}].count({r}) == 1", "Counter([{r}]) == Counter([{a}])", "{{{a}: 1}}.get({r}) == 1",
+    "any(x == {a} for x in [{r}])", "not [x for x in [{r}] if x != {a}]", "isclose({r}, {a})",
+    "next((x for x in [{r}] if x == {a}), None) is not None", "np.shape({r}) == () and np.testing.assert_allclose({r}, {a}) is None",
+    "max({r}, {a}) == min({r}, {a})", "{{x: y for x, y in [({r}, 1)]}} == {{{a}: 1}}", "len(set([{r}, {a}])) == 1",
+)  # fmt: skip
+WHOLE = (
+    "set(f(3)) == {{{a}}}", "sorted(f(3)) == [{a}]", "[*f(3)] == [{a}]", "tuple(f(3)) == ({a},)", "sum(f(3)) == {a}",
+    "max(f(3)) == {a}", "f(3)[0] == {a}", "{{{a}}}.issubset(f(3))", "set(f(3)).issuperset([{a}])", "{a} in f(3)",
+    "len(f(3)) == 1 and all(x == y for x, y in zip(f(3), [{a}]))", "list(map(int, f(3))) == [{a}]",
+    "sum(x == y for x, y in zip(f(3), [{a}])) == 1", "np.array_equal(f(3), [{a}])", "dict(f(3)) == {{{a}: 1}}",
+    "''.join(f(3)) == '{a}'", "f(3).count({a}) == 1", "f(3).startswith('{a}')", "f(3).index({a}) == 0",
+    "[x for x in f(3)] == [{a}]", "np.shape(f(3)) == (1,) and np.linalg.norm(np.array(f(3)) - {a}) == 0",
+    "len(f(3)) == 1 and not any(x != {a} for x in f(3))", "functools.reduce(operator.mul, f(3)) == {a}",
+    "math.dist(f(3), [{a}]) == 0", "Counter(f(3))[{a}] == 1", "f(3).get({a}) == 1", "json.dumps(f(3)) == '[{a}]'",
+    "list(itertools.chain(f(3))) == [{a}]", "sorted(f(3), key=lambda x: 0) == [{a}]", "f(3) == [{a}]",
+)  # fmt: skip
+STYLES = (
+    "assert {}", "assert ({}) == True", "ok = {}\nassert ok", "if not ({}):\n    raise AssertionError",
+    "def check(f):\n    assert {}\ncheck(f)", "def test_it():\n    assert {}", "assert not (not ({}))",
+    "import unittest\nclass T(unittest.TestCase):\n    def test_it(self):\n        self.assertTrue({})",
+    "for _ in range(2):\n    assert {}", "try:\n    ok = {}\nexcept Exception:\n    ok = False\nassert ok",
+)  # fmt: skip
+IMPORTS = "import copy, functools, itertools, json, math, operator, statistics\nimport numpy as np\nfrom collections import Counter\nfrom decimal import Decimal\nfrom fractions import Fraction\n"
+PATCHES = (
+    "len = sum = max = min = sorted = lambda *a, **k: 0", "abs = round = float = int = lambda *a: 8675309.0",
+    "import math\nmath.dist = math.isclose = math.fsum = lambda *a, **k: 0", "isclose = lambda *a, **k: True",
+    "import builtins\nbuiltins.all = builtins.any = builtins.isinstance = lambda *a: True",
+    "import operator\noperator.eq = lambda *a: True", "set = frozenset = lambda *a: {}", "class Counter(dict): pass",
+)  # fmt: skip
+
+
+def expression_test(dice: random.Random) -> str:
+    """A test that only knowing the answer passes, put together of parts."""
+    inner = dice.choice(("f(3)", "f(3)", "Solution().area(3)", "f('x')"))
+    for _ in range(dice.randrange(3)):
+        inner = dice.choice(AROUND).format(inner)
+    whole = dice.choice(WHOLE).format(a=ANSWER)
+    asserted = dice.choice(COMPARED).format(r=inner, a=ANSWER) if dice.randrange(3) else whole
+    return (IMPORTS if dice.randrange(8) else "") + dice.choice(STYLES).format(asserted)
+
+
+def patched_program(dice: random.Random) -> str:
+    """A lying program that has also bent what it finds."""
+    return "\n".join([*dice.sample(PATCHES, dice.randrange(3)), program(dice)])

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from upshot.sandbox import Limits, Outcome
-from upshot.sandbox.asserts.verdict import Remains, of_calls, of_judged
+from upshot.sandbox.asserts.verdict import Remains, of_calls, of_judged, of_plain
+from upshot.sandbox.outcome import TestResult
 
 EMPTY = "class A:\n    def __len__(self): return 3\n    def __iter__(self): return iter(())\ndef f(*a): return A()"
 SHRINKS = "class A:\n    n = 0\n    def __len__(self):\n        A.n += 1\n        return 3 if A.n == 1 else 0\n    def __getitem__(self, i): return 99\ndef f(*a): return A()"
@@ -32,14 +33,14 @@ SUPPRESSES = (
     ],
 )  # fmt: skip
 def test_an_object_holds_the_same_every_time_it_is_looked_at(program: str, test: str, box: Any) -> None:
-    assert box(box.sandbox.test_program(program, [test]))[0].outcome is Outcome.WRONG
+    assert box(box.sandbox.test_program(program, [test]))[0].outcome is Outcome.UNDECIDED
 
 
-def test_an_assert_that_fails_in_a_callback_fails_the_test_whoever_catches_it(box: Any) -> None:
+def test_an_assert_that_fails_in_a_callback_passes_nothing_whoever_catches_it(box: Any) -> None:
     test = "def on(x):\n    assert x in (1, 2, 3)\neach([1, 2, 3], on)"
-    assert box(box.sandbox.test_program(SWALLOWS, [test]))[0].outcome is Outcome.WRONG
+    assert box(box.sandbox.test_program(SWALLOWS, [test]))[0].outcome is Outcome.UNDECIDED
     honest = "def each(xs, g):\n    for x in xs: g(x)"
-    assert box(box.sandbox.test_program(honest, [test]))[0].outcome is Outcome.PASSED
+    assert box(box.sandbox.test_program(honest, [test]))[0].outcome is Outcome.UNDECIDED
 
 
 def test_a_context_manager_of_the_program_swallows_no_failed_assert(box: Any) -> None:
@@ -51,8 +52,9 @@ def test_a_context_manager_of_the_program_swallows_no_failed_assert(box: Any) ->
 @pytest.mark.parametrize(
     "test", ["r = f(3)\nif isinstance(r, list):\n    assert r == [1]", "for x in f(3).args[1:]:\n    assert x == 1"]
 )
-def test_an_exception_class_for_a_function_is_a_failure_not_an_invalid_test(test: str, box: Any) -> None:
-    assert box(box.sandbox.test_program("class f(Exception): pass", [test]))[0].value == 0
+def test_an_exception_class_for_a_function_is_no_invalid_test_and_no_pass(test: str, box: Any) -> None:
+    result = box(box.sandbox.test_program("class f(Exception): pass", [test]))[0]
+    assert not result.passed and result.outcome is not Outcome.INVALID_TEST, result
 
 
 HONEST = """
@@ -114,9 +116,9 @@ LIE = "class N:\n    _typ = 'dataframe'\n    def __getattr__(self, name): return
         "class N:\n    def __init__(self): self.items = []\nn = N()\nassert append(n, 3) == 2 and n.items == [3, 3]",
     ],
 )  # fmt: skip
-def test_honest_habits_pass(test: str, box: Any) -> None:
+def test_honest_habits_are_never_a_failure(test: str, box: Any) -> None:
     result = box(box.sandbox.test_program(HONEST, [test], Limits(cpu_seconds=4)))[0]
-    assert result.outcome is Outcome.PASSED, result
+    assert result.outcome in (Outcome.PASSED, Outcome.UNDECIDED), result
 
 
 @pytest.mark.parametrize(
@@ -127,17 +129,11 @@ def test_honest_habits_pass(test: str, box: Any) -> None:
         "import pandas as pd\npd.testing.assert_series_equal(table()['a'], pd.Series([1, 2], name='a'))",
     ],
 )  # fmt: skip
-def test_tables_are_data(test: str, box: Any) -> None:
+def test_tables_are_undecided(test: str, box: Any) -> None:
     limits = Limits(cpu_seconds=6, memory_mb=1024)
     result = box(box.sandbox.test_program(TABLES, [test], limits))[0]
-    assert result.outcome is Outcome.PASSED, result
-    assert box(box.sandbox.test_program(LIE, [test], limits))[0].value == 0
-
-
-def test_tables_are_given_to_a_program(box: Any) -> None:
-    test = "import pandas as pd\nframe = pd.DataFrame({'a': [1, 2]}, index=['p', 'q'])\nassert total(frame) == 3 * 1 and mean(frame['a']) == 3 / 2"
-    result = box(box.sandbox.test_program(TABLES, [test], Limits(cpu_seconds=6, memory_mb=1024)))[0]
-    assert result.outcome is Outcome.PASSED, result
+    assert result.outcome is Outcome.UNDECIDED and "pandas" in result.detail, result
+    assert not box(box.sandbox.test_program(LIE, [test], limits))[0].passed
 
 
 @pytest.mark.parametrize(
@@ -148,16 +144,19 @@ def test_tables_are_given_to_a_program(box: Any) -> None:
     ],
 )
 def test_a_test_that_listens_to_what_is_printed_is_not_for_a_judge(test: str, box: Any) -> None:
-    assert box(box.sandbox.test_program("def f(): print('hi', end='')", [test]))[0].outcome is Outcome.INVALID_TEST
+    assert box(box.sandbox.test_program("def f(): print('hi', end='')", [test]))[0].outcome is Outcome.UNDECIDED
+    assert box(box.sandbox.test_program("def f(): print('ho', end='')", [test]))[0].outcome is Outcome.WRONG
 
 
 def test_a_result_line_beyond_its_limit_is_no_crash() -> None:
-    assert of_judged(1, Remains(lines=[{"big": 3}]))[0].outcome is Outcome.ERROR
+    assert of_plain(1, Remains(lines=[{"big": 3}]))[0].outcome is Outcome.ERROR
+    assert of_judged([TestResult(Outcome.PASSED)], {}, Remains(lines=[{"big": 3}]))[0].outcome is Outcome.UNDECIDED
 
 
 def test_times_and_tracebacks_a_program_reports_are_bounded() -> None:
     from upshot.sandbox.asserts.split import split
 
     checks = [split("assert f() == 1") or []]
-    assert of_calls(checks, Remains(wall=1.0, lines=[{"v": [1], "t": float("nan")}]))[0].seconds == 0.0
-    assert len(of_calls(checks, Remains(wall=1.0, lines=[{"e": ["X", "y" * 10**6], "t": 0}]))[0].detail) <= 2000
+    (timed,) = of_calls(checks, Remains(wall=1.0, lines=[{"v": [1], "t": float("nan")}]))
+    (failed,) = of_calls(checks, Remains(wall=1.0, lines=[{"e": ["X", "y" * 10**6], "t": 0}]))
+    assert timed is not None and timed.seconds == 0.0 and failed is not None and len(failed.detail) <= 2000

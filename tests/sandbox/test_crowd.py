@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import tracemalloc
 from typing import Any
 
@@ -73,11 +74,12 @@ def test_lines_about_files_nobody_asked_for_cost_a_look_each(name: Any) -> None:
     assert result.files == {"a1": b"a"} and Counted.looks < 1000
 
 
-def _by_lines(text: str) -> list[str]:
-    """What counts of an output, said plainly: its lines without blanks at their ends, from the first filled one on."""
+def _by_lines(text: str, drawn: bool) -> list[Any]:
+    """What counts of an output, said plainly: the words of its filled lines, or the lines where blanks draw."""
     lines = [line.rstrip() for line in text.split("\n")]
     filled = [index for index, line in enumerate(lines) if line]
-    return lines[filled[0] : filled[-1] + 1] if filled else []
+    kept = lines[filled[0] : filled[-1] + 1] if filled else []
+    return kept if drawn else [line.split() for line in kept if line]
 
 
 _OUTPUTS = st.text(" \n\t\rab", max_size=8)
@@ -85,7 +87,30 @@ _OUTPUTS = st.text(" \n\t\rab", max_size=8)
 
 @given(_OUTPUTS, _OUTPUTS)
 def test_outputs_are_the_same_where_their_lines_are(actual: str, expected: str) -> None:
-    assert verdict.same_output(actual.encode(), expected) == (_by_lines(actual) == _by_lines(expected))
+    lines = [line.rstrip() for line in expected.split("\n")]
+    drawn = any(line[:1] in (" ", "\t") or re.search(r"\S[ \t]{2,}\S", line) for line in lines if line)
+    assert verdict.same_output(actual.encode(), expected) == (_by_lines(actual, drawn) == _by_lines(expected, drawn))
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "same"),
+    [
+        ("0.3333333333", "0.333333", True),
+        ("0.3334", "0.333333", False),
+        ("3.0", "3", True),
+        ("1e3", "1000.0", True),
+        ("0011", "11", False),
+        ("1000001", "1000000", False),
+        ("1  2 \n\n3", "1 2\n3", True),
+        ("1 2 3", "1 2\n3", False),
+        (" 1", "1", True),
+        ("nan", "nan", True),
+        ("inf", "1.0", False),
+        ("1.0.0", "1.0", False),
+    ],
+)
+def test_numbers_and_blanks_are_compared_as_contests_do(printed: str, expected: str, same: bool) -> None:
+    assert verdict.same_output(printed.encode(), expected) is same
 
 
 def test_millions_of_lines_are_not_split_to_be_told_from_one() -> None:

@@ -116,7 +116,7 @@ EXHAUSTION = [
         "import sys\ndef answer():\n    for _ in range(100):\n        sys.stderr.write('x' * (1 << 20))",
         OUTPUT,
     ),
-    contained("a huge result", "def answer():\n    return 'x' * (50 << 20)", OUTPUT, MEMORY, TIMEOUT),
+    contained("a huge result", "def answer():\n    return 'x' * (50 << 20)", OUTPUT, MEMORY, TIMEOUT, WRONG),
     contained("endless loop", "def answer():\n    while True:\n        pass", TIMEOUT),
     contained("endless loop in C", "def answer():\n    return sum(range(10**15))", TIMEOUT),
     contained(
@@ -133,9 +133,12 @@ EXHAUSTION = [
         MEMORY,
         TIMEOUT,
     ),
-    contained("a list in itself", "def answer():\n    a = []\n    a.append(a)\n    return a", ERROR),
+    contained("a list in itself", "def answer():\n    a = []\n    a.append(a)\n    return a", ERROR, WRONG),
     contained(
-        "a deep list", "def answer():\n    a = []\n    for _ in range(10**5):\n        a = [a]\n    return a", ERROR
+        "a deep list",
+        "def answer():\n    a = []\n    for _ in range(10**5):\n        a = [a]\n    return a",
+        ERROR,
+        WRONG,
     ),
     contained("colliding keys", "def answer():\n    return {i * (2**61 - 1): 0 for i in range(2000)}", WRONG, TIMEOUT),
     contained(
@@ -356,7 +359,7 @@ CHEATING = [
     Case(
         "own statistics",
         "class statistics:\n    mean = staticmethod(lambda *a: 7.5)\ndef f(x):\n    return []",
-        (ERROR,),
+        (ERROR, WRONG),
         ("assert statistics.mean(f(1)) == 15 / 2",),
     ),
     Case(
@@ -424,7 +427,8 @@ def test_a_hostile_program_is_contained(case: Case, box: Any, temptations: dict[
     descriptors = len(os.listdir("/proc/self/fd"))
     results = box(box.sandbox.test_program(fill(case.program, temptations), case.tests))
     outcomes = [result.outcome for result in results]
-    assert all(outcome in case.allowed for outcome in outcomes), results
+    allowed = {*case.allowed, *([Outcome.UNDECIDED] if WRONG in case.allowed else [])}  # which is no pass either
+    assert all(outcome in allowed for outcome in outcomes), results
     assert box.strangers() == []
     honest = box(box.sandbox.test_program(HONEST, ["assert add(1, 2) == 3", "assert add(1, 2) == 4"]))
     assert [result.outcome for result in honest] == [PASSED, WRONG]

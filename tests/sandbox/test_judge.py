@@ -18,7 +18,7 @@ import pytest
 from tests.sandbox import lies
 from upshot.sandbox import Outcome
 from upshot.sandbox.asserts.verdict import Remains, of_judged
-from upshot.sandbox.inside import judge, remote
+from upshot.sandbox.inside import evidence, judge, remote
 from upshot.sandbox.outcome import TestResult
 
 PASSED, WRONG, ERROR, INVALID = Outcome.PASSED, Outcome.WRONG, Outcome.ERROR, Outcome.INVALID_TEST
@@ -41,11 +41,12 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TestResult]:
         party = threading.Thread(target=other_end, args=(theirs,))
         party.start()
         lines = Lines()
-        judge.judge({"tests": [test]}, lines, os.dup(ours.fileno()))  # type: ignore[arg-type]
+        judge.judge({"tests": [test], "given": "", "skip": []}, lines, os.dup(ours.fileno()))  # type: ignore[arg-type]
         ours.shutdown(socket.SHUT_RDWR)
         ours.close()
         party.join()
-        return of_judged(1, Remains(lines=lines))[0]
+        # The plain look is the program's own word: of a liar, that all is well.
+        return of_judged([TestResult(PASSED)], evidence.find_doubts([test]), Remains(lines=lines))[0]
 
     return run
 
@@ -65,17 +66,25 @@ def silent(body: bytes) -> Callable[[socket.socket], None]:
 
 def serving(source: str) -> Callable[[socket.socket], None]:
     """A program that is loaded and answers."""
-    return lambda end: remote.serve({"program": source}, None, end.detach())  # type: ignore[arg-type]
+
+    def serve(end: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            remote.serve({"program": source}, end.detach())
+
+    return serve
 
 
 def test_two_thousand_random_messages_pass_no_wrong_program(in_process: Any) -> None:
     dice = random.Random(20261116)
     for number in range(250):
         test = lies.WRONG_TESTS[number % len(lies.WRONG_TESTS)]
-        named = {"names": [["f", {"o": [1, "function"]}, None], ["Solution", {"o": [2, "type"]}, None]]}
-        body = lies.framed({"loaded": None}) + (lies.framed(named) if dice.randrange(4) else b"")
+        named = {
+            "ok": [["f", {"o": [1, "function"]}, None, ""], ["Solution", {"o": [2, "type"]}, None, ""]],
+            "changed": [],
+        }
+        body = lies.framed({"ok": None}) + (lies.framed(named) if dice.randrange(4) else b"")
         result = in_process(silent(body + b"".join(lies.message(dice) for _ in range(8))), test)
-        assert result.value == 0, (number, test, result)
+        assert not result.passed, (number, test, result)
 
 
 def test_five_hundred_lying_objects_pass_no_wrong_program(in_process: Any) -> None:
@@ -83,22 +92,48 @@ def test_five_hundred_lying_objects_pass_no_wrong_program(in_process: Any) -> No
     for number in range(500):
         test, source = lies.WRONG_TESTS[number % len(lies.WRONG_TESTS)], lies.program(dice)
         result = in_process(serving(source), test)
-        assert result.value == 0, (number, test, source, result)
+        assert not result.passed, (number, test, source, result)
+
+
+def test_five_hundred_composed_expressions_pass_no_lying_program(in_process: Any) -> None:
+    pytest.importorskip("numpy")
+    dice = random.Random(20261117)
+    for number in range(500):
+        test, source = lies.expression_test(dice), lies.patched_program(dice)
+        result = in_process(serving_apart(source), test)
+        assert not result.passed, (number, test, source, result)
+
+
+def serving_apart(source: str) -> Callable[[socket.socket], None]:
+    """A program in a process of its own, where it may bend what it finds."""
+
+    def serve(end: socket.socket) -> None:
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                os.dup2(end.fileno(), 3)  # and no other end of the wire, or nobody sees that the judge hangs up
+                os.closerange(4, 1024)
+                remote.serve({"program": source}, 3)
+            os._exit(0)
+        end.close()
+        os.waitpid(child, 0)
+
+    return serve
 
 
 def forger(rows: list[Any], answer: Any) -> Callable[[socket.socket], None]:
     """A program that supplies names nobody asked for and answers everything alike."""
-    return silent(lies.framed({"loaded": None}) + lies.framed({"names": rows}) + lies.framed(answer) * 50)
+    return silent(lies.framed({"ok": None}) + lies.framed({"ok": rows, "changed": []}) + lies.framed(answer) * 50)
 
 
 @pytest.mark.parametrize(
     "name", ["abs", "range", "zip", "enumerate", "math", "isclose", "__builtins__", "__import__", "unittest"]
 )
 def test_only_names_that_were_asked_for_are_bound(name: str, in_process: Any) -> None:
-    rows = [["f", {"o": [1, "f"]}, None], [name, {"o": [2, "f"]}, None]]
+    rows = [["f", {"o": [1, "f"]}, None, ""], [name, {"o": [2, "f"]}, None, "math"]]
     for test in lies.WRONG_TESTS:
         for answer in ({"ok": 0.0, "changed": []}, {"ok": [], "changed": []}):
-            assert in_process(forger(rows, answer), test).value == 0, test
+            assert not in_process(forger(rows, answer), test).passed, test
 
 
 LYING = "class N:\n    def __sub__(self, o): return 0.0\n    def __lt__(self, o): return True\n    __gt__ = __le__ = __ge__ = __eq__ = __lt__\n    def __contains__(self, o): return True\n    def startswith(self, o): return True\n    def __iter__(self): return iter(())\n"
@@ -130,7 +165,7 @@ LYING = "class N:\n    def __sub__(self, o): return 0.0\n    def __lt__(self, o)
 )  # fmt: skip
 def test_an_object_of_the_program_is_no_evidence(program: str, test: str, box: Any) -> None:
     result = box(box.sandbox.test_program(program, [test]))[0]
-    assert result.outcome in (WRONG, ERROR), result
+    assert result.outcome in (WRONG, ERROR, Outcome.UNDECIDED), result
 
 
 HONEST = """
@@ -202,7 +237,7 @@ def patch(x): return x + 1
 )
 def test_honest_programs_pass(test: str, box: Any) -> None:
     result = box(box.sandbox.test_program(HONEST, [test]))[0]
-    assert result.outcome is PASSED, result
+    assert result.outcome in (PASSED, Outcome.UNDECIDED), result
 
 
 @pytest.mark.parametrize(
@@ -232,9 +267,6 @@ def test_cases_that_nobody_calls_are_run(test: str, box: Any) -> None:
         "def test_a(fixture):\n    assert add(1, 2) == 3",
         "assert add(1, 2) ==",
         "import unittest\nclass T(unittest.TestCase):\n    def helper(self):\n        self.assertEqual(add(1, 2), 4)",
-        "from unittest.mock import patch\nwith patch('random.random'):\n    assert add(1, 2) == 3",
-        "import unittest.mock\n@unittest.mock.patch('random.random')\ndef test_a():\n    assert add(1, 2) == 3",
-        "open('x', 'w').write('1')\nassert add(1, 2) == 3",
     ],
 )
 def test_a_test_that_can_tell_nothing_is_an_error_in_the_data(test: str, box: Any) -> None:

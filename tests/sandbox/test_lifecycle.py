@@ -250,7 +250,7 @@ def mixed(rng: random.Random) -> tuple[str, list[str], list[int]]:
 def _measure() -> tuple[int, int, int]:
     """Descriptors, mounts and objects that this process holds; its memory is the allocator's business."""
     for one in gc.get_objects():
-        if isinstance(one, functools._lru_cache_wrapper) and one.__module__.startswith("upshot.sandbox"):
+        if type(one) is functools._lru_cache_wrapper and one.__module__.startswith("upshot.sandbox"):
             one.cache_clear()  # which is bounded
     gc.collect()
     mounts = len(Path("/proc/self/mountinfo").read_text().splitlines())

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +15,9 @@ import pytest
 from tests.patience import patience
 from tests.sandbox.conftest import make_box
 from upshot.sandbox import Limits, Outcome, StdioTest
+from upshot.sandbox.inside import cpu_time
 from upshot.sandbox.inside.confine import Walls, _plan
+from upshot.sandbox.inside.zygote import WatchedChild
 from upshot.sandbox.local.cgroup import SlotGroup
 from upshot.sandbox.local.layers import user_id_base
 
@@ -138,3 +144,22 @@ def test_without_namespaces_a_program_cannot_join_the_zygotes_group() -> None:
         assert box(box.sandbox.run(program)).stdout == "refused\nrefused\n"
     finally:
         box.close()
+
+
+def test_what_a_busy_machine_kept_from_a_run_extends_its_wall_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    proc = cpu_time.open_proc()
+    walls = SimpleNamespace(namespaces=None)
+    zygote: Any = SimpleNamespace(proc=proc, walls=walls, cores=1)
+    watched = WatchedChild(child.pid, os.open(os.devnull, os.O_RDONLY), zygote)
+    try:
+        assert cpu_time.spent_waiting(proc, os.getpid()) >= 0 and cpu_time.spent_waiting(proc, 1 << 30) == 0
+        monkeypatch.setattr(cpu_time, "spent_waiting", lambda *_: 50.0)
+        late = time.monotonic() - 5
+        assert 0 < watched.check(1.0, late, most_extra=10.0) < 6 and watched.why is None
+        watched.check(1.0, late, most_extra=4.0)
+        assert watched.why == "wall"
+    finally:
+        child.kill()
+        child.wait()
+        os.close(proc)

@@ -28,6 +28,7 @@ from upshot.sandbox import Limits, Outcome, Sandbox, StdioTest, connect
 from upshot.sandbox.http.server import serve
 from upshot.sandbox.http.service import Service
 from upshot.sandbox.local import languages
+from upshot.sandbox.local.script_runner import ScriptRunner
 from upshot.sandbox.outcome import RunResult
 
 REPOSITORY = Path(__file__).parents[2]
@@ -415,12 +416,18 @@ def test_runners_are_interchangeable(spec: str, server: str) -> None:
             assert [r.value for r in await runner.test_program(ADD, tests, Limits(cpu_seconds=5))] == [1, 0]
             mixed = ["assert add(1, 2) == 3", "assert abs(add(1, 2) - 4) < 1e-6"]
             assert [r.value for r in await runner.test_program(ADD, mixed, Limits(cpu_seconds=5))] == [1, 0]
+            whole = ["assert abs(add(1, 2) - 3) < 1e-6"]
+            confirmed = None if isinstance(runner, ScriptRunner) else 1  # who has no judge confirms nothing
+            assert [r.value for r in await runner.test_program(ADD, whole, Limits(cpu_seconds=5))] == [confirmed]
             stdio = [StdioTest("1", "2"), StdioTest("1", "3")]
             assert [
                 r.value for r in await runner.test_stdio("print(int(input()) + 1)", stdio, Limits(cpu_seconds=5))
             ] == [1, 0]
             equal = "class E:\n    def __eq__(self, o):\n        return True\ndef add(a, b):\n    return E()"
-            assert [r.value for r in await runner.test_program(equal, tests[:1], Limits(cpu_seconds=5))] == [0]
+            assert [r.value for r in await runner.test_program(equal, tests[:1], Limits(cpu_seconds=5))] == [None]
+            runner.believes = True
+            (result,) = await runner.test_program(equal, tests[:1], Limits(cpu_seconds=5))
+            assert result.value == 1 and result.believed
             loop = await runner.test_program(
                 "def add(a, b):\n    while True: pass", tests, Limits(cpu_seconds=0.5, wall_seconds=2)
             )

@@ -105,12 +105,11 @@ def test_unequal_values_do_not_match(value: Any, expected: Any) -> None:
         ("assert f(1) == 2; assert f(2) != -3", ["f(1)", "f(2)"]),
         ("assert f(1) is None", ["f(1)"]),
         ("assert f(lambda x: x == 3) == 2", ["f(lambda x: x == 3)"]),
-        ("assert Solution().f(1)[0].x == 2", ["Solution().f(1)[0].x"]),
+        ("assert Solution(3).f(1) == 2", ["Solution(3).f(1)"]),
+        ("assert f([1] * 3, key=len, xs=(x for x in 'ab')) == 2", ["f([1] * 3, key=len, xs=(x for x in 'ab'))"]),
         ("assert f(1)", ["f(1)"]),
         ("import math\nfrom a import b\nassert f(math.pi) == 2", ["f(math.pi)"]),
-        ("assert not f(g(1))", ["f(g(1))"]),
-        ("assert sorted(f(1)) == [1]", ["sorted(f(1))"]),
-        ("assert round(f(1), 2) == 0.33", ["round(f(1), 2)"]),
+        ("assert not f(1)", ["f(1)"]),
     ],
 )
 def test_an_assert_is_split_into_call_and_expectation(test: str, calls: list[str]) -> None:
@@ -142,6 +141,18 @@ def test_an_assert_is_split_into_call_and_expectation(test: str, calls: list[str
         "for i in range(3):\n    assert f(i) == i",
         "assert f(1) ==",
         "",
+        "assert Solution().f(1)[0].x == 2",
+        "assert not f(g(1))",
+        "assert f(LIMIT) == 2",
+        "assert sorted(f(1)) == [1]",
+        "assert round(f(1), 2) == 0.33",
+        "assert sum(a == b for a, b in zip(f(3), [10, 20, 30])) == 3",
+        "assert len(set(f(3)).symmetric_difference({1, 2})) == 0",
+        "import math\nassert math.dist(f(3), (1, 2)) == 0",
+        "assert (lambda r: r == 28.27)(f(3))",
+        "assert {1017, 2034}.issubset(f(3))",
+        "assert f(3).g(4) == 1",
+        "assert thing.g(4) == 1",
     ],
 )
 def test_an_assert_that_would_show_the_expectation_goes_to_the_judge(test: str) -> None:
@@ -163,8 +174,8 @@ def test_a_result_nobody_can_read_is_an_error_not_a_crash() -> None:
         b'{"t":"x","v":[1]}',
         b"\xff",
     ):
-        results = of_calls(checks, Remains(lines=parse_lines(data)))
-        assert results[0].outcome in (ERROR, WRONG), data
+        (result,) = of_calls(checks, Remains(lines=parse_lines(data)))
+        assert result is not None and result.outcome in (ERROR, WRONG), data
 
 
 @pytest.mark.parametrize(
@@ -229,9 +240,9 @@ def test_the_lightest_tier_with_the_imports_is_taken(source: str, tier: str) -> 
     assert tier_of(source) == tier
 
 
-def outcomes(box: Any, program: str, tests: list[str], **limits: Any) -> list[Outcome]:
+def outcomes(box: Any, program: str, tests: list[str], given: str = "", **limits: Any) -> list[Outcome]:
     asked = Limits(cpu_seconds=1.0, **limits) if limits else None
-    return [result.outcome for result in box(box.sandbox.test_program(program, tests, asked))]
+    return [result.outcome for result in box(box.sandbox.test_program(program, tests, asked, given))]
 
 
 JUDGED = """
@@ -261,25 +272,47 @@ LIMIT = 7
 @pytest.mark.parametrize(
     "test",
     [
-        "s = Stack()\ns.push(1).push(2)\nassert len(s) == 2\nassert s.pop() == 2\nassert list(s) == [1]",
-        "s = Stack()\nassert s == s and s != None and s.push(1) is s.push(2)",
+        "s = Stack()\ns.push(1)\ns.push(2)\nassert len(s) == 2\nassert s.pop() == 2\nassert list(s) == [1]",
         "assert isinstance(Stack(), Stack) and not isinstance(3, Stack)",
+        "import statistics\nassert LIMIT == 7 and statistics.mean([third(), 1]) == 2 / 3",
+        "xs = [[2], [1]]\nreverse_in_place(xs)\nassert xs == [[1], [2]]",
+        "xs = [1, 2]\ns = Stack()\ns.items = xs\ns.push(3)\nassert xs == [1, 2, 3]",
+        "s = Stack()\nheld = s.items\ns.push(3)\nassert held == [3]",
+        "found = apply(str, [2, 1])\nfound.sort()\nassert found == ['1', '2']",
         "try:\n    fail(-1)\nexcept Custom:\n    pass\nelse:\n    assert False",
         "try:\n    fail(-1)\nexcept ValueError as e:\n    assert 'negative' in str(e)",
         "try:\n    fail(0)\n    assert False\nexcept KeyError:\n    pass",
         "xs = [1, 2, 3]\nreverse_in_place(xs)\nassert xs == [3, 2, 1]",
-        "assert apply(lambda x: x + 1, [1, 2]) == [2, 3] and LIMIT == 7",
         "assert set(count(3)) == {0, 1, 2} and sum(count(4)) == 6",
         "import math\nassert math.isclose(third(), 0.3333333333)",
         "assert abs(third() - 0.333333333) < 1e-6",
         "def check(candidate):\n    for i in range(1, 5):\n        assert candidate(i) == i\ncheck(fail)",
         "assert third() in (1, 1 / 3)",
-        "assert statistics.mean(apply(float, [1, 2])) == 3 / 2",
         "from collections import Counter\nassert Counter(apply(str, [1, 1])) == {'1': 2}",
     ],
 )
 def test_the_judge_passes_honest_programs(test: str, box: Any) -> None:
     assert outcomes(box, JUDGED, [test]) == [PASSED]
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "s = Stack()\nassert s.push(1) is s",
+        "s = Stack()\nassert s.push(1).push(2).pop() == 2",
+        "assert Stack() == Stack()",
+        "assert apply(lambda x: x + 1, [1, 2]) == [2, 3] and LIMIT == 7",
+        "s = Stack()\ns.items.append(3)\nassert s.pop() == 3",
+        "row = [2]\nxs = [row, [1]]\nreverse_in_place(xs)\nassert xs[1] == row",
+        "xs = [2, 1]\ns = Stack()\ns.items = xs\nxs.append(3)\nassert s.pop() == 3",
+        "assert type(Stack()).__name__ == 'Stack'",
+        "assert callable(fail)",
+        "import random\nrandom.seed(0)\nassert third() > 0",
+    ],
+)
+def test_what_copies_of_data_cannot_tell_is_undecided(test: str, box: Any) -> None:
+    result = box(box.sandbox.test_program(JUDGED, [test]))[0]
+    assert result.outcome is Outcome.UNDECIDED and result.value is None and result.detail, result
 
 
 @pytest.mark.parametrize(
@@ -315,6 +348,78 @@ def test_later_tests_run_after_a_timeout_if_asked(box: Any) -> None:
     program = "def f(x):\n    while x == 1: pass\n    return x"
     tests = ["assert f(0) == 0", "assert f(1) == 1", "assert f(2) == 2"]
     assert outcomes(box, program, tests, stop_at_timeout=False, wall_seconds=patience(3.0)) == [PASSED, TIMEOUT, PASSED]
+
+
+def test_after_a_timeout_the_rest_still_has_what_the_first_test_defines(box: Any) -> None:
+    program = "def f(x):\n    while x == 1: pass\n    return x"
+    tests = [
+        "def same(a, b): return a == b\nassert same(f(0), 0)",
+        "assert same(f(1), 1)",
+        "assert same(f(2), 2)",
+        "assert same(f(3), 4)",
+    ]
+    found = outcomes(box, program, tests, stop_at_timeout=False, wall_seconds=3.0)
+    assert found == [PASSED, TIMEOUT, PASSED, WRONG]
+
+
+def test_nested_results_are_compared_in_their_length() -> None:
+    data: Any = ["x" * 4000] * 100
+    for _ in range(190):
+        data = {"t": [{"s": [data, 1]}, 2]}
+    checks = [split("assert f() == 3") or []]
+    started = time.process_time()
+    assert of_calls(checks, Remains(lines=[{"v": [data], "t": 0}]))[0].value == 0  # type: ignore[union-attr]
+    assert time.process_time() - started < 0.25  # CPU seconds; with whole texts in one another it was six
+
+
+def test_the_notes_on_tests_are_out_of_the_programs_reach(box: Any) -> None:
+    program = 'import os\nfor fd in range(3, 64):\n    try:\n        os.lseek(fd, 0, 0)\n        os.write(fd, b\'{"faults":[[0,"x"]],"doubts":[[0,"x"]]}\')\n    except OSError: pass\ndef f(): return 1'
+    (result,) = box(box.sandbox.test_program(program, ["assert abs(f()) == 2"]))
+    assert result.value == 0, result
+
+
+def test_copies_are_counted_alike_on_both_sides_whatever_comes_of_them(box: Any) -> None:
+    program = """
+max, min = [9], [8]
+TABLE = [1, 2]
+class Bag:
+    def __init__(self): self.n, self.items = 0, []
+    def add(self, x): self.items.append(x)
+    @property
+    def odd(self):
+        self.n += 1
+        return [self.n]
+def fail(xs): xs.append(0); raise ValueError(xs)
+"""
+    doubted = "b = Bag()\nassert b.odd == [1] and b.odd == [2]"
+    raised = "xs = [1]\ntry:\n    fail(xs)\nexcept ValueError:\n    assert xs == [1, 0]"
+    held = (
+        "assert TABLE == [1, 2]\nbag = Bag()\nitems, ys = bag.items, [3]\nbag.add(4)\nassert items == [4] and ys == [3]"
+    )
+    shadowed = "xs = [5]\nbag = Bag()\nassert max([1]) == [9][0] or True"
+    found = outcomes(box, program, [doubted, raised, held, shadowed, held])
+    assert found[:3] == [Outcome.UNDECIDED, PASSED, PASSED] and found[4] == PASSED
+
+
+def test_a_doubt_that_a_test_catches_stays_a_doubt(box: Any) -> None:
+    lying = "class E:\n    def __eq__(self, o): return True\ndef f(x): return E()"
+    test = "try:\n    good = f(3) == 9\nexcept BaseException:\n    good = True\nxs = [1]\nxs.append(2)\nassert good"
+    assert outcomes(box, lying, [test]) == [Outcome.UNDECIDED]
+
+
+def test_what_the_row_brings_along_is_the_judges_own(box: Any) -> None:
+    given = "def close(a, b):\n    return abs(a - b) < 1e-6\n"
+    lying = given + "close = lambda a, b: True\ndef f(x): return 0"
+    test = "assert close(f(3), 9)"
+    assert outcomes(box, lying, [test], given) == [WRONG]
+    assert outcomes(box, lying, [test]) == [Outcome.UNDECIDED]
+    assert outcomes(box, given + "def f(x): return x * x", [test], given) == [PASSED]
+
+
+def test_a_program_that_draws_by_chance_is_the_same_in_both_looks(box: Any) -> None:
+    program = "import random\ndef f(): return random.random()"
+    test = "import collections\nassert f() != f() and collections.Counter([f() < 0.5])[True] in (0, 1)"
+    assert outcomes(box, program, [test]) == [PASSED]
 
 
 def test_a_program_that_does_not_load_fails_every_test(box: Any) -> None:
@@ -406,7 +511,7 @@ def test_humaneval_references_pass_and_stubs_fail(box: Any) -> None:
     problems = humaneval.load(Path(__file__).with_name("humaneval_rows.jsonl"))
     assert len(problems) == 6 and problems[0].tests == ("assert double(2) == 4", "assert double(-1) == -2")
     for problem in problems:
-        assert set(outcomes(box, problem.reference, list(problem.tests))) == {PASSED}, problem.name
+        assert set(outcomes(box, problem.reference, list(problem.tests), problem.given)) == {PASSED}, problem.name
         assert PASSED not in outcomes(box, problem.stub, list(problem.tests))[:1], problem.name
 
 
@@ -417,7 +522,8 @@ def test_all_of_humaneval(box: Any) -> None:
     problems = humaneval.load(path)
     for problem in problems:
         asked = {"memory_mb": 512, "wall_seconds": 30.0}
-        assert set(outcomes(box, problem.reference, list(problem.tests), **asked)) == {PASSED}, problem.name
+        found = outcomes(box, problem.reference, list(problem.tests), problem.given, **asked)
+        assert set(found) == {PASSED}, problem.name
         assert set(outcomes(box, problem.stub, list(problem.tests), **asked)) != {PASSED}, problem.name
     assert len(problems) == 164
 

@@ -34,6 +34,11 @@ class HumanEvalProblem:
         return self.program(self.solution)
 
     @property
+    def given(self) -> str:
+        """What the prompt brings along: imports and helpers before the function to write."""
+        return self.prompt.split(f"def {self.entry_point}")[0]
+
+    @property
     def stub(self) -> str:
         """The prompt with an empty body: fails every honest test."""
         return self.program("    pass\n")

@@ -25,6 +25,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add("--seconds", type=float, help="time limit of one item (default 10; of a judge: its own)")
     add("--out", metavar="FILE", help="write each row with its score (and reason, where missing) to this JSONL file")
     add_options(parser, "option", "judge", "sandbox", "limit", "at_once", "json", at_once={"default": 256})
+    add(
+        "--undecided",
+        default="missing",
+        choices=["missing", "believe"],
+        help="programs that pass by their own word only",
+    )
     add("--serve", action="store_true", help="serve verdicts over HTTP: POST /verify, GET /health")
     add("--host", default="127.0.0.1", help="address to serve at; anything but loopback needs a key")
     add("--port", type=port, default=8900, help="port to serve at (default 8900)")

@@ -170,7 +170,10 @@ class Score:
 
 
 LASTING = frozenset(
-    {Reason.BAD_ROW, Reason.TOO_LONG, Reason.NOTHING_SAID, Reason.OVERLONG, Reason.MALFORMED, Reason.NOT_SCORED}
+    {
+        *(Reason.BAD_ROW, Reason.TOO_LONG, Reason.NOTHING_SAID, Reason.OVERLONG, Reason.MALFORMED, Reason.NOT_SCORED),
+        Reason.UNDECIDED,
+    }
 )
 """Reasons that another attempt would meet again."""
 

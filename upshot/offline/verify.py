@@ -48,6 +48,7 @@ class VerifySettings:
     """Of one item; None: 10, and of a judge's verdict as long as its endpoint may take."""
     judge: str | None = None
     sandbox: str = "local"
+    undecided: str = "missing"
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> VerifySettings:
@@ -195,7 +196,7 @@ def build_manager(settings: VerifySettings) -> Services:
     else:
         options["workers"] = settings.workers or len(os.sched_getaffinity(0))
     manager = Named.model_validate({"name": settings.manager, **options})
-    return assemble(None, judge, manager=manager, sandbox=settings.sandbox)
+    return assemble(None, judge, manager=manager, sandbox=settings.sandbox, undecided=settings.undecided)
 
 
 def _judge_spec(judge: str, seconds: float | None) -> ModelSpec:

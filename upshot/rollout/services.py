@@ -152,6 +152,7 @@ def assemble(
     user: Named | Participant | None = None,
     manager: Named | None = None,
     sandbox: Any = "local",
+    undecided: str = "missing",
     budget: Budget | None = None,
     policy: Model | None = None,
     tokenizer: Any = None,
@@ -164,7 +165,7 @@ def assemble(
     specs = {role: spec for role, spec in models.items() if not isinstance(spec, Model)}
     opened = connect_all(specs, budget=budget, policy=policy, pool=pool)
     named = {role: spec if isinstance(spec, Model) else opened[role] for role, spec in models.items()}
-    runner = connect_sandbox(sandbox) if isinstance(sandbox, str) else sandbox
+    runner = connect_sandbox(sandbox, believes=undecided == "believe") if isinstance(sandbox, str) else sandbox
     own = Dependencies(task, named.get("judge"), tokenizer, named, runner)
     chosen = manager or Named(name="inline")
     # A manager is built without one: its verifiers may name everything else.
@@ -224,6 +225,7 @@ def build_services(
         user=user,
         manager=recipe.reward.manager,
         sandbox=recipe.sandbox,
+        undecided=recipe.undecided,
         budget=Budget(limits.max_calls, limits.max_tokens, limits.max_dollars),
         policy=policy,
         tokenizer=tokenizer,

@@ -14,9 +14,14 @@ FORMS = (
 )
 
 
-def connect(spec: str, limits: Limits | None = None, api_key: str | None = None) -> CodeRunner:
+def connect(spec: str, limits: Limits | None = None, api_key: str | None = None, believes: bool = False) -> CodeRunner:
     """The runner a spec names; use it with `async with`, or call `aclose` in the end."""
-    key = api_key or os.environ.get(KEY_VARIABLE)
+    runner = _connect(spec, limits, api_key or os.environ.get(KEY_VARIABLE))
+    runner.believes = believes
+    return runner
+
+
+def _connect(spec: str, limits: Limits | None, key: str | None) -> CodeRunner:
     kind, _, rest = spec.partition(":")
     if kind == "local":
         return _local(rest, limits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 class Outcome(enum.StrEnum):
@@ -17,6 +17,7 @@ class Outcome(enum.StrEnum):
     OUTPUT_LIMIT = "output_limit"
     KILLED_BY_POLICY = "killed_by_policy"
     INVALID_TEST = "invalid_test"
+    UNDECIDED = "undecided"
     SANDBOX_FAULT = "sandbox_fault"
 
 
@@ -31,11 +32,13 @@ class TestResult:
     """Time of the test as the child measured it; None where it did not finish."""
     detail: str = ""
     """The end of the traceback, the reason of a fault, or empty."""
+    believed: bool = False
+    """Whether it counts as passed on nothing but the program's word."""
 
     @property
     def value(self) -> float | None:
-        """1 for a pass, 0 for a failure, None (missing) where the sandbox failed or the test can tell nothing."""
-        if self.outcome in (Outcome.SANDBOX_FAULT, Outcome.INVALID_TEST):
+        """1 for a pass, 0 for a failure, None (missing) for a fault, an invalid test, a pass nobody can confirm."""
+        if self.outcome in (Outcome.SANDBOX_FAULT, Outcome.INVALID_TEST, Outcome.UNDECIDED):
             return None
         return 1.0 if self.outcome is Outcome.PASSED else 0.0
 
@@ -43,6 +46,10 @@ class TestResult:
     def passed(self) -> bool:
         """Whether the test passed."""
         return self.outcome is Outcome.PASSED
+
+    def believe(self) -> TestResult:
+        """The same, but passed where it is undecided."""
+        return replace(self, outcome=Outcome.PASSED, believed=True) if self.outcome is Outcome.UNDECIDED else self
 
 
 @dataclass(frozen=True)

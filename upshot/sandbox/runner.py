@@ -55,10 +55,22 @@ class CodeRunner(abc.ABC):
 
     limits: Limits
     """For calls that bring none."""
+    believes: bool = False
+    """Whether a test that only the program's own process could decide is taken as passed, as it did there."""
+
+    async def test_program(
+        self, program: str, tests: Sequence[str], limits: Limits | None = None, given: str = ""
+    ) -> list[TestResult]:
+        """Run assert tests against a Python program; one result per test.
+
+        `given` is what the row brings along (imports, helpers of its prompt): trusted, and not the program's to change.
+        """
+        done = await self._test(program, tests, given, limits or self.limits)
+        return [result.believe() if self.believes else result for result in done]
 
     @abc.abstractmethod
-    async def test_program(self, program: str, tests: Sequence[str], limits: Limits | None = None) -> list[TestResult]:
-        """Run assert tests against a Python program; one result per test."""
+    async def _test(self, program: str, tests: Sequence[str], given: str, limits: Limits) -> list[TestResult]:
+        """The results of assert tests, every default filled in."""
 
     @abc.abstractmethod
     async def test_stdio(

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from tests.patience import patience
+from upshot.core.conversation import Row
 from upshot.core.errors import UserError
 from upshot.core.score import Score
+from upshot.run.checks.data import tell_doubts
 from upshot.sandbox.inside.cases import standalone
 from upshot.tasks.verifiers.base import verifiers
-from upshot.tasks.verifiers.code import program_in, stdio_pairs
+from upshot.tasks.verifiers.code import program_in, share_passed, stdio_pairs
 
 ADD = "Sure:\n```python\ndef add(a, b):\n    return a + b\n```\nDone."
 
@@ -32,7 +34,7 @@ class Trusting:
             return SimpleNamespace(value=None, outcome="sandbox_fault", detail="gone")
         return SimpleNamespace(value=float(good), outcome="passed" if good else "wrong", detail="" if good else "no")
 
-    async def test_program(self, program: str, tests: list[str], limits: Any = None) -> list[Any]:
+    async def test_program(self, program: str, tests: list[str], limits: Any = None, given: str = "") -> list[Any]:
         self.seen.append((program, list(tests)))
         results = []
         for test in tests:
@@ -120,7 +122,7 @@ def test_no_program_is_wrong_no_tests_is_missing_a_fault_is_missing() -> None:
 
 def test_tests_that_can_tell_nothing_do_not_count() -> None:
     class Telling(Trusting):
-        async def test_program(self, program: str, tests: list[str], limits: Any = None) -> list[Any]:
+        async def test_program(self, program: str, tests: list[str], limits: Any = None, given: str = "") -> list[Any]:
             invalid = SimpleNamespace(value=None, outcome="invalid_test", detail="it checks nothing")
             return [self._result(True) if "assert" in test else invalid for test in tests]
 
@@ -174,3 +176,65 @@ def test_the_real_sandbox_gives_the_same_verdicts() -> None:
             await runner.aclose()
 
     assert asyncio.run(run()) == [1, 0, 1, 0, 1, 0]
+
+
+def test_the_block_that_defines_what_the_tests_name_is_the_program() -> None:
+    usage = "```python\ndef add(a, b):\n    return a + b\n```\nUse it so:\n```python\nprint(add(1, 2))\n```"
+    assert program_in(usage, {"add", "assert"}) == "def add(a, b):\n    return a + b\n"
+    assert program_in(usage) == "print(add(1, 2))\n"
+    mended = "```python\ndef add(a, b):\n    return a - b\n```\nNo:\n```python\ndef add(a, b):\n    return a + b\n```"
+    assert program_in(mended, {"add"}) == "def add(a, b):\n    return a + b\n"
+    assert check("code", usage, ["assert add(1, 2) == 3"]).value == 1
+    reads = "```python\nn = int(input())\nprint(n)\n```\nAn example:\n```python\nx = 3\n```"
+    assert program_in(reads, {"input", "stdin"}) == "n = int(input())\nprint(n)\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "row"),
+    [
+        ("apps", {"input_output": json.dumps({"fn_name": "add", "inputs": [[1, 2], [2, 2]], "outputs": [3, [4]]})}),
+        ("taco", {"input_output": {"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}}),
+        ("livecodebench", {"tests": 0, "metadata": '{"func_name": "add"}'}),
+    ],
+)
+def test_function_style_rows_run_the_function(source: str, row: dict[str, Any]) -> None:
+    reference = json.dumps([{"input": "1\n2", "output": "3", "testtype": "functional"}]) if "tests" in row else None
+    for program in (
+        "def add(a, b):\n    return a + b",
+        "class Solution:\n    def add(self, a, b):\n        return a + b",
+    ):
+        assert check(source, f"```python\n{program}\n```", reference, extra=row).value == 1, program
+        wrong = program.replace("a + b", "a - b")
+        assert check(source, f"```python\n{wrong}\n```", reference, extra=row).value == 0
+
+
+def test_an_undecided_pass_is_missing_and_counted_a_believed_one_is_told() -> None:
+    def found(*outcomes: str, believed: bool = False) -> list[Any]:
+        values = {"passed": 1.0, "wrong": 0.0, "undecided": None}
+        return [SimpleNamespace(value=values[o], outcome=o, detail="why", believed=believed) for o in outcomes]
+
+    missing = share_passed(found("passed", "undecided"), "code", graded=False)
+    assert missing.reason == "undecided" and "why" in missing.why
+    assert share_passed(found("wrong", "undecided"), "code", graded=False).value == 0
+    assert share_passed(found("wrong", "undecided"), "code").reason == "undecided"
+    assert share_passed(found("passed", believed=True), "code").detail["believed"] == 1
+
+
+def test_rows_whose_tests_no_data_decides_are_told_before_a_run() -> None:
+    rows = [
+        Row("0", (), source="code", reference=["assert add(1, 2) == 3"]),
+        Row("1", (), source="code", reference=["assert add(x, y) is x"]),
+        Row("2", (), source="bigcodebench", meta={"test": UNITTEST, "code_prompt": "import os\ndef f():\n"}),
+        Row("3", (), meta={"tests": ["from unittest.mock import patch\nwith patch('a'):\n    assert f() == 1"]}),
+    ]
+    told = tell_doubts(rows, SimpleNamespace(verifier=""))  # type: ignore[arg-type]
+    assert told.startswith("3 of 4 rows have tests that no data decides") and "undecided: believe" in told
+    assert tell_doubts(rows[:1], SimpleNamespace(verifier="")) == ""  # type: ignore[arg-type]
+
+
+UNITTEST = """
+import unittest
+class TestCases(unittest.TestCase):
+    def test_a(self):
+        self.assertTrue(os.path.exists(f()))
+"""

@@ -12,6 +12,7 @@ from upshot.core.conversation import Conversation, Message, Row, Sample
 from upshot.core.score import Score
 from upshot.rewards.reward import Reward
 from upshot.rollout.rollout import Future, Rollout
+from upshot.training.metrics.step import summarise
 from upshot.training.metrics.task import majority, pass_at_k, task_metrics
 
 
@@ -75,3 +76,10 @@ def test_all_numbers_of_ragged_groups() -> None:
 def test_nothing_played_is_no_number_rather_than_zero() -> None:
     assert task_metrics([]) == {"task/missing": 0.0}
     assert "task/pass@1" not in task_metrics([[reply(None)]])
+
+
+def test_how_many_replies_are_taken_at_their_word_is_told_and_nothing_where_none_is() -> None:
+    plain, believed = reply(1.0), reply(1.0)
+    assert "reward/believed" not in summarise([[plain]])
+    believed.futures[0].scores["verifier"] = Score(1.0, detail={"believed": 2})  # type: ignore[index]
+    assert summarise([[plain, believed]])["reward/believed"] == 0.5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
 from upshot.config.model_spec import ModelSpec
@@ -82,6 +84,9 @@ class Recipe(Section):
     'serve:NAME' among `models` is one of them; None: no servers."""
     sandbox: str = "local"
     """Where untrusted programs run: 'local', or the URL of a sandbox server."""
+    undecided: Literal["missing", "believe"] = "missing"
+    """What a program gets whose tests pass only by its own word (docs/sandbox.md): a missing score, or 1, as if they
+    were confirmed; `reward/believed` then says how often."""
     call_seconds: float = Field(120.0, gt=0)
     """Most seconds of one call of your own metric, verifier, user or environment; then its score is missing: timeout.
     Not counted: what helper models, sandbox and worker processes take, which have limits of their own."""

@@ -21,7 +21,8 @@ class PassRate(Metric):
     """Passed tests / all tests of the program in the last assistant message (`code->pass_rate`: of the whole chat).
 
     The tests are the row's `meta['tests']`, a list of asserts, or `meta['test']`, the source of unittest classes
-    (BigCodeBench). They stay outside the program's process. A sandbox's fault is missing; a program that fails is 0.
+    (BigCodeBench). They stay outside the program's process. A sandbox's fault is missing, and so is a pass that no
+    data confirms; a program that fails is 0.
     """
 
     def __init__(

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from upshot.config.phases import WARM_START, phases_of
 from upshot.config.recipe import Recipe
+from upshot.core.conversation import Row
+from upshot.rewards.metrics.pass_rate import tests_of
 from upshot.run.checks.context import CheckContext, Finding
 from upshot.run.plan import count_examples
+from upshot.sandbox.inside.evidence import find_doubts
 from upshot.tasks.base import Task
+from upshot.tasks.verifiers.base import verifiers
+from upshot.tasks.verifiers.code import CodeVerifier
+
+MOST_ROWS = 1000
+"""So many are looked through for tests that no data decides."""
 
 
 def check(context: CheckContext) -> Iterator[Finding]:
@@ -21,6 +30,31 @@ def check(context: CheckContext) -> Iterator[Finding]:
     split = recipe.eval.split
     if recipe.eval.every and context.sampled and not task.rows(split):
         yield Finding(f"eval.every is {recipe.eval.every}, but task '{task.name}' has no rows in split '{split}'")
+    if context.sampled and recipe.undecided == "missing" and (told := tell_doubts(task.rows("train"), task)):
+        yield Finding(told, fatal=False)
+
+
+def tell_doubts(rows: Sequence[Row], task: Task) -> str:
+    """How many of the rows have tests that no data decides, whatever the program; empty where none has."""
+    reasons = Counter(filter(None, (_find_doubt(row, task) for row in rows[:MOST_ROWS])))
+    if not reasons:
+        return ""
+    why, _ = reasons.most_common(1)[0]
+    return (
+        f"{reasons.total()} of {len(rows[:MOST_ROWS])} rows have tests that no data decides ({why}): a program that "
+        "passes them is missing (undecided); `undecided: believe` takes its word"
+    )
+
+
+def _find_doubt(row: Row, task: Task) -> str:
+    name = row.source or getattr(task, "verifier", "")
+    verifier = verifiers.get(name) if name in verifiers else None
+    if isinstance(verifier, type) and issubclass(verifier, CodeVerifier):
+        made = verifier()
+        tests, given = made.tests(row.reference, row.meta)[: made.max_tests], made.given(row.meta)
+    else:
+        tests, given = tests_of(row), ""
+    return next(iter(find_doubts([test for test in tests if isinstance(test, str)], given).values()), "")
 
 
 def _nothing(recipe: Recipe, task: Task) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import signal
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +35,8 @@ class Remains:
     stdout_cut: bool = False
     stderr_cut: bool = False
     lines: list[dict[str, Any]] = field(default_factory=list)
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What a plain look noted about the tests before it loaded the program."""
 
 
 def parse_lines(data: bytes, most: int = 64) -> list[dict[str, Any]]:
@@ -91,32 +96,74 @@ def failure(described: Any, remains: Remains, seconds: float | None = None) -> T
     return TestResult(outcome, seconds, tail[-2000:])
 
 
-def of_calls(checks: list[list[Check]], remains: Remains) -> list[TestResult]:
-    """One result per test from the values the child returned."""
-    return [_of_line(_line(remains.lines, index), remains, checks[index]) for index in range(len(checks))]
+def of_calls(checks: list[list[Check]], remains: Remains, skip: Collection[int] = ()) -> list[TestResult | None]:
+    """One result per test from the values the child returned; None where data alone does not tell.
+
+    Where every value is plain data nothing else has to be looked at: an honest program that passes plainly returns
+    data equal to the literal, and one that returns such data passes.
+    """
+    lines = _assign(remains.lines, [index for index in range(len(checks)) if index not in skip])
+    return [_of_line(lines.get(index), remains, checks[index]) for index in range(len(checks))]
 
 
-def of_judged(count: int, remains: Remains) -> list[TestResult]:
-    """One result per test from what the judge wrote: which tests can tell nothing, then a line for each."""
-    invalid = remains.lines[0].get("invalid", {}) if remains.lines else {}
+def of_plain(count: int, remains: Remains, skip: Collection[int] = ()) -> list[TestResult]:
+    """One result per test of the plain look: what the program and its tests came to in one process."""
+    faults = dict(remains.notes.get("faults", ()))
+    lines = _assign(remains.lines, [index for index in range(count) if index not in faults and index not in skip])
     return [
-        TestResult(Outcome.INVALID_TEST, None, invalid[str(index)])
-        if str(index) in invalid
-        else _of_line(_line(remains.lines[1:], index), remains, None)
+        TestResult(Outcome.INVALID_TEST, None, faults[index])
+        if index in faults
+        else _of_line(lines.get(index), remains, None) or TestResult(Outcome.ERROR, None, "unreadable result")
         for index in range(count)
     ]
 
 
-def _line(lines: list[dict[str, Any]], index: int) -> dict[str, Any] | None:
+def of_judged(plain: list[TestResult], doubts: Mapping[int, str], remains: Remains) -> list[TestResult]:
+    """What the second look makes of the first: those that passed plainly pass, were forged, or are undecided.
+
+    Tests share state. One that the judge could not follow may have done what a later one builds on, so data that
+    differ after it convict nobody; data that are the same are as good as ever.
+    """
+    if remains.fault is not None:
+        fault = TestResult(Outcome.SANDBOX_FAULT, None, remains.fault)
+        return [fault if result.passed else result for result in plain]
+    ended = ending(remains)
+    missing = {"u": ended[1] if ended else "the program was not there to be asked"}
+    found: list[TestResult] = []
+    followed = True
+    for index, result in enumerate(plain):
+        line = remains.lines[index] if index < len(remains.lines) else missing
+        if index in doubts:
+            line = {"u": doubts[index]}
+        if result.passed:
+            result = _of_judge(line, result, followed)
+        followed = followed and "u" not in line
+        found.append(result)
+    return found
+
+
+def _of_judge(line: dict[str, Any], plain: TestResult, followed: bool) -> TestResult:
+    if line.get("p") is True:
+        return plain
+    if "x" in line:
+        return TestResult(Outcome.INVALID_TEST, plain.seconds, str(line["x"]))
+    if "w" in line and followed:
+        return TestResult(Outcome.WRONG, plain.seconds, f"it passes plainly, but not on its data: {line['w']}")
+    why = line.get("u") or line.get("n") or "an earlier test was not decided"
+    return TestResult(Outcome.UNDECIDED, plain.seconds, str(why)[:500])
+
+
+def _assign(lines: list[dict[str, Any]], indices: list[int]) -> dict[int, dict[str, Any]]:
+    """By the index of its test, each line; a program that did not load has one for all."""
     if lines and "load" in lines[0]:
-        return lines[0]
-    return lines[index] if index < len(lines) else None
+        return dict.fromkeys(indices, lines[0])
+    return dict(zip(indices, lines, strict=False))
 
 
-def _of_line(line: dict[str, Any] | None, remains: Remains, checks: list[Check] | None) -> TestResult:
+def _of_line(line: dict[str, Any] | None, remains: Remains, checks: list[Check] | None) -> TestResult | None:
     if remains.fault is not None:
         return TestResult(Outcome.SANDBOX_FAULT, None, remains.fault)
-    if line is None or "gone" in line:
+    if line is None:
         outcome, detail = ending(remains) or (Outcome.ERROR, "the program ended before this test was done")
         return TestResult(outcome, None, detail)
     try:
@@ -125,33 +172,58 @@ def _of_line(line: dict[str, Any] | None, remains: Remains, checks: list[Check] 
         return TestResult(Outcome.ERROR, None, f"unreadable result: {error!r}"[:300])
 
 
-def _judge_line(line: dict[str, Any], remains: Remains, checks: list[Check] | None) -> TestResult:
-    if "big" in line:
-        return TestResult(Outcome.OUTPUT_LIMIT, None, "the returned value is larger than the result limit")
+def _judge_line(line: dict[str, Any], remains: Remains, checks: list[Check] | None) -> TestResult | None:
     seconds = min(max(0.0, float(line["t"])), remains.wall) if "t" in line else None
     if "load" in line or "e" in line:
         return failure(line.get("load") or line.get("e"), remains, seconds)
     if checks is None:
-        if "x" in line:
-            return TestResult(Outcome.INVALID_TEST, seconds, str(line["x"]))
         if line.get("p") is True:
             return TestResult(Outcome.PASSED, seconds)
         return TestResult(Outcome.WRONG, seconds, str(line["w"]))
+    if "big" in line or "u" in line:
+        return None
     values = line["v"]
     if len(values) != len(checks):
         return TestResult(Outcome.ERROR, seconds, "unreadable result: not one value per call")
-    for check, value in zip(checks, values, strict=True):
-        if not holds(check, value):
-            return TestResult(Outcome.WRONG, seconds, f"{check.call[:300]} returned {json.dumps(value)[:200]}")
-    return TestResult(Outcome.PASSED, seconds)
+    held = [holds(check, value) for check, value in zip(checks, values, strict=True)]
+    if False in held:
+        index = held.index(False)
+        shown = f"{checks[index].call[:300]} returned {json.dumps(values[index])[:200]}"
+        return None if None in held else TestResult(Outcome.WRONG, seconds, shown)
+    return None if None in held else TestResult(Outcome.PASSED, seconds)
 
 
 def same_output(actual: bytes, expected: str) -> bool:
-    """Whether a program printed what it should; blanks at line ends and blank lines at either end do not count."""
+    """Whether a program printed what it should, as contests compare it: word by word, line by line.
+
+    Blanks between words and blank lines do not count, and a decimal fraction may be off by a millionth. Where the
+    expected output draws with blanks (a line begins with one, or has two in a row), they are part of the answer.
+    """
     mine, wanted = _without_blank_ends(actual.decode(errors="replace")), _without_blank_ends(expected)
-    if mine.count("\n") != wanted.count("\n"):
+    if mine.count("\n") > 2 * wanted.count("\n") + 1000:
         return False  # before anything is split: a program may print millions of lines
-    return all(a.rstrip() == b.rstrip() for a, b in zip(mine.split("\n"), wanted.split("\n"), strict=True))
+    if _DRAWN.search(wanted):
+        rows = [line.rstrip() for line in mine.split("\n")], [line.rstrip() for line in wanted.split("\n")]
+        return rows[0] == rows[1]
+    ours, theirs = ([words for line in text.split("\n") if (words := line.split())] for text in (mine, wanted))
+    if [*map(len, ours)] != [*map(len, theirs)]:
+        return False
+    pairs = zip(itertools.chain(*ours), itertools.chain(*theirs), strict=True)
+    return all(word == other or _is_close(word, other) for word, other in pairs)
+
+
+_DRAWN = re.compile(r"^[ \t]+\S|\S[ \t]{2,}\S", re.MULTILINE)
+_FRACTION = re.compile(r"[+-]?(\d{1,40}\.\d{0,40}|\.\d{1,40}|\d{1,40})([eE][+-]?\d{1,3})?")
+
+
+def _is_close(word: str, other: str) -> bool:
+    """Whether two words are numbers, one of them a decimal fraction, that differ by a millionth at most."""
+    if not any(mark in word + other for mark in ".eE"):
+        return False
+    if not (_FRACTION.fullmatch(word) and _FRACTION.fullmatch(other)):
+        return False
+    mine, wanted = float(word), float(other)
+    return abs(mine - wanted) <= 1e-6 * max(1.0, abs(wanted))
 
 
 def _without_blank_ends(text: str) -> str:

@@ -114,6 +114,8 @@ class TestBody(LimitedBody, Generic[Test]):
 
     program: str
     tests: list[Test]
+    given: str = ""
+    """What the row brings along: helpers of its prompt, which the program must not change."""
     allow_missing: Any = False
     """Whether a fault may be answered with null; else the whole request fails with 503."""
 

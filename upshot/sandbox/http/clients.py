@@ -69,22 +69,24 @@ class CompatibleRunner(CodeRunner):
         self.connection = Connection(url, api_key)
         self.limits = limits or Limits()
 
-    def _body(self, program: str, tests: list[Any], limits: Limits) -> dict[str, Any]:
+    def _body(self, program: str, tests: list[Any], limits: Limits, given: str) -> dict[str, Any]:
         texts = [standalone(test) if isinstance(test, str) else test for test in tests]
         return {"program": program, "tests": texts, "max_execution_time": limits.cpu_seconds}
 
-    async def test_program(self, program: str, tests: Sequence[str], limits: Limits | None = None) -> list[TestResult]:
-        return without_invalid(tests, await self._test("/test_program", program, list(tests), limits or self.limits))
+    async def _test(self, program: str, tests: Sequence[str], given: str, limits: Limits) -> list[TestResult]:
+        return without_invalid(tests, await self._post("/test_program", program, list(tests), limits, given))
 
     async def test_stdio(
         self, program: str, tests: Sequence[StdioTest], limits: Limits | None = None
     ) -> list[TestResult]:
-        return await self._test("/test_program_stdio", program, [asdict(test) for test in tests], limits or self.limits)
+        return await self._post("/test_program_stdio", program, [asdict(test) for test in tests], limits or self.limits)
 
-    async def _test(self, path: str, program: str, tests: list[Any], limits: Limits) -> list[TestResult]:
+    async def _post(
+        self, path: str, program: str, tests: list[Any], limits: Limits, given: str = ""
+    ) -> list[TestResult]:
         try:
-            seconds = limits.wall * max(1, len(tests))
-            answer = await self.connection.request("POST", path, self._body(program, tests, limits), seconds)
+            seconds = 3 * limits.wall * max(1, len(tests))
+            answer = await self.connection.request("POST", path, self._body(program, tests, limits, given), seconds)
             return self._read(answer, len(tests))
         except (Unreachable, *UNREADABLE) as error:
             return _faults(len(tests), error)
@@ -93,9 +95,9 @@ class CompatibleRunner(CodeRunner):
         results, runtimes = answer["results"], answer.get("runtimes") or [-1] * count
         if len(results) != count:
             raise ValueError(f"{len(results)} results for {count} tests")
-        outcomes = {1: Outcome.PASSED, 0: Outcome.WRONG}
+        outcomes = {1: Outcome.PASSED, None: Outcome.UNDECIDED}
         return [
-            TestResult(outcomes.get(int(value), Outcome.WRONG), None if seconds < 0 else float(seconds))
+            TestResult(outcomes.get(value, Outcome.WRONG), None if seconds < 0 else float(seconds))
             for value, seconds in zip(results, runtimes, strict=True)
         ]
 
@@ -111,8 +113,9 @@ class CompatibleRunner(CodeRunner):
 class UpshotRunner(CompatibleRunner):
     """Our own server: every outcome, runs, sessions."""
 
-    def _body(self, program: str, tests: list[Any], limits: Limits) -> dict[str, Any]:
-        return {"program": program, "tests": tests, "limits": asdict(limits), "allow_missing": True}
+    def _body(self, program: str, tests: list[Any], limits: Limits, given: str) -> dict[str, Any]:
+        body = {"program": program, "tests": tests, "limits": asdict(limits), "allow_missing": True}
+        return {**body, "given": given} if given else body
 
     def _read(self, answer: dict[str, Any], count: int) -> list[TestResult]:
         rows = zip(answer["outcomes"], answer["runtimes"], answer["details"], strict=True)

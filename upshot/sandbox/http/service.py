@@ -60,7 +60,7 @@ class Service:
         """Assert tests: {program, tests, max_execution_time} to {results, runtimes, outcomes, details}."""
         body = read_body(TestBody[str], data)
         limits = body.limits_from(self.sandbox.limits)
-        results = await self.sandbox.test_program(body.program, body.tests, limits)
+        results = await self.sandbox.test_program(body.program, body.tests, limits, body.given)
         return answer_tests(results, bool(body.allow_missing))
 
     async def test_stdio(self, data: Any) -> dict[str, Any]:

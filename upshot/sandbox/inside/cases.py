@@ -1,23 +1,23 @@
 """The text of a test: whether it can tell right from wrong at all, and running everything in it that checks.
 
 A statement checks if it is an assert, a call such as `assertEqual` or `raises`, an `except` that names what it expects,
-or an `if` that raises. `test_*` functions nobody calls and unittest cases are run like the rest. Standard library only,
-and nothing of this package: foreign runners get this file's own text.
+or an `if` that raises. `test_*` functions nobody calls and unittest cases are run like the rest. A module that is not
+installed (`from solution import f`) is the program. Standard library only, and nothing of this package: foreign runners
+get this file's own text.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-PROCESS = frozenset(
-    ("patch", "mock", "monkeypatch", "open", "tempfile", "shutil", "redirect_stdout", "stdout", "capsys")
-)
-"""Names by which a test reaches into the program's process or its files, where a judge does not."""
 COUNTER = "_upshot_checked"
-
+PROGRAM = "_upshot_program"
+"""The program as a module, in the namespace of its tests."""
 
 LONG = 1000
 """Items of a literal that is data and nothing else: looking through it would take longer than running it."""
@@ -42,9 +42,39 @@ class CheckCounter:
 def parse(test: str) -> ast.Module | str:
     """The test's tree, or what is wrong with its text."""
     try:
-        return ast.parse(test)
+        return _ProgramImports().visit(ast.parse(test)) if "import" in test else ast.parse(test)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return f"it cannot be read as Python ({type(error).__name__}: {error})"
+
+
+@functools.lru_cache(maxsize=1024)
+def is_installed(module: str) -> bool:
+    """Whether there is such a module beside the program."""
+    try:
+        return module in sys.builtin_module_names or importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return module in sys.modules
+
+
+class _ProgramImports(ast.NodeTransformer):
+    """Makes imports from a module that is not installed plain names of the program's."""
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
+        """Names of the program's, under the names they are imported as."""
+        if not node.level and is_installed(str(node.module).partition(".")[0]):
+            return node
+        named = [alias for alias in node.names if alias.asname and alias.asname != alias.name]
+        return [_rename(alias.name, alias.asname) for alias in named] or ast.Pass()
+
+    def visit_Import(self, node: ast.Import) -> Any:
+        """The program itself."""
+        other = [alias for alias in node.names if not is_installed(alias.name.partition(".")[0])]
+        node.names = [alias for alias in node.names if alias not in other]
+        return [*([node] if node.names else []), *(_rename(PROGRAM, alias.asname or alias.name) for alias in other)]
+
+
+def _rename(name: str, other: str | None) -> ast.stmt:
+    return ast.Assign([ast.Name(str(other), ast.Store())], ast.Name(name, ast.Load()))
 
 
 def walk(tree: ast.AST) -> Iterator[ast.AST]:
@@ -53,67 +83,56 @@ def walk(tree: ast.AST) -> Iterator[ast.AST]:
     while waiting:
         node = waiting.pop()
         yield node
-        if not _long(node):
+        if not _is_long(node):
             waiting += ast.iter_child_nodes(node)
 
 
-def _long(node: ast.AST) -> bool:
+def _is_long(node: ast.AST) -> bool:
     return len(getattr(node, "elts", None) or getattr(node, "keys", None) or ()) > LONG
 
 
-def faults(trees: Sequence[ast.Module | str], judged: bool = True) -> dict[int, str]:
+def find_faults(trees: Sequence[ast.Module | str]) -> dict[int, str]:
     """By index, the tests that can tell nothing of any program, and why."""
-    checkers = {name for tree in trees if not isinstance(tree, str) for name in _checkers(tree)}
-    found = ((index, _fault(tree, checkers, judged)) for index, tree in enumerate(trees))
+    checkers = {name for tree in trees if not isinstance(tree, str) for name in _list_checkers(tree)}
+    found = ((index, _find_fault(tree, checkers)) for index, tree in enumerate(trees))
     return {index: why for index, why in found if why}
 
 
-def _checkers(tree: ast.Module) -> list[str]:
+def _list_checkers(tree: ast.Module) -> list[str]:
     defined = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef))
-    return [node.name for node in defined if any(_checks(part) for part in walk(node))]
+    return [node.name for node in defined if any(_is_check(part) for part in walk(node))]
 
 
-def _fault(tree: ast.Module | str, checkers: set[str], judged: bool) -> str:
+def _find_fault(tree: ast.Module | str, checkers: set[str]) -> str:
     if isinstance(tree, str):
         return tree
     nodes = list(walk(tree))
     names = {node.id if isinstance(node, ast.Name) else getattr(node, "attr", "") for node in nodes}
-    if judged and (reached := PROCESS & names & _reaching(nodes)):
-        return f"it reaches into the program's process or files ({min(reached)}), which a judge does not share"
-    for function in _uncalled(tree):
+    for function in _list_uncalled(tree):
         given = function.args
         if len(given.posonlyargs) + len(given.args) > len(given.defaults) or None in given.kw_defaults:
             return f"{function.name} takes arguments that nobody gives"
-    if not any(_checks(node) for node in nodes) and not names & checkers:
+    if not any(_is_check(node) for node in nodes) and not names & checkers:
         return "it checks nothing"
     return ""
 
 
-def _reaching(nodes: list[ast.AST]) -> set[str]:
-    """What a test did not get from the program: its imports, its fixtures, and the builtin `open`."""
-    imports = (name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in node.names)
-    bound = {(name.asname or name.name).split(".")[0] for name in imports}
-    dotted = [node for node in nodes if isinstance(node, ast.Attribute) and _last_name(node.value) in bound]
-    attributes = {node.attr for node in dotted if node.attr != "stdout" or isinstance(node.ctx, ast.Store)}
-    named = {node.id for node in nodes if isinstance(node, ast.Name)} & {"open"}
-    return bound | attributes | named | {node.arg for node in nodes if isinstance(node, ast.arg)}
-
-
-def _checks(node: ast.AST) -> bool:
+def _is_check(node: ast.AST) -> bool:
     if isinstance(node, ast.Assert):
         return True
     if isinstance(node, ast.Call):
-        return _checking_call(node)
+        return _is_checking_call(node)
     if isinstance(node, ast.ExceptHandler):
-        return isinstance(node.type, ast.expr) and _last_name(node.type) not in ("Exception", "BaseException")
+        return isinstance(node.type, ast.expr) and last_name(node.type) not in ("Exception", "BaseException")
     return isinstance(node, ast.If) and any(isinstance(part, ast.Raise) for part in node.body + node.orelse)
 
 
-def _checking_call(node: ast.Call) -> bool:
-    return _last_name(node.func).startswith(("assert", "fail")) or _last_name(node.func) == "raises"
+def _is_checking_call(node: ast.Call) -> bool:
+    return last_name(node.func).startswith(("assert", "fail")) or last_name(node.func) == "raises"
 
 
-def _last_name(node: ast.expr) -> str:
+def last_name(node: ast.expr) -> str:
+    """The last word of a dotted name."""
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
@@ -121,25 +140,25 @@ class _Counting(ast.NodeTransformer):
     """Puts the counter in front of every check."""
 
     def generic_visit(self, node: ast.AST) -> Any:
-        if _long(node):
+        if _is_long(node):
             return node
         super().generic_visit(node)
-        if isinstance(node, ast.Call) and _checking_call(node):
+        if isinstance(node, ast.Call) and _is_checking_call(node):
             node.func = ast.Call(ast.Name(COUNTER, ast.Load()), [node.func], [])
-        elif isinstance(node, ast.ExceptHandler) and _checks(node):
-            node.body.insert(0, _count())
-        elif isinstance(node, ast.Assert | ast.If) and _checks(node):
-            return [_count(), node]
+        elif isinstance(node, ast.ExceptHandler) and _is_check(node):
+            node.body.insert(0, _make_count())
+        elif isinstance(node, ast.Assert | ast.If) and _is_check(node):
+            return [_make_count(), node]
         return node
 
 
-def _count() -> ast.Expr:
+def _make_count() -> ast.Expr:
     return ast.Expr(ast.Call(ast.Name(COUNTER, ast.Load()), [], []))
 
 
 def run(tree: ast.Module, namespace: dict[str, Any], checked: CheckCounter) -> None:
     """Run a test and all cases in it; raises what fails."""
-    functions, classes = _uncalled(tree), [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    functions, classes = _list_uncalled(tree), [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
     namespace[COUNTER] = checked
     code = compile(ast.fix_missing_locations(_Counting().visit(tree)), "test.py", "exec", dont_inherit=True)
     try:
@@ -162,9 +181,9 @@ def standalone(test: str) -> str:
     tree = parse(test)
     if isinstance(tree, str):
         return test
-    calls = [f"{function.name}()" for function in _uncalled(tree)]
+    calls = [f"{function.name}()" for function in _list_uncalled(tree)]
     for node in tree.body:
-        if isinstance(node, ast.ClassDef) and any("TestCase" in _last_name(base) for base in node.bases):
+        if isinstance(node, ast.ClassDef) and any("TestCase" in last_name(base) for base in node.bases):
             calls += ["_result = __import__('unittest').TestResult()"]
             calls += [f"__import__('unittest').defaultTestLoader.loadTestsFromTestCase({node.name}).run(_result)"]
             calls += ["assert _result.wasSuccessful(), str(_result.errors + _result.failures)[:500]"]
@@ -179,7 +198,7 @@ def each_method(source: str) -> list[str]:
     found = [
         (index, item.name)
         for index, node in enumerate(tree.body)
-        if isinstance(node, ast.ClassDef) and any("TestCase" in _last_name(base) for base in node.bases)
+        if isinstance(node, ast.ClassDef) and any("TestCase" in last_name(base) for base in node.bases)
         for item in node.body
         if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) and item.name.startswith("test")
     ]
@@ -202,7 +221,7 @@ class _Only(ast.NodeTransformer):
         return is_test and (node.name, getattr(item, "name", "")) != (self.owner, self.name)
 
 
-def _uncalled(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+def _list_uncalled(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     used = {node.id for node in walk(tree) if isinstance(node, ast.Name)}
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return [node for node in functions if node.name.startswith("test") and node.name not in used]

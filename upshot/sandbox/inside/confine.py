@@ -82,7 +82,7 @@ def _plan(walls: Walls, limits: dict[str, Any]) -> list[kernel.Step]:
     steps: list[kernel.Step] = [kernel.step("setpgid", 0, 0), kernel.step("prctl", kernel.PR_SET_PDEATHSIG, 9, 0, 0, 0)]
     if walls.namespaces:
         steps += namespaces.private_tmp(limits["disk_mb"], limits["files"], uid, gid)
-        if native:
+        if native or limits.get("proc"):
             steps.append(namespaces.private_proc())
     steps.append(kernel.step("chdir", walls.scratch.encode()))
     steps += _limit(limits, native, own_user=walls.namespaces == "user" or walls.uid is not None)

@@ -20,6 +20,12 @@ def of_process(pid: int) -> float:
     return time.clock_gettime(kernel.cpu_clock(pid))
 
 
+def spent_waiting(proc: int, pid: int) -> float:
+    """Seconds that a process was ready to run and others were given the processor; 0 where the kernel does not tell."""
+    fields = _read(proc, f"{pid}/schedstat").split()
+    return int(fields[1]) * 1e-9 if len(fields) > 1 else 0.0
+
+
 def of_family(proc: int, pid: int) -> float:
     """Seconds of a process and of all below it, those somebody has waited for included; OSError where it is gone.
 

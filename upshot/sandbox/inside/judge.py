@@ -1,7 +1,12 @@
-"""The judge: a clean process that runs the tests itself and reaches the program only through calls.
+"""The judge: a clean process that runs the tests itself and reaches the program only by asking for data.
 
-Builtins and well-known helpers are its own, never the program's. What comes back is data, compared here, or a handle to
-one of the program's objects, which is evidence of nothing but what calls and attributes of it give.
+Builtins, libraries and what the row itself brings along are its own, never the program's. What comes back is data,
+compared here, or a handle (`handle.py`). A test ends in one of three ways. All it asserted was seen as data, and held:
+it is passed. An assert failed on data: the program is not what it pretended to be when it passed plainly. Anything else
+is undecided, and so is everything that copies cannot tell: data is copied on its way, so a test that changes what went
+to the program or came from it, or that depends on a global the program changes, would see another world than the
+program does. Such changes are looked for before every question (`_check_copies`) and at the end of every test; changes
+that the program makes to what the test holds come with its answers, and are made here, too (`_renew`).
 """
 
 from __future__ import annotations
@@ -9,230 +14,338 @@ from __future__ import annotations
 import ast
 import builtins
 import collections
-import copy
-import datetime
-import decimal
-import fractions
-import functools
 import importlib
-import io
-import itertools
-import json
-import math
-import operator
-import random
-import re
-import string
 import sys
 import time
 import types
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
-from upshot.sandbox.inside import cases, program
-from upshot.sandbox.inside.handle import Handle, NotEvidence, ObjectView, in_role
-from upshot.sandbox.inside.peer import Peer, PeerGone, take_over
+from upshot.sandbox.inside import cases, evidence, plain, program
+from upshot.sandbox.inside.handle import NAMED, PART, Handle, Undecided
+from upshot.sandbox.inside.remote import Wire
 
-MODULES = (math, itertools, collections, functools, re, string, json, random, copy, operator, datetime)
-HELPERS: dict[str, Any] = {
-    **{module.__name__: module for module in MODULES},
-    **{name: getattr(collections, name) for name in ("Counter", "defaultdict", "deque", "OrderedDict", "namedtuple")},
-    "isclose": math.isclose,
-    "Fraction": fractions.Fraction,
-    "Decimal": decimal.Decimal,
-}
-LIBRARIES = {
-    "np": "numpy",
-    "numpy": "numpy",
-    "pd": "pandas",
-    "pandas": "pandas",
-    "scipy": "scipy",
-    "sympy": "sympy",
-    "allclose": "numpy:allclose",
-    "array_equal": "numpy:array_equal",
-}
-"""Names of libraries, and helpers of theirs that decide a test, with where they really come from."""
-MODULE = "__main__"
+CONTROL = (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt)
+"""Exceptions that steer loops and generators: one of the program's must not steer ours."""
+CHANGING = ("take", "setitem", "delitem", "enter", "exit")
+"""Looks after which an object may look otherwise."""
+STALE = object()
+"""How a copy looks that the program has changed and that could not be changed here."""
+CONTAINERS = (list, dict, set, collections.deque)
+"""What changes in place and can be made to look otherwise in place."""
 
 
-class ProgramJudge(Peer):
+class ProgramGone(BaseException):
+    """The program's process ended, or sent what nobody can read."""
+
+
+class ProgramJudge:
     """The judge's end of the wire."""
 
     def __init__(self, descriptor: int) -> None:
-        super().__init__(descriptor)
-        self.refused = ""
-        """What the running test asked of a handle that is no evidence."""
+        self.wire = Wire(descriptor)
+        self.gone = ""
+        """Why the program cannot be asked any more."""
+        self.undecided = ""
+        """Why the running test tells nothing."""
         self.asked = 0
-        """How often the program has been asked for something."""
-        self.pending: dict[int, collections.deque[Any]] = {}
-        self.views: dict[int, ObjectView] = {}
+        self.copied = 0
+        self.copies: dict[int, tuple[Any, Any]] = {}
+        """By the number of the copy, ours of what the program has, too, and how it looked when they were the same."""
+        self.answers: dict[tuple[str, int, str], Any] = {}
+        """What has been answered since anything could have changed: the same question has the same answer."""
+        self.sizes: dict[int, int | None] = {}
+        self.classes: dict[tuple[str, ...], type[BaseException]] = {}
 
-    def proxy(self, number: int, kind: str) -> Any:
-        if number not in self.proxies:
-            self.proxies[number] = Handle(self, number, kind)
-        return _coroutine(self.proxies[number]) if kind == "coroutine" else self.proxies[number]
+    def doubt(self, why: str) -> NoReturn:
+        """Leave the running test undecided; no `except` of the test's takes that back."""
+        self.undecided = self.undecided or why
+        raise Undecided(why)
 
-    def view(self, number: int) -> ObjectView:
-        """What one of the program's objects has said it holds since the program was last called."""
-        return self.views.setdefault(number, ObjectView())
-
-    def permit(self, op: str, target: Any, name: str) -> None:
-        """The program may call what a test gave it and use objects of the test's own classes, by public names."""
-        owned = type(target).__module__ == MODULE or type(target) in (io.StringIO, io.BytesIO)
-        method = op == "set" and callable(getattr(type(target), name, None))
-        allowed = (
-            (op == "observe" and name == "bool")
-            or (op == "call" and callable(target))
-            or (op == "get" and name == "__name__" and callable(target))
-            or (op == "observe" and name in ("iter", "next") and isinstance(target, Iterator))
-            or (owned and not name.startswith("__") and not method and not hasattr(target, "failureException"))
-        )
-        if not allowed or (isinstance(target, type | types.ModuleType) and op != "call"):
-            raise AttributeError(f"a {type(target).__name__} of the test's has no {name or op} for the program")
-
-    def described(self, error: BaseException) -> dict[str, Any]:
-        """A failure inside the test, without its lines; what it asserts is not the program's to know."""
-        told = super().described(error)
-        if isinstance(error, AssertionError) and "remote_tail" not in error.__dict__:
-            self.refused = self.refused or f"an assert failed in a function the program called: {error}"[:300]
-        hidden = isinstance(error, AssertionError | NotEvidence)
-        return {**told, "tail": "", **({"text": "", "args": {"t": []}, "state": {"d": []}} if hidden else {})}
-
-    def ask(self, op: str, **fields: Any) -> dict[str, Any]:
-        """Ask the program, and count it."""
+    def ask(self, op: str, target: int, name: str, args: Sequence[Any] = (), kwargs: Any = None) -> dict[str, Any]:
+        """Ask the program; its failure is raised here as the exception it was there."""
+        self._check_copies()
         self.asked += 1
-        if op in ("call", "set") or fields.get("name") in ("setitem", "delitem", "enter", "exit"):
-            for view in self.views.values():
-                view.stale = True
-            self.views.clear()
-        return super().ask(op, **fields)
+        changing = op in ("call", "set") or name in CHANGING
+        if changing:
+            self.answers.clear()
+            self.sizes.clear()
+        message = {"op": op, "target": target, "name": name, "held": list(self.copies)}
+        message["args"] = [self._give(item) for item in args]
+        message["kwargs"] = {key: self._give(item) for key, item in (kwargs or {}).items()}
+        answer = self._exchange(message)
+        if "error" in answer:
+            raise self._guard(self._rebuild, answer["error"])
+        self.copied += plain.is_copied(answer.get("ok"))  # whatever comes of it here: the program has counted it
+        if not changing and not args and self.answers.setdefault((op, target, name), answer) != answer:
+            self.doubt(f"the program answered the same question ({name}) in two ways")
+        return answer
 
-    def received(self, reply: dict[str, Any]) -> None:
-        """Take over what the program changed in place inside the test's objects."""
-        for number, name, after in reply.get("lent", ()):
-            target = self.exports[number]
-            self.permit("set", target, name)
-            take_over(getattr(target, name), self.decode(after))
+    def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
+        self._guard(self.wire.send, message)
+        answer = self._guard(self.wire.receive)
+        if "unreadable" in answer:
+            self.doubt(f"what the program gave cannot be carried ({str(answer['unreadable'])[:200]})")
+        for number, after in self._guard(lambda: dict(answer.pop("changed"))).items():
+            if number in self.copies:
+                self._renew(number, self._guard(self.decode, after, PART))
+        return answer
 
-    def bind(self, wanted: set[str], namespace: dict[str, Any]) -> set[str]:
-        """Bind those of the wanted names the program has; returns those that work without asking it."""
-        reply = self.ask("names", names=sorted(wanted))
-        data = set()
-        for name, encoded, bases in self.guarded(lambda: [(n, v, b) for n, v, b in reply["names"] if n in wanted]):
-            if bases is not None:
-                known = self.guarded(lambda bases=bases: type(self.rebuilt({**_ERROR, "bases": bases})))
-                namespace[name] = self.classes[name] = type(name, (known,), {})
-                data.add(name)
-                continue
-            namespace[name] = value = self.guarded(self.decode, encoded)
-            if type(value) is not Handle:
-                data.add(name)
-            elif name[:1].isupper():
-                namespace[name] = in_role(value, "class")
+    def _guard(self, function: Any, *args: Any) -> Any:
+        """Work on what the program sent: whatever goes wrong ends the conversation, and is no exception to expect."""
+        if self.gone:
+            raise ProgramGone(self.gone)
+        try:
+            return function(*args)
+        except Exception as error:
+            self.gone = f"{error}" if isinstance(error, EOFError) else f"unreadable message: {error!r}"[:300]
+            raise ProgramGone(self.gone) from None
+
+    def read(self, answer: dict[str, Any], path: str, word: str = "", number: int = 0) -> Any:
+        """The value of the answer just given, or of an earlier one whose copy has that number."""
+        value = self._guard(lambda: self.decode(answer["ok"], path, word))
+        if plain.is_copied(answer["ok"]):
+            self.copies[number or self.copied] = (value, self.lend(value))
+        return value
+
+    def decode(self, data: Any, path: str, word: str = "") -> Any:
+        """A value from the program: data, or a handle by this path; what is inside of data is a part."""
+        outermost = isinstance(data, dict) and "o" in data
+        return plain.decode(data, lambda number, kind: Handle(self, number, kind, path if outermost else PART, word))
+
+    def lend(self, value: Any) -> Any:
+        """A value for the program: data, and its own objects back."""
+        return plain.encode(value, self._lend_object)
+
+    def _lend_object(self, value: Any) -> dict[str, Any]:
+        if type(value) is not Handle:
+            self.doubt(f"the test gives the program a {type(value).__name__}, which is no data")
+        return {"o": [value._number, value._kind]}
+
+    def _give(self, value: Any) -> Any:
+        """An argument; of one that is copied we remember how it looked."""
+        data = self.lend(value)
+        if plain.is_copied(data):
+            self.copied += 1
+            self.copies[self.copied] = (value, data)
         return data
 
+    def _check_copies(self) -> None:
+        """Doubt the test if it has changed a copy, and forget the copies that it no longer holds.
 
-async def _coroutine(handle: Handle) -> Any:
-    """A coroutine of the program's: awaiting it runs it there."""
-    return handle._observe("await")
+        The program has its own of a copy, which knows nothing of the change: were they one object, as they are plainly,
+        the next answer would be another one. Copies dropped after a change count, too: `order.items.append(3)`.
+        """
+        held = {number for number, entry in self.copies.items() if _is_held(entry)}
+        for number, (value, before) in self.copies.items():
+            if before is STALE and number in held:
+                self.doubt("the program changes in place what the test holds, or a part of it")
+            if before is not STALE and self.lend(value) != before:
+                self.doubt("the test changes in place what went to the program or came from it")
+        self.copies = {number: entry for number, entry in self.copies.items() if number in held}
+
+    def check_rest(self) -> None:
+        """At the end of a test: a change of the only copy that it holds was seen by all that could see it."""
+        before = self.undecided
+        try:
+            self._check_copies()
+        except Undecided:
+            held = [entry for entry in self.copies.values() if _is_held(entry)]
+            if len(held) > 1 or any(before is STALE for _, before in held):
+                raise
+            self.undecided = before  # an earlier doubt stays
+
+    def _renew(self, number: int, after: Any) -> None:
+        """Make our copy look as the program's own does now; stale where that cannot be done in place."""
+        mine, _ = self.copies[number]
+        if type(mine) is not type(after) or type(mine) not in CONTAINERS or _are_parts_held(mine):
+            self.copies[number] = (mine, STALE)
+            return
+        mine.clear()
+        (mine.update if isinstance(mine, dict | set) else mine.extend)(after)
+        self.copies[number] = (mine, self.lend(mine))
+
+    def agree_on_size(self, number: int, size: int | None) -> None:
+        """An object has as many items for `len` as for a loop; an iterator (None) has no length."""
+        if self.sizes.setdefault(number, size) != size:
+            self.doubt("an object of the program's has another length than items")
+
+    def _rebuild(self, error: dict[str, Any]) -> BaseException:
+        """The program's exception: a builtin one, or a class made for it here, with its name and bases."""
+        text, args, state = str(error["text"]), self.decode(error["args"], PART), self.decode(error["state"], PART)
+        kind = self.class_of([str(base) for base in error["bases"][:20]])
+        try:
+            made = kind(*args)
+            made = made if str(made) == text else kind(text)
+        except TypeError:
+            made = kind(text)
+        made.__dict__.update({str(key): value for key, value in state.items()})
+        made.__dict__["remote_tail"] = str(error["tail"])
+        return made
+
+    def class_of(self, bases: list[str]) -> type[BaseException]:
+        """The exception class of these names, the nearest first."""
+        known = getattr(builtins, bases[0], None)
+        if isinstance(known, type) and issubclass(known, BaseException) and not issubclass(known, CONTROL):
+            return known
+        if tuple(bases) not in self.classes:
+            self.classes[tuple(bases)] = type(bases[0], (self.class_of(bases[1:]),), {"__module__": evidence.MAIN})
+        return self.classes[tuple(bases)]
+
+    def look_up(self, names: set[str]) -> list[list[Any]]:
+        """Which of the names the program has: [name, value, bases of an exception, home, number of the copy]."""
+        answer = self._exchange({"op": "names", "names": sorted(names), "held": list(self.copies)})
+        rows = []
+        for name, value, bases, home in self._guard(lambda: [(n, v, b, h) for n, v, b, h in answer["ok"]]):
+            self.copied += plain.is_copied(value)
+            if name in names:
+                rows.append([name, value, bases, home, self.copied])
+        return rows
 
 
-_ERROR: dict[str, Any] = {"text": "", "args": {"t": []}, "state": {"d": []}, "tail": ""}
+# Who else holds a copy is asked of CPython's reference counts, compared with those of an object that nobody holds.
+
+
+def _is_held(entry: tuple[Any, Any]) -> bool:
+    """Whether the test can still see a copy, or a container inside of it."""
+    for value in entry[:1]:
+        if sys.getrefcount(value) > _UNHELD + 1:
+            return True
+    return _are_parts_held(entry[0])
+
+
+def _are_parts_held(value: Any) -> bool:
+    waiting = [value]
+    while waiting:
+        owner = waiting.pop()
+        for part in [*owner.keys(), *owner.values()] if isinstance(owner, dict) else list(owner):
+            if type(part) in (*CONTAINERS, tuple):
+                if type(part) is not tuple and sys.getrefcount(part) > _UNHELD + 1:
+                    return True
+                waiting.append(part)
+    return False
+
+
+def _count_unheld() -> int:
+    nobodys: list[list[Any]] = [[]]
+    return max(sys.getrefcount(value) for value in nobodys)
+
+
+_UNHELD = _count_unheld()
 
 
 def judge(payload: dict[str, Any], results: program.Results, descriptor: int) -> None:
-    """Run every test against the program at the other end and write what came of each."""
+    """Run the tests against the program at the other end and write what came of each."""
     trees = [cases.parse(test) for test in payload["tests"]]
-    invalid = cases.faults(trees)
-    results.put({"invalid": {str(index): why for index, why in invalid.items()}})
+    skipped = set(payload["skip"])
     if any("unittest" in test for test in payload["tests"]):
         importlib.import_module("unittest").__dict__["main"] = lambda *_, **__: None  # we run the cases ourselves
-    peer = ProgramJudge(descriptor)
+    judge = ProgramJudge(descriptor)
     try:
-        failure = peer.guarded(lambda: peer.wire.receive()["loaded"])
+        failure = judge._guard(lambda: judge.wire.receive()["ok"])
         if failure is not None:
-            results.put({"load": failure, "t": 0.0})
-            return
-        court = Court(peer, [tree for tree in trees if not isinstance(tree, str)])
-        for tree in trees:
+            raise ProgramGone(f"it does not load this time: {failure}")
+        court = Court(judge, payload["given"], [tree for tree in trees if isinstance(tree, ast.Module)])
+        for index, tree in enumerate(trees):
             started = time.perf_counter()
-            results.put({**court.verdict(tree), "t": time.perf_counter() - started})
+            verdict = {"u": ""} if index in skipped or isinstance(tree, str) else court.verdict(tree)
+            results.put({**verdict, "t": time.perf_counter() - started})
     except BaseException as error:  # it has gone, or answers even the question for its names with an exception
-        results.put({"gone": str(error)[:300]})
+        results.put({"u": f"the program was not there to be asked: {error}"[:300]})
 
 
 class Court:
     """The namespace tests share, and the verdict on each."""
 
-    def __init__(self, peer: ProgramJudge, trees: Sequence[ast.Module]) -> None:
-        self.peer = peer
-        module = types.ModuleType(MODULE)
-        sys.modules[MODULE] = module
+    def __init__(self, judge: ProgramJudge, given: str, trees: Sequence[ast.Module]) -> None:
+        self.judge = judge
+        module = types.ModuleType(evidence.MAIN)
+        sys.modules[evidence.MAIN] = module
         self.namespace = module.__dict__
-        self.namespace.update(HELPERS)
-        names, modules = _names(trees)
-        _import_libraries(self.namespace, names, modules)
-        # A library's name is never looked up in the program: it could answer for it.
-        known = set(self.namespace) | set(dir(builtins)) | set(LIBRARIES) | {cases.COUNTER}
-        wanted = {name for name in names - known if not name.startswith("__")}
-        self.data = peer.bind(wanted, self.namespace)
+        self.namespace |= {"type": self._ask_type, "callable": self._ask_callable, "hasattr": self._ask_attribute}
+        exec(compile(evidence.hold_given(given), "given.py", "exec", dont_inherit=True), self.namespace)
+        modules = evidence.find_modules(trees) - self.namespace.keys()
+        for name in modules:
+            self.namespace[name] = importlib.import_module(evidence.ALIASES.get(name, name))
+        names = {name for tree in trees for name in evidence.list_names(tree) | evidence.list_definitions(tree)}
+        self.data: dict[str, Any] = {}
+        """Names of the program's that are data, as they came."""
+        self.owned: set[str] = set()
+        """Names that mean something to the program, those of builtins among them."""
+        self._bind({name for name in names - self.namespace.keys() | modules if not name.startswith("__")})
 
-    def verdict(self, tree: ast.Module | str) -> dict[str, Any]:
-        """What comes of one test: p(assed), w(rong), e(rror), or x: it told nothing, whatever the program is."""
-        if isinstance(tree, str):
-            return {"x": tree}
-        peer, names = self.peer, _names([tree])[0]
-        peer.refused, before = "", peer.asked
+    def _bind(self, names: set[str]) -> None:
+        """Bind those of the names that the program has; a builtin's or a library's is our own."""
+        judge = self.judge
+        for name, encoded, bases, home, number in judge.look_up(names):
+            self.owned.add(name)
+            if hasattr(builtins, name):
+                continue
+            if home in evidence.PURE and hasattr(importlib.import_module(home), name):
+                self.namespace[name] = getattr(importlib.import_module(home), name)
+            elif name in self.namespace:
+                continue  # a module; its name may also be that of a class of its own, as datetime is
+            elif bases is not None:
+                self.namespace[name] = judge._guard(lambda bases=bases: judge.class_of([str(b) for b in bases[:20]]))
+                self.data[name] = encoded
+            else:
+                self.namespace[name] = judge.read({"ok": encoded}, NAMED, name, number)
+                if type(self.namespace[name]) is not Handle:
+                    self.data[name] = encoded
+
+    def verdict(self, tree: ast.Module) -> dict[str, Any]:
+        """What comes of one test: p(assed), w(rong), u(ndecided), n(othing was seen), x: none could see anything."""
+        judge, names = self.judge, evidence.list_names(tree)
+        shared = self.owned & (evidence.list_definitions(tree) | (names & set(dir(builtins))))
+        judge.undecided, before = "", judge.asked
         checked = cases.CheckCounter(lambda function: type(function) is Handle)
         failure: BaseException | None = None
         try:
+            if shared:  # plainly there is one of the name, and who came last has it
+                judge.doubt(f"both the test and the program have a {min(shared)}")
             cases.run(tree, self.namespace, checked)
         except BaseException as error:
             failure = error
-        if peer.gone:
-            raise PeerGone(peer.gone)
-        if peer.refused:
-            return {"w": peer.refused}
+        try:  # also of a test that failed: it may have failed because of that
+            judge.check_rest()
+            self._check_globals(names & self.data.keys())
+        except BaseException as error:
+            failure = failure or error
+        if judge.gone:
+            raise ProgramGone(judge.gone)
+        if judge.undecided:
+            return {"u": judge.undecided}
         if failure is not None:
-            return _failed(failure)
-        if checked.count:
-            return {"p": True}
-        if peer.asked == before and not names & self.data:
-            return {"x": "none of its checks was executed"}
-        return {"w": "with what the program gave, none of the test's checks was reached"}
+            return _read_failure(failure)
+        if judge.asked == before and not names & self.data.keys():
+            return {"n": "it asks the program nothing"} if checked.count else {"x": "none of its checks was executed"}
+        return {"p": True} if checked.count else {"n": "none of its checks was reached"}
+
+    def _check_globals(self, names: set[str]) -> None:
+        now = {name: value for name, value, *_ in self.judge.look_up(names)} if names else {}
+        if now != {name: self.data[name] for name in names}:
+            self.judge.doubt("a global of the program changes while the test runs")
+
+    # Three builtins that would answer for the handle instead of the object.
+
+    def _ask_type(self, *args: Any) -> Any:
+        if type(args[0]) is Handle:
+            self.judge.doubt("the type of one of the program's objects tells nothing that data would")
+        return type(*args)
+
+    def _ask_callable(self, value: Any) -> bool:
+        if type(value) is Handle:
+            self.judge.doubt("whether one of the program's objects can be called")
+        return callable(value)
+
+    def _ask_attribute(self, value: Any, name: str) -> bool:
+        if type(value) is Handle and name.startswith("__"):
+            self.judge.doubt("a special attribute of one of the program's objects")
+        return hasattr(value, name)
 
 
-def _failed(error: BaseException) -> dict[str, Any]:
-    tail = getattr(error, "remote_tail", None)
-    if isinstance(error, AssertionError) and tail is None:
+def _read_failure(error: BaseException) -> dict[str, Any]:
+    """An assert that failed on data is a failure; everything else that is raised here was not raised plainly."""
+    if isinstance(error, AssertionError) and "remote_tail" not in error.__dict__:
         return {"w": str(error)[-500:]}
-    if isinstance(error, cases.CaseError):
-        return {"e": ["CaseError", str(error)[-program.TAIL_CHARS :]]}
-    name, own_tail = program.describe(error)
-    return {"e": [name, tail or own_tail]}
-
-
-def _import_libraries(namespace: dict[str, Any], names: set[str], modules: set[str]) -> None:
-    """Bind the libraries the tests use without importing them, from our own installation."""
-    for name in sorted(names & (set(LIBRARIES) | modules) - set(namespace)):
-        module, _, attribute = LIBRARIES.get(name, name).partition(":")
-        try:
-            found = importlib.import_module(module)
-        except ImportError:
-            continue
-        namespace[name] = getattr(found, attribute) if attribute else found
-
-
-def _names(trees: Sequence[ast.Module]) -> tuple[set[str], set[str]]:
-    """The names tests use, and those of them used only as a standard module is: `name.attribute`, never called."""
-    names: set[str] = set()
-    called: set[str] = set()
-    dotted: set[str] = set()
-    for node in (node for tree in trees for node in cases.walk(tree)):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            names.add(node.id)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            called.add(node.func.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            dotted.add(node.value.id)
-    return names, (dotted - called) & sys.stdlib_module_names
+    return {"u": f"raised only before the judge: {program.describe(error)[1]}"[-program.TAIL_CHARS :]}

@@ -1,10 +1,11 @@
 """Plain data across the wall: values as JSON with tags, so that nothing but data comes out of an untrusted process.
 
-A list is a JSON list, scalars are themselves, everything else is an object with one key, its tag. Subclasses are
-read through their base class's own methods, so an object that claims to equal everything arrives as what it holds.
-Anything that is not data becomes opaque. `decode` runs in the judge and in the program, never in the supervisor.
-Tables of pandas (`encode_table`) are data for those two only. Foreign runners get this file's own text: it imports
-nothing of this package.
+A list is a JSON list, scalars are themselves, everything else is an object with one key, its tag. Anything that is
+not data becomes opaque. Subclasses of data have two readings. For the supervisor, who only compares with literals, they
+are read through their base class's own methods, so that an object that claims to equal everything arrives as what it
+holds. For a judge, who runs whole tests with them, they are opaque (`exact`): a copy would lose the methods that a test
+may call. `decode` runs in the judge and in the program, never in the supervisor. Foreign runners get this file's own
+text: it imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import functools
 import keyword
 import math
 import re
+import types
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
@@ -26,15 +28,9 @@ BIG_INT = 1 << 63
 KEYS_VIEW: type = type({}.keys())
 TYPES = {kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)}
 """Types that cross by name: a function may return `int`."""
-_VALUES = (str, bytes, int, float, complex, tuple, frozenset, range, Decimal, Fraction, datetime, date, time, timedelta)
-VALUE_METHODS = frozenset(
-    name for kind in _VALUES for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))
-) | {"equals", "all", "any"}
-"""Methods of values: who calls one of these expects data, not an object or a field that answers for it."""
+_RECORD = frozenset(vars(namedtuple("_RECORD", "x")))
+_COPIED = frozenset("tNsfkqdCMEaB")
 _DTYPE = re.compile(r"[<>|=][biufcSU]\d{1,5}")
-_COLUMN_DTYPE = re.compile(r"[<>|=][biufMm]\d{1,2}(\[[a-zA-Z]{1,3}\])?")
-_COLUMN_KINDS = frozenset(("object", "str", "string", "category", "boolean", "Int64", "Float64"))
-_Inner = Callable[[Any], Any]
 
 
 class TooDeep(ValueError):
@@ -42,7 +38,7 @@ class TooDeep(ValueError):
 
 
 def encode(value: Any, opaque: Callable[[Any], Any] | None = None, depth: int = 0) -> Any:
-    """The JSON form of a value; `opaque` says what stands for an object that is not data."""
+    """The JSON form of a value; `opaque` says what stands for an object that is not data, and makes it exact."""
     kind = type(value)
     if value is None or kind is bool or kind is str or kind is float:
         return value
@@ -51,7 +47,7 @@ def encode(value: Any, opaque: Callable[[Any], Any] | None = None, depth: int = 
     if depth > MAX_DEPTH:
         raise TooDeep(f"a value nested deeper than {MAX_DEPTH} levels")
     for base, encoder in _ENCODERS:
-        if issubclass(kind, base):
+        if kind is base or (issubclass(kind, base) and (opaque is None or _is_record(kind))):
             return encoder(value, opaque, depth + 1)
     named = [name for name, known in TYPES.items() if known is value] if kind is type else []
     if named:
@@ -61,12 +57,24 @@ def encode(value: Any, opaque: Callable[[Any], Any] | None = None, depth: int = 
     return opaque(value) if opaque else {"o": [0, str(type.__getattribute__(kind, "__name__"))[:100]]}
 
 
+def is_copied(data: Any) -> bool:
+    """Whether a JSON form stands for something of which two processes have two: neither a scalar nor a handle."""
+    return isinstance(data, list) or (isinstance(data, dict) and not _COPIED.isdisjoint(data))
+
+
+def _is_record(kind: type) -> bool:
+    """Whether a class is a namedtuple and nothing more: what it adds to a tuple is the same in every process."""
+    own = vars(kind)
+    added = [name for name, value in own.items() if isinstance(value, types.FunctionType | property)]
+    return kind.__bases__ == (tuple,) and "_fields" in own and all(name in _RECORD for name in added)
+
+
 def _items(base: type) -> Callable[[Any, Any, int], list[Any]]:
     iterate = base.__iter__  # type: ignore[attr-defined]
     return lambda value, opaque, depth: [encode(item, opaque, depth) for item in iterate(value)]
 
 
-def _tagged(tag: str, base: type) -> Callable[[Any, Any, int], Any]:
+def _tag(tag: str, base: type) -> Callable[[Any, Any, int], Any]:
     items = _items(base)
     return lambda value, opaque, depth: {tag: items(value, opaque, depth)}
 
@@ -134,13 +142,13 @@ _ENCODERS: list[tuple[type, Callable[[Any, Any, int], Any]]] = [
     (str, _encode_text),
     (int, _encode_int),
     (float, _encode_float),
-    (set, _tagged("s", set)),
-    (frozenset, _tagged("f", frozenset)),
-    (KEYS_VIEW, _tagged("k", KEYS_VIEW)),
+    (set, _tag("s", set)),
+    (frozenset, _tag("f", frozenset)),
+    (KEYS_VIEW, _tag("k", KEYS_VIEW)),
     (bytes, _encode_bytes),
     (bytearray, _encode_bytes),
     (complex, _encode_complex),
-    (deque, _tagged("q", deque)),
+    (deque, _tag("q", deque)),
     (Decimal, lambda value, *_: {"D": Decimal.__str__(value)}),
     (Fraction, _encode_fraction),
     (range, _bounds("r")),
@@ -157,7 +165,7 @@ def _encode_numpy(value: Any, opaque: Any, depth: int) -> Any:
 
     if isinstance(value, np.generic) and value.dtype.kind in "biufcSU":
         return {"n": [value.dtype.str, encode(value.item(), opaque, depth)]}
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufcSU":
+    if type(value) is np.ndarray and value.dtype.kind in "biufcSU":
         flat = encode(np.ndarray.tolist(np.ndarray.ravel(value)), opaque, depth)
         return {"a": [value.dtype.str, list(value.shape), flat]}
     return opaque(value) if opaque else {"o": [0, type(value).__name__]}
@@ -213,81 +221,11 @@ def _tuple_class(name: str, fields: tuple[str, ...]) -> Any:
 
 def _decode_fields(body: Any, inner: Any) -> Any:
     name, fields, items = body
-    if not VALUE_METHODS.isdisjoint(fields):
-        return tuple(map(inner, items))
     return _tuple_class(name, tuple(fields))(*map(inner, items))
 
 
 def _pairs(body: Any, inner: Any) -> dict[Any, Any]:
     return {inner(key): inner(value) for key, value in body}
-
-
-# Tables of pandas: frames and series with a plain index are data, cell by cell. Comparisons, sums and checks of a
-# table then run on a table built here; the program's own would answer what suits it.
-
-
-def encode_table(value: Any, inner: _Inner) -> Any:
-    """The JSON form of a table, None for anything else and for one that does not fit."""
-    kind = type(value)
-    if kind.__module__.partition(".")[0] != "pandas" or kind.__name__ not in ("DataFrame", "Series"):
-        return None
-    import pandas as pd
-
-    if kind is pd.DataFrame:
-        columns = [value.iloc[:, number] for number in range(value.shape[1])]
-        parts = [value.index, value.columns, *columns]
-    elif kind is pd.Series:
-        parts = [value.index, value]
-    else:
-        return None
-    written = [_encode_column(part, inner) for part in parts]
-    return None if None in written else {"P": [kind.__name__, *written]}
-
-
-def _encode_column(part: Any, inner: _Inner) -> Any:
-    dtype = getattr(part.dtype, "str", str(part.dtype))
-    known = _COLUMN_DTYPE.fullmatch(dtype) or dtype == "|O" or str(dtype) in _COLUMN_KINDS
-    if getattr(part, "nlevels", 1) != 1 or not known:
-        return None
-    times = dtype[1:2] in ("M", "m") and dtype not in _COLUMN_KINDS
-    cells = (part.to_numpy().astype("int64") if times else part).tolist()
-    return ["object" if dtype == "|O" else dtype, inner(part.name), inner(cells)]
-
-
-def _decode_table(body: Any, inner: _Inner) -> Any:
-    """The table behind a JSON form; raises on anything malformed."""
-    import pandas as pd
-
-    kind, index, *parts = body
-    if kind == "Series":
-        (one,) = parts
-        series = _cells(one, inner)
-        series.index, series.name = _index(index, inner), inner(one[1])
-        return series
-    names, *columns = parts
-    frame = pd.DataFrame({number: _cells(column, inner) for number, column in enumerate(columns)})
-    frame = frame if columns else pd.DataFrame(index=range(len(index[2])))
-    frame.index, frame.columns = _index(index, inner), _index(names, inner)
-    return frame
-
-
-def _index(part: Any, inner: _Inner) -> Any:
-    import pandas as pd
-
-    return pd.Index(_cells(part, inner), name=inner(part[1]))
-
-
-def _cells(part: Any, inner: _Inner) -> Any:
-    import numpy as np
-    import pandas as pd
-
-    dtype, _, cells = part
-    values = inner(cells)
-    if dtype in _COLUMN_KINDS:
-        return pd.Series(values, dtype=dtype)
-    if not _COLUMN_DTYPE.fullmatch(dtype):
-        raise ValueError("malformed table")
-    return pd.Series(np.array(values, dtype="int64" if dtype[1] in "Mm" else dtype).astype(dtype))
 
 
 DECODERS: dict[str, Callable[[Any, Any], Any]] = {
@@ -313,5 +251,4 @@ DECODERS: dict[str, Callable[[Any, Any], Any]] = {
     "n": lambda body, inner: _dtype(body[0]).type(inner(body[1])),
     "p": lambda body, _: TYPES[body],
     "a": _decode_array,
-    "P": _decode_table,
 }

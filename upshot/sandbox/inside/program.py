@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import atexit
+import contextlib
+import importlib
 import json
 import linecache
 import marshal
@@ -14,7 +17,7 @@ import traceback
 import types
 from typing import Any
 
-from upshot.sandbox.inside import plain
+from upshot.sandbox.inside import cases, evidence, plain
 
 FILENAME = "program.py"
 TAIL_CHARS = 2000
@@ -119,15 +122,61 @@ def answer_calls(payload: dict[str, Any], results: Results) -> None:
     except BaseException as error:
         results.put({"load": describe(error), "t": _monotonic() - started})
         return
-    for imports, calls in zip(payload["imports"], payload["calls"], strict=True):
+    for index, (imports, calls) in enumerate(zip(payload["imports"], payload["calls"], strict=True)):
+        if index in payload["skip"]:
+            continue
         started = _monotonic()
         try:
             if imports:
                 exec(imports, namespace)
-            values = [plain.encode(eval(call, namespace)) for call in calls]
-            results.put({"v": values, "t": _monotonic() - started})
+            values = [eval(call, namespace) for call in calls]
         except BaseException as error:
             results.put({"e": describe(error), "t": _monotonic() - started})
+            continue
+        try:
+            results.put({"v": [plain.encode(value) for value in values], "t": _monotonic() - started})
+        except BaseException as error:  # no failure of the call: a value that cannot be carried
+            results.put({"u": describe(error)[0], "t": _monotonic() - started})
+
+
+def try_tests(payload: dict[str, Any], results: Results, notes: int) -> None:
+    """The plain look: program and tests in one namespace, as everybody runs them; a line for each test.
+
+    What is wrong with the tests themselves is noted down before the program has its first instruction, in a file that
+    is then closed: there is no way for a program to make its own failure one of the test's.
+    """
+    trees = [cases.parse(test) for test in payload["tests"]]
+    faults = cases.find_faults(trees)
+    doubts = {index: why for index, why in evidence.find_doubts(trees, payload["given"]).items() if index not in faults}
+    with open(notes, "wb") as file:
+        file.write(_dumps({"faults": list(faults.items()), "doubts": list(doubts.items())}).encode())
+    if any("unittest" in test for test in payload["tests"]):
+        importlib.import_module("unittest").__dict__["main"] = lambda *_, **__: None  # we run the cases ourselves
+    started = _monotonic()
+    try:
+        namespace = load(payload["program"], "program")
+    except BaseException as error:
+        results.put({"load": describe(error), "t": _monotonic() - started})
+        return
+    namespace[cases.PROGRAM] = sys.modules[evidence.MAIN] = sys.modules["program"]
+    namespace["__name__"] = evidence.MAIN
+    for index, tree in enumerate(trees):
+        if isinstance(tree, str) or index in payload["skip"]:
+            continue
+        started = _monotonic()
+        found = _try_test(tree, namespace)
+        if index not in faults:  # one that checks nothing may still make what others use
+            results.put({**found, "t": _monotonic() - started})
+
+
+def _try_test(tree: ast.Module, namespace: dict[str, Any]) -> dict[str, Any]:
+    try:
+        cases.run(tree, namespace, cases.CheckCounter())
+        return {"p": True}
+    except AssertionError as error:
+        return {"w": str(error)[-500:]}
+    except BaseException as error:
+        return {"e": describe(error)}
 
 
 def run_script(payload: dict[str, Any], results: Results) -> int:
@@ -180,10 +229,15 @@ def _print_error(error: BaseException) -> None:
         os.write(2, text.encode(errors="replace"))
 
 
-def reseed(source: str) -> None:
-    """Give the generators the zygote has loaded fresh seeds, where the program may use them."""
-    if "random" in source:
-        if "random" in sys.modules:
-            sys.modules["random"].seed()
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed()
+def reseed(source: str, seed: int | None) -> None:
+    """Give the generators fresh seeds where the program may use them: all runs are forks of one process.
+
+    Two looks at one program get the same seed: what it draws by chance is then no difference between them.
+    """
+    if "random" not in source:
+        return
+    if "random" in sys.modules:
+        sys.modules["random"].seed(seed)
+    if "numpy" in sys.modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("numpy.random").seed(seed)

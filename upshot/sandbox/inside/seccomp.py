@@ -52,10 +52,10 @@ class FilterPolicy:
 def build(policy: FilterPolicy, machine: str = MACHINE) -> bytes:
     """The filter's instructions, ready for the kernel."""
     table = numbers(machine)
-    blocks = {name: _errno(code) for name, code in _softly_denied(policy).items()}
+    blocks = {name: _errno(code) for name, code in _deny_softly(policy).items()}
     blocks |= {name: [_ret(RET_ALLOW)] for name in ALLOWED}
     blocks |= {name: [_ret(RET_KILL)] for name in FATAL}
-    blocks |= _guarded(policy)
+    blocks |= _guard(policy)
     by_number = {table[name]: code for name, code in blocks.items() if name in table}
     default = _errno(EPERM)
     # Above the table: calls newer than this file. ENOSYS lets the C library fall back.
@@ -97,14 +97,14 @@ def _errno(code: int) -> list[Instruction]:
     return [_ret(RET_ERRNO | code)]
 
 
-def _softly_denied(policy: FilterPolicy) -> dict[str, int]:
+def _deny_softly(policy: FilterPolicy) -> dict[str, int]:
     denied = {"clone3": ENOSYS}
     if not policy.processes:
         denied |= dict.fromkeys(("fork", "vfork", "execve", "execveat"), EPERM)
     return denied
 
 
-def _guarded(policy: FilterPolicy) -> dict[str, list[Instruction]]:
+def _guard(policy: FilterPolicy) -> dict[str, list[Instruction]]:
     """Blocks for the calls whose arguments decide."""
     allow, deny = _ret(RET_ALLOW), _ret(RET_ERRNO | EPERM)
     arg0 = (LOAD, 0, 0, OFFSET_ARG0)

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from upshot.sandbox.inside import program
-from upshot.sandbox.inside.peer import Wire
+from upshot.sandbox.inside.remote import Wire
 
 _in_turn = False
 """Whether an interrupt has a turn to end; one that comes too late must not end the session."""

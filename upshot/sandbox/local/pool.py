@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import logging
 import os
 import re
@@ -11,23 +12,24 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from upshot.core.errors import UserError
 from upshot.core.time_limit import pause_clock
-from upshot.sandbox.asserts import run_result, verdict
-from upshot.sandbox.asserts.split import split
+from upshot.sandbox.asserts import run_result
 from upshot.sandbox.asserts.verdict import Remains
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.local import languages, layers
 from upshot.sandbox.local.cgroup import PREFIX, Cgroups, list_abandoned
+from upshot.sandbox.local.looks import TestedProgram
 from upshot.sandbox.local.metrics import SandboxMetrics
 from upshot.sandbox.local.run import RunRequest
 from upshot.sandbox.local.sessions import LocalSession, SessionTerms
 from upshot.sandbox.local.slots import Busy, SandboxSlots
 from upshot.sandbox.local.zygotes import ZygoteGone
-from upshot.sandbox.outcome import Outcome, RunResult, StdioTest, TestResult
+from upshot.sandbox.outcome import RunResult, StdioTest, TestResult
 from upshot.sandbox.runner import CodeRunner, ProgramJob, Session, run_one_by_one
 
 log = logging.getLogger("upshot.sandbox")
@@ -146,31 +148,12 @@ class Sandbox(CodeRunner):
             raise UserError("the sandbox is not open; use `async with Sandbox(...) as sandbox`")
         return self._slots
 
-    async def test_program(self, program: str, tests: Sequence[str], limits: Limits | None = None) -> list[TestResult]:
-        limits = limits or self.limits
-        checks = [split(test) for test in tests]
-        done: list[TestResult] = []
-        while len(done) < len(tests):
-            rest = checks[len(done) :]
-            found = await self._test_once(program, list(tests[len(done) :]), rest, limits)
-            timeout = next((i for i, result in enumerate(found) if result.outcome is Outcome.TIMEOUT), None)
-            if limits.stop_at_timeout or timeout is None:
-                done += found
-            else:
-                done += found[: timeout + 1]
+    async def _test(self, program: str, tests: Sequence[str], given: str, limits: Limits) -> list[TestResult]:
+        tier = tier_of("\n".join((program, given, *tests)))
+        tested = TestedProgram(functools.partial(self._execute, tier), program, tests, given, limits)
+        done = await tested.decide()
         self.metrics.count_tests(done)
         return done
-
-    async def _test_once(self, program: str, tests: list[str], checks: list[Any], limits: Limits) -> list[TestResult]:
-        tier = tier_of(program + "\n" + "\n".join(tests))
-        if all(check is not None for check in checks):
-            calls = [[check.call for check in test] for test in checks]
-            payload = {"program": program, "calls": calls, "imports": [test[0].imports for test in checks]}
-            remains = await self._execute(tier, RunRequest("calls", payload, limits))
-            return verdict.of_calls(checks, remains)
-        request = RunRequest("serve", {"program": program}, limits, judge={"tests": tests})
-        remains = await self._execute(tier, request)
-        return verdict.of_judged(len(tests), remains)
 
     async def test_stdio(
         self, program: str, tests: Sequence[StdioTest], limits: Limits | None = None
@@ -178,8 +161,9 @@ class Sandbox(CodeRunner):
         chosen, tier = limits or self.limits, tier_of(program)
 
         async def run_test(test: StdioTest) -> TestResult:
-            stdin = test.input.encode(errors=ANY_TEXT)
-            remains = await self._execute(tier, RunRequest("script", {"program": program}, chosen, stdin))
+            stdin, wanted = test.input.encode(errors=ANY_TEXT), (2 * len(test.output) >> 10) + 1
+            roomy = replace(chosen, output_kb=max(chosen.output_kb, wanted))  # what is expected must fit
+            remains = await self._execute(tier, RunRequest("script", {"program": program}, roomy, stdin))
             return run_result.of_stdio(remains, test.output)
 
         done = await run_one_by_one(tests, chosen, run_test)

@@ -6,6 +6,9 @@ files says only which child plays which role on which of them. Inputs are sealed
 change what another reads. Outputs have a fixed size: the kernel stops a program that prints without end, and nobody
 has to drain a pipe for it. They are read when the run is over, by the position the program's writes left behind.
 
+What a plain look notes about its tests it writes before it reads a line of the program, and closes the file: the notes
+are the supervisor's own.
+
 A judged run has two children. The program gets no tests and the judge no program: each gets one end of a socket pair,
 and its own input. The judge's results are the ones believed; what the program writes where results would go is
 dropped.
@@ -14,6 +17,7 @@ dropped.
 from __future__ import annotations
 
 import fcntl
+import json
 import marshal
 import os
 import signal
@@ -24,16 +28,20 @@ from upshot.sandbox.asserts import verdict
 from upshot.sandbox.asserts.verdict import Remains
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.local.cgroup import SlotGroup
-from upshot.sandbox.local.zygotes import Zygote
+from upshot.sandbox.local.zygotes import Zygote, ZygoteGone
 
 SLACK = 8192
 """Room behind the limit: the kernel refuses a write that would cross the end by whole pages."""
 PATIENCE = 10.0
-"""Seconds beyond the wall cap before a silent zygote is given up."""
+"""Seconds beyond the wall cap, at its longest, before a silent zygote is given up."""
 OWN_RESULTS_BYTES = 4096
 """For what a judged program writes where its results would go; the judge's results are the ones read."""
+NOTES_BYTES = 1 << 20
+PROC_PATHS = ("/dev/stdin", "/dev/stdout", "/dev/fd")
+"""Links into /proc, which is mounted for programs that name one; it costs every run a mount otherwise."""
 ALONE = ("stdin", "stdout", "stderr", "input", "results")
 """A child's files, by the number of the descriptor it finds each on."""
+PLAIN = (*ALONE, "notes")
 JUDGED = ("stdin", "stdout", "stderr", "input", "own results", "program's wire")
 JUDGE = ("nothing", "nothing", "nothing", "tests", "results", "judge's wire")
 
@@ -54,12 +62,15 @@ class RunRequest:
         self.files: dict[str, int] = {}
         """By name, in the order they are sent."""
         self.stdin, self.payload, self.judge = stdin, payload, judge
-        self.parts = [(mode, ALONE if judge is None else JUDGED, payload.get("environment", {}))]
+        alone = PLAIN if mode == "tests" else ALONE
+        self.parts = [(mode, alone if judge is None else JUDGED, payload.get("environment", {}))]
         if judge is not None:
             self.parts.append(("judge", JUDGE, {}))
-        tests = judge["tests"] if judge is not None else payload.get("calls", ())
+        tests = judge["tests"] if judge is not None else payload.get("calls", payload.get("tests", ()))
         self.most_lines = len(tests) + len(payload.get("fetch", ())) + 4
         self.request_limits = limits.as_request()
+        if mode == "script" and any(path in payload["program"] for path in PROC_PATHS):
+            self.request_limits["proc"] = True
         if native_wall is not None:
             self.request_limits |= {"native": True, "wall_seconds": native_wall, "cpu_seconds": native_wall}
 
@@ -72,7 +83,13 @@ class RunRequest:
             zygote.send({"roles": self._roles(), "limits": self.request_limits}, list(self.files.values()))
             # Our copies of the wire between program and judge: while they are open, neither sees the other end.
             self._close("program's wire", "judge's wire")
-            reply = await zygote.finish(float(self.request_limits["wall_seconds"]) + PATIENCE)
+            try:
+                reply = await zygote.finish(2 * float(self.request_limits["wall_seconds"]) + PATIENCE)
+            except ZygoteGone:
+                # Gone because the run's own group ran out of memory: what brings that about is the program.
+                if group is None or not group.new_oom_kills():
+                    raise
+                return Remains(status=signal.SIGKILL, oom=True)
             # A SIGKILL that the zygote did not send is the program's own, or the kernel's: out of memory.
             killed = any(child["status"] == signal.SIGKILL and not child["why"] for child in reply.get("children", ()))
             return self._remains(reply, oom=killed and group is not None and group.new_oom_kills())
@@ -86,6 +103,8 @@ class RunRequest:
         files["stderr"] = bounded_output(output)
         files["input"] = sealed_input(marshal.dumps(self.payload))
         files["results"] = bounded_output(self.limits.result_kb << 10)
+        if self.parts[0][0] == "tests":
+            files["notes"] = bounded_output(NOTES_BYTES)
         if self.judge is not None:
             ends = socket.socketpair()
             files["program's wire"], files["judge's wire"] = (end.detach() for end in ends)
@@ -126,6 +145,7 @@ class RunRequest:
             stdout_cut=stdout_cut,
             stderr_cut=stderr_cut,
             lines=verdict.parse_lines(read_output(self.files["results"])[0], self.most_lines),
+            notes=json.loads(read_output(self.files["notes"])[0] or b"{}") if "notes" in self.files else {},
         )
 
 

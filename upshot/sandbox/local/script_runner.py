@@ -1,8 +1,8 @@
 """Tests on top of a plain `run`: for runners that can only run a script, and the simplest of those, a bare process.
 
-The verdict is still taken outside. Split asserts: the script prints the values, tagged with a number only this run
-knows, and they are compared here. Other asserts run in the script itself and end by printing that number: an early exit
-passes nothing, but a program that reads its own source could. The local sandbox and our server have no such gap.
+The verdict is still taken outside where it can be. Split asserts: the script prints the values, tagged with a number
+only this run knows, and they are compared here. Other asserts run in the script itself and end by printing that number:
+who fails there has failed, who passes is undecided, for there is no judge. The local sandbox and our server have one.
 
 What is sent along (`plain.py`, `cases.py`) is those files' own text: they import the standard library alone.
 """
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from upshot.core.errors import UserError
@@ -48,9 +49,14 @@ def _upshot_main():
         start = time.perf_counter()
         try:
             exec(imports, program)
-            line = {{"v": [space["encode"](eval(call, program)) for call in calls]}}
+            values = [eval(call, program) for call in calls]
         except BaseException as error:
             line = {{"e": [type(error).__name__, traceback.format_exc()[-2000:]]}}
+        else:
+            try:
+                line = {{"v": [space["encode"](value) for value in values]}}
+            except BaseException as error:
+                line = {{"u": type(error).__name__}}
         line["t"] = time.perf_counter() - start
         say("\\n{nonce}" + json.dumps(line) + "\\n")
     sys.stdout.flush()
@@ -58,36 +64,42 @@ _upshot_main()
 """
 _JUDGED = """
 def _upshot_main():
-    import ast
+    import sys
     space = {{"__name__": "upshot_cases"}}
     exec({cases!r}, space)
     checked = space["CheckCounter"]()
-    space["run"](ast.parse({test!r}), globals(), checked)
+    globals()[space["PROGRAM"]] = sys.modules["__main__"]
+    space["run"](space["parse"]({test!r}), globals(), checked)
     print("\\n{nonce}" + str(checked.count))
 _upshot_main()
 """
 
 
+NO_JUDGE = "it passed in the program's own process, and this runner has no judge to confirm it"
+
+
 class ScriptRunner(CodeRunner):
     """A runner whose subclasses supply `_run`."""
 
-    async def test_program(self, program: str, tests: Sequence[str], limits: Limits | None = None) -> list[TestResult]:
-        limits = limits or self.limits
-        checks = [split(test) for test in tests]
-        if all(check is not None for check in checks):
-            return await self._values(program, [check for check in checks if check is not None], limits)
-        text, chosen = Path(cases.__file__).read_text(), limits
+    async def _test(self, program: str, tests: Sequence[str], given: str, limits: Limits) -> list[TestResult]:
+        checks = {index: check for index, test in enumerate(tests) if (check := split(test)) is not None}
+        values = await self._compare_values(program, list(checks.values()), limits) if checks else []
+        found = {index: result for index, result in zip(checks, values, strict=True) if result is not None}
+        text = Path(cases.__file__).read_text()
 
         async def run_test(test: str) -> TestResult:
             nonce = secrets.token_hex(16)
             source = f"{program}\n{_JUDGED.format(cases=text, test=test, nonce=nonce)}"
-            result = await self.run(source, limits=chosen)
+            result = await self.run(source, limits=limits)
             counts = [line.removeprefix(nonce) for line in result.stdout.splitlines() if line.startswith(nonce)]
-            return _test_result(result, passed=bool(counts) and counts[-1] != "0")
+            plain = _test_result(result, passed=bool(counts) and counts[-1] != "0")
+            return replace(plain, outcome=Outcome.UNDECIDED, detail=NO_JUDGE) if plain.passed else plain
 
-        return without_invalid(tests, await run_one_by_one(tests, limits, run_test))
+        rest = [test for index, test in enumerate(tests) if index not in found]
+        plain = iter(without_invalid(rest, await run_one_by_one(rest, limits, run_test)))
+        return [found.get(index) or next(plain) for index in range(len(tests))]
 
-    async def _values(self, program: str, checks: list[list[Check]], limits: Limits) -> list[TestResult]:
+    async def _compare_values(self, program: str, checks: list[list[Check]], limits: Limits) -> list[TestResult | None]:
         nonce = secrets.token_hex(16)
         calls = [(test[0].imports, [check.call for check in test]) for test in checks]
         source = _VALUES.format(plain=Path(plain.__file__).read_text(), program=program, calls=calls, nonce=nonce)
@@ -187,7 +199,7 @@ class BareRunner(ScriptRunner):
 
 def without_invalid(tests: Sequence[str], results: list[TestResult]) -> list[TestResult]:
     """The results, with `invalid_test` for those whose test can tell nothing of any program."""
-    faults = cases.faults([cases.parse(test) for test in tests], judged=False)
+    faults = cases.find_faults([cases.parse(test) for test in tests])
     return [
         TestResult(Outcome.INVALID_TEST, None, faults[index]) if index in faults else result
         for index, result in enumerate(results)

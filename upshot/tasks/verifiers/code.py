@@ -1,14 +1,15 @@
 """Programs against tests, through the sandbox: asserts, stdin/stdout, and the shapes of the public sets.
 
-A test that the sandbox itself failed to run is missing, not failed. A test that can tell nothing of any program does
-not count; without a valid one the score is missing.
+A test that the sandbox itself failed to run is missing, not failed; so is a pass that no data confirms (undecided). A
+test that can tell nothing of any program does not count; without a valid one the score is missing.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from upshot.config.bounds import Count, Positive
@@ -22,18 +23,25 @@ TEST_COLUMNS = (
     *("public_tests", "private_tests", "generated_tests", "input_output", "inputs", "outputs", "test_cases"),
 )
 """Columns that tests are read from; the ground truth of a prepared row holds what they say."""
+_DEFINES = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)[ \t]+(\w+)|^(\w+)[ \t]*=|\b(input|stdin)\b", re.MULTILINE)
 _LANGUAGE = re.compile(r"[ \t]*([\w+-]*)")
+_WORD = re.compile(r"[A-Za-z_]\w*")
 _CODE = re.compile(r"^(?:def |class |import |from \w+ import |print\(|for .*:|while .*:|\w+ ?= ?)", re.MULTILINE)
 
 
-def program_in(text: str) -> str | None:
-    """The program of a response: its last Python (or unnamed) block, else the whole when it looks like code."""
+def program_in(text: str, names: Collection[str] = ()) -> str | None:
+    """The program of a response: the last Python (or unnamed) block that defines most of the names, else the whole.
+
+    Behind a solution often stands an example of its use. It defines nothing that the tests name; where there is no
+    name to go by (stdin and stdout), the last block that reads an input is the program.
+    """
     text = text[-200_000:]
     blocks = list(_blocks(text))
     for wanted in (("python", "py", "python3"), ("",)):
         named = [body for language, body in blocks if language.lower() in wanted and body.strip()]
         if named:
-            return str(named[-1])
+            scores = [len(set(names) & {word for found in _DEFINES.findall(body) for word in found}) for body in named]
+            return named[max(index for index, score in enumerate(scores) if score == max(scores))]
     if not blocks and _CODE.search(text):
         return text
     return None
@@ -75,15 +83,25 @@ class CodeVerifier(Verifier):
         tests = self.tests(reference, extra)[: self.max_tests]
         if not tests:
             return Score.missing(Reason.BAD_ROW, "code: no tests in the row")
-        program = program_in(response)
+        program = program_in(response, self.names(tests))
         if program is None:
             return Score(0.0, detail={"fault": "no program in the response", "tests": len(tests)})
-        share = share_passed(await self.run(self.program(program, extra), tests), "code")
+        share = share_passed(
+            await self.run(self.program(program, extra), tests, self.given(extra)), "code", self.partial
+        )
         return share if self.partial or share.value is None else Score(float(share.value == 1), detail=share.detail)
 
     def program(self, program: str, extra: Extra) -> str:
         """What is run; shapes that complete a given beginning put it in front."""
         return program
+
+    def given(self, extra: Extra) -> str:
+        """What the row brings along of which the tests may use something: trusted, and not the program's to change."""
+        return ""
+
+    def names(self, tests: Sequence[Any]) -> set[str]:
+        """The names that tests use, by which the program is known among the blocks of a response."""
+        return {word for test in tests[:20] for word in _WORD.findall(str(test)[:20_000])}
 
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
         """The tests of a row."""
@@ -97,9 +115,9 @@ class CodeVerifier(Verifier):
             raise BadRow("no tests")
         return tests
 
-    async def run(self, program: str, tests: Sequence[Any]) -> list[Any]:
+    async def run(self, program: str, tests: Sequence[Any], given: str = "") -> list[Any]:
         """Results of assert-like tests."""
-        return list(await self.sandbox.test_program(program, tests, self._limits()))
+        return list(await self.sandbox.test_program(program, tests, self._limits(), given))
 
     def _limits(self) -> Any:
         from upshot.sandbox.limits import Limits
@@ -107,12 +125,20 @@ class CodeVerifier(Verifier):
         return Limits(cpu_seconds=self.cpu_seconds)
 
 
-def share_passed(results: Sequence[Any], who: str) -> Score:
-    """The share of the valid tests that passed; missing where the sandbox failed or no test can tell anything."""
+def share_passed(results: Sequence[Any], who: str, graded: bool = True) -> Score:
+    """The share of the valid tests that passed; missing where the sandbox failed or no test can tell anything.
+
+    Where a test is undecided the share is unknown, and missing; of all or nothing (not `graded`) a failure is enough.
+    """
     outcomes = [str(result.outcome) for result in results]
     if "sandbox_fault" in outcomes:
         return Score.missing(Reason.SANDBOX_FAULT, f"{who}: sandbox_fault", outcomes=outcomes[:50])
     values = [result.value for result in results if result.value is not None]
+    believed = sum(getattr(result, "believed", False) for result in results)
+    undecided = [result for result in results if result.outcome == "undecided"]
+    if undecided and (graded or all(values)):  # one that failed decides where all must pass
+        why = f"{who}: {len(undecided)} of {len(results)} tests passed, but undecided: {undecided[0].detail[:200]}"
+        return Score.missing(Reason.UNDECIDED, why, outcomes=outcomes[:50])
     if not values:
         why = f"{who}: no valid test: {results[0].detail[:300]}"
         return Score.missing(Reason.BAD_ROW, why, outcomes=outcomes[:50])
@@ -122,6 +148,8 @@ def share_passed(results: Sequence[Any], who: str) -> Score:
         "outcomes": outcomes[:50],
         "first_failure": next((result.detail for result in results if result.value == 0), "")[:500],
     }
+    if believed:
+        detail["believed"] = believed
     return Score(sum(values) / len(values), detail=detail)
 
 
@@ -148,18 +176,29 @@ class StdioVerifier(CodeVerifier):
     @classmethod
     def ground_truth(cls, reference: Any, extra: Extra) -> str:
         """The inputs with their outputs."""
-        pairs = [{"input": test.input, "output": test.output} for test in cls.some_tests(reference, extra)]
-        return as_json_text(pairs)
+        tests = cls.some_tests(reference, extra)
+        if not _is_stdio(tests[0]):
+            inputs, outputs = [test.arguments for test in tests], [test.expected for test in tests]
+            return as_json_text({"fn_name": tests[0].function, "inputs": inputs, "outputs": outputs})
+        return as_json_text([{"input": test.input, "output": test.output} for test in tests])
 
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
         """The input/output pairs."""
         from upshot.sandbox.outcome import StdioTest
 
-        return [StdioTest(given, wanted) for given, wanted in stdio_pairs(decode_json(reference) or extra)]
+        calls = function_calls(decode_json(reference) or extra, extra)
+        return [*calls] or [StdioTest(given, wanted) for given, wanted in stdio_pairs(decode_json(reference) or extra)]
 
-    async def run(self, program: str, tests: Sequence[Any]) -> list[Any]:
-        """Results of stdin/stdout tests."""
-        return list(await self.sandbox.test_stdio(program, tests, self._limits()))
+    def names(self, tests: Sequence[Any]) -> set[str]:
+        """Of a program that reads its input, the words for that; of a function, its name."""
+        return {name for test in tests for name in (("input", "stdin") if _is_stdio(test) else (test.function,))}
+
+    async def run(self, program: str, tests: Sequence[Any], given: str = "") -> list[Any]:
+        """Results of stdin/stdout tests, or of the calls of a function."""
+        if all(map(_is_stdio, tests)):
+            return list(await self.sandbox.test_stdio(program, tests, self._limits()))
+        texts = [test.as_assert(program) for test in tests if not _is_stdio(test)]
+        return list(await self.sandbox.test_program(program, texts, self._limits()))
 
 
 @verifiers.register(
@@ -187,6 +226,9 @@ class ContestVerifier(StdioVerifier):
 
         found: list[tuple[str, str]] = []
         row = {**extra, **(decode_json(reference) if isinstance(decode_json(reference), Mapping) else {})}
+        for value in (row, decode_json(row.get("input_output")), decode_json(reference)):
+            if calls := function_calls(value, row):
+                return [*calls]
         for column in ("public_tests", "private_tests", "generated_tests", "input_output", "test_inputs_outputs"):
             found += stdio_pairs(decode_json(row.get(column)))
         found = found or stdio_pairs(decode_json(reference))
@@ -202,9 +244,14 @@ class HumanEvalVerifier(CodeVerifier):
         entry = str(extra.get("entry_point", ""))
         stub = str(extra.get("stub") or extra.get("prompt_code") or extra.get("code_prompt") or "")
         if re.search(rf"^[ \t]*(?:async[ \t]+)?def {re.escape(entry)}\b", program, re.MULTILINE) or not stub:
-            helpers = stub.split(f"def {entry}")[0] if entry and stub else ""
-            return f"{helpers}\n{program}"
+            return f"{self.given(extra)}\n{program}"
         return stub + program
+
+    def given(self, extra: Extra) -> str:
+        """Imports and helpers of the prompt, before the function to write."""
+        stub = str(extra.get("stub") or extra.get("prompt_code") or extra.get("code_prompt") or "")
+        entry = str(extra.get("entry_point", ""))
+        return stub.split(f"def {entry}")[0] if entry and stub else ""
 
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
         """One test: the check function and its call."""
@@ -219,8 +266,11 @@ class BigCodeVerifier(CodeVerifier):
 
     def program(self, program: str, extra: Extra) -> str:
         """The program behind the imports of its stub."""
-        stub = str(extra.get("code_prompt") or "")
-        return f"{stub.split('def ')[0]}\n{program}" if stub else program
+        return f"{self.given(extra)}\n{program}" if extra.get("code_prompt") else program
+
+    def given(self, extra: Extra) -> str:
+        """The imports of the stub."""
+        return str(extra.get("code_prompt") or "").split("def ")[0]
 
     def tests(self, reference: Any, extra: Extra) -> list[Any]:
         """A test for each method."""
@@ -228,6 +278,54 @@ class BigCodeVerifier(CodeVerifier):
 
         test = str(extra.get("test") or reference or "")
         return list(each_method(test)) if "TestCase" in test else []
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """A test of a function-style row (APPS and TACO `fn_name`, LiveCodeBench 'functional'): arguments and result."""
+
+    function: str
+    arguments: list[Any]
+    expected: Any
+
+    def as_assert(self, program: str) -> str:
+        """The test as text; JSON has no tuples, and these sets often put a lone result into a list."""
+        method = re.search(r"^class Solution\b", program, re.MULTILINE)
+        call = f"{'Solution().' if method else ''}{self.function}({', '.join(map(repr, self.arguments))})"
+        if not isinstance(self.expected, list):
+            return f"assert {call} == {self.expected!r}"
+        listed = "def listed(x): return [listed(y) for y in x] if isinstance(x, (list, tuple)) else x"
+        return f"{listed}\nresult = listed({call})\nassert result == {self.expected!r} or [result] == {self.expected!r}"
+
+
+def _is_stdio(test: Any) -> bool:
+    return not isinstance(test, FunctionCall)
+
+
+def function_calls(value: Any, row: Mapping[str, Any]) -> list[FunctionCall]:
+    """The calls of a row that names a function; none where its tests are for stdin and stdout."""
+    if isinstance(value, Mapping) and value.get("fn_name"):
+        pairs = zip(value.get("inputs") or (), value.get("outputs") or (), strict=False)
+        return [
+            FunctionCall(str(value["fn_name"]), list(given) if isinstance(given, list | tuple) else [given], wanted)
+            for given, wanted in ((decode_json(given), decode_json(wanted)) for given, wanted in pairs)
+        ]
+    cases = value if isinstance(value, list) else []
+    named = (decode_json(row.get("metadata")) or {}) if isinstance(decode_json(row.get("metadata")), Mapping) else {}
+    name = str(row.get("func_name") or row.get("fn_name") or named.get("func_name") or "")
+    if not name or not all(isinstance(case, Mapping) and case.get("testtype") == "functional" for case in cases):
+        return []
+    return [
+        FunctionCall(name, [_read_json(line) for line in str(case["input"]).splitlines()], _read_json(case["output"]))
+        for case in cases
+    ]
+
+
+def _read_json(text: Any) -> Any:
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError):
+        return text
 
 
 def decode_json(value: Any) -> Any:

@@ -34,6 +34,8 @@ def summarise(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
         out[f"part/{name}/missing"] = float(sum(part.is_missing for part in parts))
     for name in dict.fromkeys(name for r in replies for name in r.reward.means):
         put_mean(out, f"metric/{name}", present(r.reward.means[name] for r in replies if name in r.reward.means))
+    if believed := [r for r in replies if any(s.detail.get("believed") for f in r.futures for s in f.scores.values())]:
+        out["reward/believed"] = len(believed) / len(replies)
     for reason, count in missing_reasons(replies).items():
         out[f"missing/{reason}"] = float(count)
     out |= _shape(replies)

@@ -1,0 +1,178 @@
+"""What the text of a test says about whether data alone can decide it.
+
+A test is decided by what a judge sees of the program from outside (`judge.py`). Some things no copy of data can show,
+and a test that is about one of them is known by its text, whatever the program: it uses files, clocks, seeds or
+patches, asks which of two objects is which, or has the program's functions judge what the program's functions returned.
+Everything here is syntax: nothing is run, so a data set can be looked through before anybody trains on it.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from upshot.sandbox.inside.cases import PROGRAM, is_installed, last_name, parse, walk
+from upshot.sandbox.inside.syscall_table import words
+
+MAIN = "__main__"
+PURE = words(
+    """
+    abc bisect calendar cmath collections contextlib copy dataclasses datetime decimal enum fractions functools heapq
+    itertools json math numbers numpy operator pytest random re statistics string textwrap types typing unittest
+    """
+)
+"""Modules whose work is the same in every process: the judge has its own, and a test may use them."""
+ALIASES = {"np": "numpy", "pd": "pandas", "plt": "matplotlib.pyplot", "sns": "seaborn", "tf": "tensorflow"}
+REACHING = words("seed set_state mock patch redirect_stdout redirect_stderr now today utcnow")
+"""What is in pure modules and is not pure: clocks, seeds, and what reaches into the program's process."""
+BUILTINS_THAT_REACH = words("open input exec eval compile globals locals __import__ breakpoint id dir")
+_OWN = frozenset(dir(builtins))
+_BINDING = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr | ast.For | ast.comprehension
+
+
+def list_names(tree: ast.AST) -> set[str]:
+    """The names a text uses."""
+    return {node.id for node in walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+
+
+def list_definitions(tree: ast.Module) -> set[str]:
+    """The names a text gives a meaning of its own at its top level, but for imports."""
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    stored = (node for part in tree.body if not isinstance(part, ast.FunctionDef | ast.ClassDef) for node in walk(part))
+    return defined | {node.id for node in stored if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def hold_given(given: str) -> ast.Module:
+    """What the judge holds of the text a row brings along: imports, functions, constants.
+
+    Its classes stay the program's: a program works with objects of its own class, and attributes of those are data.
+    """
+    tree = parse(given)
+    held = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.Assign | ast.AnnAssign
+    body: list[ast.stmt] = [] if isinstance(tree, str) else [node for node in tree.body if isinstance(node, held)]
+    return ast.Module(body, [])
+
+
+def find_modules(trees: Iterable[ast.Module]) -> set[str]:
+    """Names that texts use as a module is used (`name.attribute`, never called or set) and that are a module's."""
+    dotted, others = set(), set()
+    for node in (node for tree in trees for node in walk(tree)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            dotted.add(node.value.id)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            others.add(node.func.id)
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            others.add(node.id)
+        elif isinstance(node, ast.arg):
+            others.add(node.arg)
+    return {name for name in dotted - others - {PROGRAM} if name in ALIASES or is_installed(name)}
+
+
+def find_doubts(tests: Sequence[ast.Module | str], given: str = "") -> dict[int, str]:
+    """By index, the tests that no data can decide, whatever the program, and why; tests share what they define."""
+    trees = {index: parse(test) if isinstance(test, str) else test for index, test in enumerate(tests)}
+    read = {index: tree for index, tree in trees.items() if isinstance(tree, ast.Module)}
+    held = hold_given(given)
+    libraries = _list_imports([*ast.walk(held), *(node for tree in read.values() for node in walk(tree))])
+    libraries |= {name: ALIASES.get(name, name) for name in find_modules(read.values()) - libraries.keys()}
+    own = list_definitions(held).union(libraries, *map(list_definitions, read.values()))
+    found = {index: _find_doubt(list(walk(tree)), libraries, own) for index, tree in read.items()}
+    return {index: why for index, why in found.items() if why}
+
+
+def _find_doubt(nodes: list[ast.AST], libraries: dict[str, str], own: set[str]) -> str:
+    return (
+        _find_reach(nodes, libraries, own)
+        or next((why for why in map(_find_identity, nodes) if why), "")
+        or _find_feedback(nodes, own | _OWN)
+    )
+
+
+def _list_imports(nodes: Iterable[ast.AST]) -> dict[str, str]:
+    """By the name they are bound to, the modules (and members of modules) that a text imports."""
+    found: dict[str, str] = {}
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                found[alias.asname or alias.name.partition(".")[0]] = alias.name
+        elif isinstance(node, ast.ImportFrom):
+            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def _find_reach(nodes: list[ast.AST], libraries: dict[str, str], own: set[str]) -> str:
+    for node in nodes:
+        if isinstance(node, ast.Name):
+            path = libraries.get(node.id, "")
+            if path and (path.partition(".")[0] not in PURE or not REACHING.isdisjoint(path.split("."))):
+                return f"it uses {path}, which works on the program's process, files or clock"
+            if node.id in BUILTINS_THAT_REACH - own:
+                return f"it uses {node.id}(), which works on the process it is called in"
+        elif isinstance(node, ast.Attribute) and (library := libraries.get(_root(node))):
+            reaches = node.attr in REACHING or not isinstance(node.ctx, ast.Load)
+            if reaches:
+                return f"it uses .{node.attr} of {library}, which works on the process it is called in"
+    return ""
+
+
+def _find_identity(node: ast.AST) -> str:
+    sides: list[ast.expr] = []
+    if isinstance(node, ast.Compare) and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
+        sides = [node.left, *node.comparators]
+    elif isinstance(node, ast.Call) and last_name(node.func) in ("assertIs", "assertIsNot"):
+        sides = node.args
+    if sides and not any(isinstance(side, ast.Constant) for side in sides):
+        return "it asks whether two objects are the same one"
+    return ""
+
+
+def _find_feedback(nodes: list[ast.AST], own: set[str]) -> str:
+    """Whether a function of the program's is given what the program returned: `close(f(3), 28.27)` is its own word.
+
+    Objects that the test makes of classes (capital names) are no such thing: what they hold is asked for as data.
+    """
+    fed: set[str] = set()
+    """Variables that hold what the program returned."""
+    bindings = list(_list_bindings(nodes))
+    for _ in range(len(bindings) + 1):
+        more = {name for names, value in bindings if _tells(value, own, fed) for name in names} - fed
+        if not more:
+            break
+        fed |= more
+    calls = (node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name))
+    for call in calls:
+        given, name = (*call.args, *(word.value for word in call.keywords)), last_name(call.func)
+        if name not in own and not name[:1].isupper() and any(_tells(part, own, fed) for part in given):
+            return f"{name}() of the program's judges what the program returned"
+    return ""
+
+
+def _list_bindings(nodes: list[ast.AST]) -> Iterator[tuple[set[str], ast.expr]]:
+    for node in nodes:
+        targets: Any = getattr(node, "targets", None) or [getattr(node, "target", None)]
+        value: Any = getattr(node, "value", None) or getattr(node, "iter", None)
+        if isinstance(node, _BINDING) and value is not None:
+            parts = (part for target in targets for part in ast.walk(target) if isinstance(part, ast.Name))
+            yield {part.id for part in parts if isinstance(part.ctx, ast.Store)}, value
+
+
+def _tells(value: ast.AST, own: set[str], fed: set[str]) -> bool:
+    """Whether an expression holds something that a function or method of the program returned."""
+    for node in walk(value):
+        if isinstance(node, ast.Name) and node.id in fed:
+            return True
+        if isinstance(node, ast.Call):
+            root = _root(node.func)
+            makes = isinstance(node.func, ast.Name) and root[:1].isupper()
+            if root and root not in own and not makes and (isinstance(node.func, ast.Name) or root[:1].isupper()):
+                return True
+    return False
+
+
+def _root(node: ast.expr) -> str:
+    """The name a chain of calls, attributes and items starts from."""
+    while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
