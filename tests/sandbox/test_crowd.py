@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upshot.sandbox import Busy, Sandbox, StdioTest
+from upshot.sandbox import Busy, Limits, Sandbox, StdioTest
 from upshot.sandbox.asserts import run_result, verdict
 from upshot.sandbox.asserts.verdict import Remains
 from upshot.sandbox.local.sessions import LocalSession
@@ -55,6 +55,20 @@ def test_half_a_surrogate_pair_in_an_input_is_the_programs_to_deal_with(box: Any
     program = "import sys\nprint(len(sys.stdin.buffer.read()))"
     assert box(box.sandbox.run(program, stdin="\ud800")).stdout == "3\n"
     assert box(box.sandbox.test_stdio(program, [StdioTest("\ud800", "3")]))[0].passed
+
+
+def test_a_program_may_read_dev_stdin_as_contests_have_it(box: Any) -> None:
+    program = "print(sum(map(int, open('/dev/stdin').read().split())))"
+    assert box(box.sandbox.test_stdio(program, [StdioTest("1 2\n3", "6")]))[0].passed
+
+
+def test_an_output_as_long_as_the_expected_one_is_not_cut(box: Any) -> None:
+    """The cap on output is against floods; what is expected must fit, and a flood beyond it is cut still."""
+    long = "x" * (3 << 20)
+    limits = Limits(output_kb=64)
+    for program, passed in ((f"print('x' * {len(long)})", True), (f"print('x' * {4 * len(long)})", False)):
+        (result,) = box(box.sandbox.test_stdio(program, [StdioTest("", long)], limits))
+        assert result.passed is passed
 
 
 @pytest.mark.parametrize("name", ["zz", ["a"], 1, None])
