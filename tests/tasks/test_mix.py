@@ -58,5 +58,5 @@ def test_what_is_wrong_in_a_mix_is_named_by_its_place() -> None:
         tasks.create("mix", {"tasks": [{"name": "gsm"}]})
     with pytest.raises(UserError, match="second 'slots'"):
         tasks.create("mix", {"tasks": [{"name": "slots"}, {"name": "slots"}]})
-    with pytest.raises(UserError, match="must be above 0"):
+    with pytest.raises(UserError, match="greater than 0"):
         tasks.create("mix", {"tasks": [{"name": "slots", "weight": 0}]})

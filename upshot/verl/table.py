@@ -156,6 +156,7 @@ PLAYED: dict[str, str] = {
     "code": "your own code, found in every worker",
     "models": "helper models, called from verl's workers",
     "sandbox": "programs of the policy",
+    "undecided": "programs of the policy",
     "call_seconds": "limits of your own code",
     "budget": "one ledger for all workers",
     "task": "rows, environment, verdict",

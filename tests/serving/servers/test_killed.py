@@ -29,6 +29,7 @@ serve: servers.yaml
 models:
   user: {model: "serve:user", concurrency: 16}
 futures: {samples: 1, rounds: 1, user: {name: llm}}
+credit: reply
 warm_start: null
 reward: {max_missing: 1}
 task: {rows_per_split: 16}

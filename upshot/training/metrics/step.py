@@ -34,13 +34,18 @@ def summarise(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
         out[f"part/{name}/missing"] = float(sum(part.is_missing for part in parts))
     for name in dict.fromkeys(name for r in replies for name in r.reward.means):
         put_mean(out, f"metric/{name}", present(r.reward.means[name] for r in replies if name in r.reward.means))
-    if believed := [r for r in replies if any(s.detail.get("believed") for f in r.futures for s in f.scores.values())]:
-        out["reward/believed"] = len(believed) / len(replies)
+    if believed := sum(any(_is_believed(s) for f in r.futures for s in f.scores.values()) for r in replies):
+        out["reward/believed"] = believed / len(replies)
     for reason, count in missing_reasons(replies).items():
         out[f"missing/{reason}"] = float(count)
     out |= _shape(replies)
     out |= measure_tree(replies)
     return out
+
+
+def _is_believed(score: Score) -> bool:
+    """Whether a verdict on a program is its own word (`undecided: believe`); details may be a user's, of any kind."""
+    return isinstance(score.detail, Mapping) and bool(score.detail.get("believed"))
 
 
 def by_group(
