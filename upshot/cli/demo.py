@@ -8,7 +8,7 @@ from upshot.core.errors import UserError, did_you_mean
 
 DEMOS = {
     "quickstart": "a tiny model learns to ask before it answers (about three minutes)",
-    "tree": "training the reply alone falls, training along the tree of its futures holds (about six minutes)",
+    "tree": "training the reply alone falls, training along the tree of its futures holds (some minutes)",
     "classmates": "a tiny model learns to think so that others can follow, three seeds (about ten minutes on one core)",
 }
 

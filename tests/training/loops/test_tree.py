@@ -142,10 +142,10 @@ def gradient(lesson: rl.Lesson, replies: int) -> dict[tuple[int, int], float]:
     return out
 
 
-def mean_estimate(by: str, rounds: int) -> dict[tuple[int, int], float]:
+def mean_estimate(by: str, rounds: int, advantage: str = "rloo") -> dict[tuple[int, int], float]:
     """The mean over all that two replies with two futures each may come to."""
     mean = dict.fromkeys(itertools.product(POLICY, (0, 1)), 0.0)
-    source = Sampled(advantage="rloo")
+    source = Sampled(advantage=advantage)
     for pair in itertools.product(list(flat_trees(rounds, 2)), repeat=2):
         group = [
             scored(Rollout(conversation(said), futures=[future(w, (i,), (2,)) for i, w in enumerate(ways)]), by)
@@ -160,6 +160,12 @@ def mean_estimate(by: str, rounds: int) -> dict[tuple[int, int], float]:
 def test_along_the_tree_the_estimator_is_the_exact_gradient() -> None:
     exact, found = exact_gradient(1), mean_estimate("tree", 1)
     assert found == pytest.approx(exact, abs=1e-8)
+
+
+def test_centring_by_all_takes_its_known_share_off_both_terms() -> None:
+    """A group of two and two futures: what is itself in the mean that is taken off loses half, and nothing else."""
+    exact, found = exact_gradient(1), mean_estimate("tree", 1, "dr-grpo")
+    assert found == pytest.approx({key: value / 2 for key, value in exact.items()}, abs=1e-8)
 
 
 def test_the_reply_alone_is_only_a_part_of_the_gradient() -> None:
