@@ -30,6 +30,7 @@ from upshot.tasks.base import tasks
 from upshot.tasks.datasets import files
 from upshot.tasks.participants.base import users
 from upshot.tasks.verifiers.base import verifiers
+from upshot.tasks.withheld import WithheldTask
 from upshot.training.objectives.surrogates.base import surrogates
 
 KINDS: list[Registry[Any]] = [tasks, metrics, users, managers, kinds, estimators, surrogates, verifiers, parsers]
@@ -227,3 +228,19 @@ def test_the_odd_values_reach_every_section_and_every_kind_of_named_thing() -> N
         "task=slots|task.vague",
     ):
         assert part in KEYS
+
+
+@pytest.mark.parametrize("value", ["[]", "[2, 0]", "0", "two", "true", "1.5"])
+def test_futures_samples_say_in_one_sentence_what_they_may_be(value: str) -> None:
+    with pytest.raises(UserError, match=r"futures\.samples = .*: .*whole number of 1 or more, or a list of such"):
+        load_recipe("quickstart", [f"futures.samples={value}"])
+
+
+@pytest.mark.parametrize("text", ['{"messages": []}', '{"row": "elsewhere", "messages": [], "futures": []}'])
+def test_prompts_of_another_task_are_refused_by_line(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "rollouts.jsonl"
+    with pytest.raises(UserError, match="there is no file"):
+        WithheldTask(rows_per_split=4, prompts=str(file)).rows("train")
+    file.write_text(text + "\n")
+    with pytest.raises(UserError, match=r"line 1: .*no reply of this task's training"):
+        WithheldTask(rows_per_split=4, prompts=str(file)).rows("train")

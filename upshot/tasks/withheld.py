@@ -208,10 +208,16 @@ class WithheldTask(Task):
     def _midway(self) -> list[Row]:
         """The conversations of a run cut before every turn of the assistant, the first included."""
         known = {row.id: row for row in self._openings("train")}
+        path = Path(self.prompts or "")
+        if not path.is_file():
+            raise UserError(f"task.prompts: there is no file '{path}'; name the rollouts.jsonl of a run of this task")
         rows: dict[str, Row] = {}
-        for line in read_jsonl(Path(self.prompts or "")):
-            if line["row"] not in known:
-                raise UserError(f"task.prompts='{self.prompts}': no training row is called '{line['row']}'")
+        for number, line in enumerate(read_jsonl(path), 1):
+            if not {"row", "messages", "futures"} <= line.keys() or line["row"] not in known:
+                told = f"row '{line['row']}'" if "row" in line else "no row"
+                raise UserError(
+                    f"task.prompts='{path}', line {number}: {told}, which is no reply of this task's training"
+                )
             row, episode = known[line["row"]], line["messages"]
             for future in line["futures"] or [{"messages": []}]:
                 whole = messages_from([*episode, *future["messages"]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from upshot.config.bounds import Words
 from upshot.config.recipe.base import Named, Section
@@ -49,6 +49,15 @@ class FuturesConfig(Named):
     """talk: rounds (a user turn and a policy turn each) that a future may last; 0 scores the reply itself."""
     user: Named | None = None
     """talk: the simulated user; None: the task's own."""
+
+    @field_validator("samples", mode="before")
+    @classmethod
+    def _number_or_numbers(cls, value: Any) -> Any:
+        """Say what is allowed in one sentence: of two types pydantic would tell the faults of both."""
+        numbers = value if isinstance(value, list) else [value]
+        if not numbers or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in numbers):
+            raise ValueError("take a whole number of 1 or more, or a list of such, as [3, 2]")
+        return value
 
     @model_validator(mode="before")
     @classmethod
