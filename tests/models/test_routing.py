@@ -150,6 +150,21 @@ def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_trial_through_afte
     assert breaker.opened == 1
 
 
+def test_the_next_call_tries_a_replica_that_has_rested_whoever_s_home_it_is():
+    for url in URLS[:3]:
+        clock = Clock()
+        routing = Routing(4, CallSlots(4), clock)
+        routing.update(URLS[:3])
+        routing.put_out(url)
+        assert routing.take(b"k").url != url
+        clock.now += PAUSE_S
+        trial = routing.take(b"k")
+        assert trial.url == url
+        assert routing.take(b"k").url != url, "one trial at a time"
+        trial.record_answer()
+        assert routing.up == 3
+
+
 def test_the_pause_of_a_breaker_does_not_grow_for_ever():
     breaker, now = Replica(URLS[0]), 0.0
     breaker.put_out(now)

@@ -2,7 +2,9 @@
 
 Nothing here sends anything. Every call has a home among the replicas that are up (rendezvous hashing, so that one that
 comes or goes moves only its own conversations), where its prefix is cached, and goes there unless that one is clearly
-more loaded than another. A call that finds all of them full is told to wait for a change.
+more loaded than another. One that failed and has rested is tried by the very next call, wherever its home is: else a
+replica that few conversations call home would stay out long after it recovered. A call that finds all of them full is
+told to wait for a change.
 """
 
 from __future__ import annotations
@@ -131,7 +133,8 @@ class Routing:
         free = [replica for replica in candidates if replica.in_flight < self.concurrency]
         if not free:
             return None
-        replica = pick(free, key, self.slack)
+        due = [replica for replica in free if replica.is_out]
+        replica = pick(due or free, key, self.slack)
         replica.begin(self._clock())
         return replica
 
