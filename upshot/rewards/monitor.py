@@ -10,7 +10,6 @@ Covers the asking and the counting. Where replies come from: `training/loops/eva
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -107,7 +106,7 @@ class Monitor:
         messages = verifier.monitor_messages(question_text(case.question), case.thought.strip())
         schema = object_schema({"thought": {"type": "string"}, "score": verifier.rating})
         answer = await ask_json(self.model, messages, schema, self.sampling, "monitor", self.repairs)
-        return Score.of(verifier.parse_monitor(json.dumps(answer)), "the verifier's parse_monitor")
+        return Score.of(verifier.read_rating(float(answer["score"]), answer["thought"]), "the verifier's read_rating")
 
 
 def question_text(messages: Sequence[Message]) -> str:
