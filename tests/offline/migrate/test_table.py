@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from tests.support.option_types import option_types
 from upshot.cli import VERBS, make_parser
 from upshot.config.load import find_recipe
 from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import FuturesConfig, Named, Recipe
-from upshot.config.registry import option_types
 from upshot.config.validation import model_at
 from upshot.offline.migrate.recipe import CONVERSIONS, read_table
 from upshot.rewards.build import check_metric
