@@ -15,6 +15,7 @@ from typing import Any
 from upshot.config.registry import Registry
 from upshot.core.conversation import Conversation, Message
 from upshot.core.errors import UserError, did_you_mean
+from upshot.core.helper import Helper
 from upshot.core.score import Score
 from upshot.models.base import Model
 
@@ -37,7 +38,7 @@ class Observation:
     """What the policy's turn earned by itself, where credit is given by turns; None: nothing."""
 
 
-class Participant(ABC):
+class Participant(Helper, ABC):
     """Someone who takes turns with the policy."""
 
     async def start(self, conversation: Conversation) -> None:
@@ -49,20 +50,6 @@ class Participant(ABC):
 
     async def end(self, conversation: Conversation) -> None:
         """Finish the session; a final score of the environment's own goes to `conversation.session['score']`."""
-
-    async def aclose(self) -> None:
-        """Release what all conversations shared."""
-
-    def stats(self) -> dict[str, float]:
-        """Counters since the start, for the metrics (a simulated user's quality, for one)."""
-        return {}
-
-    def state(self) -> dict[str, Any]:
-        """What a run saves of it, to go on counting after a resume."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
 
 
 class User(Participant):
