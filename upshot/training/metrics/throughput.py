@@ -38,7 +38,7 @@ class ThroughputMeter:
         yield times
         times.logs |= {"time/step": time.perf_counter() - started, **self.memory()}
 
-    def learned(self, tokens: int, seconds: float) -> dict[str, float]:
+    def measure_learning(self, tokens: int, seconds: float) -> dict[str, float]:
         """Tokens a second, and model FLOPs as a share of the peak where that is known."""
         if not tokens or seconds <= 0:
             return {}
@@ -71,7 +71,7 @@ class StepTimes:
         before, started = learner.read, time.perf_counter()
         yield
         took = time.perf_counter() - started
-        self.logs |= {"time/learn": took, **self.meter.learned(learner.read - before, took)}
+        self.logs |= {"time/learn": took, **self.meter.measure_learning(learner.read - before, took)}
 
 
 def all_finite(weights: Sequence[torch.Tensor]) -> bool:
