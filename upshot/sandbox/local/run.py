@@ -66,7 +66,8 @@ class RunRequest:
         self.parts = [(mode, alone if judge is None else JUDGED, payload.get("environment", {}))]
         if judge is not None:
             self.parts.append(("judge", JUDGE, {}))
-        tests = judge["tests"] if judge is not None else payload.get("calls", payload.get("tests", ()))
+        asked = payload.get("calls", payload.get("tests", payload.get("inputs", ())))
+        tests = judge["tests"] if judge is not None else asked
         self.most_lines = len(tests) + len(payload.get("fetch", ())) + 4
         self.request_limits = limits.as_request()
         if mode == "script" and any(path in payload["program"] for path in PROC_PATHS):

@@ -30,7 +30,7 @@ from upshot.sandbox.inside import cases, plain
 from upshot.sandbox.limits import Limits
 from upshot.sandbox.local.languages import canonical
 from upshot.sandbox.outcome import Outcome, RunResult, StdioTest, TestResult
-from upshot.sandbox.runner import CodeRunner, ProgramJob, run_one_by_one
+from upshot.sandbox.runner import NO_JUDGE, CodeRunner, ProgramJob, run_one_by_one
 
 _VALUES = """
 def _upshot_main():
@@ -75,9 +75,6 @@ _upshot_main()
 """
 
 
-NO_JUDGE = "it passed in the program's own process, and this runner has no judge to confirm it"
-
-
 class ScriptRunner(CodeRunner):
     """A runner whose subclasses supply `_run`."""
 
@@ -92,7 +89,7 @@ class ScriptRunner(CodeRunner):
             source = f"{program}\n{_JUDGED.format(cases=text, test=test, nonce=nonce)}"
             result = await self.run(source, limits=limits)
             counts = [line.removeprefix(nonce) for line in result.stdout.splitlines() if line.startswith(nonce)]
-            plain = _test_result(result, passed=bool(counts) and counts[-1] != "0")
+            plain = result.as_test(passed=bool(counts) and counts[-1] != "0")
             return replace(plain, outcome=Outcome.UNDECIDED, detail=NO_JUDGE) if plain.passed else plain
 
         rest = [test for index, test in enumerate(tests) if index not in found]
@@ -118,16 +115,14 @@ class ScriptRunner(CodeRunner):
         )
         return verdict.of_calls(checks, remains)
 
-    async def test_stdio(
-        self, program: str, tests: Sequence[StdioTest], limits: Limits | None = None
+    async def _test_stdio(
+        self, program: str, tests: Sequence[StdioTest], language: str, limits: Limits
     ) -> list[TestResult]:
-        chosen = limits or self.limits
-
         async def run_test(test: StdioTest) -> TestResult:
-            result = await self.run(program, stdin=test.input, limits=chosen)
-            return _test_result(result, passed=verdict.same_output(result.stdout.encode(), test.output))
+            result = await self.run(program, language, test.input, limits=limits)
+            return result.as_test(passed=verdict.same_output(result.stdout.encode(), test.output))
 
-        return await run_one_by_one(tests, chosen, run_test)
+        return await run_one_by_one(tests, limits, run_test)
 
 
 class BareRunner(ScriptRunner):
@@ -204,12 +199,3 @@ def without_invalid(tests: Sequence[str], results: list[TestResult]) -> list[Tes
         TestResult(Outcome.INVALID_TEST, None, faults[index]) if index in faults else result
         for index, result in enumerate(results)
     ]
-
-
-def _test_result(result: RunResult, passed: bool) -> TestResult:
-    if result.outcome is Outcome.PASSED:
-        outcome = Outcome.PASSED if passed else Outcome.WRONG
-        return TestResult(outcome, result.wall_seconds, "" if passed else f"printed {result.stdout[:200]!r}")
-    failed_assert = result.outcome is Outcome.ERROR and "AssertionError" in result.stderr
-    outcome = Outcome.WRONG if failed_assert else result.outcome
-    return TestResult(outcome, result.wall_seconds, result.detail or result.stderr[-2000:])
