@@ -80,7 +80,8 @@ class SlotGroup:
             (path / "cgroup.procs").write_text(str(pid))
 
     def limit_to(self, limits: Limits) -> None:
-        """Bound what a run with these limits may use; its private disk is memory, too."""
+        """Bound what a run with these limits may use (its private disk is memory, too); what comes now is its own."""
+        self.seen_kills = self.oom_kills()
         megabytes = limits.memory_mb + limits.disk_mb + SLACK_MB
         self.limit(megabytes << 20, limits.processes + SLACK_PROCESSES)
 
