@@ -1,10 +1,10 @@
 """Tests on top of a plain `run`: for runners that can only run a script, and the simplest of those, a bare process.
 
 The verdict is still taken outside where it can be. Split asserts: the script prints the values, tagged with a number
-only this run knows, and they are compared here. Other asserts run in the script itself and end by printing that number:
+only this run knows, and they are compared here. Other asserts stand behind the program and end by printing that number:
 who fails there has failed, who passes is undecided, for there is no judge. The local sandbox and our server have one.
 
-What is sent along (`plain.py`, `cases.py`) is those files' own text: they import the standard library alone.
+What is sent along (`plain.py`) is that file's own text: it imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -62,17 +62,6 @@ def _upshot_main():
     sys.stdout.flush()
 _upshot_main()
 """
-_JUDGED = """
-def _upshot_main():
-    import sys
-    space = {{"__name__": "upshot_cases"}}
-    exec({cases!r}, space)
-    checked = space["CheckCounter"]()
-    globals()[space["PROGRAM"]] = sys.modules["__main__"]
-    space["run"](space["parse"]({test!r}), globals(), checked)
-    print("\\n{nonce}" + str(checked.count))
-_upshot_main()
-"""
 
 
 class ScriptRunner(CodeRunner):
@@ -82,14 +71,11 @@ class ScriptRunner(CodeRunner):
         checks = {index: check for index, test in enumerate(tests) if (check := split(test)) is not None}
         values = await self._compare_values(program, list(checks.values()), limits) if checks else []
         found = {index: result for index, result in zip(checks, values, strict=True) if result is not None}
-        text = Path(cases.__file__).read_text()
 
         async def run_test(test: str) -> TestResult:
-            nonce = secrets.token_hex(16)
-            source = f"{program}\n{_JUDGED.format(cases=text, test=test, nonce=nonce)}"
-            result = await self.run(source, limits=limits)
-            counts = [line.removeprefix(nonce) for line in result.stdout.splitlines() if line.startswith(nonce)]
-            plain = result.as_test(passed=bool(counts) and counts[-1] != "0")
+            nonce = secrets.token_hex(16)  # a program that ends before its test has not passed it
+            result = await self.run(f"{program}\n{cases.standalone(test)}\nprint('\\n{nonce}')", limits=limits)
+            plain = result.as_test(passed=f"\n{nonce}" in result.stdout)
             return replace(plain, outcome=Outcome.UNDECIDED, detail=NO_JUDGE) if plain.passed else plain
 
         rest = [test for index, test in enumerate(tests) if index not in found]
