@@ -28,7 +28,7 @@ LINES = [(name, line) for name, original in read_table()["originals"].items() fo
 FIELDS = {"theirs", "kind", "key", "command", "metric", "reason", "note", "how", "values", "unless", "set", "value"}
 """Of every row; conversions and scripts have a few of their own."""
 OF_CONVERSIONS = {"flags", "names", "sampling", "samples"}
-OF_SCRIPTS = {"keys", "defaults", "options"}
+OF_SCRIPTS = {"keys", "defaults", "options", "make"}
 
 
 def those(field: str) -> list[Any]:
