@@ -36,11 +36,13 @@ class Talk(Futures):
         samples: int | Sequence[int] = 1,
         rounds: int = 0,
         credit: CreditRule | None = None,
+        with_user: bool = False,
     ) -> None:
         self.metrics = metrics
         self.weights = weights
         self.user = user if rounds else None
         self.rounds = rounds
+        self.with_user = with_user
         self.samples = (samples,) if isinstance(samples, int) else tuple(samples)
         """Ways on at each fork: at the reply, and where there are more at the rounds after it."""
         self.credit = credit or CreditRule()
@@ -101,8 +103,11 @@ class Talk(Futures):
             future.scores = found
 
     def _goes_on(self, moment: Conversation) -> bool:
-        """Whether futures have turns of their own; in an episode that ran out of room nobody could answer them."""
-        return self.user is not None and moment.ended != "length"
+        """Whether futures have turns of their own: not where the policy could not answer them (no room left) or has
+        ended the conversation by a tool, nor where the user has taken part in the episode and left."""
+        if self.user is None or moment.ended in ("length", "policy"):
+            return False
+        return not self.with_user or moment.ended in (None, "turns")
 
     def score(self, reply: Rollout) -> tuple[Reward, Credit]:
         """The weighted metrics, averaged over the futures; to the whole reply, or turn by turn, or along the tree."""
