@@ -1,4 +1,4 @@
-"""Dual control: policy and simulated user each have tools of their own, over one state that belongs to the conversation.
+"""Dual control: policy and user each have tools of their own, over one state that belongs to the conversation.
 
 The state is begun from the row, lives in `conversation.session` (so forks copy it) and can be made again from what was
 done (`session['acts']`), which is how a finished run is scored again. A call that is refused (`ValueError`) changes

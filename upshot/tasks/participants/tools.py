@@ -23,6 +23,10 @@ from upshot.tasks.verifiers.arithmetic import evaluate
 from upshot.tasks.verifiers.numbers import show_number
 
 _CALL = re.compile(r"<tool_call>\s*(\{.{0,50000}?\})\s*</tool_call>", re.DOTALL)
+CALLING = (
+    'Call a tool with <tool_call>{"name": "<tool>", "arguments": {…}}</tool_call>; the next message answers it. Tools:'
+)
+"""What a system prompt says before the definitions of tools."""
 MAX_CALLS = 8
 """Calls of one turn that are answered; more are refused in words."""
 ACTS = "acts"

@@ -50,9 +50,7 @@ class Classmates(Futures):
         own, task = dependencies, dependencies.task
         assert task is not None, "classmates answer the rows of a task"
         self.options = options
-        self.main = Talk(
-            own.metrics, own.weights, own.user, options.samples, options.rounds, own.credit, own.with_user
-        )
+        self.main = Talk(own.metrics, own.weights, own.user, options.samples, options.rounds, own.credit, own.with_user)
         self.every_turn = self.main.every_turn
         self.renderer = own.renderer
         self.whole_reply = options.thought == "reply"
