@@ -81,5 +81,7 @@ def add_monitor(parser: argparse.ArgumentParser) -> None:
     add("--task", metavar="NAME", help="a run: only this task's replies; a file: whose verifier decides (data_source)")
     add("--think", nargs=2, default=list(MARKERS), metavar=("OPEN", "CLOSE"), help="a file: markers of thoughts")
     add("--out", metavar="FILE", help="every prediction, one line a reply (RUN/monitor.jsonl, FILE.monitor.jsonl)")
+    more = "also predict from the question alone and from the answer alone: three calls a reply"
+    add("--baselines", action="store_true", help=more)
     add_options(parser, "judge", "option", "sandbox", "limit", *JOB, "json", judge={"required": True})
     parser.set_defaults(run=run_of("offline.monitor"))

@@ -178,7 +178,7 @@ def assemble(
     # A manager is built without one: its verifiers may name everything else.
     own = replace(own, manager=managers.create(chosen.name, chosen.options, f"{prefix}manager", **_but_manager(own)))
     built = _build_metrics(metrics, f"{prefix}metrics", own)
-    weights = {m.name: MetricWeight(m.weight, m.clamp, built[m.name].intrinsic) for m in metrics}
+    weights = {m.name: MetricWeight(m.weight, m.clamp, built[m.name].intrinsic, m.tokens) for m in metrics}
     if isinstance(user, Named):
         user = users.create(user.name, user.options, f"{'futures.' if where else ''}user", **own.by_name())
     tools = task.environment() if task is not None and task.tools() else None

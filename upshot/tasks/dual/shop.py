@@ -183,7 +183,7 @@ class ShopTask(Task):
         parcel = kind if kind in ("lost", "arrived") else rng.choice(("lost", "arrived"))
         orders = {name: {"parcel": p, "refunded": False} for name, p in ((order, parcel), (other, "arrived"))}
         shop = {"orders": orders, "line": kind != "line", "box": kind != "box"}
-        right = {"orders": {name: dict(own) for name, own in orders.items()}, "line": True, "box": True}
+        right: dict[str, Any] = {"orders": {name: dict(own) for name, own in orders.items()}, "line": True, "box": True}
         wish = "my phone line is dead"
         if kind in ("lost", "arrived"):
             wish = f"please refund order {order}"

@@ -98,7 +98,7 @@ class Tau2Task(Task):
 
     def rows(self, split: str) -> Sequence[Row]:
         """Its tasks of that split; where it has no such split (as validation), none, and all for train without any."""
-        splits = (self.registry.get_task_splits_loader(self.domain) or dict)()
+        splits: Mapping[str, Sequence[str]] = (self.registry.get_task_splits_loader(self.domain) or dict)()
         known = splits.get(split, () if split != "train" or "train" in splits else tuple(self._tasks))
         return [self._row(name) for name in self._tasks if name in known]
 

@@ -107,11 +107,11 @@ users: Registry[Participant] = Registry("user", "upshot.tasks.users", "upshot.ta
 """Simulated users that a recipe can name in `futures.user`."""
 
 
-def find_model(user: str, model: Any, models: Mapping[str, Model]) -> Model:
-    """The model that plays a user: one of the recipe's, by its name, or a `Model` as it is."""
+def find_model(who: str, model: Any, models: Mapping[str, Model]) -> Model:
+    """The model that plays somebody: one of the recipe's, by its name, or a `Model` as it is."""
     if isinstance(model, Model):
         return model
     if not isinstance(model, str) or model not in models:
         known = did_you_mean(str(model), models)
-        raise UserError(f"the user '{user}' is to be played by '{model}', which is no model; {known}")
+        raise UserError(f"{who} is to be played by '{model}', which is no model; {known}")
     return models[model]

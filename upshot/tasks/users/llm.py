@@ -62,7 +62,7 @@ class LLMUser(User):
         seed: of the draw of personas.
         """
         check_persona(persona)
-        self.model = find_model("llm", model, models or {})
+        self.model = find_model("the user 'llm'", model, models or {})
         self.task_description = task_description or str(getattr(task, "description", ""))
         self.persona = persona
         self.vagueness = VAGUENESS[vagueness]

@@ -74,7 +74,7 @@ class PlainUser(User):
         """
         if "{goal}" not in prompt:
             raise UserError(f"the prompt of the user 'plain' says nowhere {{goal}}: '{prompt}'")
-        self.model = find_model("plain", model, models or {})
+        self.model = find_model("the user 'plain'", model, models or {})
         self.tools = task.user_tools() if task is not None else None
         self.prompt = prompt
         if self.tools is not None:
