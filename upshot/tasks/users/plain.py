@@ -11,11 +11,12 @@ before it speaks; it sees what came of its calls, and the policy does not.
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from upshot.config.bounds import Count, NonNegative, Words
+from upshot.config.bounds import Count, NonNegative, Share, Whole, Words
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, derive_seed
 from upshot.core.errors import UserError
@@ -25,6 +26,8 @@ from upshot.tasks.participants.base import Observation, User, find_model, users
 from upshot.tasks.participants.dual import act_as_user
 from upshot.tasks.participants.templates import as_text
 from upshot.tasks.participants.tools import CALLING, calls_of
+from upshot.tasks.users.noise import mistype
+from upshot.tasks.users.personas import check_persona, choose_persona
 
 END_MARK = "[END]"
 PROMPT = "You are a person who talks to an assistant. This is what you know and want: {goal}"
@@ -64,6 +67,9 @@ class PlainUser(User):
         end_mark: Words | list[Words] = END_MARK,
         temperature: NonNegative = 1.0,
         max_tokens: Count = 128,
+        persona: str | list[str] = "",
+        noise: Share = 0.0,
+        seed: Whole = 0,
         task: Task | None = None,
     ) -> None:
         """Make the user.
@@ -71,10 +77,15 @@ class PlainUser(User):
         model: a `Model`, or the name of one among the recipe's `models`.
         prompt: the system prompt, with {goal} where the row's goal stands.
         end_mark: what the model writes to leave, or several such marks; the rest of that message is said.
+        persona: as for 'llm': a name, 'mixed', a list to draw from by row, or a description in words; '': none.
+        noise: the share of its words that it mistypes.
+        seed: of the draw of personas.
         """
         if "{goal}" not in prompt:
             raise UserError(f"the prompt of the user 'plain' says nowhere {{goal}}: '{prompt}'")
         self.model = find_model("the user 'plain'", model, models or {})
+        check_persona(persona)
+        self.persona, self.noise, self.seed = persona, noise, seed
         self.tools = task.user_tools() if task is not None else None
         self.prompt = prompt
         if self.tools is not None:
@@ -86,7 +97,9 @@ class PlainUser(User):
 
     async def observe(self, conversation: Conversation) -> Observation:
         """The user's next message, or its leaving; `ModelCallError` when the model says nothing."""
-        shown = swap_roles(conversation.row.goal, with_acts(conversation), self.prompt)
+        name, person = choose_persona(self.persona, conversation.row, self.seed)
+        prompt = f"{self.prompt}\n\n{person}" if person else self.prompt
+        shown = swap_roles(conversation.row.goal, with_acts(conversation), prompt)
         text = await self._speak(shown, conversation)
         acts: list[dict[str, Any]] = []
         while self.tools is not None and (calls := calls_of(Message("assistant", text))):
@@ -98,13 +111,17 @@ class PlainUser(User):
         for mark in self.end_marks:
             text = text.replace(mark, "")
         said = text.strip()
+        if self.noise:
+            said = mistype(said, self.noise, random.Random(derive_seed(conversation.seed, "noise", len(shown))))
         if not said and not ended:
             self._counts.update({"user_failed": 1.0})
             raise ModelCallError("user empty", "the user's model said nothing and did not leave")
         metrics = {"user_turns": 1.0, "user_ended": float(ended), **({"user_acts": float(len(acts))} if acts else {})}
         self._counts.update(metrics)
         messages = (Message("user", said),) if said else ()
-        note = {"acts": acts} if acts else {}
+        note: dict[str, Any] = {"acts": acts} if acts else {}
+        if person:
+            note["persona"] = name
         return Observation(messages, done=ended, reason="user", note=note, metrics=metrics)
 
     async def _speak(self, shown: Sequence[Message], conversation: Conversation, acts: int = 0) -> str:
