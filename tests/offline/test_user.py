@@ -1,4 +1,4 @@
-"""`upshot eval user` and `data prepare --for user`: real transcripts as what a user's model learns and is measured by."""
+"""`upshot eval user` and `data prepare --for user`: real transcripts, learned from and compared with."""
 
 from __future__ import annotations
 

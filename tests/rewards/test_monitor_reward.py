@@ -1,4 +1,4 @@
-"""The monitor as a reward: the thought earns how readable it is, the answer does not; masks, and who pulls against whom."""
+"""The monitor as a reward: the thought earns how readable it is, the answer does not; masks, and who pulls where."""
 
 from __future__ import annotations
 
