@@ -94,8 +94,9 @@ async def compare_turns(user: Participant, transcript: Transcript, number: int, 
         row = Row(f"transcript {number}", said[:1] if at else (), transcript.goal, None, "", meta)
         before = tuple(Turn(message) for message in said[:at])
         conversation = Conversation(row, derive_seed(seed, "eval user", number, at), turns=before)
-        # What a scripted user has said so far: its place among its lines.
-        conversation.session["user"] = {"turns": sum(turn.message.role == "user" for turn in before[1:])}
+        # What a scripted user has said so far: its place among its lines, the first of which may be the opening.
+        own = before if transcript.told else before[1:]
+        conversation.session["user"] = {"turns": sum(turn.message.role == "user" for turn in own)}
         heard = await limit_call(user, user.observe, conversation)
         spoken = " ".join(message.content for message in heard.messages)
         persona = str(heard.note.get("persona") or persona)
