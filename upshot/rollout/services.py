@@ -32,7 +32,7 @@ from upshot.sandbox.connection import connect as connect_sandbox
 from upshot.serving.servers.state import with_addresses
 from upshot.tasks.base import Task
 from upshot.tasks.participants.base import Participant, users
-from upshot.tasks.participants.dual import DualControl
+from upshot.tasks.participants.dual import with_tools
 
 Spec = str | Mapping[str, Any] | ModelSpec
 """What `connect` takes for a model."""
@@ -186,9 +186,8 @@ def assemble(
     weights = {m.name: MetricWeight(m.weight, m.clamp, built[m.name].intrinsic, m.tokens) for m in metrics}
     if isinstance(user, Named):
         user = users.create(user.name, user.options, f"{'futures.' if where else ''}user", **own.by_name())
-    tools = task.environment() if task is not None and task.tools() else None
-    if user is not None and tools is not None:
-        user = DualControl(user, tools)
+    if user is not None and task is not None:
+        user = with_tools(user, task.environment())
     closers = [*dict.fromkeys(opened.values()), *([runner] if isinstance(sandbox, str) else [])]
     return Services(task, named, user, built, weights, budget, own, closers)
 
@@ -271,7 +270,7 @@ def build_context(recipe: Recipe, services: Services, policy: Policy) -> Rollout
     overlong, malformed = recipe.reward.overlong, recipe.reward.malformed
     assert services.futures is not None and services.task is not None
     environment = services.user if recipe.episode.with_user else services.task.environment()
-    answers_both = recipe.episode.with_user or isinstance(services.user, DualControl)
+    answers_both = recipe.episode.with_user or (services.user is not None and services.user.answers_calls)
     return RolloutContext(
         policy=policy,
         futures=services.futures,

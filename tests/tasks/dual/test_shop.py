@@ -12,7 +12,7 @@ import pytest
 
 from tests.tasks.participants.speakers import in_turn, speaker
 from upshot.config.load import load_recipe
-from upshot.core.conversation import Conversation, Row, derive_seed
+from upshot.core.conversation import Conversation, Message, Row, derive_seed
 from upshot.core.score import Reason
 from upshot.models.base import Abilities, Completion, Model, Request
 from upshot.models.rendering import Renderer
@@ -23,6 +23,7 @@ from upshot.rollout.play import play_step
 from upshot.rollout.policy import Policy
 from upshot.rollout.rollout import Rollout
 from upshot.rollout.services import build_context, build_services
+from upshot.tasks.base import tasks
 from upshot.tasks.dual.shop import ORDERS, ShopTask, call
 from upshot.tasks.participants.dual import DualControl
 from upshot.tasks.users.plain import PlainUser
@@ -265,3 +266,12 @@ def test_a_finished_run_is_scored_again_from_what_was_done() -> None:
     asyncio.run(score_again(scene, again))
     assert again.reward.means["verifier"] == reply.reward.means["verifier"]
     assert all("state" in future.conversation.session for future in again.futures)
+
+
+def test_in_a_mix_each_rows_own_tools_answer_its_calls() -> None:
+    mix = tasks.create("mix", {"tasks": [{"name": "shop"}, {"name": "withheld"}]})
+    user, row = mix.user(), next(row for row in mix.rows("train") if row.meta.get("kind") == "lost")
+    assert user is not None and user.answers_calls
+    conversation = Conversation(row)
+    conversation.say(Message("assistant", call("look", row.goal)))
+    assert asyncio.run(user.observe(conversation)).messages == (Message("user", "[look] lost"),)

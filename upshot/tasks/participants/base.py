@@ -40,6 +40,9 @@ class Observation:
 class Participant(ABC):
     """Someone who takes turns with the policy."""
 
+    answers_calls: bool = False
+    """Whether it is a user that answers the policy's tool calls as well, as the task's environment does."""
+
     async def start(self, conversation: Conversation) -> None:
         """Prepare the session of one conversation; may say opening messages."""
 

@@ -89,6 +89,8 @@ class SharedState:
 class DualControl(Participant):
     """Answers the policy's tool calls by its tools, and everything else by the simulated user."""
 
+    answers_calls = True
+
     def __init__(self, user: Participant, tools: Participant) -> None:
         self.user = user
         self.tools = tools
@@ -122,6 +124,11 @@ class DualControl(Participant):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Hand it to the user."""
         self.user.restore(state)
+
+
+def with_tools(user: Participant, environment: Participant | None) -> Participant:
+    """A user beside whom the task's tools answer the policy's calls, where its environment is tools."""
+    return DualControl(user, environment) if isinstance(environment, ToolEnvironment) else user
 
 
 async def act_as_user(
