@@ -113,3 +113,6 @@ def _check_credit(recipe: Recipe) -> None:
         raise UserError(f"train.method '{method}' takes one reward a reply; futures '{recipe.futures.name}' need rl")
     if recipe.credit.by == "turns" or recipe.credit.tokens != "all":
         raise UserError(f"train.method '{method}' takes one reward a reply; `credit` by turns or tokens needs rl")
+    apart = next((metric.name for metric in recipe.reward.metrics if metric.tokens != "all"), None)
+    if apart is not None:
+        raise UserError(f"train.method '{method}' takes one reward a reply; metric '{apart}' with tokens needs rl")

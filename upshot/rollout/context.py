@@ -37,6 +37,9 @@ class RolloutContext:
     user: Participant | None = None
     """Who opens where a row has only a goal."""
     max_turns: int = 1
+    hear_last: bool = True
+    """Whether the environment is asked after the last turn, too: not where futures begin with asking the same one, or
+    what it does then (a tool call, a line said) would be done twice."""
     overlong: ReplyRule = field(default_factory=ReplyRule)
     """For replies cut at the token limit."""
     malformed: ReplyRule = field(default_factory=ReplyRule)

@@ -117,7 +117,9 @@ async def play_reply(
     reply = Rollout(conversation, group)
     turn_snapshots = reply.turn_snapshots if context.futures.every_turn else None
     if failure is None:
-        episode = play_episode(conversation, context.policy, context.environment, context.max_turns, turn_snapshots)
+        episode = play_episode(
+            conversation, context.policy, context.environment, context.max_turns, turn_snapshots, context.hear_last
+        )
         with at_work("sample"):
             failure = await catch_failure(episode, "episode")
     if failure is not None:

@@ -11,6 +11,7 @@ from upshot.core.conversation import Conversation, Turn
 from upshot.core.score import Reason, Score
 from upshot.rewards.credit import Credit
 from upshot.rewards.reward import Reward
+from upshot.tasks.participants.tools import ACTS
 
 
 @dataclass
@@ -124,6 +125,7 @@ class Rollout:
             "ended": future.conversation.ended,
             "missing": future.missing,
             "scores": {name: score.to_dict() for name, score in future.scores.items()},
+            **({"acts": acts} if (acts := future.conversation.session.get(ACTS)) else {}),
         } | self._branches_to_dict(future)
 
     def _branches_to_dict(self, future: Future) -> dict[str, Any]:
@@ -151,6 +153,8 @@ def _environment(session: Mapping[str, Any]) -> dict[str, Any]:
         out["score"] = session["score"].to_dict()
     if session.get("turn_scores"):
         out["turns"] = {str(turn): score.to_dict() for turn, score in session["turn_scores"].items()}
+    if session.get(ACTS):
+        out["acts"] = session[ACTS]
     return {"environment": out} if out else {}
 
 

@@ -32,6 +32,7 @@ from upshot.sandbox.connection import connect as connect_sandbox
 from upshot.serving.servers.state import with_addresses
 from upshot.tasks.base import Task
 from upshot.tasks.participants.base import Participant, users
+from upshot.tasks.participants.dual import with_tools
 
 Spec = str | Mapping[str, Any] | ModelSpec
 """What `connect` takes for a model."""
@@ -77,9 +78,14 @@ class Services:
         return [model.meter for model in models if model.may_be_silent]
 
     def build_futures(
-        self, config: FuturesConfig, renderer: Renderer | None = None, credit: CreditRule | None = None, seed: int = 0
+        self,
+        config: FuturesConfig,
+        renderer: Renderer | None = None,
+        credit: CreditRule | None = None,
+        seed: int = 0,
+        with_user: bool = False,
     ) -> Futures:
-        """How replies are continued and scored."""
+        """How replies are continued and scored; `with_user`: their episodes were played with the user already."""
         own = FutureDependencies(
             **self.dependencies.by_name(),
             metrics=self.metrics,
@@ -88,6 +94,7 @@ class Services:
             credit=credit,
             renderer=renderer,
             seed=seed,
+            with_user=with_user,
         )
         self.futures = kinds.create(config.name, config.options, "futures", **own.for_futures())
         return self.futures
@@ -176,9 +183,11 @@ def assemble(
     runner = connect_sandbox(sandbox, believes=undecided == "believe") if isinstance(sandbox, str) else sandbox
     own = _with_manager(Dependencies(task, named.get("judge"), tokenizer, named, runner), manager, prefix)
     built = _build_metrics(metrics, f"{prefix}metrics", own)
-    weights = {m.name: MetricWeight(m.weight, m.clamp, built[m.name].intrinsic) for m in metrics}
+    weights = {m.name: MetricWeight(m.weight, m.clamp, built[m.name].intrinsic, m.tokens) for m in metrics}
     if isinstance(user, Named):
         user = users.create(user.name, user.options, f"{'futures.' if where else ''}user", **own.by_name())
+    if user is not None and task is not None:
+        user = with_tools(user, task.environment())
     closers = [*dict.fromkeys(opened.values()), *([runner] if isinstance(sandbox, str) else [])]
     return Services(task, named, user, built, weights, budget, own, closers)
 
@@ -244,7 +253,7 @@ def build_services(
         services.held_out = _judged_by(recipe.eval.judge, services, recipe)
     credit = CreditRule(**recipe.credit.model_dump())
     for own in services._sets:
-        own.build_futures(futures, renderer, credit, recipe.seed)
+        own.build_futures(futures, renderer, credit, recipe.seed, recipe.episode.with_user)
     return services
 
 
@@ -260,10 +269,13 @@ def build_context(recipe: Recipe, services: Services, policy: Policy) -> Rollout
     """How the conversations of a step are played and scored."""
     overlong, malformed = recipe.reward.overlong, recipe.reward.malformed
     assert services.futures is not None and services.task is not None
+    environment = services.user if recipe.episode.with_user else services.task.environment()
+    answers_both = recipe.episode.with_user or (services.user is not None and services.user.answers_calls)
     return RolloutContext(
         policy=policy,
         futures=services.futures,
-        environment=services.user if recipe.episode.with_user else services.task.environment(),
+        environment=environment,
+        hear_last=not (answers_both and recipe.futures.rounds),
         user=services.user,
         max_turns=recipe.episode.max_turns,
         overlong=ReplyRule(overlong.rule, overlong.penalty),

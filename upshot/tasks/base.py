@@ -13,6 +13,7 @@ from upshot.core.errors import UserError
 from upshot.core.score import Reason, Score
 from upshot.core.time_limit import limit_call_now
 from upshot.tasks.participants.base import Participant
+from upshot.tasks.participants.tools import ToolEnvironment
 from upshot.tasks.verifiers.base import Claim
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,10 @@ class Task(ABC):
         """OpenAI definitions of the tools that the environment answers; empty when there are none."""
         return []
 
+    def user_tools(self) -> ToolEnvironment | None:
+        """What the simulated user can do itself (`tasks/participants/dual.py`); None when it can only talk."""
+        return None
+
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
         """Whole conversations to imitate, for supervised training; empty when the task has none."""
         return []
@@ -97,5 +102,5 @@ def groups_of(task: Task, row: Row) -> dict[str, str]:
         return {}
 
 
-tasks: Registry[Task] = Registry("task", "upshot.tasks")
+tasks: Registry[Task] = Registry("task", "upshot.tasks", "upshot.tasks.dual")
 """Tasks that a recipe can name in `task.name`."""

@@ -10,14 +10,10 @@ from upshot.config.bounds import Count, Words
 from upshot.core.errors import UserError
 from upshot.tasks.base import tasks
 from upshot.tasks.participants.base import Participant
-from upshot.tasks.participants.tools import ToolEnvironment, make_tools
+from upshot.tasks.participants.tools import CALLING, ToolEnvironment, make_tools
 from upshot.tasks.verified import VerifiedTask
 from upshot.tasks.verifiers.base import verifiers
 from upshot.tasks.verifiers.judged import with_rubric_read
-
-CALLING = (
-    'Call a tool with <tool_call>{"name": "<tool>", "arguments": {…}}</tool_call>; the next message answers it. Tools:'
-)
 
 
 @tasks.register("tools")

@@ -18,7 +18,8 @@ class EpisodeConfig(Section):
     max_turns: int = Field(1, ge=1)
     """Policy turns, with the task's environment between them."""
     with_user: bool = False
-    """Whether the simulated user (`futures.user`, else the task's own) answers between them instead."""
+    """Whether the simulated user (`futures.user`, else the task's own) answers between them instead; calls of the
+    task's tools are still answered by the tools."""
     max_tokens: int = Field(512, ge=1)
     """Most tokens of one policy turn, in the futures too."""
     temperature: float = Field(1.0, ge=0)

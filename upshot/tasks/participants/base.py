@@ -41,6 +41,9 @@ class Observation:
 class Participant(Helper, ABC):
     """Someone who takes turns with the policy."""
 
+    answers_calls: bool = False
+    """Whether it is a user that answers the policy's tool calls as well, as the task's environment does."""
+
     async def start(self, conversation: Conversation) -> None:
         """Prepare the session of one conversation; may say opening messages."""
 
@@ -94,11 +97,11 @@ users: Registry[Participant] = Registry("user", "upshot.tasks.users", "upshot.ta
 """Simulated users that a recipe can name in `futures.user`."""
 
 
-def find_model(user: str, model: Any, models: Mapping[str, Model]) -> Model:
-    """The model that plays a user: one of the recipe's, by its name, or a `Model` as it is."""
+def find_model(who: str, model: Any, models: Mapping[str, Model]) -> Model:
+    """The model that plays somebody: one of the recipe's, by its name, or a `Model` as it is."""
     if isinstance(model, Model):
         return model
     if not isinstance(model, str) or model not in models:
         known = did_you_mean(str(model), models)
-        raise UserError(f"the user '{user}' is to be played by '{model}', which is no model; {known}")
+        raise UserError(f"{who} is to be played by '{model}', which is no model; {known}")
     return models[model]

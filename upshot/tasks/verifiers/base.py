@@ -135,6 +135,8 @@ def binary_metrics(predictions: Sequence[Score], truths: Sequence[Score], thresh
     out: dict[str, float] = {"tp": tp, "tn": tn, "fp": fp, "fn": fn}
     out |= _ratio("precision", tp, tp + fp) | _ratio("recall", tp, tp + fn) | _ratio("f1", 2 * tp, 2 * tp + fp + fn)
     out |= _ratio("accuracy", tp + tn, len(pairs)) | _ratio("tpr", tp, tp + fn) | _ratio("tnr", tn, tn + fp)
+    if "tpr" in out and "tnr" in out:
+        out["gmean2"] = out["tpr"] * out["tnr"]  # 0 for who always says the same, whatever the share of right answers
     return out | {"valid": len(pairs), "missing": len(predictions) - len(pairs)}
 
 

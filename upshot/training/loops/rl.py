@@ -25,6 +25,7 @@ from upshot.training.loops.evaluate import play_held_out
 from upshot.training.loops.minibatches import Round, pick, update
 from upshot.training.loops.phase import Step, TrainingPhase
 from upshot.training.loops.rollouts import RolloutSchedule, staleness
+from upshot.training.metrics.pull import tell_pull
 from upshot.training.metrics.step import missing_scores, summarise
 from upshot.training.objectives.kl import charge_replies
 from upshot.training.objectives.mismatch import LogprobSource, weigh
@@ -75,6 +76,8 @@ async def play_and_learn(
         async with RolloutSchedule(play_rows, policy.sampler, ahead, left) as schedule:
             async for step in phase.steps(evaluate, play_next):
                 stop_if_missing(step.groups, recipe.reward.max_missing)
+                if step.number == 0 and (pull := tell_pull(step.groups)):
+                    run.say(pull)
                 run.count_services()
                 schedule.start_next(step.number)
                 await policy.rest()
