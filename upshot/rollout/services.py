@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from upshot.config.model_spec import ModelSpec
-from upshot.config.recipe import FuturesConfig, MetricConfig, Named, Recipe
+from upshot.config.recipe import AgentConfig, FuturesConfig, MetricConfig, Named, Recipe
 from upshot.core.errors import UserError, close_all
 from upshot.models.base import Model
 from upshot.models.client.budget import Budget
@@ -23,6 +23,8 @@ from upshot.rewards.build import build_metric
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import MetricWeight
 from upshot.rewards.workers.base import Manager, managers
+from upshot.rollout.agents.check import check_agent
+from upshot.rollout.agents.runner import AgentRunner
 from upshot.rollout.context import ReplyRule, RolloutContext
 from upshot.rollout.dependencies import Dependencies, FutureDependencies
 from upshot.rollout.futures.base import CreditRule, Futures, kinds
@@ -52,6 +54,8 @@ class Services:
     closers: list[Any] = field(default_factory=list)
     """What else was opened here and is closed with the rest: models, the sandbox."""
     futures: Futures | None = None
+    agent: AgentRunner | None = None
+    """Whose program plays the episodes."""
     _watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -61,6 +65,8 @@ class Services:
                 await model.start()
         if self.futures is not None:
             await self.futures.start()
+        if self.agent is not None:
+            await self.agent.start()
         if self._watch is None:
             self._watch = asyncio.create_task(watch(self._watched))
 
@@ -129,7 +135,7 @@ class Services:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        things = [self.futures, *self.metrics.values(), self.user, self.task, *self.closers, self.manager]
+        things = [self.agent, self.futures, *self.metrics.values(), self.user, self.task, *self.closers, self.manager]
         await close_all(dict.fromkeys(things))
 
     async def __aenter__(self) -> Services:
@@ -207,7 +213,10 @@ def build_services(
         raise UserError(f"futures.rounds is {rounds}, but task '{task.name}' has no user; set futures.user")
     if user is None and recipe.episode.with_user:
         raise UserError(f"episode.with_user is set, but task '{task.name}' has no user; set futures.user")
-    if recipe.episode.max_turns > 1 and not recipe.episode.with_user and task.environment() is None:
+    agent = task.agent()
+    if recipe.episode.agent is not None or agent is not None:
+        check_agent(recipe)
+    elif recipe.episode.max_turns > 1 and not recipe.episode.with_user and task.environment() is None:
         raise UserError(
             f"episode.max_turns is {recipe.episode.max_turns}, but task '{task.name}' has no environment that answers "
             "between the turns; set episode.max_turns=1, or episode.with_user where a simulated user is to answer"
@@ -234,6 +243,10 @@ def build_services(
     )
     credit = CreditRule(**recipe.credit.model_dump())
     services.build_futures(futures, renderer, credit, recipe.seed)
+    if recipe.episode.agent is not None:
+        services.agent = AgentRunner(recipe.episode.agent, tokenizer)
+    elif agent is not None:
+        services.agent = AgentRunner(AgentConfig(program=f"task {task.name}"), tokenizer, agent)
     return services
 
 
@@ -246,6 +259,7 @@ def build_context(recipe: Recipe, services: Services, policy: Policy) -> Rollout
         futures=services.futures,
         environment=services.user if recipe.episode.with_user else services.task.environment(),
         user=services.user,
+        agent=services.agent,
         max_turns=recipe.episode.max_turns,
         overlong=ReplyRule(overlong.rule, overlong.penalty),
         malformed=ReplyRule(malformed.rule, malformed.penalty),
