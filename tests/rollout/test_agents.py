@@ -6,6 +6,7 @@ import asyncio
 import sys
 import zlib
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,6 @@ def play(
 
     async def run() -> list[list[Rollout]]:
         agent = AgentRunner(AgentConfig(**{"program": "x", **config}), policy.model.tokenizer, function)
-        await agent.start()
         try:
             return await play_step(RolloutContext(policy, futures, agent=agent), rows_of(rows), group_size, 0)
         finally:
@@ -208,6 +208,29 @@ def test_the_recipes_sampling_holds_and_the_same_seed_says_the_same() -> None:
     assert said[0] == said[1]
     assert len({tuple(ids) for ids in said[0]}) > 1, "a temperature of 0 would have said one thing"
     assert all(len(sample.ids) <= 3 for reply in replies[0] for sample in reply.conversation.samples())
+
+
+def test_a_call_is_answered_by_the_weights_of_its_own_step() -> None:
+    playing: ContextVar[int] = ContextVar("playing", default=0)
+    policy, task = tiny_policy()
+    generate, asked = policy.model.generate, []
+
+    async def watched(request: Any) -> Any:
+        asked.append(playing.get())
+        return await generate(request)
+
+    policy.model.generate = watched  # type: ignore[method-assign]
+    futures = Talk({"verifier": VerifierMetric(task)}, {"verifier": MetricWeight()})
+
+    async def run() -> None:
+        agent = AgentRunner(AgentConfig(program="x"), policy.model.tokenizer, three_turns)
+        await agent.start()  # the server's own tasks know of no step
+        playing.set(7)
+        await play_step(RolloutContext(policy, futures, agent=agent), rows_of(1), 1, 0)
+        await agent.aclose()
+
+    asyncio.run(run())
+    assert asked == [7, 7, 7]
 
 
 async def crash(episode: AgentEpisode) -> None:

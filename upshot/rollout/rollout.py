@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from upshot.core.conversation import Conversation, Turn
+from upshot.core.conversation import Conversation, Sample, Turn
 from upshot.core.score import Reason, Score
 from upshot.rewards.credit import Credit
 from upshot.rewards.reward import Reward
@@ -77,6 +77,12 @@ class Rollout:
     other_paths: list[Branch] = field(default_factory=list)
     """Of an episode that a program played: what the policy said in other contexts than the conversation's (edited,
     compacted, a second agent's). They are parts of the episode, and earn what it earns."""
+
+    def samples(self) -> Iterator[Sample]:
+        """All that the policy sampled in the episode, each once."""
+        yield from self.conversation.samples()
+        for path in self.other_paths:
+            yield from (turn.sample for turn in path.conversation.turns[path.start :] if turn.sample is not None)
 
     def to_dict(
         self, step: int, groups: Mapping[str, str] | None = None, spell: Callable[[Sequence[int]], str] | None = None

@@ -65,8 +65,6 @@ class Services:
                 await model.start()
         if self.futures is not None:
             await self.futures.start()
-        if self.agent is not None:
-            await self.agent.start()
         if self._watch is None:
             self._watch = asyncio.create_task(watch(self._watched))
 

@@ -58,19 +58,23 @@ class AgentRunner:
         self.words = [] if self.function is not None else find_command(config.program)
         self._gate = asyncio.Semaphore(config.at_once)
         self._open = AsyncExitStack()
+        self._starting = asyncio.Lock()
         self._server: Any = None
         self._root = ""
 
     async def start(self) -> None:
-        """Listen."""
+        """Listen, if nobody does yet: done for the first episode, so that who plays none needs no server."""
         from upshot.core.http_listener import listen, serve_beside
         from upshot.serving.openai.conversations import ConversationServer
 
-        if self._server is None:
-            self._server = ConversationServer("policy", self.tokenizer)
+        async with self._starting:
+            if self._server is not None:
+                return
+            server = ConversationServer("policy", self.tokenizer)
             listener = self._open.enter_context(closing(listen(HOST, 0)))
             self._root = f"http://{HOST}:{listener.getsockname()[1]}"
-            await self._open.enter_async_context(serve_beside(self._server.app, listener))
+            await self._open.enter_async_context(serve_beside(server.app, listener))
+            self._server = server
 
     async def aclose(self) -> None:
         """Listen no more."""
@@ -85,6 +89,7 @@ class AgentRunner:
         """
         from upshot.serving.openai.conversations import addresses
 
+        await self.start()
         async with self._gate:
             recording = CallRecording(conversation, policy, self._server.dialect, self.config.calls)
             served = self._server.open(recording)
