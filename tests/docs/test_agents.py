@@ -44,4 +44,4 @@ def test_the_example_runs_as_a_program_for_every_row(tmp_path: Path, monkeypatch
         EXAMPLES / "agent.yaml", run_dir=str(tmp_path / "run"), episode={"agent": program, "max_tokens": 6}, **SMALL
     )
     assert run.status["state"] == "finished" and len(run.replies) == 4
-    assert all(reply["reward"]["total"]["value"] in (0.0, 1.0) for reply in run.replies)
+    assert all(reply["reward"] in (0.0, 1.0) for reply in run.replies)
