@@ -15,6 +15,7 @@ import pytest
 
 from tests.patience import until
 from tests.tiny import tiny_policy
+from upshot.config.load import load_recipe
 from upshot.config.recipe import AgentConfig, Named
 from upshot.core.conversation import Conversation, Row, messages_from
 from upshot.core.errors import UserError
@@ -22,6 +23,7 @@ from upshot.core.score import Score
 from upshot.rewards.metrics.verifier import VerifierMetric
 from upshot.rewards.reward import MetricWeight
 from upshot.rollout.agents.runner import AgentRunner
+from upshot.rollout.check_names import check_names
 from upshot.rollout.context import RolloutContext
 from upshot.rollout.futures.talk import Talk
 from upshot.rollout.play import play_step
@@ -420,3 +422,21 @@ def test_what_is_no_program_is_refused_before_any_work() -> None:
     with pytest.raises(UserError, match="has no 'missing'"):
         find_function("upshot.core.score:missing")
     assert find_function("python agent.py") is None
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("episode.max_turns=3", "takes as many turns as it likes"),
+        ("credit.by=turns", "set credit.by=reply"),
+        ("train.method=ppo", "train.method 'ppo' takes one a reply"),
+        ("train.method=online-dpo", "train.method 'online-dpo' takes one a reply"),
+        ("train.kl={weight: 0.1, where: reward}", "set train.kl.where=loss"),
+        ("futures={name: classmates, classmates: [policy]}", "futures 'classmates' go on from one reply"),
+        ("episode.agent=no-such-agent", "there is no program 'no-such-agent'"),
+    ],
+)
+def test_what_an_episode_of_several_contexts_cannot_be_is_refused_before_any_work(override: str, words: str) -> None:
+    base = {"task": "slots", "episode": {"agent": "true"}, "reward": {"metrics": ["verifier"]}}
+    with pytest.raises(UserError, match=words):
+        check_names(load_recipe(base, [override]).recipe)
