@@ -47,6 +47,8 @@ RUN_HERE: dict[str, tuple[str, ...]] = {
     "upshot train kiosk.yaml": ("eval.every=0", *OWN),
     "upshot train examples/collabllm.yaml": OWN,
     "upshot train examples/task.yaml": OWN,
+    "upshot train examples/agent.yaml": ("task.rows_per_split=16", *SMALL),
+    "upshot train examples/environment.yaml": ("task.episodes=16", "train.group_size=2", *STEP),
     "upshot train examples/classmate.yaml": ("task.size=16", *STEP),
     "upshot verify answers.jsonl --task gsm8k": (),
     "upshot verify answers.jsonl --task gsm8k --mode flexible --out scored.jsonl": (),

@@ -44,6 +44,8 @@ class Request:
     given: int = 0
     """The last so many ids of the prompt are given: nothing is sampled, the one completion holds their
     log-probabilities (`Model.logprobs`)."""
+    lark: str = ""
+    """Rules that the text must follow, in Lark as llguidance reads it; a model in this process alone enforces them."""
 
     @property
     def by_ids(self) -> bool:

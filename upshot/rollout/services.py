@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from upshot.config.model_spec import ModelSpec
-from upshot.config.recipe import FuturesConfig, MetricConfig, Named, Recipe
+from upshot.config.recipe import AgentConfig, FuturesConfig, MetricConfig, Named, Recipe
 from upshot.core.errors import UserError, close_all
 from upshot.models.base import Model
 from upshot.models.client.budget import Budget
@@ -23,6 +23,8 @@ from upshot.rewards.build import build_metric
 from upshot.rewards.metric import Metric
 from upshot.rewards.reward import MetricWeight
 from upshot.rewards.workers.base import Manager, managers
+from upshot.rollout.agents.check import check_agent
+from upshot.rollout.agents.runner import AgentRunner
 from upshot.rollout.context import ReplyRule, RolloutContext
 from upshot.rollout.dependencies import Dependencies, FutureDependencies
 from upshot.rollout.futures.base import CreditRule, Futures, kinds
@@ -53,6 +55,8 @@ class Services:
     closers: list[Any] = field(default_factory=list)
     """What else was opened here and is closed with the rest: models, the sandbox."""
     futures: Futures | None = None
+    agent: AgentRunner | None = None
+    """Whose program plays the episodes."""
     held_out: Services | None = None
     """The same with a judge of its own, for held-out rows (`eval.judge`); None: these judge them, too."""
     _watch: asyncio.Task[None] | None = None
@@ -145,7 +149,7 @@ class Services:
             self._watch = None
         built = [thing for own in self._sets for thing in (own.futures, *own.metrics.values())]
         managers = [own.manager for own in self._sets]
-        await close_all(dict.fromkeys([*built, self.user, self.task, *self.closers, *managers]))
+        await close_all(dict.fromkeys([self.agent, *built, self.user, self.task, *self.closers, *managers]))
 
     async def __aenter__(self) -> Services:
         try:
@@ -224,7 +228,10 @@ def build_services(
         raise UserError(f"futures.rounds is {rounds}, but task '{task.name}' has no user; set futures.user")
     if user is None and recipe.episode.with_user:
         raise UserError(f"episode.with_user is set, but task '{task.name}' has no user; set futures.user")
-    if recipe.episode.max_turns > 1 and not recipe.episode.with_user and task.environment() is None:
+    agent = task.agent()
+    if recipe.episode.agent is not None or agent is not None:
+        check_agent(recipe)
+    elif recipe.episode.max_turns > 1 and not recipe.episode.with_user and task.environment() is None:
         raise UserError(
             f"episode.max_turns is {recipe.episode.max_turns}, but task '{task.name}' has no environment that answers "
             "between the turns; set episode.max_turns=1, or episode.with_user where a simulated user is to answer"
@@ -254,6 +261,10 @@ def build_services(
     credit = CreditRule(**recipe.credit.model_dump())
     for own in services._sets:
         own.build_futures(futures, renderer, credit, recipe.seed, recipe.episode.with_user)
+    if recipe.episode.agent is not None:
+        services.agent = AgentRunner(recipe.episode.agent, tokenizer)
+    elif agent is not None:
+        services.agent = AgentRunner(AgentConfig(program=f"task {task.name}"), tokenizer, agent)
     return services
 
 
@@ -277,6 +288,7 @@ def build_context(recipe: Recipe, services: Services, policy: Policy) -> Rollout
         environment=environment,
         hear_last=not (answers_both and recipe.futures.rounds),
         user=services.user,
+        agent=services.agent,
         max_turns=recipe.episode.max_turns,
         overlong=ReplyRule(overlong.rule, overlong.penalty),
         malformed=ReplyRule(malformed.rule, malformed.penalty),

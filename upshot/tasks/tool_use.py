@@ -48,8 +48,12 @@ class ToolUse(VerifiedTask):
         verifiers.check(self.verifier, self.verifier_options, "task.verifier", judge=None, sandbox=None, models=None)
         self._environment = ToolEnvironment(make_tools(tools, corpus, sandbox, results), role)
         if describe:
-            listed = "\n".join(json.dumps(tool["function"]) for tool in self.tools())
-            self.system = f"{self.system}\n\n{CALLING}\n{listed}".strip()
+            self.describe_tools()
+
+    def describe_tools(self) -> None:
+        """Put the tools and how to call them into the system prompt."""
+        listed = "\n".join(json.dumps(tool["function"]) for tool in self.tools())
+        self.system = f"{self.system}\n\n{CALLING}\n{listed}".strip()
 
     def environment(self) -> Participant:
         """The tools."""

@@ -83,8 +83,9 @@ def count_sampled(replies: Iterable[Rollout]) -> int:
     """Tokens that the policy sampled for replies and their futures."""
     count = 0
     for reply in replies:
-        turns = [*reply.conversation.turns, *(t for f in reply.futures for t in f.conversation.turns[f.shared :])]
+        turns = [turn for future in reply.futures for turn in future.conversation.turns[future.shared :]]
         count += sum(len(turn.sample.ids) for turn in turns if turn.sample is not None)
+        count += sum(len(sample.ids) for sample in reply.samples())
     return count
 
 
