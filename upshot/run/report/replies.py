@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from upshot.core.files import parse_json_line
-from upshot.run.report.lines import LogTail, number, shorten
+from upshot.run.report.lines import LogTail, number
 
 NO_REASON = "no value and no reason in the log"
 MAX_REASON = 300
@@ -56,7 +56,7 @@ class ReplyIndex:
         self.futures = 0
         self.reasons: Counter[tuple[str, str]] = Counter()
         """(what is missing, reason) → how often."""
-        self.scored: Counter[str] = Counter()
+        self.scored: dict[str, int] = defaultdict(int)
         """What could be missing → how many there are, present or not."""
 
     def __len__(self) -> int:
@@ -74,69 +74,75 @@ class ReplyIndex:
         return again or len(self) != before
 
     def _add(self, offset: int, length: int, row: dict[str, Any]) -> None:
-        count = len(self)
+        # A hundred thousand of these are read while somebody waits: few calls, no list that is not kept.
+        count = len(self.places)
         self.places.append((offset, length))
-        missing = dict.fromkeys(self._count(row))
         reward = row.get("reward") if isinstance(row.get("reward"), dict) else {}
-        values = {
-            "step": shorten(number(row.get("step")) or 0.0),
-            "group": row.get("group"),
-            "row": self._intern(str(row["row"]) if row.get("row") is not None else f"group {row.get('group')}"),
-            "prompt": self._intern(_prompt(row)),
-            "key": str(row["key"]) if row.get("key") is not None else str(count),
-            "reward": _short(value_of(reward.get("total"))),
-            "missing": [self._intern(reason) for reason in missing] or None,
-        }
-        for name, value in values.items():
-            self.columns[name].append(value)
-        self._widen("total", [reward.get("total")])
-        self._widen("reward", [score for part in ("terms", "parts") for _, score in _items(reward.get(part))])
-        self._widen("advantage", [span.get("advantage") for span in dicts(row.get("credit"))])
-        for fields, found in (
-            (self.slices, {name: self._intern(str(value)) for name, value in _items(row.get("groups"))}),
-            (self.means, {name: _short(value_of(score)) for name, score in _items(reward.get("means"))}),
-        ):
-            for name in found:
-                fields.setdefault(name, [None] * count)
-            for name, column in fields.items():
-                column.append(found.get(name))
+        missing = self._count(row, reward)
+        columns, key, of_row = self.columns, row.get("key"), row.get("row")
+        columns["step"].append(_short(number(row.get("step")) or 0.0))
+        columns["group"].append(row.get("group"))
+        columns["row"].append(self._intern(str(of_row) if of_row is not None else f"group {row.get('group')}"))
+        columns["prompt"].append(self._intern(_prompt(row)))
+        columns["key"].append(str(key) if key is not None else str(count))
+        columns["reward"].append(_short(self._widen("total", reward.get("total"))))
+        columns["missing"].append([self._intern(reason) for reason in missing] if missing else None)
+        for part in ("terms", "parts"):
+            for score in _values(reward.get(part)):
+                self._widen("reward", score)
+        for span in dicts(row.get("credit")):
+            self._widen("advantage", span.get("advantage"))
+        self._put(self.slices, count, {name: self._intern(str(value)) for name, value in _items(row.get("groups"))})
+        self._put(self.means, count, {name: _short(value_of(score)) for name, score in _items(reward.get("means"))})
 
-    def _widen(self, name: str, scores: Sequence[Any]) -> None:
-        """Make a scale wide enough for some scores."""
-        values = [value for score in scores if (value := value_of(score)) is not None]
-        if values:
-            self.scales[name] = [min(values + self.scales.get(name, [])), max(values + self.scales.get(name, []))]
+    def _put(self, fields: dict[str, list[Any]], count: int, found: Mapping[str, Any]) -> None:
+        for name in found:
+            if name not in fields:
+                fields[name] = [None] * count
+        for name, column in fields.items():
+            column.append(found.get(name))
+
+    def _widen(self, name: str, score: Any) -> float | None:
+        """Make a scale wide enough for a score; its value."""
+        value = value_of(score)
+        if value is not None:
+            scale = self.scales.setdefault(name, [value, value])
+            if value < scale[0]:
+                scale[0] = value
+            elif value > scale[1]:
+                scale[1] = value
+        return value
 
     def _intern(self, text: str) -> int:
-        if text not in self._numbers:
-            self._numbers[text] = len(self.strings)
+        found = self._numbers.get(text)
+        if found is None:
+            found = self._numbers[text] = len(self.strings)
             self.strings.append(text)
-        return self._numbers[text]
+        return found
 
-    def _count(self, row: Mapping[str, Any]) -> Iterator[str]:
-        """Count what is there and what is missing; the reasons."""
-        reward = row.get("reward")
-        if isinstance(reward, dict) and "total" in reward:
-            yield from self._count_scores({"reward of a reply": reward["total"]}, "")
-        futures = dicts(row.get("futures"))
-        self.futures += len(futures)
-        for future in futures:
+    def _count(self, row: Mapping[str, Any], reward: Mapping[str, Any]) -> dict[str, None]:
+        """Count what is there and what is missing; the reasons, the reward's own first."""
+        reasons: dict[str, None] = {}
+        if "total" in reward:
+            self._count_score("reward of a reply", reward["total"], reasons)
+        for future in dicts(row.get("futures")):
+            self.futures += 1
             self.scored["future"] += 1
             if future.get("missing"):
-                yield self._count_missing("future", str(future["missing"]))
-            yield from self._count_scores(future.get("scores"), "score: ")
+                self._count_missing("future", str(future["missing"]), reasons)
+            for name, score in _items(future.get("scores")):
+                self._widen(f"score/{name}", score)
+                self._count_score(f"score: {name}", score, reasons)
+        return reasons
 
-    def _count_scores(self, scores: Any, prefix: str) -> Iterator[str]:
-        for name, score in _items(scores):
-            self.scored[f"{prefix}{name}"] += 1
-            self._widen(f"score/{name}", [score])
-            reason = missing_reason(score)
-            if reason is not None:
-                yield self._count_missing(f"{prefix}{name}", reason)
+    def _count_score(self, what: str, score: Any, reasons: dict[str, None]) -> None:
+        self.scored[what] += 1
+        if value_of(score) is None:
+            self._count_missing(what, str(missing_reason(score)), reasons)
 
-    def _count_missing(self, what: str, reason: str) -> str:
+    def _count_missing(self, what: str, reason: str, reasons: dict[str, None]) -> None:
         self.reasons[what, reason[:MAX_REASON]] += 1
-        return reason[:MAX_REASON]
+        reasons[reason[:MAX_REASON]] = None
 
     def chunk(self, start: int = 0, strings: int = 0, wanted: Sequence[int] | None = None) -> dict[str, Any]:
         """A stretch of the index as JSON, or some replies of it; `strings`: how many of them the reader has."""
@@ -220,7 +226,8 @@ def evenly(total: int, count: int) -> list[int]:
 
 def value_of(score: Any) -> float | None:
     """The value of a logged score; None when it is missing."""
-    return number(score.get("value") if isinstance(score, dict) else score)
+    value = score.get("value") if type(score) is dict else score
+    return value if type(value) is float and value - value == 0 else number(value)
 
 
 def missing_reason(score: Any) -> str | None:
@@ -243,12 +250,16 @@ def dicts(value: Any) -> list[dict[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
+def _values(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else []
+
+
 def _items(value: Any) -> list[tuple[str, Any]]:
     return list(value.items()) if isinstance(value, dict) else []
 
 
 def _short(value: float | None) -> float | int | None:
-    return None if value is None else shorten(value)
+    return None if value is None else int(value) if value == int(value) else round(value, 6)
 
 
 def _prompt(row: Mapping[str, Any]) -> str:
