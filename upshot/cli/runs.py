@@ -85,17 +85,25 @@ def describe(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
 
 
 def _state(run: RunFolder, status: dict[str, Any]) -> str | None:
-    """As the status says; one that says 'running' and whose folder nobody holds was killed."""
-    from upshot.core.errors import UserError
+    """As the status says; one that says 'running' and whose process is gone from this machine was killed."""
+    import json
+    import os
+    import socket
+
     from upshot.run.lock import NAME
 
-    if status.get("state") != "running" or not (run.path / NAME).is_file():
-        return status.get("state")
+    state, lock = status.get("state"), run.path / NAME
+    if state != "running" or not lock.is_file():
+        return state
     try:
-        with run.lock(lambda _: None):
-            return "killed"
-    except (UserError, OSError):  # somebody writes it, or it is not ours to ask
-        return "running"
+        holder = json.loads(lock.read_text())
+        if holder["host"] == socket.gethostname():
+            os.kill(int(holder["pid"]), 0)
+    except ProcessLookupError:
+        return "killed"
+    except (ValueError, KeyError, TypeError, OSError):
+        pass  # another user's process, or a lock that says nothing
+    return state
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:

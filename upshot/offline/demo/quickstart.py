@@ -87,7 +87,44 @@ def compare_stages(recipe: Recipe, demo: Demonstration, stages: Sequence[Stage],
     demo.tell(f"\nevaluation on {ROWS} held-out openings each")
     table = make_table({name: _evaluate(recipe, path) for name, path in checkpoints.items()}, title)
     table["note"] += f" Seed {recipe.seed};"
+    table |= tell_finding(table["rows"]) | show_asking(demo.root, [name for name, _, _ in stages])
     return demo.finish(recipe, table, whole[-1][0], hint)
+
+
+def tell_finding(rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """What the table says, in a sentence: of the last row beside the one before it."""
+
+    def told(row: Sequence[Any]) -> str:
+        score, asks = row[1], row[4]
+        if isinstance(score, str) or isinstance(asks, str):
+            return f"{row[0]}: nothing was measured"
+        return f"{row[0]}: {asks['value']:.0%} of the ambiguous requests are asked about, {score['value']:.0%} end right"
+
+    return {"finding": f"{told(rows[-1])}. {told(rows[-2])}.".replace("%", " %").capitalize()}
+
+
+def show_asking(root: Path, stages: Sequence[str]) -> dict[str, Any]:
+    """How many replies to ambiguous openings asked, step by step; and one of the last stage that did, as an example."""
+    from upshot.core.files import read_jsonl
+    from upshot.run.folder import ROLLOUTS
+    from upshot.tasks.slots import asked_slots
+
+    lines, example = [], None
+    for name in stages:
+        folder = name.replace(" ", "-")
+        asked: dict[int, list[bool]] = {}
+        for reply in read_jsonl(root / folder / ROLLOUTS):
+            own = [message for message in reply["messages"][reply["opening"] :] if message["role"] == "assistant"]
+            if reply["groups"].get("opening") != "ambiguous" or reply["opening"] > 1 or not own:
+                continue
+            asks = bool(asked_slots(own[0]["content"]))
+            asked.setdefault(reply["step"], []).append(asks)
+            futures = [future for future in reply["futures"] if future["messages"]]
+            if asks and len(own) == 1 and len(futures) > 1:
+                example = [folder, reply["step"], reply["key"]]
+        lines.append({"name": name, "x": [*asked], "y": [sum(own) / len(own) for own in asked.values()]})
+    curve = {"title": "asks, ambiguous first requests", "lines": lines}
+    return {"curve": curve} | ({"example": example} if example else {})
 
 
 def _evaluate(recipe: Recipe, checkpoint: Path) -> list[OpeningOutcome]:

@@ -10,9 +10,9 @@ const tabs = {
 const panel = h("main", { id: "panel" });
 const head = h("div", {});
 const nav = h("nav", { "aria-label": "Views" },
-  Object.entries(tabs).filter(([, [name]]) => name).map(([id, [name]]) => h("button", { "data-tab": id, onclick: () => { location.hash = `#${id}`; } }, name)),
-  h("span", { class: "spring" }),
-  h("button", { class: "icon", "data-theme": "", title: "Light, dark, or as the system (t)", "aria-label": "Theme", onclick: nextTheme }, "◐"),
+  Object.entries(tabs).filter(([, [name]]) => name).map(([id, [name]]) => h("button", { "data-tab": id, onclick: () => { location.hash = `#${id}`; } }, name)));
+const settings = h("div", { class: "settings" },
+  h("button", { class: "icon", title: "Light, dark, or as the system (t)", "aria-label": "Theme", onclick: nextTheme }, "◐"),
   h("button", { class: "icon", title: "Keys (?)", "aria-label": "Keys", onclick: () => help.showModal() }, "?"));
 
 const KEYS = [["1 to 4", "the views"], ["↓ ↑ or j k", "next, previous prompt"], ["→ ← or l h", "next, previous reply to it"], ["] [", "next, previous step"], ["c", "colour tokens by the next thing"], ["o", "open or close all futures"], ["/", "search"], ["t", "light, dark, or as the system"], ["?", "this"]];
@@ -105,7 +105,7 @@ async function start() {
   document.title = `${data.title} · Upshot`;
   head.replaceChildren(header());
   const written = data.written.replace("T", " ").replace("+00:00", " UTC");
-  page.replaceChildren(head, nav, panel, h("footer", {}, LIVE ? `Upshot ${data.upshot}. Read from the run folders while they are written.` : `Written by Upshot ${data.upshot} on ${written}. Everything is in this one file.`), tip, help);
+  page.replaceChildren(settings, head, nav, panel, h("footer", {}, LIVE ? `Upshot ${data.upshot}. Read from the run folders while they are written.` : `Written by Upshot ${data.upshot} on ${written}. Everything is in this one file.`), tip, help);
   addEventListener("hashchange", route);
   addEventListener("keydown", onKey);
   let pending = 0;
