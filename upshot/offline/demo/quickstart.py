@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,15 +92,17 @@ def compare_stages(recipe: Recipe, demo: Demonstration, stages: Sequence[Stage],
 
 
 def tell_finding(rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """What the table says, in a sentence: of the last row beside the one before it."""
+    """What the table says, in a sentence: of the last row beside the one before it. Nothing where one was not measured."""
+    (name, score, _, _, asks, *_), (other, other_score, _, _, other_asks, *_) = rows[-1], rows[-2]
+    if any(isinstance(cell, str) for cell in (score, asks, other_score, other_asks)):
+        return {}
 
-    def told(row: Sequence[Any]) -> str:
-        score, asks = row[1], row[4]
-        if isinstance(score, str) or isinstance(asks, str):
-            return f"{row[0]}: nothing was measured"
-        return f"{row[0]}: {asks['value']:.0%} of the ambiguous requests are asked about, {score['value']:.0%} end right"
+    def share(cell: Mapping[str, float]) -> str:
+        return f"{100 * cell['value']:.0f} %"
 
-    return {"finding": f"{told(rows[-1])}. {told(rows[-2])}.".replace("%", " %").capitalize()}
+    told = f"{name}: {share(asks)} of the ambiguous requests are asked about and {share(score)} end right; "
+    told += f"{other}: {share(other_asks)} and {share(other_score)}."
+    return {"finding": told[0].upper() + told[1:]}
 
 
 def show_asking(root: Path, stages: Sequence[str]) -> dict[str, Any]:

@@ -50,10 +50,13 @@ def differences(settings: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
 def experiments(settings: Sequence[Mapping[str, str]], names: Sequence[str]) -> list[str]:
     """The experiment of each run: the first run's name for all that differ from it in their seed alone."""
     first: dict[str, str] = {}
+    seeds: set[tuple[str, str]] = set()
     out = []
     for own, name in zip(settings, names, strict=True):
-        rest = {key: value for key, value in own.items() if key not in NOT_SETTINGS and key != SEED}
-        out.append(first.setdefault(json.dumps(rest, sort_keys=True), name) if own else name)
+        rest = json.dumps({key: own[key] for key in sorted(own) if key not in NOT_SETTINGS and key != SEED})
+        again = (rest, own.get(SEED, UNSET)) in seeds  # the same once more is no further seed
+        seeds.add((rest, own.get(SEED, UNSET)))
+        out.append(name if again or SEED not in own else first.setdefault(rest, name))
     return out
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -166,16 +167,15 @@ class ReplyIndex:
 
     def find(self, words: str) -> list[int]:
         """The first replies in which something was said that holds these words, in whatever case."""
-        # The log is ASCII with escapes, or UTF-8: either spelling of the words may stand in it.
-        spelt = {json.dumps(words, ensure_ascii=ascii)[1:-1].lower() for ascii in (True, False)}
-        raw = [text.encode("utf-8", "replace") for text in spelt]
+        # Letters of ASCII stand in a log as they are, others perhaps as escapes: those pick the lines worth reading.
+        plain = [run.encode() for run in re.findall(r"[a-z0-9]+", words.lower())]
         found: list[int] = []
         with self.log.path.open("rb") as file:
             for at, (offset, length) in enumerate(self.places):
                 file.seek(offset)
                 line = file.read(length)
                 lower = line.lower()
-                if (any(text in lower for text in raw) or not lower.isascii()) and words.lower() in said(line):
+                if all(run in lower for run in plain) and words.lower() in said(line):
                     found.append(at)
                     if len(found) == MAX_FOUND:
                         break
