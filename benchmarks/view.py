@@ -18,7 +18,25 @@ import time
 from pathlib import Path
 from typing import Any
 
-WORDS = "the tent should be large and blue by Friday please which colour size day would you like here is a".split()
+WORDS = [
+    *(
+        "the",
+        "tent",
+        "should",
+        "be",
+        "large",
+        "and",
+        "blue",
+        "by",
+        "Friday",
+        "please",
+        "which",
+        "colour",
+        "size",
+        "day",
+    ),
+    *("would", "you", "like", "here", "is", "a"),
+]
 
 
 def make_reply(rng: random.Random, number: int) -> dict[str, Any]:

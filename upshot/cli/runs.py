@@ -123,9 +123,7 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
         when = datetime.fromtimestamp(row["started"]).strftime("%Y-%m-%d %H:%M") if row["started"] else ""
         numbers = ["" if row[name] is None else f"{row[name]:.4g}" for name in ("last", "best")]
         state, metric = row["state"] or "", row["metric"] or ""
-        table.add_row(
-            row["run"], state, step, metric, *numbers, when, ", ".join(told[:MOST_DIFFERENCES]) + more
-        )
+        table.add_row(row["run"], state, step, metric, *numbers, when, ", ".join(told[:MOST_DIFFERENCES]) + more)
     whole_console().print(table)
 
 

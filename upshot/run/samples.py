@@ -97,7 +97,9 @@ def spell(path: Path) -> dict[str, list[dict[str, Any]]]:
     out: dict[str, list[dict[str, Any]]] = {key: [] for key in found["keys"].tolist()}
     places: dict[int, int] = {}
     seen = packed = 0
-    for reply, context, sampled in zip(*(found[name].tolist() for name in ("reply", "context", "sampled")), strict=True):
+    for reply, context, sampled in zip(
+        *(found[name].tolist() for name in ("reply", "context", "sampled")), strict=True
+    ):
         at, packed = places.get(reply, 0) + context, packed + context
         pieces = [text[edges[n] : edges[n + 1]].decode() for n in range(seen, seen + sampled)]
         logprobs = [round(value, 3) for value in found["logprobs"][seen : seen + sampled].tolist()]

@@ -27,6 +27,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright he
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; `apt-get install chromium` brings one")
 
 Open = Callable[..., Any]
+SERIOUS = ("serious", "critical")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def visit(browser: Any) -> Iterator[Open]:
         page.on("console", lambda said: troubles.append(said.text) if said.type == "error" else None)
         page.on("request", lambda request: requests.append(request.url))
         page.goto(address)
-        page.wait_for_selector("main > *")
+        page.wait_for_selector("main > *", state="attached")
         pages.append((page, address.partition("#")[0], troubles, requests))
         return page
 
@@ -82,6 +83,11 @@ def serving(*folders: Path) -> Iterator[str]:
 
 def texts(page: Any, selector: str) -> list[str]:
     return page.locator(selector).all_text_contents()
+
+
+def until(page: Any, expression: str) -> None:
+    """Wait for something to be true in the page; asked from outside, for the page's policy lets nobody evaluate."""
+    wait_until(lambda: page.evaluate(expression))
 
 
 def tab(page: Any, name: str) -> None:
@@ -119,8 +125,8 @@ def test_every_tab_draws_and_the_list_filters(synthetic_run: Path, visit: Open) 
     assert 0 < left < 16
     page.select_option("label:has-text('Missing') select", "")
     page.fill(".controls .search", "reward<0.5 large blue tent")
-    page.wait_for_function("document.querySelector('.side .note').textContent.includes('24 prompt') === false")
-    page.wait_for_function("decodeURIComponent(location.hash).includes('find=reward')")
+    until(page, "document.querySelector('.side .note').textContent.includes('24 prompt') === false")
+    until(page, "decodeURIComponent(location.hash).includes('find=reward')")
     rewards = [float(text.replace("−", "-").rstrip("!")) for text in texts(page, ".list .chip")]
     assert rewards and max(rewards) < 0.5 and "large blue tent" in page.inner_text(".list")
 
@@ -133,11 +139,11 @@ def test_a_reply_is_read_beside_its_goal_and_walked_to_by_keys(visit: Open, synt
     page.wait_for_selector(".reading .turn.trained")
     first = page.inner_text(".reading h3")
     page.keyboard.press("ArrowRight")
-    page.wait_for_function("document.querySelector('.reading h3').textContent.includes('reply 2 of 4')")
+    until(page, "document.querySelector('.reading h3').textContent.includes('reply 2 of 4')")
     page.keyboard.press("ArrowDown")
-    page.wait_for_function("document.querySelector('.reading h3').textContent.includes('goal-001 · reply 1')")
+    until(page, "document.querySelector('.reading h3').textContent.includes('goal-001 · reply 1')")
     page.click(".promptgroup >> nth=0 >> p")
-    page.wait_for_function(f"document.querySelector('.reading h3').textContent === {json.dumps(first)}")
+    until(page, f"document.querySelector('.reading h3').textContent === {json.dumps(first)}")
     page.keyboard.press("o")
     assert page.locator(".reading .future[open]").count() == page.locator(".reading .future").count() > 1
     assert "hidden thought" in page.inner_text(".reading")
@@ -186,7 +192,12 @@ def hostile_run(folder: Path) -> Path:
     rows = []
     for number, (name, text) in enumerate(HOSTILE.items()):
         scores = {text[:200]: {"value": 1.0, "detail": {text[:200]: text[:200]}}, "b": {"missing": text[:200]}}
-        turn = {"role": text[:200] if number % 2 else "assistant", "content": text, "trained": True, "note": {"thought": text}}
+        turn = {
+            "role": text[:200] if number % 2 else "assistant",
+            "content": text,
+            "trained": True,
+            "note": {"thought": text},
+        }
         future = {"messages": [turn], "by": text[:200], "cut": number % 2, "missing": text[:200], "scores": scores}
         reward = {"total": {"value": 0.5}, "terms": scores, "means": scores, "parts": {"main": {"value": 0.5}}}
         credit = [{"start": 0, "stop": 3, "parts": [text[:200]], "advantage": 0.5, "text": text[:2000]}]
@@ -216,7 +227,7 @@ def test_hostile_text_is_shown_and_does_nothing(live: bool, tmp_path: Path, visi
         page.wait_for_selector(".promptgroup")
         for number, (name, text) in enumerate(HOSTILE.items()):
             page.locator(".promptgroup p").nth(number).click()
-            page.wait_for_function(f"document.querySelector('.reading h3')?.textContent.includes({json.dumps(name)})")
+            until(page, f"document.querySelector('.reading h3')?.textContent.includes({json.dumps(name)})")
             for mode in ("none", "advantage"):
                 page.click(f"[data-colour={mode}]")
                 shown = page.text_content(".reading")
@@ -259,7 +270,7 @@ def test_a_live_run_is_followed_without_a_reload(synthetic_run: Path, visit: Ope
         assert "step 61" in page.inner_text(".facts")
         # A resumed run drops what it wrote after its last checkpoint.
         write_lines(run / "rollouts.jsonl", read_jsonl(run / "rollouts.jsonl")[:16])
-        page.wait_for_function("document.querySelector('.side .note').textContent.includes('16 replies')")
+        until(page, "document.querySelector('.side .note').textContent.includes('16 replies')")
         page.goto(address + "#curves")
         page.wait_for_selector(".chart[data-title=mean] path.curve")
 
@@ -282,7 +293,7 @@ def test_only_what_is_in_sight_of_a_long_list_is_in_the_page(tmp_path: Path, vis
         page.wait_for_selector(".promptgroup >> text=prompt 4999")
         page.fill(".controls .search", "prompt 1234")
         page.get_by_text("1 prompt group, 1 reply").wait_for()
-        page.wait_for_function("document.querySelector('.reading h3').textContent.includes('r1234')")
+        until(page, "document.querySelector('.reading h3').textContent.includes('r1234')")
 
 
 def seeds(folder: Path) -> Path:
@@ -296,7 +307,13 @@ def seeds(folder: Path) -> Path:
         write_lines(run / "metrics.jsonl", [{**row, "reward/again": row["reward/mean"]} for row in rows])
         said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": f"{name} says", "trained": True}]
         lines = [
-            {"step": step, "row": "one goal", "key": f"k{step}", "messages": said, "reward": {"total": {"value": value}}}
+            {
+                "step": step,
+                "row": "one goal",
+                "key": f"k{step}",
+                "messages": said,
+                "reward": {"total": {"value": value}},
+            }
             for step in (1, 3)
         ]
         write_lines(run / "rollouts.jsonl", lines)
@@ -353,8 +370,16 @@ def token_run(folder: Path) -> Path:
     RunFolder(folder).write_samples(1, [Rollout(conversation)], lambda ids: [pieces[token] for token in ids])
 
     def future(path: list[int], advantage: float) -> dict[str, Any]:
-        said = [("user", "small"), ("assistant", f"turn of way {path[0]}"), ("user", "thanks"), ("assistant", f"leaf {path}")]
-        branches = [{"start": 2, "reward": 0.5, "advantage": 0.25 - path[0]}, {"start": 4, "reward": 1.0, "advantage": advantage}]
+        said = [
+            ("user", "small"),
+            ("assistant", f"turn of way {path[0]}"),
+            ("user", "thanks"),
+            ("assistant", f"leaf {path}"),
+        ]
+        branches = [
+            {"start": 2, "reward": 0.5, "advantage": 0.25 - path[0]},
+            {"start": 4, "reward": 1.0, "advantage": advantage},
+        ]
         messages = [{"role": role, "content": text, "trained": False} for role, text in said]
         worth = {"verifier": {"value": 1.0}, "token_amount": {"value": 30.0}}
         forked = {"shared": 2, "by": "user", "turn": 0, "cut": 0, "path": path, "forks": [2, 4], "branches": branches}
@@ -394,7 +419,9 @@ def test_tokens_are_coloured_and_futures_stand_as_a_tree_with_advantages(
         told = page.inner_text(".tokeninfo")
         assert "token 3 (id 6)" in told and "log-probability −4" in told and "advantage +0.5" in told
         page.click("[data-colour=logprob]")
-        dark = page.locator(".passage .tint").evaluate_all("all => all.map((e) => e.style.getPropertyValue('--strength'))")
+        dark = page.locator(".passage .tint").evaluate_all(
+            "all => all.map((e) => e.style.getPropertyValue('--strength'))"
+        )
         assert [float(value) for value in dark] == [0.02, 0.8, 0.1, 0.0]
         page.click("[data-colour=part]")
         assert "main + classmate" in page.inner_text(".colours")
@@ -422,7 +449,9 @@ def test_a_demonstration_opens_on_its_finding(synthetic_run: Path, visit: Open) 
     chosen = next(row for row in read_jsonl(synthetic_run / "multiturn" / "rollouts.jsonl") if len(row["futures"]) > 1)
     curve = {"title": "asks", "lines": [{"name": "multiturn", "x": [1, 2], "y": [0.1, 0.9]}]}
     table |= {"finding": "It learned to ask.", "winner": "multiturn-aware reward", "curve": curve}
-    (synthetic_run / "table.json").write_text(json.dumps(table | {"example": ["multiturn", chosen["step"], chosen["key"]]}))
+    (synthetic_run / "table.json").write_text(
+        json.dumps(table | {"example": ["multiturn", chosen["step"], chosen["key"]]})
+    )
     page = visit(write_report(synthetic_run).as_uri())
     assert page.inner_text("main .card >> nth=0 >> .lead") == "It learned to ask."
     page.wait_for_selector(".fork .way")
@@ -432,28 +461,21 @@ def test_a_demonstration_opens_on_its_finding(synthetic_run: Path, visit: Open) 
     assert "no status" not in page.inner_text("body")
 
 
-@pytest.mark.parametrize("live", [False, True])
-def test_nothing_overflows_a_phone_and_axe_finds_no_serious_fault(
-    live: bool, synthetic_run: Path, classmate_run: Path, visit: Open
+@pytest.mark.parametrize("phone", [True, False])
+def test_nothing_overflows_and_axe_finds_no_serious_fault(
+    phone: bool, synthetic_run: Path, classmate_run: Path, visit: Open
 ) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe here; `pip install axe-playwright-python`")
-
-    def look(address: str) -> None:
-        for size, scheme in (({"width": 375, "height": 700}, "dark"), ({"width": 1280, "height": 900}, "light")):
-            page = visit(address, viewport=size, color_scheme=scheme, bypass_csp=True)
-            for name in ("overview", "curves", "conversations", "recipe"):
-                tab(page, name)
-                page.wait_for_timeout(50)
-                assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, (name, size)
-                found = axe.Axe().run(page).response["violations"]
-                bad = [(fault["id"], fault["nodes"][0]["html"][:200]) for fault in found if fault["impact"] in ("serious", "critical")]
-                assert bad == [], (name, size)
-
-    if live:
-        with serving(classmate_run) as address:
-            look(address)
-    else:
-        look(write_report(synthetic_run).as_uri())
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="`pip install axe-playwright-python`")
+    size = {"width": 375, "height": 700} if phone else {"width": 1280, "height": 900}
+    address = write_report(synthetic_run / "multiturn" if phone else classmate_run).as_uri()
+    page = visit(address, viewport=size, color_scheme="dark" if phone else "light", bypass_csp=True)
+    for name in ("overview", "curves", "conversations", "recipe"):
+        tab(page, name)
+        if name == "conversations":
+            page.wait_for_selector(".reading h3")
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, name
+        found = [fault for fault in axe.Axe().run(page).response["violations"] if fault["impact"] in SERIOUS]
+        assert [(fault["id"], fault["nodes"][0]["html"][:200]) for fault in found] == [], name
 
 
 def test_a_folder_with_one_file_draws_without_errors(synthetic_run: Path, tmp_path: Path, visit: Open) -> None:
@@ -474,20 +496,28 @@ def test_sparse_replies_draw_without_errors(tmp_path: Path, visit: Open) -> None
         {"step": 1, "messages": [{"role": "user", "content": "hi"}], "futures": None, "reward": None},
         {"messages": [{"role": "tool"}], "reward": {"total": {"missing": "x"}}, "credit": [], "futures": [{}]},
         {"step": 2, "row": "r", "reward": {"total": {"value": 0}}, "messages": [{"content": None}], "groups": {"a": 1}},
-        {"step": 2, "credit": [{"start": 0, "stop": 2}], "messages": [{"role": "assistant", "tool_calls": [{"id": 1}]}]},
+        {
+            "step": 2,
+            "credit": [{"start": 0, "stop": 2}],
+            "messages": [{"role": "assistant", "tool_calls": [{"id": 1}]}],
+        },
     ]
     (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = visit(write_report(tmp_path).as_uri() + "#conversations")
     page.select_option("label:has-text('Step') select", "all")
-    page.wait_for_function("document.querySelectorAll('.list .chip').length === 5")
+    until(page, "document.querySelectorAll('.list .chip').length === 5")
     for index in range(5):
         page.locator(".list .chip").nth(index).click()
-        page.wait_for_selector(f".list .chip.open[data-reply='{page.locator('.list .chip').nth(index).get_attribute('data-reply')}']")
+        page.wait_for_selector(
+            f".list .chip.open[data-reply='{page.locator('.list .chip').nth(index).get_attribute('data-reply')}']"
+        )
 
 
 def test_a_thought_its_classmates_and_what_its_tokens_earned_are_shown(classmate_run: Path, visit: Open) -> None:
     logged = read_jsonl(classmate_run / "rollouts.jsonl")[0]
-    place = "/".join(quote(str(part), "") for part in ("conversations", classmate_run.name, logged["step"], logged["key"]))
+    place = "/".join(
+        quote(str(part), "") for part in ("conversations", classmate_run.name, logged["step"], logged["key"])
+    )
     page = visit(write_report(classmate_run).as_uri() + "#" + place)
     page.wait_for_selector(".classmate")
     assert texts(page, ".classmate h5 b") == ["smol", "Qwen/Qwen3-0.6B"]

@@ -25,7 +25,14 @@ def test_a_recipe_that_cannot_be_read_differs_in_nothing() -> None:
 
 
 def test_runs_that_differ_in_their_seed_alone_are_one_experiment() -> None:
-    texts = [BASE, BASE.replace("seed: 1", "seed: 2").replace("name: a", "name: b"), BASE.replace("lr: 3", "lr: 4"), "", "", BASE]
+    texts = [
+        BASE,
+        BASE.replace("seed: 1", "seed: 2").replace("name: a", "name: b"),
+        BASE.replace("lr: 3", "lr: 4"),
+        "",
+        "",
+        BASE,
+    ]
     assert experiments([settings_of(text) for text in texts], list("abcdef")) == ["a", "a", "c", "d", "e", "f"]
 
 

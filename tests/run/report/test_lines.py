@@ -49,7 +49,9 @@ def test_any_cut_of_a_log_keeps_all_whole_lines(rows: list[dict[str, int | str]]
 
 
 @given(st.lists(st.dictionaries(st.text(), st.integers() | st.text())), st.lists(st.integers(0, 300), max_size=5))
-def test_a_log_that_grows_piece_by_piece_is_read_as_a_whole_one(rows: list[dict[str, int | str]], cuts: list[int]) -> None:
+def test_a_log_that_grows_piece_by_piece_is_read_as_a_whole_one(
+    rows: list[dict[str, int | str]], cuts: list[int]
+) -> None:
     import tempfile
 
     whole = "".join(json.dumps(row) + "\n" for row in rows).encode()

@@ -200,7 +200,9 @@ def test_a_big_run_stays_under_five_megabytes_and_says_what_is_left_out(
 
 def test_long_texts_are_cut_in_the_file_and_say_so() -> None:
     cut = shorten_texts({"messages": [{"content": "x" * (MAX_TEXT + 5)}], "goal": "short"})
-    assert cut["goal"] == "short" and cut["messages"][0]["content"].endswith("5 more characters are left out of this file]")
+    assert cut["goal"] == "short" and cut["messages"][0]["content"].endswith(
+        "5 more characters are left out of this file]"
+    )
 
 
 def test_several_folders_are_one_page_with_names_that_tell_them_apart(tmp_path: Path) -> None:

@@ -32,7 +32,9 @@ def settings_of(recipe: str | None) -> dict[str, str]:
 
 def _flatten(value: Any, key: str) -> list[tuple[str, str]]:
     if isinstance(value, dict) and value:
-        return [pair for name, inner in value.items() for pair in _flatten(inner, f"{key}.{name}" if key else str(name))]
+        return [
+            pair for name, inner in value.items() for pair in _flatten(inner, f"{key}.{name}" if key else str(name))
+        ]
     return [(key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))]
 
 

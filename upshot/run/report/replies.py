@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ class ReplyIndex:
         columns["group"].append(row.get("group"))
         columns["row"].append(self._intern(str(of_row) if of_row is not None else f"group {row.get('group')}"))
         columns["prompt"].append(self._intern(_prompt(row)))
-        columns["key"].append(str(key) if key is not None else str(count))
+        columns["key"].append(_well_formed(str(key)) if key is not None else str(count))
         columns["reward"].append(_short(self._widen("total", reward.get("total"))))
         columns["missing"].append([self._intern(reason) for reason in missing] if missing else None)
         for part in ("terms", "parts"):
@@ -115,6 +115,7 @@ class ReplyIndex:
         return value
 
     def _intern(self, text: str) -> int:
+        text = _well_formed(text)
         found = self._numbers.get(text)
         if found is None:
             found = self._numbers[text] = len(self.strings)
@@ -234,7 +235,7 @@ def missing_reason(score: Any) -> str | None:
     """Why a logged score has no value; None when it has one."""
     if value_of(score) is not None:
         return None
-    return str(isinstance(score, dict) and score.get("missing") or NO_REASON)
+    return str((isinstance(score, dict) and score.get("missing")) or NO_REASON)
 
 
 def said(line: bytes) -> str:
@@ -260,6 +261,11 @@ def _items(value: Any) -> list[tuple[str, Any]]:
 
 def _short(value: float | None) -> float | int | None:
     return None if value is None else int(value) if value == int(value) else round(value, 6)
+
+
+def _well_formed(text: str) -> str:
+    """Without lone surrogates, which no address can hold."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _prompt(row: Mapping[str, Any]) -> str:

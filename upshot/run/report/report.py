@@ -186,7 +186,9 @@ class ShownRuns:
         self.roots = [Path(root) for root in roots]
         for root in self.roots:
             if not root.is_dir():
-                raise UserError(f"no run folder at '{root}'; give the folder that `upshot train` or `upshot demo` printed")
+                raise UserError(
+                    f"no run folder at '{root}'; give the folder that `upshot train` or `upshot demo` printed"
+                )
         self.runs: dict[str, ShownRun] = {}
         self.look()
         if not self.runs:

@@ -62,7 +62,7 @@ function sortGroups(groups, index) {
   return groups.sort((a, b) => by(a) - by(b) || 0);
 }
 
-const address = (name, step, key, query = "") => `#${["conversations", name, step, key].map(encodeURIComponent).join("/")}${query}`;
+const address = (name, step, key, query = "") => `#${["conversations", name, step, key].map((part) => encodeURIComponent(String(part).toWellFormed())).join("/")}${query}`;
 
 function chip(run, index, at, open) {
   const value = index.reward(at), missing = index.isMissing(at);
