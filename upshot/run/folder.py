@@ -44,6 +44,7 @@ from upshot.run import samples
 from upshot.run.checkpoints import Checkpoint, Checkpoints
 from upshot.run.lock import NAME as LOCK
 from upshot.run.lock import hold
+from upshot.run.samples import Pieces
 
 Table = list[dict[str, Any]]
 PACKAGES = ("torch", "transformers", "numpy", "tokenizers", "pydantic", "peft", "verl", "ray", "vllm")
@@ -217,7 +218,7 @@ class RunFolder:
         """Append replies to rollouts.jsonl."""
         self._append(ROLLOUTS, replies)
 
-    def write_samples(self, step: int, replies: Sequence[Rollout], pieces: samples.Pieces | None = None) -> None:
+    def write_samples(self, step: int, replies: Sequence[Rollout], pieces: Pieces | None = None) -> None:
         """Write token ids and log-probabilities of a step's replies, and what the ids spell."""
         path = samples.file_of(self.path, step)
 

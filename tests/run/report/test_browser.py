@@ -1,4 +1,4 @@
-"""The page as a reader meets it, in headless Chromium: from a file and from the server, and no transcript runs in it."""
+"""The page as a reader meets it, in headless Chromium: from a file and from the server. No transcript runs in it."""
 
 from __future__ import annotations
 
@@ -387,7 +387,9 @@ def token_run(folder: Path) -> Path:
 
     row = {
         "step": 1, "row": "r", "key": "r#0", "goal": "a small bag", "group": 0,
-        "messages": [{"role": "user", "content": "a bag"}, {"role": "assistant", "content": "Which size?", "trained": True}],
+        "messages": [
+            {"role": "user", "content": "a bag"}, {"role": "assistant", "content": "Which size?", "trained": True}
+        ],
         "futures": [future([way, leaf], leaf - 0.5) for way in (0, 1) for leaf in (0, 1)],
         "reward": {
             "total": {"value": 0.7}, "parts": {"main": {"value": 0.5}, "classmate": {"value": 0.2}},

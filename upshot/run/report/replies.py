@@ -78,7 +78,8 @@ class ReplyIndex:
         # A hundred thousand of these are read while somebody waits: few calls, no list that is not kept.
         count = len(self.places)
         self.places.append((offset, length))
-        reward = row.get("reward") if isinstance(row.get("reward"), dict) else {}
+        found = row.get("reward")
+        reward: dict[str, Any] = found if isinstance(found, dict) else {}
         missing = self._count(row, reward)
         columns, key, of_row = self.columns, row.get("key"), row.get("row")
         columns["step"].append(_short(number(row.get("step")) or 0.0))
@@ -200,7 +201,7 @@ class ReplyIndex:
         return trimmed[order[-1]]
 
     def _first_groups(self, replies: Sequence[int], share: int) -> list[int]:
-        """Whole prompt groups from the start of a step while they fit; of a group too big for that, its first replies."""
+        """Whole prompt groups from the start of a step while they fit; of one too big for that, its first replies."""
         groups: dict[Any, list[int]] = defaultdict(list)
         for at in replies:
             groups[json.dumps(self.columns["group"][at]), self.columns["row"][at]].append(at)

@@ -221,8 +221,8 @@ class ShownRuns:
             packed.append(run.pack(limit, room))
             room -= len(packed[-1]["curves"]["curves"])
         settings = [settings_of(run["recipe"]) for run in packed]
-        for run, experiment in zip(packed, experiments(settings, list(self.runs)), strict=True):
-            run["experiment"] = experiment
+        for one, experiment in zip(packed, experiments(settings, list(self.runs)), strict=True):
+            one["experiment"] = experiment
         own = len(self.roots) == 1 and (is_shown(self.roots[0]) or len(packed) == 1)
         names = [root.resolve().name for root in self.roots]
         return {
