@@ -92,7 +92,7 @@ def compare_stages(recipe: Recipe, demo: Demonstration, stages: Sequence[Stage],
 
 
 def tell_finding(rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """What the table says of its last row beside the one before it, in a sentence; nothing where one was not measured."""
+    """What the table says of its last row beside the one before it; nothing where one of them was not measured."""
     (name, score, _, _, asks, *_), (other, other_score, _, _, other_asks, *_) = rows[-1], rows[-2]
     if any(isinstance(cell, str) for cell in (score, asks, other_score, other_asks)):
         return {}
