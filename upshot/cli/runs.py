@@ -1,4 +1,4 @@
-"""`upshot runs`: the run folders as a table; `rm` and `mv` take one away or put it elsewhere. To look inside: `view`."""
+"""`upshot runs`: run folders as a table; `rm` and `mv` take one away or put it elsewhere. To look inside: `view`."""
 
 from __future__ import annotations
 

@@ -196,12 +196,12 @@ def hostile_run(folder: Path) -> Path:
             "role": text[:200] if number % 2 else "assistant",
             "content": text,
             "trained": True,
-            "note": {"thought": text},
+            "note": {"thought": text[:5000]},
         }
         future = {"messages": [turn], "by": text[:200], "cut": number % 2, "missing": text[:200], "scores": scores}
         reward = {"total": {"value": 0.5}, "terms": scores, "means": scores, "parts": {"main": {"value": 0.5}}}
         credit = [{"start": 0, "stop": 3, "parts": [text[:200]], "advantage": 0.5, "text": text[:2000]}]
-        hidden = {"goal": text, "reference": {text[:99]: text[:99]}, "groups": {text[:99]: text[:99]}}
+        hidden = {"goal": text[:5000], "reference": {text[:99]: text[:99]}, "groups": {text[:99]: text[:99]}}
         row = {"step": 1, "row": name, "key": text[:99], "messages": [{"role": "user", "content": text}, turn]}
         rows.append(row | hidden | {"futures": [future], "reward": reward, "credit": credit})
     (folder / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
