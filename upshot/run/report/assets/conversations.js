@@ -87,6 +87,7 @@ async function openReply(at, jump = true) {
   const reply = await source.reply(run.name, at);
   if (browse.at !== at) return; // somebody went on meanwhile
   shownReply = reply;
+  promptList.reveal(); // once more: a list that was just made had no height yet
   drawReply();
   if (jump && matchMedia("(max-width: 899px)").matches) reading.scrollIntoView({ behavior: "smooth", block: "start" });
 }

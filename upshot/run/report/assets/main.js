@@ -85,7 +85,7 @@ function onKey(event) {
 function changed(what) {
   head.replaceChildren(header());
   if (what === "page" && current.id !== "conversations" && !panel.contains(document.activeElement)) draw();
-  if (what === "replies" && current.id === "conversations") {
+  if (what === "replies" && current.id === "conversations" && (indexOf(browse.run).count || !browse.run)) {
     if (panel.querySelector("#noreplies") || lostNote.textContent) draw();
     else {
       if (!controls.contains(document.activeElement)) drawControls();

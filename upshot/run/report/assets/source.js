@@ -121,12 +121,14 @@ const serverSource = {
     for (const [name, [generation, count]] of Object.entries(state.replies)) {
       const index = indexOf(name);
       if (index.generation !== generation) index.clear(generation);
+      const before = index.count;
       while (index.count < count) {
         const chunk = await get("replies", { run: name, start: index.count, strings: index.strings.length });
         if (chunk.generation !== generation || !chunk.columns.step.length) break;
         index.add(chunk);
-        changed("replies");
+        if (!before && index.count < count) changed("replies"); // something to read while the rest comes
       }
+      if (index.count !== before) changed("replies");
     }
   },
 };
