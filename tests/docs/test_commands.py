@@ -65,7 +65,9 @@ VERL = "tests/verl/test_config.py::test_a_dry_run_on_verl_prints_both_sides_and_
 REAL = "tests/verl/real"
 LOOPS = "tests/test_examples.py::test_the_whole_loop_runs_inline"
 CLASSMATES = "tests/test_examples.py::test_the_classmate_and_its_twin_run"
-VIEW = "tests/run/report/test_report.py::test_the_verb_writes_the_page_and_prints_its_path"
+VIEW = "tests/run/report/test_server.py::test_the_verb_serves_until_it_is_stopped"
+COMPARE = "tests/run/report/test_browser.py::test_runs_are_compared_by_results_keys_bands_and_the_same_goal"
+RUNS = "tests/cli/test_runs.py::test_a_run_is_removed_or_moved_and_nothing_else_is"
 MINI = "tests/offline/test_classmates.py::test_one_step_with_a_classmate_credits_the_thought_with_both_parts"
 USER = "tests/offline/test_user.py::test_who_speaks_like_them_cannot_be_told_apart_and_an_assistant_in_disguise_can"
 BASELINES = "tests/offline/test_monitor.py::test_baselines_say_what_the_thought_adds_with_intervals"
@@ -103,9 +105,11 @@ ELSEWHERE = {
     "upshot recipe import qwen3_classmate.sh": IMPORT_CLASSMATES,
     "upshot train mine.yaml --dry-run": "tests/cli/test_new.py::test_what_is_written_passes_its_own_tests",
     "upshot export runs/…": EXPORT,
-    "upshot view runs/…": VIEW,
+    "upshot view runs/… --out": "tests/run/report/test_report.py::test_the_verb_writes_the_page_and_prints_its_path",
+    "upshot view A B": COMPARE,
+    "upshot view": VIEW,
+    "upshot runs": RUNS,
     "upshot replay runs/…": REPLAY,
-    "upshot view runs/kiosk-…": VIEW,
     "upshot sandbox": SANDBOX,
     "curl -s localhost:8001": SANDBOX,
     "upshot pool plan": "tests/serving/swap/test_run.py::test_pool_plan_prints_every_model_with_its_place_or_refuses",

@@ -158,7 +158,7 @@ def test_a_tracker_that_fails_is_said_once_and_ends_no_run(tmp_path: Path) -> No
     recipe: Any = SimpleNamespace(keep_rollouts=0)
     seen: list[int] = []
     works: Any = SimpleNamespace(log=lambda step, _: seen.append(step), finish=lambda: None)
-    writer = Writer(recipe, folder, reporter, None, str, [Full(), works])  # type: ignore[arg-type]
+    writer = Writer(recipe, folder, reporter, None, lambda ids: [], [Full(), works])  # type: ignore[arg-type]
     writer.begin("rl", 2, 0)
     writer.announce(1, {"loss": 1.0})
     writer.announce(2, {"loss": 1.0})

@@ -50,7 +50,9 @@ class Stage:
         self.rows = TASK.rows("train")
 
     def chronicle(self, reporter: Reporter | None = None) -> VerlRunWriter:
-        return VerlRunWriter(self.recipe, self.folder, Follower(self.log), TASK, str, reporter)
+        return VerlRunWriter(
+            self.recipe, self.folder, Follower(self.log), TASK, lambda ids: [str(token) for token in ids], reporter
+        )
 
     def play(self, step: int, scores: list[list[Score]]) -> None:
         """verl's trainer has learned from a step."""

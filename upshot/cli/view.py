@@ -1,4 +1,4 @@
-"""`upshot view RUN`: write the report of a run folder and show it."""
+"""`upshot view RUN…`: the page over run folders, live; or as one file."""
 
 from __future__ import annotations
 
@@ -9,26 +9,41 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the verb."""
     parser = subparsers.add_parser(
         "view",
-        help="write the report page of a run folder",
-        description="Write report.html for a run folder: curves, conversation trees, reward breakdown, missing counts.",
+        help="look at runs: curves, conversations, comparison; live, or as one file",
+        description="Serve the page over run folders: curves, conversation trees, credit on the text, comparison of "
+        "runs. It follows runs that train, reads their files only, and stops with Ctrl-C. With --out the same page is "
+        "written as one file that needs no server.",
     )
-    parser.add_argument("folder", metavar="RUN", help="a run folder, or a folder of run folders to lay side by side")
-    parser.add_argument("--out", metavar="FILE", help="write the page here instead of RUN/report.html")
+    parser.add_argument("folders", metavar="RUN", nargs="*", help="run folders, or folders of them (default: runs)")
+    parser.add_argument(
+        "--out", metavar="FILE", nargs="?", const="", help="write one file and end (without FILE: RUN/report.html)"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="beyond loopback the address holds a token")
+    parser.add_argument("--port", type=int, default=0, help="default: any free one")
     parser.add_argument("--no-open", action="store_true", help="do not open a browser")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page, print its path, and open it when a person is watching."""
+    """Serve or write the page, print where it is, and open it when a person is watching."""
     import sys
     from pathlib import Path
 
-    from upshot.run.report.report import write_report
+    def tell(address: str) -> None:
+        print(address, flush=True)
+        if not args.no_open and sys.stdout.isatty():
+            import webbrowser
 
-    page = write_report(Path(args.folder), Path(args.out) if args.out else None)
-    print(page)
-    if not args.no_open and sys.stdout.isatty():
-        import webbrowser
+            webbrowser.open(address)
 
-        webbrowser.open(page.resolve().as_uri())
+    folders = [Path(folder) for folder in args.folders or ["runs"]]
+    if args.out is not None:
+        from upshot.run.report.report import write_report
+
+        page = write_report(folders, Path(args.out) if args.out else None)
+        print(page)
+        return 0
+    from upshot.run.report.server import serve
+
+    serve(folders, args.host, args.port, tell)
     return 0

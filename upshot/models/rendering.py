@@ -145,10 +145,6 @@ class Renderer:
         """The text of sampled ids without end-of-turn and other special tokens."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
-    def decode_all(self, ids: Sequence[int]) -> str:
-        """The text of ids with every special token in it."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
-
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """What each id spells, special tokens included; the ids of one character spell it with their last."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -6,7 +6,7 @@ status.json     state, step, time left       checkpoints/     Hugging Face folde
 spent.json      what the helpers have cost   lock             who is writing it (`lock.py`)
 table.json      a headline table of demos    report.html      written at the end and by `upshot view`
 verl.log, …     of a run on a cluster: what verl said, both sides of its config (docs/cluster.md)
-samples/        a file a step: token ids and log-probabilities of those replies (`samples.py`)
+samples/        a file a step: token ids, their text and log-probabilities, of those replies (`samples.py`)
 
 It is also `upshot.runs`: a run as tables, lists of flat mappings that `pandas.DataFrame(run.metrics)` takes.
 
@@ -44,6 +44,7 @@ from upshot.run import samples
 from upshot.run.checkpoints import Checkpoint, Checkpoints
 from upshot.run.lock import NAME as LOCK
 from upshot.run.lock import hold
+from upshot.run.samples import Pieces
 
 Table = list[dict[str, Any]]
 PACKAGES = ("torch", "transformers", "numpy", "tokenizers", "pydantic", "peft", "verl", "ray", "vllm")
@@ -217,13 +218,13 @@ class RunFolder:
         """Append replies to rollouts.jsonl."""
         self._append(ROLLOUTS, replies)
 
-    def write_samples(self, step: int, replies: Sequence[Rollout]) -> None:
-        """Write token ids and log-probabilities of a step's replies."""
+    def write_samples(self, step: int, replies: Sequence[Rollout], pieces: Pieces | None = None) -> None:
+        """Write token ids and log-probabilities of a step's replies, and what the ids spell."""
         path = samples.file_of(self.path, step)
 
         def write() -> None:
             path.parent.mkdir(exist_ok=True)
-            write_atomic(path, samples.pack(replies))
+            write_atomic(path, samples.pack(replies, pieces))
 
         self._write(path, write)
 

@@ -135,7 +135,7 @@ class TrainingRun:
         call_seconds.set(recipe.call_seconds)
         named = recipe.trackers if self.ranks.first else []
         trackers = make_trackers(named, self.folder.path, recipe.model_dump(mode="json"))
-        self.writer = Writer(recipe, self.folder, self.reporter, self.task, self.policy.renderer.decode_all, trackers)
+        self.writer = Writer(recipe, self.folder, self.reporter, self.task, self.policy.renderer.pieces, trackers)
 
     def _save_what_was_reached(self, error: BaseException) -> None:
         """… unless an update is half done: then the last checkpoint is what to go on from."""

@@ -1,19 +1,23 @@
 """Token ids and log-probabilities of a step's replies beside `rollouts.jsonl`: `samples/000012.npz`. No torch.
 
-For audit and for `upshot replay`: what was sampled, exactly, under which log-probabilities and by which weights. One
-compressed file a step; a reply is found by its `key`. The ids of futures are not kept.
+For audit, for `upshot replay` and for the page's coloured tokens: what was sampled, exactly, under which
+log-probabilities and by which weights, and what each token spells. One compressed file a step; a reply is found by its
+`key`. The ids of futures are not kept.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from upshot.core.conversation import Sample
 from upshot.rollout.rollout import Rollout
 
 FOLDER = "samples"
+Pieces = Callable[[Sequence[int]], Sequence[str]]
+"""Token ids → what each of them spells."""
 
 
 def file_of(run: Path, step: int) -> Path:
@@ -21,12 +25,16 @@ def file_of(run: Path, step: int) -> Path:
     return run / FOLDER / f"{step:06d}.npz"
 
 
-def pack(replies: Sequence[Rollout]) -> bytes:
-    """The samples of replies: one entry a policy turn, its ids and log-probabilities end to end with the others'."""
+def pack(replies: Sequence[Rollout], pieces: Pieces | None = None) -> bytes:
+    """The samples of replies: one entry a policy turn, its ids and log-probabilities end to end with the others'.
+
+    With `pieces` also the text of the sampled ids, as UTF-8, and how many bytes of it each id spells.
+    """
     import numpy as np
 
     turns = [(at, sample) for at, reply in enumerate(replies) for sample in reply.conversation.samples()]
     samples = [sample for _, sample in turns]
+    spelt = [piece.encode("utf-8", "replace") for sample in samples for piece in pieces(sample.ids)] if pieces else []
     out = io.BytesIO()
     np.savez_compressed(
         out,
@@ -40,6 +48,8 @@ def pack(replies: Sequence[Rollout]) -> bytes:
         finish=np.array([sample.finish for sample in samples], dtype=np.str_),
         ids=np.array([token for sample in samples for token in (*sample.context, *sample.ids)], np.int32),
         logprobs=np.array([value for sample in samples for value in sample.logprobs], np.float32),
+        text=np.frombuffer(b"".join(spelt), np.uint8),
+        widths=np.array([len(piece) for piece in spelt], np.int32),
     )
     return out.getvalue()
 
@@ -68,4 +78,33 @@ def unpack(packed: bytes) -> dict[str, list[Sample]]:
             )
         )
         at, seen = end, seen + end - middle
+    return out
+
+
+def spell(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """Of each reply of a step its policy turns: where the first sampled id stands, what the ids spell, and how likely.
+
+    Nothing of a turn whose text was not kept.
+    """
+    import numpy as np
+
+    with np.load(path, allow_pickle=False) as file:
+        found = {name: file[name] for name in file.files}
+    if not len(found.get("widths", ())):
+        return {}
+    text, edges = found["text"].tobytes(), np.cumsum([0, *found["widths"]]).tolist()
+    all_ids = found["ids"].tolist()
+    out: dict[str, list[dict[str, Any]]] = {key: [] for key in found["keys"].tolist()}
+    places: dict[int, int] = {}
+    seen = packed = 0
+    for reply, context, sampled in zip(
+        *(found[name].tolist() for name in ("reply", "context", "sampled")), strict=True
+    ):
+        at, packed = places.get(reply, 0) + context, packed + context
+        pieces = [text[edges[n] : edges[n + 1]].decode() for n in range(seen, seen + sampled)]
+        logprobs = [round(value, 3) for value in found["logprobs"][seen : seen + sampled].tolist()]
+        out[found["keys"][reply].item()].append(
+            {"at": at, "ids": all_ids[packed : packed + sampled], "pieces": pieces, "logprobs": logprobs}
+        )
+        places[reply], seen, packed = at + sampled, seen + sampled, packed + sampled
     return out

@@ -13,6 +13,7 @@ from upshot.core.files import to_json_value
 from upshot.rollout.rollout import Rollout
 from upshot.run.folder import RunFolder
 from upshot.run.reporter import Reporter
+from upshot.run.samples import Pieces
 from upshot.run.trackers import Tracker
 from upshot.tasks.base import Task, groups_of
 from upshot.training.metrics.alarms import Alarms
@@ -35,15 +36,14 @@ class Writer:
         folder: RunFolder,
         reporter: Reporter,
         task: Task,
-        spell: Callable[[Sequence[int]], str],
+        pieces: Pieces,
         trackers: Sequence[Tracker] = (),
     ) -> None:
         self.keep_rollouts = recipe.keep_rollouts
         self.folder = folder
         self.reporter = reporter
         self.task = task
-        self.spell = spell
-        """Token ids → text."""
+        self.pieces = pieces
         self.trackers = trackers
         self.alarms = Alarms()
         self._failing: set[str] = set()
@@ -75,7 +75,7 @@ class Writer:
         if not replies:
             return {}
         kept = replies[: self.keep_rollouts or None]
-        self.folder.write_samples(step, kept)
+        self.folder.write_samples(step, kept, self.pieces)
         self.folder.append_rollouts(self._transcripts(step, kept))
         return by_group(replies, self._groups_of) | task_metrics(groups, self.task.groups)
 
@@ -127,7 +127,7 @@ class Writer:
         """Lines for rollouts.jsonl; a reply that cannot be written (a detail that is no mapping) is said, not fatal."""
         for reply in replies:
             try:
-                yield reply.to_dict(step, self._groups_of(reply), self.spell)
+                yield reply.to_dict(step, self._groups_of(reply), lambda ids: "".join(self.pieces(ids)))
             except Exception as error:
                 self.reporter.say(f"a reply to row '{reply.conversation.row.id}' cannot be written: {error!r}")
 

@@ -1,227 +1,498 @@
-"""The page as a reader meets it, in headless Chromium: it draws, filters, and no transcript runs in it."""
+"""The page as a reader meets it, in headless Chromium: from a file and from the server. No transcript runs in it."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import shutil
-import subprocess
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import aiohttp
 import pytest
 
+from tests.patience import wait_until
+from tests.run.report.conftest import metrics_row, reply, write_lines
 from tests.run.report.test_report import two_runs
-from upshot.core.files import read_jsonl
+from upshot.core.files import append_jsonl, read_jsonl
 from upshot.run.report.report import write_report
+from upshot.run.report.server import make_app
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-FLAGS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-port=0"),
-    *("--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    "--no-first-run",
-]
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
 
+playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright here; `pip install playwright` brings it")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; `apt-get install chromium` brings one")
 
-Evaluate = Callable[[str], Awaitable[Any]]
+Open = Callable[..., Any]
+SERIOUS = ("serious", "critical")
 
 
-class Tab:
-    """One page over the DevTools protocol; remembers what went wrong in it and what it asked the network for."""
-
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self.socket = socket
-        self.troubles: list[str] = []
-        self.requests: list[str] = []
-        self._last = 0
-
-    async def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """A DevTools command and its answer."""
-        self._last += 1
-        await self.socket.send_json({"id": self._last, "method": method, "params": params})
-        while True:
-            message = await asyncio.wait_for(self.socket.receive_json(), 30)
-            self._note(message)
-            if message.get("id") == self._last:
-                assert "error" not in message, message
-                return message["result"]
-
-    def _note(self, message: dict[str, Any]) -> None:
-        params = message.get("params", {})
-        if message.get("method") == "Runtime.exceptionThrown":
-            self.troubles.append(json.dumps(params["exceptionDetails"]))
-        if message.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
-            self.troubles.append(params["entry"]["text"])
-        if message.get("method") == "Network.requestWillBeSent":
-            self.requests.append(params["request"]["url"])
-
-    async def evaluate(self, script: str) -> Any:
-        """The value of an expression in the page."""
-        answer = await self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in answer, answer
-        return answer["result"].get("value")
-
-    async def open(self, address: str) -> None:
-        """Load a page and wait for it."""
-        for domain in ("Runtime", "Log", "Network", "Page"):
-            await self.call(f"{domain}.enable")
-        await self.call("Page.navigate", url=address)
-        for _ in range(100):
-            if await self.evaluate("document.readyState === 'complete' && Boolean(document.querySelector('nav'))"):
-                return
-            await asyncio.sleep(0.1)
-        raise AssertionError(f"the page did not draw itself: {self.troubles}")
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """One browser for all tests of this file."""
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
 
 
-@contextlib.asynccontextmanager
-async def chromium(profile: Path) -> AsyncIterator[Tab]:
-    """A fresh browser with one tab; gone afterwards."""
-    command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}", "about:blank"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Open]:
+    """Opens an address; afterwards nothing went wrong, and nothing was asked of anybody but the page's own place."""
+    pages: list[tuple[Any, str, list[str], list[str]]] = []
+
+    def go(address: str, **options: Any) -> Any:
+        page = browser.new_page(**options)
+        page.set_default_timeout(60_000)
+        troubles: list[str] = []
+        requests: list[str] = []
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("console", lambda said: troubles.append(said.text) if said.type == "error" else None)
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(address)
+        page.wait_for_selector("main > *", state="attached")
+        pages.append((page, address.partition("#")[0], troubles, requests))
+        return page
+
+    yield go
+    for page, address, troubles, requests in pages:
+        page.close()
+        assert troubles == []
+        own = address if address.startswith("http") else "file:"
+        assert [url for url in requests if not url.startswith((own, "blob:"))] == []
+
+
+@contextmanager
+def serving(*folders: Path) -> Iterator[str]:
+    """The server over run folders, in a thread of its own; its address."""
+    import uvicorn
+
+    server = uvicorn.Server(uvicorn.Config(make_app(folders), port=0, log_level="error", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run)
+    thread.start()
     try:
-        port_file = profile / "DevToolsActivePort"
-        end = time.monotonic() + 60
-        while not (port_file.is_file() and port_file.read_text().strip()):
-            assert process.poll() is None and time.monotonic() < end, "Chromium did not start"
-            await asyncio.sleep(0.05)
-        port = port_file.read_text().split()[0]
-        async with aiohttp.ClientSession() as session:
-            async with session.get(f"http://127.0.0.1:{port}/json") as answer:
-                page = next(target for target in await answer.json() if target["type"] == "page")
-            async with session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0) as socket:
-                yield Tab(socket)
+        wait_until(lambda: server.started)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
     finally:
-        process.terminate()
-        try:
-            process.wait()
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        server.should_exit = True
+        thread.join()
 
 
-def in_page(page: Path, profile: Path, visit: Callable[[Tab], Awaitable[None]], fragment: str = "") -> None:
-    """Visit a report from file:// and assert that nothing went wrong and nothing was fetched."""
-
-    async def go() -> None:
-        async with chromium(profile) as tab:
-            await tab.open(page.as_uri() + fragment)
-            await visit(tab)
-            assert tab.troubles == []
-            assert [url for url in tab.requests if not url.startswith("file:")] == []
-
-    asyncio.run(go())
+def texts(page: Any, selector: str) -> list[str]:
+    return page.locator(selector).all_text_contents()
 
 
-def test_every_tab_draws_and_the_browser_filters(synthetic_run: Path, tmp_path: Path) -> None:
-    async def visit(tab: Tab) -> None:
-        assert await tab.evaluate("document.querySelector('h1').textContent") == "quickstart finished"
-        assert await tab.evaluate("document.querySelectorAll('.headline tbody tr').length") == 3
-        reasons = await tab.evaluate("document.querySelector('table.missing').innerText")
-        assert "judge: timeout" in reasons and "user: budget" in reasons
-        assert "last line is incomplete" in await tab.evaluate("document.querySelector('.notes').innerText")
+def until(page: Any, expression: str) -> None:
+    """Wait for something to be true in the page; asked from outside, for the page's policy lets nobody evaluate."""
+    wait_until(lambda: page.evaluate(expression))
 
-        await tab.evaluate("document.querySelector('[data-tab=curves]').click()")
-        titles = await tab.evaluate("[...document.querySelectorAll('figcaption span')].map((e) => e.title)")
-        assert "reward, difficulty = hard" in titles and "mean" in titles
-        plot = "[...document.querySelectorAll('.chart')].find((e) => e.dataset.title === 'mean')"
-        assert await tab.evaluate(f"{plot}.querySelectorAll('path.curve').length") == 2
-        assert await tab.evaluate(f"{plot}.querySelectorAll('.gap').length") == 4
-        box = f"{plot}.querySelector('.plot')"
-        await tab.evaluate(
-            f"{{const r = {box}.getBoundingClientRect(); {box}.dispatchEvent(new PointerEvent('pointermove',"
-            "{clientX: r.right - 4, clientY: r.top + 20, bubbles: true}))}"
+
+def tab(page: Any, name: str) -> None:
+    page.click(f"[data-tab={name}]")
+    page.wait_for_selector(f"[data-tab={name}][aria-current=true]")
+
+
+def test_every_tab_draws_and_the_list_filters(synthetic_run: Path, visit: Open) -> None:
+    page = visit(write_report(synthetic_run).as_uri())
+    assert page.text_content("h1").strip() == "quickstart finished"
+    assert page.locator(".headline tbody tr").count() == 3
+    reasons = page.inner_text("table.missing >> nth=0") + page.inner_text("table.missing >> nth=1")
+    assert "judge: timeout" in reasons and "user: budget" in reasons
+    assert "last line is incomplete" in page.inner_text(".notes")
+    assert "demo-run" not in page.inner_text("table.runs"), "the folder of a demonstration is no run"
+
+    tab(page, "curves")
+    titles = page.locator("figcaption span").evaluate_all("all => all.map((e) => e.title)")
+    assert "reward, difficulty = hard" in titles and "mean" in titles
+    plot = page.locator(".chart[data-title=mean]")
+    assert plot.locator("path.curve").count() == 2 and plot.locator(".gap").count() == 4
+    box = plot.locator(".plot").bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 4, box["y"] + 20)
+    told = page.inner_text(".tip")
+    assert "step 60" in told and "multiturn" in told and "single-reply" in told
+    page.check(".bar input[type=checkbox]")
+    assert plot.locator("path.raw").count() == 2
+
+    tab(page, "conversations")
+    page.wait_for_selector(".reading .turn.trained")
+    chips = page.locator(".list .chip")
+    assert chips.count() == 16
+    page.select_option("label:has-text('Missing') select", "!")
+    left = chips.count()
+    assert 0 < left < 16
+    page.select_option("label:has-text('Missing') select", "")
+    page.fill(".controls .search", "reward<0.5 large blue tent")
+    until(page, "document.querySelector('.side .note').textContent.includes('24 prompt') === false")
+    until(page, "decodeURIComponent(location.hash).includes('find=reward')")
+    rewards = [float(text.replace("−", "-").rstrip("!")) for text in texts(page, ".list .chip")]
+    assert rewards and max(rewards) < 0.5 and "large blue tent" in page.inner_text(".list")
+
+    tab(page, "recipe")
+    assert "samples: 3" in page.locator(".recipe >> nth=0").text_content()
+
+
+def test_a_reply_is_read_beside_its_goal_and_walked_to_by_keys(visit: Open, synthetic_run: Path) -> None:
+    page = visit(write_report(synthetic_run).as_uri() + "#conversations")
+    page.wait_for_selector(".reading .turn.trained")
+    first = page.inner_text(".reading h3")
+    page.keyboard.press("ArrowRight")
+    until(page, "document.querySelector('.reading h3').textContent.includes('reply 2 of 4')")
+    page.keyboard.press("ArrowDown")
+    until(page, "document.querySelector('.reading h3').textContent.includes('goal-001 · reply 1')")
+    page.click(".promptgroup >> nth=0 >> p")
+    until(page, f"document.querySelector('.reading h3').textContent === {json.dumps(first)}")
+    page.keyboard.press("o")
+    assert page.locator(".reading .future[open]").count() == page.locator(".reading .future").count() > 1
+    assert "hidden thought" in page.inner_text(".reading")
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.type") == "search"
+    page.keyboard.press("Escape")
+    for theme in ("light", "dark"):
+        page.keyboard.press("t")
+        assert page.evaluate("document.documentElement.dataset.theme") == theme
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 24, 27)"
+    page.keyboard.press("?")
+    assert page.locator("dialog[open]").count() == 1
+
+
+def test_an_address_names_run_step_and_reply_and_bars_are_to_scale(tmp_path: Path, visit: Open) -> None:
+    page = visit(write_report(two_runs(tmp_path / "runs")).as_uri() + "#conversations/one/3/r3%230")
+    page.wait_for_selector(".reading .turn")
+    shown = page.inner_text(".reading")
+    assert "one 3" in shown and "the goal of one" in page.inner_text("aside.wanted") and '"answer": 3' in shown
+    assert page.evaluate("location.hash") == "#conversations/one/3/r3%230", "as it was written"
+    assert page.locator(".reward .fill").get_attribute("style").startswith("left:0%;width:25%"), "of the run's widest"
+    page.evaluate("location.hash = '#conversations/two/4'")
+    page.get_by_text("two 4").last.wait_for()
+    assert page.evaluate("location.hash") == "#conversations/two/4/r4%230"
+    page.evaluate("location.hash = '#conversations/two/17/r17%230'")
+    page.get_by_text("(two, 17, r17#0) is not on this page").wait_for()
+    page.evaluate("location.hash = '#overview'")
+    page.wait_for_selector("table.runs")
+    table = page.inner_text("table.runs")
+    assert "recipe-one" in table and "warm-start: step 300, rl: step 20" in table and "running" in table
+    assert page.text_content("h1").strip() == "runs"
+
+
+HOSTILE = {
+    "script": "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 2'>",
+    "ansi": "\x1b[31mred\x1b[2J\x1b]0;title\x07 \x00 \x08",
+    "long": "y" * 1_000_000,
+    "right-to-left": "\u202eevil\u2066 \u200f\u061c",
+    "surrogate": "lone \ud800 and \udfff",
+    "javascript:window.owned=3": "<a href='javascript:window.owned=3'>x</a>",
+}
+
+
+def hostile_run(folder: Path) -> Path:
+    folder.mkdir()
+    rows = []
+    for number, (name, text) in enumerate(HOSTILE.items()):
+        scores = {text[:200]: {"value": 1.0, "detail": {text[:200]: text[:200]}}, "b": {"missing": text[:200]}}
+        turn = {
+            "role": text[:200] if number % 2 else "assistant",
+            "content": text,
+            "trained": True,
+            "note": {"thought": text[:5000]},
+        }
+        future = {"messages": [turn], "by": text[:200], "cut": number % 2, "missing": text[:200], "scores": scores}
+        reward = {"total": {"value": 0.5}, "terms": scores, "means": scores, "parts": {"main": {"value": 0.5}}}
+        credit = [{"start": 0, "stop": 3, "parts": [text[:200]], "advantage": 0.5, "text": text[:2000]}]
+        hidden = {"goal": text[:5000], "reference": {text[:99]: text[:99]}, "groups": {text[:99]: text[:99]}}
+        row = {"step": 1, "row": name, "key": text[:99], "messages": [{"role": "user", "content": text}, turn]}
+        rows.append(row | hidden | {"futures": [future], "reward": reward, "credit": credit})
+    (folder / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    script = HOSTILE["script"]
+    line = {"step": 1, "phase": script, f"{script}/x": 1.0, f"missing/{script}": 2.0, f"by/{script}={script}/r": 1.0}
+    write_lines(folder / "metrics.jsonl", [line, {**line, "step": 2, f"{script}/x": 2.0}])
+    (folder / "recipe.yaml").write_text(f"name: {json.dumps(script)}\nseed: 1\n")
+    (folder / "status.json").write_text(json.dumps({"state": script, "reason": script, "alarms": [script]}))
+    (folder / "table.json").write_text(
+        json.dumps({"title": script, "columns": [script], "rows": [[script]], "finding": script, "winner": script})
+    )
+    return folder
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_hostile_text_is_shown_and_does_nothing(live: bool, tmp_path: Path, visit: Open) -> None:
+    run = hostile_run(tmp_path / "run")
+
+    def look(address: str) -> None:
+        page = visit(address)
+        for name in ("overview", "curves", "recipe", "conversations"):
+            tab(page, name)
+        page.wait_for_selector(".promptgroup")
+        for number, (name, text) in enumerate(HOSTILE.items()):
+            page.locator(".promptgroup p").nth(number).click()
+            until(page, f"document.querySelector('.reading h3')?.textContent.includes({json.dumps(name)})")
+            for mode in ("none", "advantage"):
+                page.click(f"[data-colour={mode}]")
+                shown = page.text_content(".reading")
+                assert (text[:50] if name != "surrogate" else "lone") in shown
+        page.evaluate(f"location.hash = {json.dumps('#goal/' + quote(HOSTILE['script']))}")
+        page.get_by_text("No reply to").wait_for()
+        assert page.evaluate("typeof window.owned") == "undefined"
+        assert page.evaluate("document.images.length + document.querySelectorAll('main script, iframe').length") == 0
+        links = page.locator("a").evaluate_all("all => all.map((e) => e.getAttribute('href'))")
+        assert all(link.startswith("#") for link in links)
+
+    if live:
+        with serving(run) as address:
+            look(address)
+    else:
+        look(write_report(run).as_uri())
+
+
+def test_a_live_run_is_followed_without_a_reload(synthetic_run: Path, visit: Open) -> None:
+    import random
+
+    run = synthetic_run / "single-reply"
+    (run / "status.json").write_text(json.dumps({"state": "running", "step": 60, "steps": 70, "eta_seconds": 61}))
+    with serving(run) as address:
+        page = visit(address)
+        page.wait_for_selector("text=about 1 min 1 s left")
+        assert "running" in page.inner_text("h1") and "live" in page.inner_text("h1")
+        tab(page, "conversations")
+        page.wait_for_selector(".reading .turn.trained")
+        assert "Step 60" in page.inner_text(".reading h3")
+        read = page.inner_text(".reading h3")
+        more = reply(random.Random(5), 61, 0, 0, 1.0)
+        more["row"] = "the newest goal"
+        append_jsonl(run / "rollouts.jsonl", [more])
+        append_jsonl(run / "metrics.jsonl", [metrics_row(random.Random(5), "single-reply", "rl", 61, 70)])
+        (run / "status.json").write_text(json.dumps({"state": "finished", "step": 61}))
+        page.wait_for_selector(".list >> text=the newest goal")
+        assert page.inner_text(".reading h3") == read, "what is read stays"
+        page.wait_for_selector("h1 >> text=finished")
+        assert "step 61" in page.inner_text(".facts")
+        # A resumed run drops what it wrote after its last checkpoint.
+        write_lines(run / "rollouts.jsonl", read_jsonl(run / "rollouts.jsonl")[:16])
+        until(page, "document.querySelector('.side .note').textContent.includes('16 replies')")
+        page.goto(address + "#curves")
+        page.wait_for_selector(".chart[data-title=mean] path.curve")
+
+
+def test_only_what_is_in_sight_of_a_long_list_is_in_the_page(tmp_path: Path, visit: Open) -> None:
+    rows = [
+        {"step": 1 + n // 1000, "row": f"r{n}", "key": f"r{n}#0", "group": n, "reward": {"total": {"value": n / 5000}}}
+        | {"messages": [{"role": "user", "content": f"prompt {n}"}, {"role": "assistant", "content": "ok"}]}
+        for n in range(5000)
+    ]
+    (tmp_path / "run").mkdir()
+    write_lines(tmp_path / "run" / "rollouts.jsonl", rows)
+    with serving(tmp_path / "run") as address:
+        page = visit(address + "#conversations")
+        page.wait_for_selector(".reading .turn")
+        page.select_option("label:has-text('Step') select", "all")
+        page.get_by_text("5,000 prompt groups, 5,000 replies").wait_for()
+        assert page.locator(".promptgroup").count() < 40
+        page.evaluate("document.querySelector('.list').scrollTop = 1e9")
+        page.wait_for_selector(".promptgroup >> text=prompt 4999")
+        page.fill(".controls .search", "prompt 1234")
+        page.get_by_text("1 prompt group, 1 reply").wait_for()
+        until(page, "document.querySelector('.reading h3').textContent.includes('r1234')")
+
+
+def seeds(folder: Path) -> Path:
+    """Two seeds of one experiment, and a run with another learning rate."""
+    for name, seed, lr, value in (("a-1", 1, 0.1, 0.2), ("a-2", 2, 0.1, 0.4), ("b", 1, 0.5, 0.9)):
+        run = folder / name
+        run.mkdir(parents=True)
+        (run / "recipe.yaml").write_text(f"name: x\nseed: {seed}\ntrain: {{lr: {lr}}}\n")
+        (run / "status.json").write_text(json.dumps({"state": "finished", "started": 1e9 + value, "seconds": 5.0}))
+        rows = [{"phase": "rl", "step": step, "reward/mean": value * step, "train/flat": 3.0} for step in (1, 2, 3)]
+        write_lines(run / "metrics.jsonl", [{**row, "reward/again": row["reward/mean"]} for row in rows])
+        said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": f"{name} says", "trained": True}]
+        lines = [
+            {
+                "step": step,
+                "row": "one goal",
+                "key": f"k{step}",
+                "messages": said,
+                "reward": {"total": {"value": value}},
+            }
+            for step in (1, 3)
+        ]
+        write_lines(run / "rollouts.jsonl", lines)
+    return folder
+
+
+def test_runs_are_compared_by_results_keys_bands_and_the_same_goal(tmp_path: Path, visit: Open) -> None:
+    folder = seeds(tmp_path / "sweep")
+    with serving(folder / "a-1", folder / "a-2", folder / "b") as address:
+        page = visit(address)
+        page.wait_for_selector("table.runs")
+        heads = texts(page, "table.runs th")
+        assert "train.lr" in heads and "seed" in heads
+        cells = [texts(page, f"table.runs tbody tr >> nth={row} >> td") for row in range(3)]
+        assert cells[2][:5][0].startswith("b") and cells[2][3:5] == ["2.7", "2.7"] and "0.5" in cells[2]
+        assert page.inner_text("table.runs .plus-text") == "2.7"
+        tab(page, "curves")
+        assert texts(page, ".legend .key") == ["a-1 (2 seeds)", "b"]
+        plot = page.locator(".chart[data-title=mean]")
+        assert plot.locator("path.curve").count() == 2 and plot.locator("polygon.band").count() == 1
+        folded = page.locator(".folded").text_content()
+        assert "train/flat" in folded and "the same curve as reward/mean" in folded
+        assert page.locator(".chart").count() == 1
+        plot.hover()
+        with page.expect_download() as saved:
+            plot.locator("text=csv").click()
+        table = Path(saved.value.path()).read_text().splitlines()
+        assert table[0] == "curve,step,value,low,high" and table[1].startswith("a-1 (2 seeds),1,0.30")
+        assert table[1].endswith(",0.2,0.4")
+        with page.expect_download() as saved:
+            plot.locator("text=svg").click()
+        assert Path(saved.value.path()).read_text().startswith("<svg") and saved.value.suggested_filename == "mean.svg"
+        tab(page, "recipe")
+        assert texts(page, ".diff tbody th") == ["seed", "train.lr"]
+        assert texts(page, ".diff tbody tr >> nth=1 >> td") == ["0.1", "0.1", "0.5"]
+        tab(page, "conversations")
+        page.click("text=the same goal across steps and runs")
+        page.wait_for_selector("table.goal >> text=a-2 says")
+        assert texts(page, "table.goal thead th") == ["run", "step 1", "step 3"]
+        assert page.locator("table.goal tbody tr").count() == 3
+
+
+def token_run(folder: Path) -> Path:
+    """A reply with tokens, two credited spans, and a tree of futures that forked twice, credited along it."""
+    from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
+    from upshot.rollout.rollout import Rollout
+    from upshot.run.folder import RunFolder
+
+    folder.mkdir()
+    pieces = {5: "Which", 6: " size", 7: "?", 8: "<end>"}
+    sample = Sample(context=(1, 2), ids=(5, 6, 7, 8), logprobs=(-0.1, -4.0, -0.5, 0.0), finish="stop")
+    turn = Turn(Message("assistant", "Which size?"), sample=sample)
+    conversation = Conversation(Row("r", ()), 0, "r#0", [Turn(Message("user", "a bag")), turn])
+    RunFolder(folder).write_samples(1, [Rollout(conversation)], lambda ids: [pieces[token] for token in ids])
+
+    def future(path: list[int], advantage: float) -> dict[str, Any]:
+        said = [
+            ("user", "small"),
+            ("assistant", f"turn of way {path[0]}"),
+            ("user", "thanks"),
+            ("assistant", f"leaf {path}"),
+        ]
+        branches = [
+            {"start": 2, "reward": 0.5, "advantage": 0.25 - path[0]},
+            {"start": 4, "reward": 1.0, "advantage": advantage},
+        ]
+        messages = [{"role": role, "content": text, "trained": False} for role, text in said]
+        worth = {"verifier": {"value": 1.0}, "token_amount": {"value": 30.0}}
+        forked = {"shared": 2, "by": "user", "turn": 0, "cut": 0, "path": path, "forks": [2, 4], "branches": branches}
+        return {"key": f"r#0/future/{path}", "messages": messages, "missing": None, "scores": worth, **forked}
+
+    row = {
+        "step": 1, "row": "r", "key": "r#0", "goal": "a small bag", "group": 0,
+        "messages": [
+            {"role": "user", "content": "a bag"}, {"role": "assistant", "content": "Which size?", "trained": True}
+        ],
+        "futures": [future([way, leaf], leaf - 0.5) for way in (0, 1) for leaf in (0, 1)],
+        "reward": {
+            "total": {"value": 0.7}, "parts": {"main": {"value": 0.5}, "classmate": {"value": 0.2}},
+            "terms": {"verifier": {"value": 0.8}, "token_amount": {"value": -0.3}},
+            "means": {"verifier": {"value": 1.0}, "token_amount": {"value": 30.0}}, "extrinsic": 0.8, "intrinsic": -0.3,
+        },
+        "credit": [
+            {"start": 2, "stop": 4, "parts": ["main"], "advantage": 0.5},
+            {"start": 4, "stop": 6, "parts": ["main", "classmate"], "advantage": -0.25},
+        ],
+    }  # fmt: skip
+    write_lines(folder / "rollouts.jsonl", [row])
+    return folder
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_tokens_are_coloured_and_futures_stand_as_a_tree_with_advantages(
+    live: bool, tmp_path: Path, visit: Open
+) -> None:
+    run = token_run(tmp_path / "run")
+
+    def look(address: str) -> None:
+        page = visit(address + "#conversations")
+        page.wait_for_selector(".passage .tint")
+        assert texts(page, ".passage .tint") == ["Which", " size", "?", "<end>"]
+        kinds = page.locator(".passage .tint").evaluate_all("all => all.map((e) => e.className.trim())")
+        assert kinds == ["tint plus", "tint plus", "tint minus extra", "tint minus extra"]
+        page.hover(".passage .tint >> nth=1")
+        told = page.inner_text(".tokeninfo")
+        assert "token 3 (id 6)" in told and "log-probability −4" in told and "advantage +0.5" in told
+        page.click("[data-colour=logprob]")
+        dark = page.locator(".passage .tint").evaluate_all(
+            "all => all.map((e) => e.style.getPropertyValue('--strength'))"
         )
-        told = await tab.evaluate("document.querySelector('.tip').innerText")
-        assert "step 60" in told and "multiturn" in told and "single-reply" in told
-        await tab.evaluate("document.querySelector('.bar input[type=checkbox]').click()")
-        assert await tab.evaluate(f"{plot}.querySelectorAll('path.raw').length") == 2
+        assert [float(value) for value in dark] == [0.02, 0.8, 0.1, 0.0]
+        page.click("[data-colour=part]")
+        assert "main + classmate" in page.inner_text(".colours")
+        assert "colour=part" in page.evaluate("location.hash")
+        page.keyboard.press("o")
+        assert texts(page, ".tree .future > summary b") == [
+            "Branch 1", "Future 1.1", "Future 1.2", "Branch 2", "Future 2.1", "Future 2.2"
+        ]  # fmt: skip
+        assert page.locator("text=turn of way 0").count() == 1, "what branches share is told once"
+        marks = texts(page, ".tree .turn.assistant .who .plus-text, .tree .turn.assistant .who .minus-text")
+        assert [mark.split()[1] for mark in marks] == ["+0.25", "−0.5", "+0.5", "−0.75", "−0.5", "+0.5"]
+        assert "what was achieved +0.8, how it was said −0.3, classmate +0.2" in page.inner_text(".reward")
+        penalised = page.locator(".tree .barrow", has_text="token_amount").locator(".fill").first
+        assert "minus" in (penalised.get_attribute("class") or ""), "more of what is penalised is not green"
 
-        await tab.evaluate("document.querySelector('[data-tab=conversations]').click()")
-        assert await tab.evaluate("document.querySelectorAll('.list .chip').length") == 16
-        assert await tab.evaluate("document.querySelectorAll('.reading .turn.trained').length") == 1
-        assert await tab.evaluate("document.querySelectorAll('.reading .future').length") >= 2
-        assert "hidden thought" in await tab.evaluate("document.querySelector('.reading').innerText")
-        await tab.evaluate("document.querySelector('.controls input[type=checkbox]').click()")
-        left = await tab.evaluate("document.querySelectorAll('.list .chip').length")
-        assert 0 < left < 16
-
-        await tab.evaluate("document.querySelector('[data-tab=recipe]').click()")
-        assert "samples: 3" in await tab.evaluate("document.querySelector('.recipe').innerText")
-
-    in_page(write_report(synthetic_run), tmp_path / "profile", visit)
-
-
-def test_an_address_names_run_step_and_reply_and_bars_are_to_scale(tmp_path: Path) -> None:
-    async def visit(tab: Tab) -> None:
-        async def go(fragment: str) -> str:
-            await tab.evaluate(f"location.hash = {json.dumps(fragment)}")
-            await asyncio.sleep(0.1)
-            return str(await tab.evaluate("document.querySelector('main').innerText"))
-
-        shown = await tab.evaluate("document.querySelector('.reading').innerText")
-        assert "one 3" in shown and "the goal of one" in shown and '"answer": 3' in shown
-        assert await tab.evaluate("location.hash") == "#conversations/one/3/r3%230", "as it was written"
-        assert await tab.evaluate("document.querySelector('.reward .fill').style.width") == "25%", "of the run's widest"
-        assert "two 4" in await go("#conversations/two/4")
-        assert await tab.evaluate("location.hash") == "#conversations/two/4/r4%230"
-        assert "(two, 17, r17#0) is not on this page" in await go("#conversations/two/17/r17%230")
-        await go("#overview")
-        table = await tab.evaluate("document.querySelector('table.runs').innerText")
-        assert "recipe-one" in table and "warm-start: step 300, rl: step 20" in table and "running" in table
-        assert await tab.evaluate("document.querySelector('h1').textContent.trim()") == "runs"
-
-    page = write_report(two_runs(tmp_path / "runs"))
-    in_page(page, tmp_path / "profile", visit, "#conversations/one/3/r3%230")
+    if live:
+        with serving(run) as address:
+            look(address)
+    else:
+        look(write_report(run).as_uri())
 
 
-def address(run: Path, place: int) -> str:
-    """The address of a reply of a run's log."""
-    reply = read_jsonl(run / "rollouts.jsonl")[place]
-    return "#" + "/".join(quote(str(part), "") for part in ("conversations", run.name, reply["step"], reply["key"]))
+def test_a_demonstration_opens_on_its_finding(synthetic_run: Path, visit: Open) -> None:
+    table = json.loads((synthetic_run / "table.json").read_text())
+    chosen = next(row for row in read_jsonl(synthetic_run / "multiturn" / "rollouts.jsonl") if len(row["futures"]) > 1)
+    curve = {"title": "asks", "lines": [{"name": "multiturn", "x": [1, 2], "y": [0.1, 0.9]}]}
+    table |= {"finding": "It learned to ask.", "winner": "multiturn-aware reward", "curve": curve}
+    (synthetic_run / "table.json").write_text(
+        json.dumps(table | {"example": ["multiturn", chosen["step"], chosen["key"]]})
+    )
+    page = visit(write_report(synthetic_run).as_uri())
+    assert page.inner_text("main .card >> nth=0 >> .lead") == "It learned to ask."
+    page.wait_for_selector(".fork .way")
+    assert page.locator(".fork .way").count() == len(chosen["futures"][:3])
+    assert page.locator(".finding .chart[data-title=asks] path.curve").count() == 1
+    assert "multiturn-aware reward" in page.inner_text(".winner")
+    assert "no status" not in page.inner_text("body")
 
 
-def test_hostile_text_is_shown_and_does_not_run(synthetic_run: Path, tmp_path: Path) -> None:
-    async def visit(tab: Tab) -> None:
-        shown = await tab.evaluate("document.querySelector('.reading').innerText")
-        assert "</script><script>window.owned = 1</script><img src=x" in shown
-        assert await tab.evaluate("typeof window.owned") == "undefined"
-        assert await tab.evaluate("document.images.length") == 0
-
-    in_page(write_report(synthetic_run), tmp_path / "profile", visit, address(synthetic_run / "multiturn", -1))
-
-
-def test_nothing_overflows_a_phone(synthetic_run: Path, tmp_path: Path) -> None:
-    async def visit(tab: Tab) -> None:
-        await tab.call("Emulation.setDeviceMetricsOverride", width=375, height=700, deviceScaleFactor=2, mobile=True)
-        for name in ("overview", "curves", "conversations", "recipe"):
-            await tab.evaluate(f"document.querySelector('[data-tab={name}]').click()")
-            assert await tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, name
-
-    in_page(write_report(synthetic_run), tmp_path / "profile", visit)
+@pytest.mark.parametrize("phone", [True, False])
+def test_nothing_overflows_and_axe_finds_no_serious_fault(
+    phone: bool, synthetic_run: Path, classmate_run: Path, visit: Open
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="`pip install axe-playwright-python`")
+    size = {"width": 375, "height": 700} if phone else {"width": 1280, "height": 900}
+    address = write_report(synthetic_run / "multiturn" if phone else classmate_run).as_uri()
+    page = visit(address, viewport=size, color_scheme="dark" if phone else "light", bypass_csp=True)
+    for name in ("overview", "curves", "conversations", "recipe"):
+        tab(page, name)
+        if name == "conversations":
+            page.wait_for_selector(".reading h3")
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, name
+        found = [fault for fault in axe.Axe().run(page).response["violations"] if fault["impact"] in SERIOUS]
+        assert [(fault["id"], fault["nodes"][0]["html"][:200]) for fault in found] == [], name
 
 
-@pytest.mark.parametrize("name", ["recipe.yaml", "metrics.jsonl", "rollouts.jsonl", "table.json", "status.json"])
-def test_a_folder_with_one_file_draws_without_errors(name: str, synthetic_run: Path, tmp_path: Path) -> None:
-    source = synthetic_run / name if (synthetic_run / name).exists() else synthetic_run / "multiturn" / name
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    shutil.copy(source, alone / name)
-
-    async def visit(tab: Tab) -> None:
+def test_a_folder_with_one_file_draws_without_errors(synthetic_run: Path, tmp_path: Path, visit: Open) -> None:
+    for name in ["recipe.yaml", "metrics.jsonl", "rollouts.jsonl", "table.json", "status.json"]:
+        source = synthetic_run / name if (synthetic_run / name).exists() else synthetic_run / "multiturn" / name
+        alone = tmp_path / name.partition(".")[0]
+        alone.mkdir()
+        shutil.copy(source, alone / name)
+        page = visit(write_report(alone).as_uri())
         for tab_name in ("overview", "curves", "conversations", "recipe"):
-            await tab.evaluate(f"document.querySelector('[data-tab={tab_name}]').click()")
-            assert await tab.evaluate("document.querySelector('#panel').childElementCount") == 1
-
-    in_page(write_report(alone), tmp_path / "profile", visit)
+            tab(page, tab_name)
+            assert page.locator("#panel > *").count() == 1
 
 
-def test_sparse_replies_draw_without_errors(tmp_path: Path) -> None:
+def test_sparse_replies_draw_without_errors(tmp_path: Path, visit: Open) -> None:
     rows: list[dict[str, Any]] = [
         {"step": 1},
         {"step": 1, "messages": [{"role": "user", "content": "hi"}], "futures": None, "reward": None},
@@ -234,46 +505,39 @@ def test_sparse_replies_draw_without_errors(tmp_path: Path) -> None:
         },
     ]
     (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = visit(write_report(tmp_path).as_uri() + "#conversations")
+    page.select_option("label:has-text('Step') select", "all")
+    until(page, "document.querySelectorAll('.list .chip').length === 5")
+    for index in range(5):
+        page.locator(".list .chip").nth(index).click()
+        page.wait_for_selector(
+            f".list .chip.open[data-reply='{page.locator('.list .chip').nth(index).get_attribute('data-reply')}']"
+        )
 
-    async def visit(tab: Tab) -> None:
-        await tab.evaluate("for (const s of document.querySelectorAll('.stepper button')) s.click()")
-        count = await tab.evaluate("document.querySelectorAll('.list .chip').length")
-        for index in range(count):
-            await tab.evaluate(f"document.querySelectorAll('.list .chip')[{index}].click()")
 
-    in_page(write_report(tmp_path), tmp_path / "profile", visit, "#conversations")
+def test_a_thought_its_classmates_and_what_its_tokens_earned_are_shown(classmate_run: Path, visit: Open) -> None:
+    logged = read_jsonl(classmate_run / "rollouts.jsonl")[0]
+    place = "/".join(
+        quote(str(part), "") for part in ("conversations", classmate_run.name, logged["step"], logged["key"])
+    )
+    page = visit(write_report(classmate_run).as_uri() + "#" + place)
+    page.wait_for_selector(".classmate")
+    assert texts(page, ".classmate h5 b") == ["smol", "Qwen/Qwen3-0.6B"]
+    asked = [future for future in logged["futures"] if future["cut"]]
+    told = {0.0: "wrong", 1.0: "right", None: "missing: timeout"}
+    assert texts(page, ".classmate .verdict") == [told[future["scores"]["classmate"].get("value")] for future in asked]
+    assert "saw tokens 23 to 36 (14)" in page.inner_text(".classmate h5 >> nth=0")
+    page.evaluate("document.querySelector('.classmate .answer').open = true")
+    assert "####" in page.inner_text(".classmate .answer .says >> nth=0")
+    assert page.locator(".tree .future").count() == 1 and "The reply itself" in page.inner_text(".tree")
+    assert texts(page, ".passage .tint") == [span["text"] for span in logged["credit"]]
+    assert texts(page, ".passage .extra") == [logged["credit"][1]["text"]]
+    assert texts(page, ".parts .barname") == ["main", "classmate", "verifier"]
+    page.click("[data-colour=none]")
+    assert logged["messages"][-1]["note"]["thought"] in page.inner_text(".turn.trained .thought[open]")
 
-
-def test_a_thought_its_classmates_and_what_its_tokens_earned_are_shown(classmate_run: Path, tmp_path: Path) -> None:
-    async def visit(tab: Tab) -> None:
-        reply = json.loads((classmate_run / "rollouts.jsonl").read_text().splitlines()[0])
-        thought = await tab.evaluate("document.querySelector('.turn.trained .thought[open]').innerText")
-        assert reply["messages"][-1]["note"]["thought"] in thought
-        names = await tab.evaluate("[...document.querySelectorAll('.classmate h5 b')].map((e) => e.textContent)")
-        assert names == ["smol", "Qwen/Qwen3-0.6B"]
-        asked = [future for future in reply["futures"] if future["cut"]]
-        marks = await tab.evaluate("[...document.querySelectorAll('.classmate .verdict')].map((e) => e.textContent)")
-        told = {0.0: "wrong", 1.0: "right", None: "missing: timeout"}
-        assert marks == [told[future["scores"]["classmate"].get("value")] for future in asked]
-        assert "saw tokens 23 to 36 (14)" in await tab.evaluate("document.querySelector('.classmate h5').innerText")
-        await tab.evaluate("document.querySelector('.classmate .answer').open = true")
-        assert "####" in await tab.evaluate("document.querySelector('.classmate .answer .says').innerText")
-        assert await tab.evaluate("document.querySelectorAll('.tree .future').length") == 1
-        assert "The reply itself" in await tab.evaluate("document.querySelector('.tree').innerText")
-        tinted = await tab.evaluate("[...document.querySelectorAll('.passage .tint')].map((e) => e.textContent)")
-        assert tinted == [span["text"] for span in reply["credit"]]
-        extra = await tab.evaluate("[...document.querySelectorAll('.passage .extra')].map((e) => e.textContent)")
-        assert extra == [reply["credit"][1]["text"]]
-        parts = await tab.evaluate("[...document.querySelectorAll('.parts .barname')].map((e) => e.textContent)")
-        assert parts == ["main", "classmate", "verifier"]
-
-        await tab.evaluate("document.querySelector('[data-tab=curves]').click()")
-        groups = await tab.evaluate("[...document.querySelectorAll('.group > summary')].map((e) => e.firstChild.data)")
-        assert {"reward", "by part", "by classmate", "classmate"} <= set(groups) and "part" not in groups
-        scores = "[...document.querySelectorAll('.group')].find((e) => e.innerText.startsWith('by classmate'))"
-        assert await tab.evaluate(f"{scores}.querySelectorAll('[data-title=score] path.curve').length") == 2
-        await tab.call("Emulation.setDeviceMetricsOverride", width=375, height=700, deviceScaleFactor=2, mobile=True)
-        await tab.evaluate("document.querySelector('[data-tab=conversations]').click()")
-        assert await tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-
-    in_page(write_report(classmate_run), tmp_path / "profile", visit, address(classmate_run, 0))
+    tab(page, "curves")
+    groups = page.locator(".group > summary").evaluate_all("all => all.map((e) => e.firstChild.data)")
+    assert {"reward", "by part", "by classmate", "classmate"} <= set(groups) and "part" not in groups
+    scores = page.locator(".group", has=page.locator("summary", has_text="by classmate"))
+    assert scores.locator("[data-title=score] path.curve").count() == 2

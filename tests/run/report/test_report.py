@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import os
 import re
+import zlib
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,10 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upshot.cli import view
+from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
 from upshot.core.errors import UserError
+from upshot.rollout.rollout import Rollout
 from upshot.run import report
+from upshot.run.folder import RunFolder
 from upshot.run.report.page import SCRIPTS, embed, render
-from upshot.run.report.report import write_report
+from upshot.run.report.report import MAX_TEXT, ROLLOUT_BYTES, ShownRun, shorten_texts, write_report
 
 ASSETS = Path(report.__file__).parent / "assets"
 
@@ -52,6 +57,11 @@ def embedded(page: Path) -> dict[str, Any]:
     return json.loads(Elements(page.read_text("utf-8")).scripts[0])
 
 
+def replies_of(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """The replies that a page carries of a run."""
+    return [row for packed in run["packed"] for row in json.loads(zlib.decompress(base64.b64decode(packed)))]
+
+
 def test_the_page_has_no_external_references(synthetic_run: Path) -> None:
     text = write_report(synthetic_run).read_text("utf-8")
     elements = Elements(text)
@@ -62,10 +72,11 @@ def test_the_page_has_no_external_references(synthetic_run: Path) -> None:
     }  # fmt: skip
     own = "\n".join((ASSETS / name).read_text("utf-8") for name in [*SCRIPTS, "page.css", "page.html"])
     assert set(re.findall(r"https?://[^\"'\s)]+", own)) == {"http://www.w3.org/2000/svg"}  # a name, never fetched
-    assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|WebSocket|import\(", own)
+    assert not re.search(r"@import|url\(|XMLHttpRequest|WebSocket|import\(", own)
+    assert own.count("fetch(") == own.count("new EventSource(") == 1, "of the live page, from its own server"
     policy = next(attrs["content"] or "" for tag, attrs in elements.tags if "http-equiv" in attrs)
     assert policy.startswith("default-src 'none'") and "unsafe-eval" not in policy
-    assert "script-src 'sha256-" in policy
+    assert "script-src 'sha256-" in policy and "connect-src 'none'" in policy
 
 
 def test_the_script_never_makes_markup_out_of_text() -> None:
@@ -78,7 +89,8 @@ def test_hostile_text_stays_inside_the_data(synthetic_run: Path) -> None:
     elements = Elements(page.read_text("utf-8"))
     assert len(elements.scripts) == 2
     data = embedded(page)
-    hostile = [text for text in data["texts"] if "window.owned" in text]
+    texts = [turn["content"] for run in data["runs"] for row in replies_of(run) for turn in row["messages"]]
+    hostile = [text for text in texts if "window.owned" in text]
     assert hostile and hostile[0].startswith("</script><script>") and hostile[0].endswith("<!-- %DATA%")
     assert "window.owned" not in elements.scripts[1]
 
@@ -159,30 +171,62 @@ def test_a_folder_of_runs_shows_each_with_its_own_title_state_time_and_steps_by_
 
 def test_goal_and_reference_of_a_reply_are_on_the_page(tmp_path: Path) -> None:
     data = embedded(write_report(two_runs(tmp_path / "runs")))
-    first = data["runs"][0]["replies"][0]
-    assert data["texts"][first["goal"]] == "the goal of one" and '"answer": 3' in data["texts"][first["reference"]]
+    first = replies_of(data["runs"][0])[0]
+    assert first["goal"] == "the goal of one" and first["reference"] == {"answer": 3}
 
 
 def test_a_killed_run_still_has_its_report(synthetic_run: Path) -> None:
     data = embedded(write_report(synthetic_run))
     notes = [note for run in data["runs"] for note in run["notes"]]
     assert any("multiturn/rollouts.jsonl: the last line is incomplete" in note for note in notes)
-    assert len(data["runs"][3]["replies"]) == 96
+    assert len(replies_of(data["runs"][3])) == 96
 
 
 def test_a_big_run_stays_under_five_megabytes_and_says_what_is_left_out(
     tmp_path: Path, run_maker: Callable[..., Path]
 ) -> None:
     run = run_maker(tmp_path / "big", steps=400, groups=8, replies=8, every=4)
-    assert sum(path.stat().st_size for path in run.rglob("*.jsonl")) > 20_000_000
+    assert sum(path.stat().st_size for path in run.rglob("*.jsonl")) > 2 * ROLLOUT_BYTES
     page = write_report(run)
     assert page.stat().st_size < 5_000_000
     data = embedded(page)
     for of in data["runs"][2:]:
-        kept = {reply["step"] for reply in of["replies"]}
-        assert {4, 400} <= kept and len(kept) >= 8
-        assert of["counts"]["replies"] == 6400 > len(of["replies"])
+        kept = of["index"]["columns"]["step"]
+        assert {4, 400} <= set(kept) and len(set(kept)) >= 8
+        assert [reply["step"] for reply in replies_of(of)] == kept, "the index says which replies are there"
+        assert of["counts"]["replies"] == 6400 > len(kept)
         assert any("of 6,400 replies" in note for note in of["notes"])
+
+
+def test_long_texts_are_cut_in_the_file_and_say_so() -> None:
+    cut = shorten_texts({"messages": [{"content": "x" * (MAX_TEXT + 5)}], "goal": "short"})
+    assert cut["goal"] == "short" and cut["messages"][0]["content"].endswith(
+        "5 more characters are left out of this file]"
+    )
+
+
+def test_several_folders_are_one_page_with_names_that_tell_them_apart(tmp_path: Path) -> None:
+    first, second = two_runs(tmp_path / "a") / "one", two_runs(tmp_path / "b") / "one"
+    data = embedded(write_report([first, second], tmp_path / "page.html"))
+    assert [run["name"] for run in data["runs"]] == ["a/one", "b/one"] and data["title"] == "one and one"
+    assert [run["experiment"] for run in data["runs"]] == ["a/one", "b/one"], "they name no seed"
+    assert data["runs"][0]["result"] == {"key": "reward/mean", "last": 0.5, "best": 0.5}
+
+
+def test_a_reply_comes_with_its_tokens(tmp_path: Path) -> None:
+    run = ShownRun(RunFolder(two_runs(tmp_path) / "one"), "one")
+    run.follow()
+    assert run.reply(0)["tokens"] == []
+    turn = Sample(context=(1, 2), ids=(5, 6, 7), logprobs=(-0.5, -0.25, 0.0), finish="stop", version=0)
+    second = Sample(context=(3,), ids=(8,), logprobs=(-1.0,), finish="stop", version=0)
+    turns = [Turn(Message("assistant", "…"), sample=turn), Turn(Message("assistant", "…"), sample=second)]
+    reply = Rollout(Conversation(Row("r3", ()), 0, "r3#0", turns))
+    run.folder.write_samples(3, [reply], lambda ids: [f"«{token}ü»" for token in ids])
+    assert run.reply(0)["tokens"] == [
+        {"at": 2, "ids": [5, 6, 7], "pieces": ["«5ü»", "«6ü»", "«7ü»"], "logprobs": [-0.5, -0.25, 0.0]},
+        {"at": 6, "ids": [8], "pieces": ["«8ü»"], "logprobs": [-1.0]},
+    ]
+    assert run.folder.samples(3)["r3#0"] == [turn, second]
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts.jsonl", "status.json", "versions.json", "table.json"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,7 +87,46 @@ def compare_stages(recipe: Recipe, demo: Demonstration, stages: Sequence[Stage],
     demo.tell(f"\nevaluation on {ROWS} held-out openings each")
     table = make_table({name: _evaluate(recipe, path) for name, path in checkpoints.items()}, title)
     table["note"] += f" Seed {recipe.seed};"
+    table |= tell_finding(table["rows"]) | show_asking(demo.root, [name for name, _, _ in stages])
     return demo.finish(recipe, table, whole[-1][0], hint)
+
+
+def tell_finding(rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """What the table says of its last row beside the one before it; nothing where one of them was not measured."""
+    (name, score, _, _, asks, *_), (other, other_score, _, _, other_asks, *_) = rows[-1], rows[-2]
+    if any(isinstance(cell, str) for cell in (score, asks, other_score, other_asks)):
+        return {}
+
+    def share(cell: Mapping[str, float]) -> str:
+        return f"{100 * cell['value']:.0f} %"
+
+    told = f"{name}: {share(asks)} of the ambiguous requests are asked about and {share(score)} end right; "
+    told += f"{other}: {share(other_asks)} and {share(other_score)}."
+    return {"finding": told[0].upper() + told[1:]}
+
+
+def show_asking(root: Path, stages: Sequence[str]) -> dict[str, Any]:
+    """How many replies to ambiguous openings asked, step by step; and one of the last stage that did, as an example."""
+    from upshot.core.files import read_jsonl
+    from upshot.run.folder import ROLLOUTS
+    from upshot.tasks.slots import asked_slots
+
+    lines, example = [], None
+    for name in stages:
+        folder = name.replace(" ", "-")
+        asked: dict[int, list[bool]] = {}
+        for reply in read_jsonl(root / folder / ROLLOUTS):
+            own = [message for message in reply["messages"][reply["opening"] :] if message["role"] == "assistant"]
+            if reply["groups"].get("opening") != "ambiguous" or reply["opening"] > 1 or not own:
+                continue
+            asks = bool(asked_slots(own[0]["content"]))
+            asked.setdefault(reply["step"], []).append(asks)
+            futures = [future for future in reply["futures"] if future["messages"]]
+            if asks and len(own) == 1 and len(futures) > 1:
+                example = [folder, reply["step"], reply["key"]]
+        lines.append({"name": name, "x": [*asked], "y": [sum(own) / len(own) for own in asked.values()]})
+    curve = {"title": "asks, ambiguous first requests", "lines": lines}
+    return {"curve": curve} | ({"example": example} if example else {})
 
 
 def _evaluate(recipe: Recipe, checkpoint: Path) -> list[OpeningOutcome]:

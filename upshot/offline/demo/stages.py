@@ -64,6 +64,7 @@ class Demonstration:
         """Write the table and the report, and show them, with one row in bold."""
         from upshot.run.report.report import write_report
 
+        table["winner"] = strong
         table["note"] += f" {time.monotonic() - self.started:.0f} s in all."
         (self.root / "table.json").write_text(json.dumps(table, indent=2))
         (self.root / "recipe.yaml").write_text(dump_recipe(recipe))

@@ -7,44 +7,91 @@ at that step.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from upshot.run.report.lines import SkippedLines, number, read_objects, shorten
+from upshot.run.report.lines import LogTail, number, shorten
 
 NOT_METRICS = {"step", "phase"}
 
 Point = tuple[float, float | None]
+Points = dict[str, dict[str, dict[float, float | None]]]
 
 
-@dataclass(slots=True)
 class Curves:
-    """All numeric metrics of one run: phase → key → points in step order."""
+    """All numeric metrics of one run, by phase and key; grows with its log."""
 
-    series: dict[str, dict[str, list[Point]]] = field(default_factory=dict)
-    rows: int = 0
-    last_steps: dict[str, float] = field(default_factory=dict)
-    """The last step of each phase: they count anew."""
-    rewritten: int = 0
-    """Points logged again for the same phase and step (a resumed run); the later value is kept."""
-    not_finite: int = 0
-    """Values that were NaN or infinite; shown as missing."""
-    skipped: SkippedLines = field(default_factory=SkippedLines)
+    def __init__(self, path: Path) -> None:
+        self.log = LogTail(path)
+        self._clear()
+
+    def _clear(self) -> None:
+        self.rows = 0
+        self.last_steps: dict[str, float] = {}
+        """The last step of each phase: they count anew."""
+        self.rewritten = 0
+        """Points logged again for the same phase and step (a resumed run); the later value is kept."""
+        self.not_finite = 0
+        """Values that were NaN or infinite; shown as missing."""
+        self._points: Points = defaultdict(lambda: defaultdict(dict))
+
+    def follow(self) -> bool:
+        """Read what the log has more; whether that is anything."""
+        before = self.rows
+        again = self.log.is_rewritten()
+        if again:
+            self._clear()
+        for _, _, row in self.log.read():
+            self._add(row)
+        return again or self.rows != before
+
+    def _add(self, row: dict[str, Any]) -> None:
+        step = number(row.get("step"))
+        if step is None:
+            step = float(self.rows)
+        self.rows += 1
+        phase = str(row.get("phase") or "")
+        self.last_steps[phase] = max(step, self.last_steps.get(phase, step))
+        of_phase = self._points[phase]
+        for key, cell in row.items():
+            if key in NOT_METRICS or not _is_metric(cell):
+                continue
+            value = number(cell)
+            self.not_finite += value is None and cell is not None
+            self.rewritten += step in of_phase[key]
+            of_phase[key][step] = value
+
+    @property
+    def series(self) -> dict[str, dict[str, list[Point]]]:
+        """Phase → key → points in step order."""
+        return {
+            phase: {key: sorted((_zeros(key, keys) | by_step).items()) for key, by_step in keys.items()}
+            for phase, keys in self._points.items()
+        }
+
+    def last(self, key: str) -> float | None:
+        """The newest value of a metric that is not missing; None when there is none."""
+        found = [value for keys in self._points.values() for value in keys.get(key, {}).values() if value is not None]
+        return found[-1] if found else None
+
+    def best(self, key: str) -> float | None:
+        """The best value of a metric: of a loss the lowest, else the highest."""
+        found = [value for keys in self._points.values() for value in keys.get(key, {}).values() if value is not None]
+        return (min if "loss/" in key else max)(found, default=None)
 
     def names(self) -> list[tuple[str, str]]:
         """Every curve as (phase, key)."""
-        return [(phase, key) for phase, of_phase in self.series.items() for key in of_phase]
+        return [(phase, key) for phase, of_phase in self._points.items() for key in of_phase]
 
     def total(self, key: str) -> float | None:
         """The sum of a metric over all steps and phases; None when it was never logged."""
-        found = [value for keys in self.series.values() for _, value in keys.get(key, []) if value is not None]
+        found = [value for keys in self._points.values() for value in keys.get(key, {}).values() if value is not None]
         return sum(found) if found else None
 
     def missing_reasons(self) -> dict[str, float]:
         """How often each reason of the `missing/<reason>` metrics was counted in the whole run, most frequent first."""
-        keys = sorted({key for keys in self.series.values() for key in keys if key.startswith("missing/")})
+        keys = sorted({key for keys in self._points.values() for key in keys if key.startswith("missing/")})
         totals = {key.removeprefix("missing/"): self.total(key) for key in keys}
         counted = {reason: total for reason, total in totals.items() if total}
         return dict(sorted(counted.items(), key=lambda item: -item[1]))
@@ -52,37 +99,14 @@ class Curves:
 
 def read_curves(path: Path) -> Curves:
     """Read a metrics file."""
-    curves = Curves()
-    points: dict[str, dict[str, dict[float, float | None]]] = defaultdict(lambda: defaultdict(dict))
-    for _, _, row in read_objects(path, curves.skipped):
-        step = number(row.get("step"))
-        if step is None:
-            step = float(curves.rows)
-        curves.rows += 1
-        phase = str(row.get("phase") or "")
-        curves.last_steps[phase] = max(step, curves.last_steps.get(phase, step))
-        of_phase = points[phase]
-        for key, cell in row.items():
-            if key in NOT_METRICS or not _is_metric(cell):
-                continue
-            value = number(cell)
-            curves.not_finite += value is None and cell is not None
-            curves.rewritten += step in of_phase[key]
-            of_phase[key][step] = value
-    _fill_counts(points)
-    curves.series = {
-        phase: {key: sorted(by_step.items()) for key, by_step in keys.items()} for phase, keys in points.items()
-    }
+    curves = Curves(path)
+    curves.follow()
     return curves
 
 
-def _fill_counts(points: dict[str, dict[str, dict[float, float | None]]]) -> None:
+def _zeros(key: str, keys: Mapping[str, Mapping[float, float | None]]) -> dict[float, float | None]:
     """Zero where nothing was missing: `missing/<reason>` counts are logged only at steps where the reason occurred."""
-    for of_phase in points.values():
-        counted = of_phase.get("reward/missing", {})
-        for key in of_phase:
-            if key.startswith("missing/"):
-                of_phase[key].update({step: 0.0 for step in counted if step not in of_phase[key]})
+    return dict.fromkeys(keys.get("reward/missing", ()), 0.0) if key.startswith("missing/") else {}
 
 
 def _is_metric(cell: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Reading `.jsonl` files that a killed run may have left half written.
+"""Reading `.jsonl` files that a run is still writing, or that a killed one left half written.
 
 A line that is no JSON object is skipped and counted, never fatal; whoever reads says on the page what was skipped.
 """
@@ -6,12 +6,13 @@ A line that is no JSON object is skipped and counted, never fatal; whoever reads
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from upshot.core.files import iter_jsonl
+from upshot.core.files import parse_json_line
 
 
 @dataclass(slots=True)
@@ -32,18 +33,49 @@ class SkippedLines:
         return f"{name}: {'; '.join(said)}." if said else None
 
 
-def read_objects(path: Path, skipped: SkippedLines) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Byte offset, byte length and object of every readable line; the others go into `skipped`."""
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        for line in iter_jsonl(file):
-            if line.row is not None:
-                yield line.offset, len(line.data), line.row
-            elif line.torn:
-                skipped.cut = True
-            else:
-                skipped.lines.append(line.number)
+@dataclass(slots=True)
+class LogTail:
+    """Where a growing log has been read to. A log that was rewritten (a resumed run drops lines) is read again."""
+
+    path: Path
+    end: int = 0
+    """Bytes that were read."""
+    number: int = 0
+    """Lines that were read."""
+    file: tuple[int, int] | None = None
+    """Device and inode: a rewritten log is another file."""
+    skipped: SkippedLines = field(default_factory=SkippedLines)
+
+    def is_rewritten(self) -> bool:
+        """Whether what was read is no longer what the log says; from now on it is read from its beginning."""
+        found = self.path.stat() if self.path.is_file() else None
+        file = (found.st_dev, found.st_ino) if found else None
+        again = self.file is not None and (file != self.file or found is None or found.st_size < self.end)
+        if again:
+            self.end = self.number = 0
+            self.skipped = SkippedLines()
+        self.file = file
+        return again
+
+    def read(self, seconds: float = math.inf) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        """Byte offset, byte length and object of every readable line that is new; at most for so long."""
+        if not self.path.is_file():
+            return
+        until = time.monotonic() + seconds
+        with self.path.open("rb") as file:
+            file.seek(self.end)
+            for data in file:
+                row = parse_json_line(data) if data.strip() else None
+                self.skipped.cut = row is None and bool(data.strip()) and not data.endswith(b"\n")
+                if self.skipped.cut:
+                    return
+                offset, self.end, self.number = self.end, self.end + len(data), self.number + 1
+                if row is not None:
+                    yield offset, len(data), row
+                elif data.strip():
+                    self.skipped.lines.append(self.number)
+                if time.monotonic() > until:
+                    return
 
 
 def number(value: Any) -> float | None:

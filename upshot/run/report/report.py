@@ -1,20 +1,25 @@
-"""Run folder → `report.html`: one calm page with the curves, the conversations and what is missing.
+"""Run folders → what the page shows of them, and `report.html`: the page in one file.
 
-It reads what is there: a running, finished or killed run, or a folder of runs side by side. It keeps the page small
-enough to mail (about 5 MB) and says on the page what was left out. It does not follow a run live; write it again.
+It reads what is there: running, finished or killed runs, one or many. The file stays small enough to mail (about 5 MB)
+and says what was left out; the page that follows runs while they train is `server.py`, of the same data.
 """
 
 from __future__ import annotations
 
+import base64
 import json
-from dataclasses import dataclass, field
+import math
+import zlib
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from os.path import commonpath
 from pathlib import Path
 from typing import Any
 
 from upshot.core.errors import UserError
 from upshot.core.files import write_atomic
 from upshot.core.version import __version__
+from upshot.run import samples
 from upshot.run.folder import (
     METRICS,
     RECIPE,
@@ -29,12 +34,15 @@ from upshot.run.folder import (
     moment,
 )
 from upshot.run.report import curves as curves_of
-from upshot.run.report import rollouts as rollouts_of
+from upshot.run.report.compare import differences, experiments, result_of, settings_of
 from upshot.run.report.lines import number
-from upshot.run.report.page import render
+from upshot.run.report.page import dump, render
+from upshot.run.report.replies import ReplyIndex
 
-ROLLOUT_BYTES = 3_200_000
-"""For conversations, all runs together."""
+ROLLOUT_BYTES = 12_000_000
+"""For conversations, all runs together, before they are packed: to about a quarter, in most logs to a tenth."""
+MAX_TEXT = 12_000
+"""Characters of one text in a page of one file."""
 POINTS = 120_000
 """For curves, all runs together."""
 FEWEST_POINTS, MOST_POINTS = 30, 600
@@ -46,15 +54,26 @@ DEPTH = 3
 """How deep runs are looked for below the folder that is shown."""
 
 
-@dataclass(slots=True)
 class ShownRun:
     """A run folder on the page. Every file of it is optional; one that cannot be read becomes a sentence."""
 
-    folder: RunFolder
-    name: str
-    """Path below the folder that was opened; the opened folder's own name for itself."""
-    notes: list[str] = field(default_factory=list)
-    """What could not be read or was left out, in sentences."""
+    def __init__(self, folder: RunFolder, name: str) -> None:
+        self.folder = folder
+        self.name = name
+        """Path below the folder that was opened; the opened folder's own name for itself."""
+        self.curves = curves_of.Curves(folder.path / METRICS)
+        self.replies = ReplyIndex(folder.path / ROLLOUTS)
+        self.notes: list[str] = []
+        """What of the small files could not be read, in sentences."""
+        self._stamps: tuple[object, ...] = ()
+        self._step_samples: tuple[object, dict[str, Any]] = (None, {})
+        """Where somebody looked last."""
+
+    def follow(self, seconds: float = math.inf) -> tuple[bool, bool]:
+        """Read what is new: whether the curves or the small files are others, and whether there are more replies."""
+        stamps = tuple(_stamp(self.folder.path / name) for name in (STATUS, TABLE, RECIPE, VERSIONS))
+        small, self._stamps = stamps != self._stamps, stamps
+        return self.curves.follow() or small, self.replies.follow(seconds)
 
     def read_object(self, name: str) -> dict[str, Any]:
         """The object in one of the folder's JSON files; empty when there is none."""
@@ -102,14 +121,131 @@ class ShownRun:
         runs = status.get("state") == "running" and written is not None and log.is_file()
         return stated + max(0.0, log.stat().st_mtime - (written or 0.0)) if runs else stated
 
+    def reply(self, at: int) -> dict[str, Any]:
+        """A reply as it was logged, with its tokens: the pieces and log-probabilities of each of the policy's turns."""
+        row = self.replies.read(at)
+        file = samples.file_of(self.folder.path, int(number(row.get("step")) or 0))
+        stamp = (file, _stamp(file))
+        if self._step_samples[0] != stamp:
+            self._step_samples = stamp, samples.spell(file) if file.is_file() else {}
+        return row | {"tokens": self._step_samples[1].get(str(row.get("key")), [])}
 
-def write_report(run: Path, out: Path | None = None) -> Path:
-    """Write the report of a run folder (to `report.html` in it, or to `out`) and return its path."""
-    run = Path(run)
-    if not run.is_dir():
-        raise UserError(f"no run folder at '{run}'; give the folder that `upshot train` or `upshot demo` printed")
-    data = collect(run)
-    target = Path(out) if out is not None else run / REPORT
+    def pack(self, limit: int, room: int) -> dict[str, Any]:
+        """Everything of the run but its replies, as JSON; at most `room` curves, of `limit` points."""
+        self.notes = []
+        recipe, versions, status = self.read_recipe(), self.read_object(VERSIONS), self.read_object(STATUS)
+        seconds = self.seconds(status)
+        return {
+            "name": self.name,
+            "title": title_of(recipe, self.folder.path),
+            "status": status,
+            "started": self.folder.started,
+            "seconds": seconds if seconds is not None else self.curves.total("time/step"),
+            "missing_logged": self.curves.missing_reasons(),
+            "versions": versions,
+            "recipe": recipe,
+            "table": self.read_table(),
+            "result": result_of(self.curves),
+            "curves": self._pack_curves(limit, room),
+        } | self._pack_counts()
+
+    def _pack_curves(self, limit: int, room: int) -> dict[str, Any]:
+        log, series = self.curves, self.curves.series
+        wanted = [(phase, key, points) for phase, keys in series.items() for key, points in keys.items()]
+        longest = max((len(points) for _, _, points in wanted), default=0)
+        told = [
+            log.log.skipped.sentence("metrics.jsonl"),
+            longest > limit and f"metrics.jsonl: curves of more than {limit} points are thinned (extremes are kept).",
+            len(wanted) > room and f"metrics.jsonl: {len(wanted) - room:,} of {len(wanted):,} curves are left out.",
+            log.rewritten and f"metrics.jsonl: {log.rewritten:,} values were logged twice (resumed); the later count.",
+            log.not_finite and f"metrics.jsonl: {log.not_finite:,} values were NaN or infinite; shown as missing.",
+        ]
+        self.notes += [f"{self.name}/{sentence}" for sentence in told if isinstance(sentence, str)]
+        return curves_of.pack(wanted[:room], limit) | {"rows": log.rows, "steps_by_phase": log.last_steps}
+
+    def _pack_counts(self) -> dict[str, Any]:
+        index = self.replies
+        sentence = index.log.skipped.sentence("rollouts.jsonl")
+        reasons = index.reasons.most_common()
+        return {
+            "notes": [*self.notes, *([f"{self.name}/{sentence}"] if sentence else [])],
+            "counts": {"replies": len(index), "futures": index.futures, "steps": len(set(index.columns["step"]))},
+            "scales": index.scales,
+            "missing": [
+                {"what": what, "reason": reason, "count": count, "of": index.scored[what]}
+                for (what, reason), count in reasons[:MAX_REASONS]
+            ],
+            "more_reasons": [max(0, len(reasons) - MAX_REASONS), sum(count for _, count in reasons[MAX_REASONS:])],
+        }
+
+
+class ShownRuns:
+    """All runs in and below some folders, found again when there are more."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self.roots = [Path(root) for root in roots]
+        for root in self.roots:
+            if not root.is_dir():
+                raise UserError(
+                    f"no run folder at '{root}'; give the folder that `upshot train` or `upshot demo` printed"
+                )
+        self.runs: dict[str, ShownRun] = {}
+        self.look()
+        if not self.runs:
+            raise UserError(
+                f"'{self.roots[0]}' is not a run folder: it holds none of metrics.jsonl, rollouts.jsonl, recipe.yaml, "
+                "status.json"
+            )
+
+    def look(self) -> None:
+        """Find runs that have begun since, and lose those that are gone."""
+        found = {run.path: run for root in self.roots for run in find_shown(root, DEPTH)}
+        paths = [path.resolve() for path in found]
+        base = self.roots[0] if len(self.roots) == 1 else Path(commonpath(paths)) if paths else Path()
+        names = {self._name(path, base): run for path, run in found.items()}
+        self.runs = {name: self.runs.get(name) or ShownRun(run, name) for name, run in names.items()}
+
+    def _name(self, path: Path, base: Path) -> str:
+        if len(self.roots) == 1:
+            return path.relative_to(base).as_posix() if path != base else path.resolve().name
+        within = path.resolve().relative_to(base)
+        return within.as_posix() if within.parts else path.resolve().name
+
+    def pack(self) -> dict[str, Any]:
+        """Everything the page shows but the replies, as JSON."""
+        total = sum(len(run.curves.names()) for run in self.runs.values())
+        limit = max(FEWEST_POINTS, min(MOST_POINTS, POINTS // max(1, total)))
+        packed: list[dict[str, Any]] = []
+        room = MAX_CURVES
+        for run in self.runs.values():
+            packed.append(run.pack(limit, room))
+            room -= len(packed[-1]["curves"]["curves"])
+        settings = [settings_of(run["recipe"]) for run in packed]
+        for one, experiment in zip(packed, experiments(settings, list(self.runs)), strict=True):
+            one["experiment"] = experiment
+        own = len(self.roots) == 1 and (is_shown(self.roots[0]) or len(packed) == 1)
+        names = [root.resolve().name for root in self.roots]
+        return {
+            "title": packed[0]["title"] if own else " and ".join(names) if len(names) < 4 else f"{len(names)} runs",
+            "own": own,
+            "written": datetime.now(UTC).isoformat(timespec="seconds"),
+            "upshot": __version__,
+            "runs": packed,
+            "differences": differences(settings),
+        }
+
+
+def write_report(run: Path | Sequence[Path], out: Path | None = None) -> Path:
+    """Write the page of a run folder or of several (to `report.html` in the first, or to `out`); returns its path."""
+    roots = [Path(run)] if isinstance(run, str | Path) else [Path(one) for one in run]
+    shown = ShownRuns(roots)
+    for one in shown.runs.values():
+        one.follow()
+    data = shown.pack()
+    budget = ROLLOUT_BYTES // max(1, sum(len(one.replies) > 0 for one in shown.runs.values()))
+    for one, packed in zip(shown.runs.values(), data["runs"], strict=True):
+        packed |= _embed_replies(one, budget, packed["notes"])
+    target = Path(out) if out is not None else roots[0] / REPORT
     page = render(f"{data['title']} · Upshot", data)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -119,38 +255,31 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     return target
 
 
-def collect(root: Path) -> dict[str, Any]:
-    """Everything the page shows, as JSON."""
-    found = find_shown(root, DEPTH)
-    if not found:
-        raise UserError(
-            f"'{root}' is not a run folder: it holds none of metrics.jsonl, rollouts.jsonl, recipe.yaml, status.json"
+def _embed_replies(run: ShownRun, budget: int, notes: list[str]) -> dict[str, Any]:
+    """The chosen replies of a run: their index, and each step's packed on its own, so that none is unpacked in vain."""
+    index = run.replies
+    chosen = index.choose(budget)
+    steps = [index.columns["step"][at] for at in chosen]
+    if len(chosen) < len(index):
+        notes.append(
+            f"{run.name}/rollouts.jsonl: this file holds {len(chosen):,} of {len(index):,} replies, "
+            f"from {len(set(steps)):,} of {len(set(index.columns['step'])):,} steps "
+            "(first, last and evenly spaced; within a step the first prompt groups). `upshot view` shows all."
         )
-    names = [run.path.relative_to(root).as_posix() if run.path != root else root.resolve().name for run in found]
-    runs = [ShownRun(run, name) for run, name in zip(found, names, strict=True)]
-    with_rollouts = [run for run in found if (run.path / ROLLOUTS).is_file()]
-    budget = ROLLOUT_BYTES // max(1, len(with_rollouts))
-    logs = [curves_of.read_curves(run.path / METRICS) for run in found]
-    total = sum(len(log.names()) for log in logs)
-    limit = max(FEWEST_POINTS, min(MOST_POINTS, POINTS // max(1, total)))
-    texts = rollouts_of.TextTable()
     packed = []
-    room = MAX_CURVES
-    for run, log in zip(runs, logs, strict=True):
-        curves = _curves(run, log, limit, room)
-        room -= len(curves["curves"])
-        packed.append(_head(run, log) | {"curves": curves} | _rollouts(run, budget, texts) | {"notes": run.notes})
-    if texts.cut:
-        runs[0].notes.append(f"{texts.cut:,} texts were longer than {rollouts_of.MAX_TEXT:,} characters and are cut.")
-    alone = is_shown(root) or len(runs) == 1
-    return {
-        "title": packed[0]["title"] if alone else root.resolve().name,
-        "own": alone,
-        "written": datetime.now(UTC).isoformat(timespec="seconds"),
-        "upshot": __version__,
-        "runs": packed,
-        "texts": texts.all,
-    }
+    for step in dict.fromkeys(steps):
+        rows = [shorten_texts(run.reply(at)) for at, of in zip(chosen, steps, strict=True) if of == step]
+        packed.append(base64.b64encode(zlib.compress(dump(rows).encode(), 9)).decode())
+    return {"index": index.chunk(wanted=chosen), "packed": packed}
+
+
+def shorten_texts(value: Any) -> Any:
+    """The same with every text cut that is longer than a page of one file should carry, and a word where."""
+    if isinstance(value, str) and len(value) > MAX_TEXT:
+        return f"{value[:MAX_TEXT]}\n… [{len(value) - MAX_TEXT:,} more characters are left out of this file]"
+    if isinstance(value, dict):
+        return {key: shorten_texts(inner) for key, inner in value.items()}
+    return [shorten_texts(inner) for inner in value] if isinstance(value, list) else value
 
 
 def title_of(recipe: str | None, folder: Path) -> str:
@@ -161,59 +290,6 @@ def title_of(recipe: str | None, folder: Path) -> str:
     return folder.resolve().name
 
 
-def _head(run: ShownRun, log: curves_of.Curves) -> dict[str, Any]:
-    recipe, versions, status = run.read_recipe(), run.read_object(VERSIONS), run.read_object(STATUS)
-    seconds = run.seconds(status)
-    return {
-        "name": run.name,
-        "title": title_of(recipe, run.folder.path),
-        "status": status,
-        "started": run.folder.started,
-        "seconds": seconds if seconds is not None else log.total("time/step"),
-        "missing_logged": log.missing_reasons(),
-        "versions": versions,
-        "recipe": recipe,
-        "table": run.read_table(),
-    }
-
-
-def _curves(run: ShownRun, log: curves_of.Curves, limit: int, room: int) -> dict[str, Any]:
-    wanted = [(phase, key, log.series[phase][key]) for phase, key in log.names()]
-    packed = curves_of.pack(wanted[:room], limit)
-    longest = max((len(points) for _, _, points in wanted), default=0)
-    said = [
-        log.skipped.sentence("metrics.jsonl"),
-        longest > limit and f"metrics.jsonl: curves of more than {limit} points are thinned (extremes are kept).",
-        len(wanted) > room and f"metrics.jsonl: {len(wanted) - room:,} of {len(wanted):,} curves are left out.",
-        log.rewritten and f"metrics.jsonl: {log.rewritten:,} values were logged twice (resumed); the later ones count.",
-        log.not_finite and f"metrics.jsonl: {log.not_finite:,} values were NaN or infinite; shown as missing.",
-    ]
-    run.notes += [f"{run.name}/{sentence}" for sentence in said if isinstance(sentence, str)]
-    return packed | {"rows": log.rows, "steps_by_phase": log.last_steps}
-
-
-def _rollouts(run: ShownRun, budget: int, texts: rollouts_of.TextTable) -> dict[str, Any]:
-    path = run.folder.path / ROLLOUTS
-    found = rollouts_of.survey(path)
-    chosen = rollouts_of.choose(found.steps, budget)
-    lines = [line for step in chosen.values() for line in step]
-    replies = [rollouts_of.pack(row, texts) for row in rollouts_of.load(path, lines)] if lines else []
-    sentence = found.skipped.sentence("rollouts.jsonl")
-    if sentence:
-        run.notes.append(f"{run.name}/{sentence}")
-    if len(lines) < found.replies:
-        run.notes.append(
-            f"{run.name}/rollouts.jsonl: this page holds {len(lines):,} of {found.replies:,} replies, "
-            f"from {len(chosen):,} of {len(found.steps):,} steps "
-            "(first, last and evenly spaced; within a step the first prompt groups)."
-        )
-    reasons = found.missing.most_common()
-    return {
-        "replies": replies,
-        "counts": {"replies": found.replies, "futures": found.futures, "steps": len(found.steps)},
-        "missing": [
-            {"what": what, "reason": reason, "count": count, "of": found.scored[what]}
-            for (what, reason), count in reasons[:MAX_REASONS]
-        ],
-        "more_reasons": [max(0, len(reasons) - MAX_REASONS), sum(count for _, count in reasons[MAX_REASONS:])],
-    }
+def _stamp(path: Path) -> object:
+    found = path.stat() if path.is_file() else None
+    return found and (found.st_mtime_ns, found.st_size, found.st_ino)

@@ -81,4 +81,4 @@ def open_run_writer(recipe: Recipe, folder: RunFolder, reporter: Reporter) -> Ve
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     renderer = Renderer(load_tokenizer(recipe.model.path), recipe.model.template_options)
     follower = Follower(folder.path / "verl" / PROJECT / f"{recipe.name}.jsonl")
-    return VerlRunWriter(recipe, folder, follower, task, renderer.decode_all, reporter)
+    return VerlRunWriter(recipe, folder, follower, task, renderer.pieces, reporter)

@@ -7,13 +7,13 @@ ready then. They are written before the step's line, so a line in metrics.jsonl 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from upshot.config.phases import phases_of
 from upshot.config.recipe import Recipe
 from upshot.run.folder import RunFolder
 from upshot.run.reporter import Reporter
+from upshot.run.samples import Pieces
 from upshot.run.trackers import make_trackers
 from upshot.run.writer import Writer
 from upshot.tasks.base import Task
@@ -31,7 +31,7 @@ class VerlRunWriter:
         folder: RunFolder,
         follower: Follower,
         task: Task,
-        spell: Callable[[Sequence[int]], str],
+        pieces: Pieces,
         reporter: Reporter | None = None,
     ) -> None:
         self.recipe = recipe
@@ -40,7 +40,7 @@ class VerlRunWriter:
         self.reporter = reporter or Reporter()
         self.phase = recipe.train.method
         trackers = make_trackers(recipe.trackers, folder.path, recipe.model_dump(mode="json"))
-        self.writer = Writer(recipe, folder, self.reporter, task, spell, trackers)
+        self.writer = Writer(recipe, folder, self.reporter, task, pieces, trackers)
         self._last = time.perf_counter()
 
     def begin(self, steps: int, done: int) -> None:

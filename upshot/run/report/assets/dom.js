@@ -1,7 +1,6 @@
 // Elements, numbers and colours. All text goes through text nodes: nothing from a transcript is ever parsed as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
-const data = JSON.parse(document.getElementById("data").textContent);
 
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
@@ -56,4 +55,26 @@ const dash = (index) => ["", "6 3", "2 3", "8 3 2 3"][Math.floor(index / 6) % 4]
 const scoreValue = (score) => (isNumber(score) ? score : score && isNumber(score.value) ? score.value : null);
 const whyMissing = (score) =>
   scoreValue(score) !== null ? null : (score && score.missing) || "no value and no reason in the log";
+const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 const plain = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 1));
+
+// Saves a text as a file of the reader's.
+function save(name, type, text) {
+  const address = URL.createObjectURL(new Blob([text], { type }));
+  h("a", { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 1000);
+}
+
+const THEMES = { auto: "light dark", light: "light", dark: "dark" };
+function remembered(name) {
+  try { return localStorage.getItem(name); } catch { return null; } // a file, or a browser that keeps nothing
+}
+function setTheme(name) {
+  document.documentElement.style.colorScheme = THEMES[name] || THEMES.auto;
+  document.documentElement.dataset.theme = THEMES[name] ? name : "auto";
+  try { localStorage.setItem("upshot-theme", name); } catch { /* it holds for this visit */ }
+}
+const nextTheme = () => {
+  const names = Object.keys(THEMES);
+  setTheme(names[(names.indexOf(document.documentElement.dataset.theme) + 1) % names.length]);
+};

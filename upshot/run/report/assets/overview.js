@@ -3,50 +3,36 @@
 const STATES = { finished: "good", running: "busy", stopped: "bad", failed: "bad", killed: "bad" };
 
 function statusPill(status) {
-  const state = String(status.state || "no status");
+  const state = String(status.state);
   return h("span", { class: `pill ${STATES[state] || ""}` }, h("i", { class: "dot" }), state);
 }
 
 function header() {
+  const runs = logged();
   const first = data.runs[0];
   const seconds = (data.own ? first.seconds : null) ?? (data.runs.reduce((sum, run) => sum + (run.seconds || 0), 0) || null);
-  const replies = data.runs.reduce((sum, run) => sum + run.counts.replies, 0);
-  const futures = data.runs.reduce((sum, run) => sum + run.counts.futures, 0);
-  const logged = data.runs.filter((run) => run.curves.rows > 0 || run.counts.replies > 0).length;
+  const replies = runs.reduce((sum, run) => sum + Math.max(run.counts.replies, indexOf(run.name).count), 0);
+  const futures = runs.reduce((sum, run) => sum + run.counts.futures, 0);
   const facts = [
     lasting(seconds),
-    logged > 1 && `${logged} runs`,
-    logged <= 1 && stepsOf(data.runs.find((run) => Object.keys(run.curves.steps_by_phase).length)),
+    runs.length > 1 && `${runs.length} runs`,
+    runs.length === 1 && stepsOf(runs[0]),
     replies > 0 && count(replies, "reply", "replies"),
     futures > 0 && count(futures, "future"),
   ].filter(Boolean);
   const status = data.own ? first.status : {};
+  const left = status.state === "running" && isNumber(status.eta_seconds) && lasting(status.eta_seconds);
   const versions = Object.keys(first.versions).length ? first.versions : data.runs.find((run) => Object.keys(run.versions).length)?.versions || {};
   const extra = Object.entries(status).filter(([name, value]) => name !== "state" && value !== null && typeof value !== "object");
+  const alarms = Array.isArray(status.alarms) ? status.alarms : [];
   return h("header", {},
     h("div", { class: "brand" }, "Upshot"),
-    h("h1", {}, data.title, " ", data.own && statusPill(status)),
-    h("p", { class: "facts" }, facts.map((fact) => h("span", {}, fact))),
+    h("h1", {}, data.title, " ", status.state && statusPill(status), LIVE && h("span", { class: connection.lost ? "pill bad" : "pill" }, connection.lost ? "the server is gone" : "live")),
+    h("p", { class: "facts" }, facts.map((fact) => h("span", {}, fact)), left && h("span", {}, `about ${left} left`)),
+    alarms.map((alarm) => h("p", { class: "note first missing-text" }, plain(alarm))),
     (extra.length > 0 || Object.keys(versions).length > 0) && h("details", { class: "quiet" },
       h("summary", {}, versionLine(versions) || "Status"),
       h("dl", { class: "pairs" }, [...extra, ...Object.entries(versions)].map(([name, value]) => [h("dt", {}, name), h("dd", {}, isNumber(value) && value > 1e9 && value < 1e10 ? new Date(1000 * value).toLocaleString() : plain(value))]))));
-}
-
-// Every phase counts its steps anew, so they are told one by one.
-function stepsOf(run) {
-  const phases = Object.entries(run?.curves.steps_by_phase || {}).filter(([, last]) => isNumber(last));
-  return phases.map(([phase, last]) => `${phase ? `${phase}: ` : ""}step ${format(last)}`).join(", ");
-}
-
-function runsCard() {
-  if (data.runs.length < 2) return null;
-  const when = (run) => (isNumber(run.started) ? new Date(1000 * run.started).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" }) : "");
-  return h("section", { class: "card" }, h("h2", {}, "Runs"),
-    h("div", { class: "scroll" }, h("table", { class: "runs" },
-      h("thead", {}, h("tr", {}, ["run", "recipe", "state", "started", "took", "steps"].map((name) => h("th", {}, name)))),
-      h("tbody", {}, data.runs.map((run) => h("tr", {},
-        h("td", {}, h("b", {}, run.name)), h("td", {}, run.title === run.name ? "" : run.title), h("td", {}, run.status.state ? statusPill(run.status) : "", run.status.reason ? h("small", {}, plain(run.status.reason).slice(0, 120)) : ""),
-        h("td", {}, when(run)), h("td", {}, lasting(run.seconds) || ""), h("td", {}, stepsOf(run))))))));
 }
 
 function versionLine(versions) {
@@ -64,9 +50,9 @@ function headlineTable(table) {
   });
   return h("section", { class: "card" },
     h("h2", {}, table.title || "Results"),
-    h("div", { class: "scroll" }, h("table", { class: "headline" },
+    h("div", { class: "scroll", tabindex: 0 }, h("table", { class: "headline" },
       h("thead", {}, h("tr", {}, table.columns.map((name, column) => h("th", { class: bounds[column] || table.rows.every((row) => looksNumeric(row[column])) ? "num" : "" }, plain(name))))),
-      h("tbody", {}, table.rows.map((row) => h("tr", {}, row.map((cell, column) => tableCell(cell, bounds[column]))))))),
+      h("tbody", {}, table.rows.map((row) => h("tr", { class: row[0] === table.winner ? "winner" : "" }, row.map((cell, column) => tableCell(cell, bounds[column]))))))),
     table.note && h("p", { class: "note" }, plain(table.note)));
 }
 
@@ -108,11 +94,11 @@ function missingCard() {
     h("h2", {}, "Missing, by reason"),
     logged.length > 0 && [
       h("p", { class: "note first" }, "In the whole run, as metrics.jsonl counts them:"),
-      h("div", { class: "scroll" }, h("table", { class: "missing" }, h("thead", {}, h("tr", {}, many && h("th", {}, "run"), h("th", {}, "reason"), h("th", { class: "num" }, "count"))), h("tbody", {}, logged)))],
+      h("div", { class: "scroll", tabindex: 0 }, h("table", { class: "missing" }, h("thead", {}, h("tr", {}, many && h("th", {}, "run"), h("th", {}, "reason"), h("th", { class: "num" }, "count"))), h("tbody", {}, logged)))],
     logged.length > 0 && rows.length > 0 && h("p", { class: "note" }, "In the replies that rollouts.jsonl holds:"),
     rows.length === 0
       ? withCounts.length > 0 && h("p", { class: "note" }, `${logged.length ? "In rollouts.jsonl nothing" : "Nothing"} is missing: every score of ${count(withCounts.reduce((sum, run) => sum + run.counts.replies, 0), "logged reply", "logged replies")} has a value.`)
-      : [h("div", { class: "scroll" }, h("table", { class: "missing" },
+      : [h("div", { class: "scroll", tabindex: 0 }, h("table", { class: "missing" },
           h("thead", {}, h("tr", {}, many && h("th", {}, "run"), h("th", {}, "what"), h("th", {}, "reason"), h("th", { class: "num" }, "count"), h("th", { class: "num" }, "share"), h("th", {}))),
           h("tbody", {}, rows.map((row) => h("tr", {},
             many && h("td", { class: "in" }, row.run.name), h("td", { class: "what" }, row.what), h("td", { class: "why" }, row.reason),
@@ -128,23 +114,23 @@ function notesCard() {
   return notes.length > 0 && h("section", { class: "card" }, h("h2", {}, "Left out, or not readable"), h("ul", { class: "notes" }, notes.map((note) => h("li", {}, note))));
 }
 
+// What a demonstration found: one sentence, a reply of the winner with what came of it, the curve that tells it.
+function findingCard(run) {
+  const { finding, example, curve } = run.table || {};
+  if (!finding) return null;
+  const fork = h("div", {});
+  if (Array.isArray(example)) {
+    const [name, step, key] = example, index = indexOf(name);
+    const at = index.columns.key?.findIndex((own, place) => own === key && index.step(place) === step) ?? -1;
+    if (at >= 0) source.reply(name, at).then((reply) => fork.replaceChildren(forkCard(reply, name)));
+  }
+  const lines = (curve?.lines || []).map((line, at) => ({ name: line.name, label: curve.title, colour: at, xs: line.x, ys: line.y, missing: 0 }));
+  return h("section", { class: "card finding" }, h("p", { class: "lead" }, plain(finding)),
+    h("div", { class: "beside" }, fork, lines.length > 0 && chartCard({ title: plain(curve.title), lines })));
+}
+
 function overview() {
-  const tables = data.runs.filter((run) => run.table).map((run) => headlineTable(run.table));
+  const tables = data.runs.filter((run) => run.table).flatMap((run) => [findingCard(run), headlineTable(run.table)]);
   const glance = glanceCharts();
   return h("div", {}, tables, runsCard(), glance && h("section", { class: "card" }, h("h2", {}, "At a glance"), glance), missingCard(), notesCard());
-}
-
-function recipes() {
-  const runs = data.runs.filter((run) => run.recipe !== null);
-  if (!runs.length) return h("p", { class: "empty" }, "There is no recipe.yaml in this folder.");
-  return h("div", {}, runs.map((run) => h("section", { class: "card" }, h("h2", {}, runs.length > 1 || data.runs.length > 1 ? run.name : "Resolved recipe"), recipeText(run.recipe))));
-}
-
-function recipeText(text) {
-  return h("pre", { class: "recipe" }, text.split("\n").map((line) => {
-    const [, key, rest] = line.match(/^(\s*(?:- )?[\w./-]+:)(.*)$/) || [null, "", line];
-    const at = rest.search(/(^|\s)#/);
-    const value = at < 0 ? rest : rest.slice(0, at);
-    return [h("b", {}, key), value, at >= 0 && h("em", {}, rest.slice(at)), "\n"];
-  }));
 }

@@ -1,0 +1,136 @@
+"""What is counted is everything; what is kept fits, and is not chosen by reward; what is looked for is found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from upshot.run.report.replies import ReplyIndex, evenly, missing_reason
+
+
+@given(st.integers(2, 500), st.data())
+def test_evenly_spaced_indexes_have_both_ends(total: int, data: st.DataObject) -> None:
+    count = data.draw(st.integers(2, total))
+    chosen = evenly(total, count)
+    assert chosen[0] == 0 and chosen[-1] == total - 1
+    assert len(chosen) == count and chosen == sorted(set(chosen))
+
+
+def index_of(lines: list[tuple[int, int, int]]) -> ReplyIndex:
+    """An index of replies of (step, group, bytes), without a file."""
+    index = ReplyIndex(Path("nowhere"))
+    for step, group, length in lines:
+        index._add(0, length, {"step": step, "group": group, "row": f"r{group}"})
+    return index
+
+
+lines = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5), st.integers(1, 500)), min_size=1, max_size=200)
+
+
+@given(lines, st.integers(4_000, 60_000))
+def test_chosen_replies_fit_and_keep_first_and_last_step(rows: list[tuple[int, int, int]], budget: int) -> None:
+    index = index_of(rows)
+    chosen = index.choose(budget)
+    assert sum(rows[at][2] for at in chosen) <= budget and len(set(chosen)) == len(chosen)
+    steps = [rows[at][0] for at in chosen]
+    assert steps == sorted(steps), "a step's replies stand together, in order"
+    assert {min(steps), max(steps)} == {min(row[0] for row in rows), max(row[0] for row in rows)}
+    if sum(row[2] for row in rows) <= budget:
+        assert sorted(chosen) == list(range(len(rows)))
+
+
+def test_a_crowded_step_keeps_whole_groups() -> None:
+    index = index_of([(step, number // 4, 100) for step in (1, 2) for number in range(40)])
+    chosen = index.choose(2_000)
+    assert [sum(index.columns["step"][at] == step for at in chosen) for step in (1, 2)] == [8, 8]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> ReplyIndex:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    index = ReplyIndex(path)
+    index.follow()
+    return index
+
+
+def test_missing_scores_are_counted_by_reason_in_the_whole_file(tmp_path: Path) -> None:
+    futures = [
+        {"missing": None, "scores": {"accuracy": {"value": 1.0}, "bleu": {"missing": "judge: timeout"}}},
+        {"missing": "user: budget", "scores": {}},
+        {"missing": None, "scores": {"accuracy": {"value": float("nan")}}},
+    ]
+    row = {"step": 1, "group": 0, "futures": futures, "reward": {"total": {"missing": "bleu: no future"}}}
+    found = write(tmp_path / "rollouts.jsonl", [row] * 3)
+    assert (len(found), found.futures) == (3, 9)
+    assert dict(found.reasons) == {
+        ("score: bleu", "judge: timeout"): 3,
+        ("future", "user: budget"): 3,
+        ("score: accuracy", "no value and no reason in the log"): 3,
+        ("reward of a reply", "bleu: no future"): 3,
+    }
+    assert found.scored["score: accuracy"] == 6 and found.scored["future"] == 9
+    told = [found.strings[number] for number in found.columns["missing"][0]]
+    assert told[0] == "bleu: no future" and len(told) == 4, "the reward's own reason first"
+
+
+def test_a_zero_is_a_value() -> None:
+    assert missing_reason({"value": 0.0}) is None
+    assert missing_reason(0) is None
+    assert missing_reason({"missing": "why"}) == "why"
+    assert missing_reason(None) is not None
+
+
+def test_odd_rows_do_not_break_the_index(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {},
+        {"futures": None, "reward": 3},
+        {"messages": "?", "futures": [None, 1], "groups": 7, "credit": "no"},
+        {"step": None, "messages": [{}], "reward": {"total": 1, "means": [], "terms": None}},
+    ]
+    found = write(tmp_path / "rollouts.jsonl", rows)
+    assert len(found) == 4 and found.columns["reward"] == [None, None, None, 1]
+
+
+def reply(step: int, said: str, value: float = 0.5, **more: Any) -> dict[str, Any]:
+    message = {"role": "user", "content": said}
+    return {"step": step, "row": f"r{step}", "key": f"r{step}#0", "messages": [message], **more} | {
+        "reward": {"total": {"value": value}, "means": {"bleu": {"value": value / 2}}, "terms": {}, "parts": {}}
+    }
+
+
+def test_an_index_grows_with_its_log_and_new_columns_begin_empty(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    index = write(path, [reply(1, "one", 0.25)])
+    with path.open("a") as file:
+        file.write(json.dumps(reply(2, "two", -1.0, groups={"opening": "vague"})) + "\n" + '{"step": 3, "mess')
+    assert index.follow() and not index.follow()
+    assert index.columns["step"] == [1, 2] and index.means == {"bleu": [0.125, -0.5]}
+    assert index.slices["opening"][0] is None and index.strings[index.slices["opening"][1] or 0] == "vague"
+    assert index.scales["total"] == [-1.0, 0.25]
+    assert index.read(1)["messages"][0]["content"] == "two"
+    chunk = index.chunk(1, strings=2)
+    assert chunk["columns"]["step"] == [2] and chunk["strings"] == index.strings[2:]
+
+
+def test_a_rewound_log_is_another_generation(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    index = write(path, [reply(1, "one"), reply(2, "two")])
+    path.write_text(json.dumps(reply(1, "one")) + "\n")
+    assert index.follow() and (index.generation, len(index)) == (1, 1)
+
+
+@pytest.mark.parametrize("ascii", [True, False])
+def test_words_are_found_in_what_was_said_and_not_in_the_logs_own_words(tmp_path: Path, ascii: bool) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    future = {"messages": [{"role": "user", "content": "später", "note": {"thought": "a Hidden wish"}}]}
+    rows = [reply(1, 'Say "HELLO"\nnow'), reply(2, "Grüße", futures=[future])]
+    path.write_text("".join(json.dumps(row, ensure_ascii=ascii) + "\n" for row in rows))
+    index = ReplyIndex(path)
+    index.follow()
+    assert index.find('"hello"\nNOW') == [0] and index.find("GRÜSSE") == []
+    assert index.find("grüße") == [1] and index.find("SPÄTER") == [1] and index.find("hidden wish") == [1]
+    assert index.find("messages") == [] and index.find("r2#0") == [1]

@@ -1,0 +1,177 @@
+"""`upshot runs`: run folders as a table; `rm` and `mv` take one away or put it elsewhere. To look inside: `view`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from upshot.run.folder import RunFolder
+
+MOST_DIFFERENCES = 6
+"""Keys of a recipe that a line of the table tells."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "runs",
+        help="list run folders: state, step, result, when, how their recipes differ; rm, mv",
+        description="List the runs in folders (default: runs), oldest first. `upshot runs rm RUN…` removes run "
+        "folders, `upshot runs mv RUN TO` renames one or moves it into a folder.",
+    )
+    parser.add_argument("words", metavar="[FOLDER… | rm RUN… | mv RUN TO]", nargs="*", help="folders, or what to do")
+    parser.add_argument("--yes", action="store_true", help="rm: do not ask")
+    parser.add_argument("--json", action="store_true", help="one JSON object a run")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """List, remove or move."""
+    verb, *rest = args.words or [""]
+    if verb == "rm":
+        return _remove([Path(word) for word in rest], args.yes)
+    if verb == "mv":
+        return _move([Path(word) for word in rest])
+    return _list([Path(word) for word in args.words or ["runs"]], args.json)
+
+
+def _list(folders: Sequence[Path], as_json: bool) -> int:
+    import json
+
+    from upshot.core.errors import UserError
+    from upshot.run.folder import find
+
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"no folder '{folder}'; `upshot runs FOLDER` names another")
+    rows = describe([run for folder in folders for run in find(folder)])
+    if as_json:
+        for row in rows:
+            print(json.dumps(row))
+    elif rows:
+        _print(rows)
+    else:
+        print(f"no runs in {', '.join(map(str, folders))}")
+    return 0
+
+
+def describe(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
+    """What the table says of each run: numbers as numbers, what is not known as None."""
+    from upshot.run.folder import METRICS, RECIPE
+    from upshot.run.report.compare import differences, result_of, settings_of
+    from upshot.run.report.curves import read_curves
+
+    different = differences([settings_of((run.path / RECIPE).read_text("utf-8", "replace")) for run in runs])
+    rows = []
+    for number, run in enumerate(runs):
+        status, result = run.status, result_of(read_curves(run.path / METRICS)) or {}
+        rows.append(
+            {
+                "run": str(run.path),
+                "state": _state(run, status),
+                "step": status.get("step"),
+                "steps": status.get("steps"),
+                "metric": result.get("key"),
+                "last": result.get("last"),
+                "best": result.get("best"),
+                "started": run.started,
+                "differences": {key: values[number] for key, values in different.items()},
+            }
+        )
+    return rows
+
+
+def _state(run: RunFolder, status: dict[str, Any]) -> str | None:
+    """As the status says; one that says 'running' and whose process is gone from this machine was killed."""
+    import json
+    import os
+    import socket
+
+    from upshot.run.lock import NAME
+
+    state, lock = status.get("state"), run.path / NAME
+    if state != "running" or not lock.is_file():
+        return state
+    try:
+        holder = json.loads(lock.read_text())
+        if holder["host"] == socket.gethostname():
+            os.kill(int(holder["pid"]), 0)
+    except ProcessLookupError:
+        return "killed"
+    except (ValueError, KeyError, TypeError, OSError):
+        pass  # another user's process, or a lock that says nothing
+    return state
+
+
+def _print(rows: Sequence[dict[str, Any]]) -> None:
+    from datetime import datetime
+
+    from rich.table import Table
+
+    from upshot.cli.console import whole_console
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("run", "state", "step", "result", "last", "best", "when", "differs in"):
+        table.add_column(name, justify="right" if name in ("step", "last", "best") else "left", overflow="fold")
+    for row in rows:
+        step = "" if row["step"] is None else f"{row['step']}/{row['steps']}" if row["steps"] else str(row["step"])
+        told = [f"{key}={value}" for key, value in row["differences"].items()]
+        more = f", … ({len(told) - MOST_DIFFERENCES} more)" if len(told) > MOST_DIFFERENCES else ""
+        when = datetime.fromtimestamp(row["started"]).strftime("%Y-%m-%d %H:%M") if row["started"] else ""
+        numbers = ["" if row[name] is None else f"{row[name]:.4g}" for name in ("last", "best")]
+        state, metric = row["state"] or "", row["metric"] or ""
+        table.add_row(row["run"], state, step, metric, *numbers, when, ", ".join(told[:MOST_DIFFERENCES]) + more)
+    whole_console().print(table)
+
+
+def _run_folder(path: Path) -> RunFolder:
+    """A run folder, or a folder of a demonstration's; nothing else is removed or moved."""
+    from upshot.core.errors import UserError
+    from upshot.run.folder import RunFolder, is_shown
+
+    if path.is_symlink() or not path.is_dir() or not is_shown(path):
+        raise UserError(f"'{path}' is no run folder: it holds none of recipe.yaml, metrics.jsonl, status.json")
+    return RunFolder(path)
+
+
+def _remove(paths: Sequence[Path], sure: bool) -> int:
+    import shutil
+    import sys
+
+    from upshot.core.errors import UserError
+
+    if not paths:
+        raise UserError("rm: name the run folders, as `upshot runs` lists them")
+    runs = [_run_folder(path) for path in paths]
+    if not sure:
+        if not sys.stdin.isatty():
+            raise UserError("rm: nobody is there to be asked; add --yes")
+        if input(f"remove {', '.join(map(str, paths))} for good? [y/N] ").strip().lower() not in ("y", "yes"):
+            return 1
+    for run in runs:
+        with run.lock(lambda _: None):  # one that is being written is refused
+            shutil.rmtree(run.path)
+        print(f"removed {run.path}")
+    return 0
+
+
+def _move(paths: Sequence[Path]) -> int:
+    import shutil
+
+    from upshot.core.errors import UserError
+
+    if len(paths) != 2:
+        raise UserError("mv: name a run folder and where it goes")
+    run, target = _run_folder(paths[0]), paths[1]
+    if target.is_dir():
+        target /= run.path.resolve().name
+    if target.exists():
+        raise UserError(f"'{target}' is there already; choose another name")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with run.lock(lambda _: None):
+        shutil.move(run.path, target)
+    print(target)
+    return 0

@@ -1,0 +1,71 @@
+"""Runs beside each other: the keys in which their recipes differ, which are one experiment, what each came to.
+
+Used by the page and by `upshot runs`. It reads recipes as they were written; a recipe of another version is no error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from upshot.run.report.curves import Curves
+
+NOT_SETTINGS = {"name", "run_dir"}
+"""What every run has of its own, whatever it does."""
+SEED = "seed"
+RESULTS = ("eval/reward/mean", "eval/loss/nll", "eval/loss/dpo", "reward/mean", "loss/nll", "loss/dpo")
+"""What a run came to is told by the first of these that it logged."""
+UNSET = "–"
+
+
+def settings_of(recipe: str | None) -> dict[str, str]:
+    """A recipe's keys with dots and their values as text; none where it cannot be read."""
+    try:
+        loaded = yaml.safe_load(recipe or "")
+    except yaml.YAMLError:
+        return {}
+    return dict(_flatten(loaded, "")) if isinstance(loaded, dict) else {}
+
+
+def _flatten(value: Any, key: str) -> list[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        return [
+            pair for name, inner in value.items() for pair in _flatten(inner, f"{key}.{name}" if key else str(name))
+        ]
+    return [(key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))]
+
+
+def differences(settings: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    """The keys in which recipes differ, with the value of each."""
+    told = [own for own in settings if own]
+    keys = dict.fromkeys(key for own in told for key in own)
+    return {
+        key: [own.get(key, UNSET) if own else UNSET for own in settings]
+        for key in keys
+        if key not in NOT_SETTINGS and len({own.get(key, UNSET) for own in told}) > 1
+    }
+
+
+def experiments(settings: Sequence[Mapping[str, str]], names: Sequence[str]) -> list[str]:
+    """The experiment of each run: the first run's name for all that differ from it in their seed alone."""
+    first: dict[str, str] = {}
+    seeds: set[tuple[str, str]] = set()
+    out = []
+    for own, name in zip(settings, names, strict=True):
+        rest = json.dumps({key: own[key] for key in sorted(own) if key not in NOT_SETTINGS and key != SEED})
+        again = (rest, own.get(SEED, UNSET)) in seeds  # the same once more is no further seed
+        seeds.add((rest, own.get(SEED, UNSET)))
+        out.append(name if again or SEED not in own else first.setdefault(rest, name))
+    return out
+
+
+def result_of(curves: Curves) -> dict[str, Any] | None:
+    """What a run came to: by which metric, its last value and its best; None where it logged none of them."""
+    for key in RESULTS:
+        last = curves.last(key)
+        if last is not None:
+            return {"key": key, "last": last, "best": curves.best(key)}
+    return None
