@@ -37,8 +37,8 @@ def run_list(args: argparse.Namespace) -> int:
     """Names and first lines."""
     from rich.table import Table
 
-    from upshot.cli.console import whole_console
     from upshot.config.load import describe_recipe, find_recipe, list_recipes
+    from upshot.run.console import whole_console
 
     table = Table(box=None, show_header=False)
     table.add_column(style="bold")
@@ -53,10 +53,10 @@ def run_show(args: argparse.Namespace) -> int:
     """Every value and where it came from."""
     from rich.table import Table
 
-    from upshot.cli.console import whole_console
     from upshot.config.layers import DEFAULT, flatten
     from upshot.config.load import dump_recipe, load_recipe
     from upshot.rollout.check_names import check_names
+    from upshot.run.console import whole_console
 
     loaded = load_recipe(args.recipe, args.overrides)
     check_names(loaded.recipe)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from upshot.config.layers import CALL, COMMAND_LINE, DEFAULT, find_origin, flatten, forget, merge, put
 from upshot.config.recipe import Recipe
+from upshot.config.recipe.recipe import OWN_CODE
 from upshot.config.registry import look_in, path_of
 from upshot.config.renamed import RENAMED_KEYS
 from upshot.config.validation import explain_error, first_error, model_at
@@ -23,8 +24,6 @@ from upshot.core.files import read_text
 _CHECKOUT = Path(__file__).parents[2] / "recipes"
 RECIPES = _CHECKOUT if _CHECKOUT.is_dir() else Path(sys.prefix) / "share" / "upshot" / "recipes"
 """The recipes of the checkout, or those an installed wheel brought along."""
-OWN_CODE = re.compile(r"(scripted:)?[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-"""What names a thing of the user's own."""
 
 
 @dataclass
@@ -204,7 +203,22 @@ def read_yaml(path: Path, what: str) -> Any:
     try:
         return yaml.load(read_text(path, what), _Loader)
     except yaml.YAMLError as error:
-        raise UserError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise _yaml_error(path, error) from None
+
+
+def _yaml_error(path: Path, error: yaml.YAMLError) -> UserError:
+    """What is wrong with a YAML file, with the line and a caret under the place."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return UserError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}")
+    problem = str(getattr(error, "problem", "") or "cannot be read")
+    line = read_text(path, "recipe").splitlines()[mark.line : mark.line + 1]
+    if "'\\t'" in problem or (line and line[0][: mark.column + 1].endswith("\t")):
+        problem = "a tab; YAML is indented with spaces"
+    known = UserError(f"{path.name} is not valid YAML: {problem} (line {mark.line + 1}, column {mark.column + 1})")
+    if line:  # a tab is drawn as one character, so that the caret stands below it
+        known.excerpt = f"{line[0].replace(chr(9), '→')}\n{' ' * mark.column}^"
+    return known
 
 
 def _parse(path: Path) -> Any:

@@ -212,7 +212,7 @@ def build_services(
             f"episode.max_turns is {recipe.episode.max_turns}, but task '{task.name}' has no environment that answers "
             "between the turns; set episode.max_turns=1, or episode.with_user where a simulated user is to answer"
         )
-    futures, models = recipe.futures, dict(recipe.models)
+    futures, models = recipe.futures, recipe.needed_models
     if futures.map_file is not None:
         served, classmates = read_map(futures.map_file)
         models = {**served, **models}  # a recipe may say more of a model that the map names

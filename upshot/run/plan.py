@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError
+from upshot.models.local import describe_choice
 from upshot.rollout.futures.classmates.map_file import classmate_names
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.datasets.records import read_dialogues, read_preferences
@@ -14,9 +15,10 @@ def plan(recipe: Recipe, ranks: int = 1) -> str:
     config = recipe.train
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     lines = [f"recipe     {recipe.name}, seed {recipe.seed}"]
+    policy = recipe.model.path and (describe_choice(recipe.model.path) or recipe.model.path)
     adapters = ", LoRA" if recipe.model.lora else ""
     engine = ", sampled by vLLM" if recipe.model.engine.name == "vllm" else ""
-    lines.append(f"policy     {recipe.model.path or 'a new tiny model'}{adapters}{engine}")
+    lines.append(f"policy     {policy or 'a new tiny model'}{adapters}{engine}")
     examples = count_examples(recipe, task)
     if config.samples:
         lines += _rollouts(recipe, examples)

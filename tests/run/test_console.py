@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from upshot.cli.console import PlainReporter, step_line
+from upshot.run.console import PlainReporter, step_line
 
 LINE = {
     "time/step": 1.93,
