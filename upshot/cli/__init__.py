@@ -16,8 +16,8 @@ from upshot.core.threads import settle_threads
 from upshot.core.version import __version__
 
 VERBS = (
-    "demo", "train", "new", "recipe", "eval", "export", "view", "replay", "data", "score", "verify", "sandbox", "serve",
-    "pool", "cache",
+    "demo", "train", "rollout", "chat", "new", "recipe", "eval", "sweep", "export", "view", "replay", "data", "score",
+    "verify", "sandbox", "serve", "pool", "cache", "completion",
 )  # fmt: skip
 FOLDERS = {
     **dict.fromkeys(("replay", "data", "score", "verify"), "files"),

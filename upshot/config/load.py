@@ -114,8 +114,10 @@ def _plain(value: Any) -> Any:
 
 
 def find_recipe(name_or_path: str) -> Path:
-    """The file of a recipe: a path, or the name of one that ships with the project."""
+    """The file of a recipe: a path, a run folder, or the name of one that ships with the project."""
     path = Path(name_or_path)
+    if (path / "recipe.yaml").is_file():
+        return path / "recipe.yaml"
     if path.suffix in (".yaml", ".yml"):
         for candidate in (path, RECIPES / path.name if path.parent.name in ("", "recipes") else path):
             if candidate.is_file():
@@ -232,11 +234,15 @@ def _override(data: dict[str, Any], origins: dict[str, str], text: str) -> None:
     key, equals, raw = text.partition("=")
     if not equals or not key:
         raise UserError(f"override '{text}' should read key=value, such as train.lr=1e-5")
+    put(data, origins, key, read_value(key, raw), COMMAND_LINE)
+
+
+def read_value(key: str, raw: str) -> Any:
+    """The value of an override, as YAML gives it."""
     try:
-        value = yaml.load(raw, _Loader)
+        return yaml.load(raw, _Loader)
     except yaml.YAMLError:
         raise UserError(f"override '{key}': '{raw}' is not valid YAML") from None
-    put(data, origins, key, value, COMMAND_LINE)
 
 
 def _renamed(error: ValidationError) -> list[str]:

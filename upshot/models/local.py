@@ -131,6 +131,9 @@ def load_local(name: str, dtype: str = "auto", device: str = "auto") -> tuple[An
     import_frameworks()
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # whoever loads has a bar of its own, or none
 
     device = pick_device(device)
     kind = pick_dtype(dtype, device)

@@ -197,8 +197,12 @@ def build_services(
     tokenizer: Any = None,
     renderer: Renderer | None = None,
     pool: Any = None,
+    budget: Budget | None = None,
 ) -> Services:
-    """Everybody that a recipe names; `pool`: where models in this process take turns (`pool.Pool`)."""
+    """Everybody that a recipe names; `pool`: where models in this process take turns (`pool.Pool`).
+
+    budget: what the helpers may cost, instead of the recipe's own limits.
+    """
     limits = recipe.budget
     named = recipe.futures.user
     user = named if named is not None else task.user()
@@ -226,7 +230,7 @@ def build_services(
         manager=recipe.reward.manager,
         sandbox=recipe.sandbox,
         undecided=recipe.undecided,
-        budget=Budget(limits.max_calls, limits.max_tokens, limits.max_dollars),
+        budget=budget or Budget(limits.max_calls, limits.max_tokens, limits.max_dollars),
         policy=policy,
         tokenizer=tokenizer,
         pool=pool,
