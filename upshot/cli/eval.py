@@ -36,9 +36,7 @@ def add_table(parser: argparse.ArgumentParser) -> None:
     add("overrides", nargs="*", default=[], metavar="key=value", help="of the recipe, such as eval.samples=4")
     add("--task", metavar="NAME|FILE", help="math-hard, medium, bigcodebench, abg-coqa, or a file of goals")
     add("--models", metavar="NAME=SPEC,…", help="the rows of the table, such as base=SPEC,proactive=SPEC,trained=SPEC")
-    add(
-        "--out", metavar="DIR", help="folder of table.json, table.md and rollouts.jsonl (default: eval-TASK, eval-NAME)"
-    )
+    add("--out", metavar="DIR", help="folder of table.json, table.md and rollouts.jsonl (default: eval-NAME)")
     add("--split", help="held-out rows: test, validation, train or all (default: test, else validation)")
     add("--goals", "--rows", type=int, metavar="N", help="at most so many goals or rows (default: all of the split)")
     add(

@@ -1,4 +1,4 @@
-"""`upshot recipe list|show|diff|schema|reference|import`: what there is, what it resolves to, others' settings in ours."""
+"""`upshot recipe list|show|diff|schema|reference|import`: what there is, what it resolves to, others' in ours."""
 
 from __future__ import annotations
 

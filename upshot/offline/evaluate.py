@@ -57,9 +57,9 @@ class Tabulated(Protocol):
     """What plays the conversations of a table, model by model."""
 
     name: str
-    models: Mapping[str, Spec]
-    metrics: Mapping[str, Any]
-    rows: Sequence[Row]
+    models: dict[str, Spec]
+    metrics: dict[str, Any]
+    rows: list[Row]
     table_group: str | None
     lines: list[Line]
 
@@ -115,7 +115,8 @@ class Evaluation:
         self.systems = parse_systems(args.system, list(self.models))
         """System prompt by row of the table: plain, proactive, none or a file."""
         self.task = open_task(args.task, args.file)
-        self.name, self.table_group = self.task.name, self.task.table_group
+        self.name = self.task.name
+        self.table_group: str | None = self.task.table_group
         self.rows = whole_goals(self.task, _held_out_rows(self.task, args.split))[: args.goals]
         self.metrics = task_metrics(args.metrics, self.task)
         self.lines: list[Line] = []

@@ -42,7 +42,7 @@ REWARD = "reward"
 class RecipeEvaluation:
     """Plays and scores every held-out row with every model."""
 
-    table_group = None
+    table_group: str | None = None
 
     def __init__(self, args: argparse.Namespace) -> None:
         """Check everything that can be checked before a model is loaded."""
@@ -60,9 +60,9 @@ class RecipeEvaluation:
             )
         self.name = self.recipe.name
         self.task = tasks.create(self.recipe.task.name, self.recipe.task.options, "task")
-        self.models: Mapping[str, Spec] = {name: read_model(spec) for name, spec in self._named_models().items()}
+        self.models: dict[str, Spec] = {name: read_model(spec) for name, spec in self._named_models().items()}
         self.rows: list[Row] = self._held_out_rows()
-        self.metrics: Mapping[str, Any] = {REWARD: 1.0} | {
+        self.metrics: dict[str, Any] = {REWARD: 1.0} | {
             metric.name: metric.weight for metric in self.recipe.reward.metrics
         }
         self.lines: list[Line] = []

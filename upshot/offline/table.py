@@ -82,6 +82,8 @@ Cells = Mapping[str, Sequence[Cell]]
 
 
 def _short(value: float) -> str:
+    if 0 < abs(value) < 0.1:
+        return f"{value:.2g}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
