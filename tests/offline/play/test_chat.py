@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -80,21 +80,19 @@ def test_a_chat_in_a_terminal(terminal: Tmux, tmp_path: Path) -> None:
     terminal.type("/quit")
 
 
-def test_lines_from_a_pipe_are_a_chat_too_and_a_mistake_is_one_line(run_folder: Path, tmp_path: Path) -> None:
-    def chat(*words: str, text: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "upshot.cli", "chat", *words],
-            input=text, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-
+def test_lines_from_a_pipe_are_a_chat_too_and_a_mistake_is_one_line(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = run_folder / "checkpoints" / "rl-000002"
-    told = chat(str(model), "--max-tokens", "3", text="hello\n/user\n/fork 2\n/score\n")
-    assert told.returncode == 0, told.stderr
-    assert "there is no simulated user here" in told.stdout and "reply 2" in told.stdout
-    last = chat(str(run_folder), "--checkpoint", "last", text="")
-    assert "its checkpoint rl-000002" in last.stdout
-    wrong = chat(str(model), "train.lr=1", text="")
-    assert wrong.returncode == 2 and "overrides a recipe, and there is none" in wrong.stderr
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n/user\n/fork 2\n/score\n"))
+    assert main(["chat", str(model), "--max-tokens", "3"]) == 0
+    told = capsys.readouterr().out
+    assert "there is no simulated user here" in told and "reply 2" in told and "token_amount" in told
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert main(["chat", str(run_folder), "--checkpoint", "last"]) == 0
+    assert "its checkpoint rl-000002" in capsys.readouterr().out
+    assert main(["chat", str(model), "train.lr=1"]) == 2
+    assert "overrides a recipe, and there is none" in capsys.readouterr().err
 
 
 def test_what_a_model_writes_cannot_act_on_the_terminal() -> None:

@@ -80,7 +80,9 @@ class Chat:
         if user is None:
             raise UserError("there is no simulated user here: name the model that plays it with --user, or --recipe")
         if self.conversation.row.goal is None and not self.conversation.row.meta.get("script"):
-            self._take_row()
+            opening = self._take_row()
+            if any(message.role == "user" for message in opening):
+                return opening
         talk, before = self.conversation, len(self.conversation.turns)
         if any(turn.message.role == "user" for turn in talk.turns):
             observation = await limit_call(user, user.observe, talk)
@@ -96,8 +98,8 @@ class Chat:
             talk.ended = "nothing said"
         return heard
 
-    def _take_row(self) -> None:
-        """The next goal that the task's rows have: of a conversation that began, its facts; else all of it."""
+    def _take_row(self) -> list[Message]:
+        """The next goal that the task's rows have; what its row opens with, where the conversation begins with it."""
         if not self.settings.rows:
             raise UserError(NO_GOAL)
         row = self.settings.rows[self._rows % len(self.settings.rows)]
@@ -105,8 +107,9 @@ class Chat:
         if any(turn.message.role == "user" for turn in self.conversation.turns):
             own = self.conversation.row.messages
             self.conversation.row = replace(row, messages=own)
-        else:
-            self.restart(row)
+            return []
+        self.restart(row)
+        return [turn.message for turn in self.conversation.turns if turn.message.role != "system"]
 
     async def fork(self, n: int) -> list[Rollout]:
         """`n` replies in the place of the last one (or to the last words), each with its futures and its reward."""
