@@ -125,6 +125,10 @@ def _check(recipe: Recipe, args: argparse.Namespace, resumed: bool, ranks: int) 
 
     findings = find(recipe, args.offline, resumed, ranks)
     if args.dry_run and not any(finding.fatal for finding in findings):
+        from upshot.run.checks.trial import try_out
+
+        findings = [*findings, *try_out(recipe, args.offline)]
+    if args.dry_run and not any(finding.fatal for finding in findings):
         print(plan(recipe, ranks))
     return _print_findings(findings, args.quiet)
 

@@ -16,8 +16,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-_FOREIGN = {"upshot", "site-packages", f"python{sys.version_info.major}.{sys.version_info.minor}"}
-"""Folders of code that is not the user's own: ours, libraries', Python's."""
+_OURS = f"{Path(__file__).parents[1]}/"
+_LIBRARIES = ("/site-packages/", f"/lib/python{sys.version_info.major}.{sys.version_info.minor}/")
+"""Folders of code that is not the user's own."""
 WHY_CHARACTERS = 300
 """So much of an exception's text goes into the detail."""
 
@@ -133,7 +134,7 @@ class Score:
         first = next(iter(_text(error).splitlines()), "")
         text = first if reason is not Reason.ERROR and first else f"{type(error).__name__}: {first}".removesuffix(": ")
         place = place_of(error) if reason is Reason.ERROR else ""
-        return cls.missing(reason, f"{who}{place}: {text}"[:WHY_CHARACTERS], **detail)
+        return cls.missing(reason, f"{who}: {text}"[: WHY_CHARACTERS - len(place)] + place, **detail)
 
     @classmethod
     def of(cls, given: object, who: str) -> Score:
@@ -210,9 +211,9 @@ def place_of(error: BaseException) -> str:
     found = ""
     trace = error.__traceback__
     while trace is not None:
-        file = Path(trace.tb_frame.f_code.co_filename)
-        if file.suffix == ".py" and not _FOREIGN.intersection(file.parts):
-            found = f" ({file.name}, line {trace.tb_lineno})"
+        file = trace.tb_frame.f_code.co_filename
+        if file.endswith(".py") and not file.startswith(_OURS) and not any(part in file for part in _LIBRARIES):
+            found = f" ({Path(file).name}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return found
 
