@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from upshot.config.load import load_recipe
@@ -20,7 +21,7 @@ from upshot.offline.play.stage import Stage, held_out, open_stage, recipe_of_run
 from upshot.offline.table import Line
 from upshot.rollout.check_names import check_names
 from upshot.rollout.play import Opening, open_row, play_reply
-from upshot.rollout.services import Spec
+from upshot.rollout.services import Spec, build_held_out
 from upshot.tasks.base import groups_of, tasks
 
 OF_THE_TASK = {
@@ -110,7 +111,8 @@ class RecipeEvaluation:
             ]
             if not todo:
                 continue
-            async with open_stage(self.recipe, spec, self.recipe.eval.temperature, job.budget) as stage:
+            async with open_stage(self.recipe, spec, job.budget) as opened:
+                stage = replace(opened, context=build_held_out(self.recipe, opened.services, opened.context))
 
                 async def one(piece: tuple[Row, int], name: str = name, stage: Stage = stage) -> None:
                     line = await self._line(stage, name, *piece)

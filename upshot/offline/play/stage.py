@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from upshot.config.load import find_recipe
@@ -122,20 +122,17 @@ async def start_policy(
 
 
 @asynccontextmanager
-async def open_stage(
-    recipe: Recipe, spec: Spec | None = None, temperature: float | None = None, budget: Budget | None = None
-) -> AsyncIterator[Stage]:
+async def open_stage(recipe: Recipe, spec: Spec | None = None, budget: Budget | None = None) -> AsyncIterator[Stage]:
     """Load and start everybody; closed again at the end.
 
-    spec: who is the policy; None: the recipe's own model, before any training. temperature, budget: instead of the
-    recipe's.
+    spec: who is the policy; None: the recipe's own model, before any training. budget: instead of the recipe's.
     """
     call_seconds.set(recipe.call_seconds)
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     policy, renderer = await start_policy(recipe, task, spec, budget)
     try:
         services = build_services(recipe, task, policy, policy.tokenizer, renderer, budget=budget)
-        speaker = _speaker(recipe, task, policy, renderer, temperature)
+        speaker = _speaker(recipe, task, policy, renderer)
         async with services:
             yield Stage(
                 recipe,
@@ -147,13 +144,9 @@ async def open_stage(
         await policy.aclose()
 
 
-def _speaker(
-    recipe: Recipe, task: Task, policy: StandingPolicy, renderer: Renderer | None, temperature: float | None
-) -> Policy:
+def _speaker(recipe: Recipe, task: Task, policy: StandingPolicy, renderer: Renderer | None) -> Policy:
     episode = recipe.episode
     sampling = Sampling(episode.max_tokens, episode.temperature, episode.top_p, episode.top_k)
-    if temperature is not None:
-        sampling = replace(sampling, temperature=temperature)
     engine = getattr(policy.inner, "inner", policy.inner)
     room = recipe.model.max_context or (engine.engine.shape.max_length if isinstance(engine, EngineModel) else 0)
     return Policy(policy, renderer, sampling, room, episode.system, task.tools(), episode.think)
