@@ -55,7 +55,7 @@ def add_table(parser: argparse.ArgumentParser) -> None:
         metrics={"help": "metrics, the task metric first (default: the task's own)"},
         tokenizer={"help": "whose tokens token_amount counts (default: as each endpoint counts)"},
     )
-    parser.set_defaults(run=run_of("offline.evaluate"), default_of=parser.get_default)
+    parser.set_defaults(run=run_of("offline.tabulate"), default_of=parser.get_default)
 
 
 def add_judge(parser: argparse.ArgumentParser) -> None:

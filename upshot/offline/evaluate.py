@@ -10,11 +10,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import copy
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Conversation, Message, Row, Turn, derive_seed
@@ -28,8 +26,8 @@ from upshot.offline.arguments import (
     rows_of,
     task_metrics,
 )
-from upshot.offline.job import Job, Journal
-from upshot.offline.table import Line, make_cells, make_columns, markdown, print_table, table_to_dict
+from upshot.offline.job import Job
+from upshot.offline.table import Line
 from upshot.rewards.reward import combine
 from upshot.rollout.episode import play_whole
 from upshot.rollout.play import Opening, catch_failure, open_by, score_conversation
@@ -42,62 +40,6 @@ from upshot.tasks.datasets.splits import fingerprint, goal_key
 
 WHO = ("task", "file", "split", "user", "judge", "tokenizer")
 HOW = ("max_messages", "max_tokens", "temperature", "seed")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Play what is not played yet, print the table and save it; 1 when a row has no score of the task metric at all."""
-    if args.recipe:
-        from upshot.offline.evaluate_recipe import RecipeEvaluation
-
-        return tabulate(args, RecipeEvaluation(args))
-    return tabulate(args, Evaluation(args))
-
-
-class Tabulated(Protocol):
-    """What plays the conversations of a table, model by model."""
-
-    name: str
-    models: dict[str, Spec]
-    metrics: dict[str, Any]
-    rows: list[Row]
-    table_group: str | None
-    lines: list[Line]
-
-    def settings(self) -> dict[str, Any]:
-        """What must stay the same when an evaluation is resumed; models and rows may be added."""
-        ...
-
-    def take_up(self, openings: Sequence[Line], rollouts: Sequence[Line]) -> None:
-        """Go on behind what an earlier run has played; its rows must be the same models."""
-        ...
-
-    async def play(self, job: Job) -> dict[str, float]:
-        """Bring all conversations that are not played yet to their end; the counters of models and user."""
-        ...
-
-
-def tabulate(args: argparse.Namespace, evaluation: Tabulated) -> int:
-    """Play, print and save."""
-    models, metrics = list(evaluation.models), list(evaluation.metrics)
-    out = Path(args.out or f"eval-{evaluation.name}")
-    with (
-        Journal(out / "openings.log", evaluation.settings()) as openings,
-        Journal(out / "rollouts.jsonl", keep=lambda line: line["missing"] is None) as rollouts,
-    ):
-        evaluation.take_up(openings.lines, rollouts.lines)
-        stats = asyncio.run(evaluation.play(Job("conversations", args, openings, rollouts)))
-    columns = make_columns(metrics, evaluation.lines, evaluation.table_group)
-    cells = make_cells(evaluation.lines, models, columns)
-    title = f"{evaluation.name}: {len(evaluation.rows)} held-out {'rows' if args.recipe else 'goals'}"
-    content = {**table_to_dict(title, columns, cells), "settings": evaluation.settings()}
-    content |= {"models": evaluation.models, "stats": stats}
-    (out / "table.json").write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
-    (out / "table.md").write_text(markdown(columns, cells), encoding="utf-8")
-    if args.json:
-        print(json.dumps(content, ensure_ascii=False))
-    else:
-        print_table(title, columns, cells, f"saved in {out}; read the transcripts with: upshot view {out}")
-    return 0 if all(own[0].estimate is not None for own in cells.values()) else 1
 
 
 class Evaluation:

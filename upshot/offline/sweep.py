@@ -33,7 +33,7 @@ TABLE = "sweep.json"
 
 
 @dataclass(frozen=True)
-class Setting:
+class Combination:
     """One combination of values, and its runs."""
 
     words: tuple[str, ...]
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def plan_runs(recipe: str, words: Sequence[str], seeds: int, out: Path | None = None) -> list[Setting]:
+def plan_runs(recipe: str, words: Sequence[str], seeds: int, out: Path | None = None) -> list[Combination]:
     """All combinations, each with its seeds and folders; recipes are checked, nothing is made."""
     plain, varied = [], []
     for word in words:
@@ -96,7 +96,7 @@ def plan_runs(recipe: str, words: Sequence[str], seeds: int, out: Path | None = 
             path = place / name
             own = [*plain, *combination, f"seed={seed}", f"run_dir={json.dumps(str(path))}"]
             runs.append((load_recipe(recipe, own).recipe, path))
-        settings.append(Setting(tuple(word.replace('"', "") for word in combination), tuple(runs)))
+        settings.append(Combination(tuple(word.replace('"', "") for word in combination), tuple(runs)))
     return settings
 
 
@@ -126,7 +126,7 @@ def _differences(one: Recipe, two: Recipe) -> str:
     return next((key for key in {**old, **new} if old.get(key) != new.get(key)), "")
 
 
-def default_metrics(setting: Setting) -> list[str]:
+def default_metrics(setting: Combination) -> list[str]:
     """The columns where none is named: what was evaluated, else the reward or the loss of the last steps."""
     recipe, path = setting.runs[0]
     folder = RunFolder(path)
@@ -150,7 +150,7 @@ def value_of(folder: RunFolder, recipe: Recipe, metric: str) -> float | None:
     return float(values[-1]) if name.startswith("eval/") else statistics.fmean(values[-max(1, len(values) // 10) :])
 
 
-def make_table(settings: Sequence[Setting], metrics: Sequence[str]) -> dict[str, Any]:
+def make_table(settings: Sequence[Combination], metrics: Sequence[str]) -> dict[str, Any]:
     """Rows of settings, columns of metrics: every value, their mean and interval; what is missing is counted."""
     rows = []
     for setting in settings:
